@@ -1,0 +1,58 @@
+# `make` or `make help` lists the targets. Everything is installed into .venv, and a second run reuses it.
+#   PYTHON    the interpreter .venv is made from, 3.11 or newer              make test PYTHON=python3.12
+#   PIP_ARGS  more arguments for pip, such as the index of a CPU-only torch  make run PIP_ARGS="--extra-index-url URL"
+#   PLATFORM  a calibration of this machine, for bench                       make bench PLATFORM=P.toml
+#   ARGS      more arguments for the command of run, lab or bench            make run ARGS=--quick
+PYTHON ?= python3
+PIP_ARGS ?=
+ARGS ?=
+PLATFORM ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The extras of pyproject.toml that a target needs; a stamp file remembers that they are installed.
+EXTRAS_run := measure
+EXTRAS_lab := measure,notebooks
+EXTRAS_test := measure,notebooks,dev
+
+# Jupyter refuses to run as root, which is what most containers are, unless it is told to.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.DEFAULT_GOAL := help
+.PHONY: help run lab test bench lint refresh clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/installed-run  ## demo: predict, calibrate this machine, measure, compare, write perfkit-report.html
+	$(BIN)/python -m perfkit demo $(ARGS)
+
+lab: $(VENV)/installed-lab  ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab $(AS_ROOT) $(ARGS) notebooks
+
+test: lint  ## lint, types, unit and property tests, doctests, notebooks
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/installed-run  ## the accuracy, learning and speed tables; calibrates first unless PLATFORM names a file
+	$(BIN)/python -m benchmarks $(if $(PLATFORM),--platform $(PLATFORM)) $(ARGS)
+
+lint: $(VENV)/installed-test  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+refresh: $(VENV)/installed-test  ## execute the notebooks again and store their outputs
+	$(BIN)/python notebooks/refresh.py
+
+clean:  ## remove .venv, caches and builds (measurements in .perfkit stay)
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find perfkit tests notebooks benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(VENV)/created:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "perfkit needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/installed-%: $(VENV)/created pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS) --editable '.[$(EXTRAS_$*)]'
+	@touch $@

@@ -1,0 +1,56 @@
+"""All benchmarks, one after the other; calibrates this machine first unless a platform file is given.
+
+python -m benchmarks [--platform P.toml] [--quick]
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import accuracy, learning, speed
+from perfkit.__main__ import run_command
+from perfkit.campaign import calibrate
+
+__all__ = ["main"]
+
+_FOLDER = Path(".perfkit/bench")
+
+
+def _calibration(*, quick: bool) -> Path:
+    """This machine's platform file, kept from an interrupted round of benchmarks or made now."""
+    file = _FOLDER / "platform.toml"
+    if file.exists():
+        print(f"takes the calibration in {file}; remove it to calibrate again")
+    else:
+        calibrate(out=file, quick=quick)
+    return file
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run everything; returns the first exit code that is not 0."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description="The accuracy, learning and speed tables.")
+    parser.add_argument(
+        "--platform", type=Path, metavar="P.toml", help="calibration of this machine; default: make one"
+    )
+    parser.add_argument("--quick", action="store_true", help="small everywhere, to see that everything works")
+    arguments = parser.parse_args(words)
+    more = ["--quick"] if arguments.quick else []
+
+    def run() -> int:
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+        platform = arguments.platform or _calibration(quick=arguments.quick)
+        raw, table = platform.with_suffix(".measurements.json"), _FOLDER / "accuracy.json"
+        code = accuracy.main(["--platform", str(platform), "--json", str(table), *more])
+        checks = [str(file) for file in sorted(_FOLDER.glob("accuracy.check-*.json"))]
+        if not code and raw.exists():
+            draws = ["--draws", "1"] if arguments.quick else []
+            code = learning.main([str(raw), "--check", *checks, "--json", str(_FOLDER / "learning.json"), *draws])
+        repeats = ["--rounds", "5"] if arguments.quick else []
+        return code or speed.main(["--platform", str(platform), "--json", str(_FOLDER / "speed.json"), *repeats])
+
+    return run_command(run, name="benchmarks")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

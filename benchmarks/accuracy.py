@@ -1,0 +1,124 @@
+"""Accuracy on what calibration never saw, beside the noise of measuring and the bars that perfkit has set itself.
+
+    python -m benchmarks.accuracy --platform P.toml --json accuracy.json
+    python -m benchmarks.accuracy --from accuracy.*.json [--platform P.toml]
+
+Every part is kept as JSON next to the output, so that a rerun continues. Saved parts are judged again without
+measuring: with a platform it is that one which predicts, else the predictions in the files count.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks import save_rows
+from benchmarks.bars import evaluate, format_accuracy
+from perfkit.__main__ import run_command
+from perfkit.campaign import Campaign, check, measure_collectives, measure_kernels
+from perfkit.measure.machine import describe_machine, list_versions
+from perfkit.platform import Platform, load_platform
+from perfkit.resources import write_text
+from perfkit.units import check_positive
+from perfkit.workloads.samples import Sample, draw_check
+
+__all__ = ["main", "measure"]
+
+
+def _jobs(
+    platform: Platform, work: Path, seeds: Sequence[int], kernel_seed: int, *, quick: bool
+) -> dict[str, Callable[[], dict[str, object]]]:
+    """What to measure, by the name of its file."""
+    device, ranks = platform.device.kind, platform.network.ranks
+    parallel = ranks > 1
+    size = {"density": 0.05, "seconds": 0.005} if quick else {"density": 1.0, "seconds": 0.035}
+    counts = {"dlrm": 1, "transformer": 1, "hybrid": 0} if quick else {"dlrm": 14, "transformer": 10, "hybrid": 6}
+
+    def kernels() -> dict[str, object]:
+        return {"kernels": measure_kernels(Campaign(work), device=device, seed=kernel_seed, **size)}
+
+    def collectives() -> dict[str, object]:
+        seconds = 0.01 if quick else 0.25
+        sweeps = [measure_collectives(Campaign(None), device=device, ranks=ranks, seconds=seconds) for _ in range(2)]
+        return {"collectives": sweeps, "ranks": ranks}
+
+    def compare(samples: list[Sample]) -> dict[str, object]:
+        return check(platform, samples=samples, seconds=0.05 if quick else 0.8).to_dict()
+
+    jobs: dict[str, Callable[[], dict[str, object]]] = {f"kernels-{kernel_seed}": kernels}
+    jobs |= {"collectives": collectives} if parallel else {}
+    for seed in seeds:
+        samples = draw_check(seed, **(counts if parallel else {**counts, "hybrid": 0}))
+        jobs[f"check-{seed}"] = lambda samples=samples: compare(samples)  # type: ignore[misc]
+    return jobs
+
+
+def measure(
+    platform: Platform, out: Path, *, seeds: Sequence[int], kernel_seed: int, quick: bool = False
+) -> list[Path]:
+    """Measure every part that is not yet kept next to `out`; returns their files."""
+    here, versions = describe_machine(), list_versions()
+    known = platform.provenance.get("processor", "no machine")
+    if known != here["processor"]:
+        raise ValueError(
+            f"platform {platform.name!r} was calibrated on {known}; this is {here['processor']}; calibrate it"
+        )
+    if kernel_seed == 0:
+        raise ValueError("kernel-seed is 0, the sizes that calibration has fitted; take another one")
+    work, files = out.with_suffix(".work"), []
+    work.mkdir(parents=True, exist_ok=True)
+    for name, job in _jobs(platform, work, seeds, kernel_seed, quick=quick).items():
+        file = out.with_suffix(f".{name}.json")
+        if not file.exists():
+            facts = {"format": 1, "machine": here, "versions": versions}
+            write_text(file, json.dumps(facts | job(), indent=1) + "\n")
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if (kept["machine"], kept["versions"]) != (here, versions):
+            raise ValueError(f"{str(file)!r} was measured on another machine or with other versions; move it away")
+        files.append(file)
+    shutil.rmtree(work, ignore_errors=True)
+    return files
+
+
+def _seeds(text: str) -> list[int]:
+    return [int(check_positive("seeds", float(word), integer=True, zero=True)) for word in text.split(",")]
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    platform, files = load_platform(arguments.platform) if arguments.platform else None, arguments.files
+    out = Path(arguments.json) if arguments.json else None
+    if not files:
+        if platform is None:
+            raise ValueError(
+                "platform is missing; name the file that calibrate has written, or saved parts with --from"
+            )
+        kept = out or Path(".perfkit/accuracy.json")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        files = measure(
+            platform, kept, seeds=_seeds(arguments.seeds), kernel_seed=arguments.kernel_seed, quick=arguments.quick
+        )
+    rows = evaluate(files, platform)
+    print(format_accuracy(rows))
+    save_rows(out, rows, files=[file.name for file in files])
+    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="accuracy", description="Errors on held-out kernels, collectives and runs.")
+    parser.add_argument("--platform", metavar="P.toml", help="calibration of this machine")
+    parser.add_argument("--seeds", default="1,2,3", help="seeds of check, comma-separated")
+    parser.add_argument("--kernel-seed", type=int, default=1, help="seed of the kernel sizes, not that of calibration")
+    parser.add_argument("--json", metavar="OUT", help="file for the table; what is measured is kept beside it")
+    parser.add_argument(
+        "--from", dest="files", type=Path, nargs="+", metavar="FILE", help="judge saved parts, measure nothing"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few sizes and runs, to see that everything works")
+    arguments = parser.parse_args(words)
+    return run_command(lambda: _run(arguments), name="accuracy")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

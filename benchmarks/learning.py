@@ -1,0 +1,121 @@
+"""How accuracy on unseen runs grows with the number of real iterations that calibration has measured.
+
+    python -m benchmarks.learning P.measurements.json --check accuracy.check-*.json
+
+Subsets of the calibration iterations are drawn, platforms fitted to them, and the saved runs predicted with each. The
+families take turns in pairs, since one iteration alone cannot tell its own noise from its family's habits. The rows are
+what `perfkit.plots.calibration_learning` draws.
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import save_rows
+from perfkit.__main__ import run_command
+from perfkit.calibration import fit_platform
+from perfkit.prediction.comparison import Comparison, summarize_errors
+from perfkit.units import check_positive, format_table
+
+__all__ = ["COUNTS", "draw_subset", "format_learning", "learn", "main"]
+
+COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)
+
+_Rows = Sequence[Mapping[str, Any]]
+
+
+def _family(row: Mapping[str, Any]) -> str:
+    """Sorts parallel runs behind the single ones that they are judged by."""
+    return "parallel" if row["owners"] else row["workload"]["family"]
+
+
+def draw_subset(rows: _Rows, count: int, rng: np.random.Generator) -> list[Mapping[str, Any]]:
+    """At least `count` random calibration iterations, all families in proportion, two or three of one at a time."""
+    turns = []
+    for family in sorted({_family(row) for row in rows}):
+        own = [row for row in rows if _family(row) == family]
+        shuffled = [own[i] for i in rng.permutation(len(own))]
+        pairs = np.array_split(np.arange(len(own)), max(1, len(own) // 2))
+        turns += [((i + 0.5) / len(pairs), family, [shuffled[j] for j in pair]) for i, pair in enumerate(pairs)]
+    chosen: list[Mapping[str, Any]] = []
+    for _, _, pair in sorted(turns, key=lambda turn: turn[:2]):
+        if len(chosen) >= count:
+            break
+        chosen += pair
+    return chosen
+
+
+def learn(
+    measurements: Mapping[str, Any], comparison: Comparison, *, counts: Sequence[int] = COUNTS, draws: int = 10
+) -> list[dict[str, Any]]:
+    """Errors on unseen runs by family and number of calibration iterations, and their quartiles over the draws."""
+    every: _Rows = measurements["iterations"]
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    families = [*dict.fromkeys(run["family"] for run in comparison.runs), "all"]
+    for count in [count for count in sorted(set(counts)) if count < len(every)] + [len(every)]:
+        for draw in range(draws if 0 < count < len(every) else 1):
+            chosen = draw_subset(every, count, np.random.default_rng([count, draw]))
+            again = comparison.predict_again(fit_platform({**measurements, "iterations": chosen}))
+            for family in families:
+                errors = [
+                    e for e, run in zip(again.errors, again.runs, strict=True) if family in (run["family"], "all")
+                ]
+                found.setdefault((family, len(chosen)), []).append(summarize_errors(errors))
+    rows = []
+    for (family, count), figures in found.items():
+        means = np.array([figure["mean"] for figure in figures]) / 100
+        q1, q3 = np.percentile(means, [25, 75])
+        geomean = float(np.mean([figure["geomean"] for figure in figures])) / 100
+        rows.append(
+            {"family": family, "iterations": count, "error": float(means.mean()), "q1": float(q1), "q3": float(q3),
+             "geomean": geomean, "bias": float(np.mean([f["bias"] for f in figures])) / 100, "draws": len(figures)}
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: (families.index(row["family"]), row["iterations"]))
+
+
+def format_learning(rows: _Rows) -> str:
+    """The table as text: mean error and its quartiles over the draws, geometric mean."""
+    heads = ("family", "iterations", "mean", "quartiles over draws", "geomean", "bias", "draws")
+    cells = [
+        (row["family"], f"{row['iterations']}", f"{row['error']:.1%}", f"{row['q1']:.1%} to {row['q3']:.1%}",
+         f"{row['geomean']:.1%}", f"{row['bias']:+.1%}", f"{row['draws']}")
+        for row in rows
+    ]  # fmt: skip
+    return format_table([heads, *cells], numbers=True)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    measurements = json.loads(arguments.measurements.read_text(encoding="utf-8"))
+    if not isinstance(measurements, dict) or not measurements.get("iterations"):
+        raise ValueError(
+            f"{str(arguments.measurements)!r} holds no calibration iterations; name what calibrate has written"
+        )
+    draws = int(check_positive("draws", arguments.draws, integer=True))
+    comparison = Comparison.pool([Comparison.load(file) for file in arguments.check])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # fits to two iterations leave standard errors open
+        rows = learn(measurements, comparison, draws=draws)
+    print(format_learning(rows))
+    save_rows(arguments.json, rows, measurements=measurements["id"], runs=len(comparison.runs))
+    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="learning", description="Error on unseen runs by calibration iterations.")
+    parser.add_argument("measurements", type=Path, help="raw measurements that calibrate has written")
+    parser.add_argument("--check", type=Path, nargs="+", required=True, metavar="FILE", help="saved runs of check")
+    parser.add_argument("--draws", type=int, default=10, help="random subsets of each size")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="file for the rows")
+    arguments = parser.parse_args(words)
+    return run_command(lambda: _run(arguments), name="learning")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

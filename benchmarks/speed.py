@@ -1,0 +1,155 @@
+"""How long perfkit itself takes, beside the bars it has set itself.
+
+    python -m benchmarks.speed [--platform P.toml] [--measurements P.measurements.json] [--json speed.json]
+
+Repetitions are interleaved, so that a busy moment of the machine spreads over all rows.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import save_rows
+from perfkit.__main__ import run_command
+from perfkit.calibration import fit_platform
+from perfkit.models.collectives import pipelined
+from perfkit.models.kernels import KERNEL_TERMS, additive
+from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
+from perfkit.platform import Platform, load_platform
+from perfkit.prediction.result import predict
+from perfkit.prediction.simulation import Host, RankTimes, simulate
+from perfkit.resources import find_reference
+from perfkit.units import check_positive, format_table, format_time
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.samples import draw_check
+from perfkit.workloads.transformer import Transformer
+
+__all__ = ["Job", "format_speed", "list_jobs", "main", "time_jobs"]
+
+_N = 1_000_000  # sizes in one array
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to time: calls to make in turn, how many results one call gives, and the most that one may take [s]."""
+
+    name: str
+    calls: Iterator[Callable[[], Any]]
+    results: int = 1
+    bar: float | None = None
+    slow: bool = False
+
+
+def _models(number: int) -> dict[str, Iterator[DLRM | Transformer]]:
+    """Configurations by what they cost: new ones for each call and platform, which no cache has seen."""
+    seeds = range(1000 * number, 1000 * number + 1000)
+    drawn = (s.workload for seed in seeds for s in draw_check(seed, dlrm=10, transformer=0, hybrid=0))
+    large = (Transformer.bert("bert-large", batch=number, sequence=sequence) for sequence in range(64, 4096))
+    return {
+        "DLRM, new": drawn, "DLRM, again": repeat(draw_check(0)[0].workload),
+        "BERT-large, new": large, "BERT-large, again": repeat(Transformer.bert("bert-large")),
+    }  # fmt: skip
+
+
+def _import(more: str = "") -> float:
+    code = f"import time; t = time.perf_counter(); import perfkit{more}; print(time.perf_counter() - t)"
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | None) -> list[Job]:
+    """Everything that is timed."""
+    jobs = [
+        Job("import perfkit, fresh process", repeat(_import), bar=0.5, slow=True),
+        Job("import perfkit with all that predict needs", repeat(partial(_import, "; perfkit.predict")), slow=True),
+    ]
+    for number, platform in enumerate(platforms, 1):
+        for name, models in _models(number).items():
+            calls = (partial(predict, model, p) for model, p in zip(models, repeat(platform), strict=False))
+            jobs.append(Job(f"{name}, on {platform.name}", calls, bar=5e-3 if "DLRM" in name else None))
+    rng = np.random.default_rng(0)
+    nbytes = rng.uniform(1e3, 1e9, _N)
+    m, n, k = rng.integers(16, 8192, (3, _N)).astype(float)
+    sizes = {"m": m, "n": n, "k": k, "batch": np.ones(_N), "flops": gemm_flops(m, n, k), "beyond_l2": m, "beyond_l3": n}
+    terms = dict.fromkeys(KERNEL_TERMS["gemm"], 1e-9)
+    places, seconds = np.arange(100, 10_000, 100), rng.uniform(1e-6, 1e-4, 10_000)
+    seconds[places] = 0.0  # collectives take the time that is given with them
+    rank = RankTimes(seconds, np.zeros(10_000), places)
+    jobs += [
+        Job("collective, pipelined form", repeat(partial(pipelined, nbytes, alpha=2e-5, beta=1e-11)), _N, 1e-6),
+        Job("GEMM, smooth roofline", repeat(lambda: roofline_time(
+            gemm_flops(m, n, k), gemm_bytes(m, n, k), peak=1e14, bandwidth=1e12)), _N, 1e-6),
+        Job("GEMM, additive terms", repeat(lambda: additive(sizes, **terms)), _N, 1e-6),
+        Job("simulate 8 ranks of 10,000 operations", repeat(lambda: simulate([rank] * 8, np.full(99, 1e-5), Host()))),
+    ]  # fmt: skip
+    if measurements is not None:
+        jobs.append(Job("fit a platform", repeat(partial(fit_platform, measurements)), slow=True))
+    return jobs
+
+
+def time_jobs(jobs: Sequence[Job], *, rounds: int = 35) -> list[dict[str, Any]]:
+    """Median and quartiles of each job [s], slow ones a fifth as often."""
+    seconds: dict[str, list[float]] = {job.name: [] for job in jobs}
+    for turn in range(-1, rounds):  # the first turn warms up
+        for job in jobs:
+            if job.slow and turn % 5:
+                continue
+            call, start = next(job.calls), time.perf_counter()
+            told = call()  # a float is the time that another process has told
+            taken = told if isinstance(told, float) else time.perf_counter() - start
+            seconds[job.name] += [taken] if turn >= 0 else []
+    rows = []
+    for job in jobs:
+        q1, median, q3 = (float(q) / job.results for q in np.percentile(seconds[job.name], [25, 50, 75]))
+        met = None if job.bar is None else median <= job.bar
+        rows.append({"name": job.name, "median_s": median, "q1_s": q1, "q3_s": q3, "bar": job.bar, "met": met})
+    return rows
+
+
+def format_speed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table as text."""
+    cells = [("what", "median", "quartiles", "per second", "bar", "met")]
+    for row in rows:
+        q1, median, q3 = (format_time(row[key]) for key in ("q1_s", "median_s", "q3_s"))
+        bar, met = format_time(row["bar"]) if row["bar"] else "", {True: "yes", False: "NO", None: ""}[row["met"]]
+        cells.append((row["name"], median, f"{q1} to {q3}", f"{1 / row['median_s']:.3g}", bar, met))
+    return format_table(cells, numbers=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="speed", description="Time that perfkit itself takes.")
+    parser.add_argument("--platform", metavar="P.toml", help="calibrated platform; by default one of the gallery")
+    parser.add_argument("--measurements", type=Path, help="raw measurements to fit; by default those of the gallery")
+    parser.add_argument("--rounds", type=int, default=35, help="repetitions")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="file for the rows")
+    arguments = parser.parse_args(words)
+
+    def run() -> int:
+        rounds = int(check_positive("rounds", arguments.rounds, integer=True))
+        gallery = [load_platform(path) for path in sorted(find_reference("platforms").glob("*.toml"))]
+        calibrated = [load_platform(arguments.platform)] if arguments.platform else [p for p in gallery if p.context]
+        file = arguments.measurements or next(find_reference("measured").glob("*.measurements.json"), None)
+        jobs = list_jobs([load_platform("h100-sxm-8"), *calibrated[:1]], json.loads(file.read_text()) if file else None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # sizes outside the fitted ranges are as fast as any
+            rows = time_jobs(jobs, rounds=rounds)
+        print(format_speed(rows))
+        save_rows(arguments.json, rows)
+        return 0
+
+    return run_command(run, name="speed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""How long will one training iteration take, and what limits it?
+
+Names are resolved when they are first used, so that ``import perfkit`` costs next to nothing and loads no torch.
+
+Examples
+--------
+>>> import perfkit as pk
+>>> "predict" in dir(pk)
+True
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfkit import fitting, models, plots, units, workloads
+    from perfkit.campaign import calibrate, check
+    from perfkit.fitting import Fit
+    from perfkit.platform import Device, Estimate, Network, Platform, load_platform, platforms
+    from perfkit.prediction.comparison import Comparison
+    from perfkit.prediction.result import Prediction, predict
+    from perfkit.workloads.dlrm import DLRM
+    from perfkit.workloads.placement import Plan
+    from perfkit.workloads.tables import EmbeddingTable
+    from perfkit.workloads.transformer import Transformer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DLRM",
+    "Transformer",
+    "EmbeddingTable",
+    "Plan",
+    "load_platform",
+    "platforms",
+    "predict",
+    "calibrate",
+    "check",
+    "Platform",
+    "Device",
+    "Network",
+    "Estimate",
+    "Fit",
+    "Prediction",
+    "Comparison",
+    "fitting",
+    "models",
+    "plots",
+    "units",
+    "workloads",
+]
+
+_HOMES = {
+    "campaign": ("calibrate", "check"),
+    "fitting": ("Fit",),
+    "platform": ("Device", "Estimate", "Network", "Platform", "load_platform", "platforms"),
+    "prediction.comparison": ("Comparison",),
+    "prediction.result": ("Prediction", "predict"),
+    "workloads.dlrm": ("DLRM",),
+    "workloads.placement": ("Plan",),
+    "workloads.tables": ("EmbeddingTable",),
+    "workloads.transformer": ("Transformer",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'perfkit' has no attribute {name!r}")
+    home = _HOME.get(name)
+    value = import_module(f"perfkit.{name}") if home is None else getattr(import_module(f"perfkit.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

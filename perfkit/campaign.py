@@ -1,0 +1,470 @@
+"""Measuring campaigns on this machine: resumable, with progress; calibration and check are two of them."""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfkit.calibration import fit_platform
+from perfkit.measure.kernels import draw_cases
+from perfkit.measure.machine import cache_sizes, count_cores, describe_machine, free_memory, list_versions
+from perfkit.measure.runner import run_processes
+from perfkit.platform import Platform, load_platform
+from perfkit.prediction.comparison import Comparison
+from perfkit.prediction.result import predict
+from perfkit.resources import write_text
+from perfkit.units import check_choice, check_positive
+from perfkit.workloads.samples import Sample, draw_calibration, draw_check, dump
+
+__all__ = [
+    "Campaign",
+    "calibrate",
+    "check",
+    "check_target",
+    "launched_ranks",
+    "measure_collectives",
+    "measure_kernels",
+    "measure_platform",
+    "measure_samples",
+]
+
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+_GROUP = 110  # kernels timed by one process
+
+
+class Campaign:
+    """A series of measurements; each finished one is kept on disk, so that a rerun continues.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Where finished measurements lie; None keeps nothing.
+    progress : bool
+        Whether to show a bar for each stage.
+    """
+
+    def __init__(self, folder: Path | None, *, progress: bool = True) -> None:
+        self.folder, self.progress = folder, progress
+
+    def run(self, stage: str, jobs: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+        """Run the jobs that are not finished yet.
+
+        Parameters
+        ----------
+        stage : str
+            Name shown and used in file names.
+        jobs : mapping of str to callable
+            What to run, by name; each returns plain JSON.
+
+        Returns
+        -------
+        results : dict
+            By name.
+        """
+        from tqdm import tqdm
+
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        results = {}
+        for key, job in tqdm(jobs.items(), desc=stage, disable=not self.progress, unit="group", leave=True):
+            file = self.folder / f"{stage}.{key}.json".replace(" ", "-") if self.folder else None
+            if file is not None and file.exists():
+                results[key] = json.loads(file.read_text())
+                continue
+            results[key] = job()
+            if file is not None:
+                write_text(file, json.dumps(results[key]))
+        return results
+
+    def close(self) -> None:
+        """Forget the finished measurements: they have become part of a result."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _open_campaign(*options: object, progress: bool) -> Campaign:
+    """Work folder keyed by machine, versions and options, in the user's cache."""
+    facts = json.dumps([describe_machine(), list_versions(), options], sort_keys=True, default=str)
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "perfkit" / hashlib.sha256(facts.encode()).hexdigest()[:16]
+    return Campaign(folder, progress=progress)
+
+
+def launched_ranks() -> tuple[int, int, int] | None:
+    """Rank, ranks and ranks on this node when a launcher such as torchrun has started this process.
+
+    Returns
+    -------
+    place : (int, int, int) or None
+        None for a process started by hand [-].
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    rank, ranks, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return rank, ranks, local
+
+
+def measure_kernels(
+    campaign: Campaign, *, device: str, seed: int = 0, density: float = 1.0, seconds: float = 0.04
+) -> list[dict[str, Any]]:
+    """Time isolated kernels in fresh processes.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Keeps what is finished.
+    device : str
+        ``cpu`` or ``cuda``.
+    seed : int
+        Seed of the sizes; other seeds give held-out ones [-].
+    density : float
+        Share of the full number of sizes [-].
+    seconds : float
+        Time for each size [s].
+
+    Returns
+    -------
+    rows : list of dict
+        Kind, variant, sizes, ``nbytes`` [B] and the timing [s] of each kernel.
+    """
+    cases = draw_cases(seed, density=density)
+    groups = [cases[start : start + _GROUP] for start in range(0, len(cases), _GROUP)]
+
+    def measure(group: Sequence[Any]) -> list[dict[str, Any]]:
+        job = {"task": "kernels", "cases": [list(astuple(c)) for c in group], "seconds": seconds, "device": device}
+        timings = run_processes(job)[0]
+        return [
+            {"kind": c.kind, "variant": c.variant, "sizes": c.sizes, **t} for c, t in zip(group, timings, strict=True)
+        ]
+
+    jobs = {f"{seed}-{i}": (lambda group=group: measure(group)) for i, group in enumerate(groups)}
+    return [row for rows in campaign.run("kernels", jobs).values() for row in rows]
+
+
+def measure_collectives(campaign: Campaign, *, device: str, ranks: int, seconds: float = 0.35) -> list[dict[str, Any]]:
+    """Time collectives between ranks of this machine, or of the cluster a launcher has started.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Keeps what is finished.
+    device : str
+        ``cpu`` (gloo) or ``cuda`` (NCCL).
+    ranks : int
+        Ranks [-].
+    seconds : float
+        Time for each operation and size [s].
+
+    Returns
+    -------
+    rows : list of dict
+        Operation, ``nbytes`` [B], and quartiles and mean over calls of the slowest rank's time [s].
+    """
+    sizes = [int(4 * 2**power) for power in np.arange(8, 23, 1.0)]
+    job = {"task": "collectives", "operations": _COLLECTIVES, "sizes": sizes, "seconds": seconds, "device": device}
+    if launched_ranks():  # all ranks take part: nothing may come from an earlier run on one of them alone
+        from perfkit.measure.worker import join_ranks  # loads torch, which nobody needs who only reads measurements
+
+        by_rank = join_ranks(job)
+    else:
+        by_rank = campaign.run("collectives", {f"{ranks}": lambda: run_processes(job, ranks=ranks)})[f"{ranks}"]
+    rows = []
+    for same in zip(*by_rank, strict=True):
+        slowest = np.max([row["samples"] for row in same], axis=0)
+        q1, median, q3 = (float(q) for q in np.percentile(slowest, [25, 50, 75]))
+        rows.append(
+            {"operation": same[0]["operation"], "nbytes": same[0]["nbytes"], "q1": q1, "median": median, "q3": q3,
+             "mean": float(np.mean(slowest)), "n": len(slowest)}
+        )  # fmt: skip
+    return rows
+
+
+def measure_samples(
+    campaign: Campaign,
+    samples: Sequence[Sample],
+    *,
+    device: str,
+    seconds: float,
+    operations: int = 0,
+    stage: str = "iterations",
+    passes: int = 1,
+) -> list[dict[str, Any]]:
+    """Time whole iterations, each configuration in processes of its own.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Keeps what is finished.
+    samples : sequence of Sample
+        Configurations.
+    device : str
+        ``cpu`` or ``cuda``.
+    seconds : float
+        Time for each configuration and pass [s].
+    operations : int
+        Iterations of each pass to run under the operation timer [-].
+    stage : str
+        Name shown.
+    passes : int
+        Times each configuration is measured, every time after all others [-].
+
+    Returns
+    -------
+    rows : list of dict
+        ``name``, ``family``, ``workload``, ``owners`` and ``passes``: a list of results by rank for each pass.
+    """
+
+    def measure(sample: Sample) -> list[Any]:
+        job = {
+            "task": "iteration", "workload": dump(sample.workload), "seconds": seconds, "operations": operations,
+            "owners": list(sample.plan.owners) if sample.plan else None, "device": device,
+        }  # fmt: skip
+        return _again_if_unsteady(lambda: run_processes(job, ranks=sample.ranks))
+
+    jobs = {
+        f"{number}-{sample.name}": (lambda sample=sample: measure(sample))
+        for number in range(passes)
+        for sample in samples
+    }
+    results = campaign.run(stage, jobs)
+    return [
+        {"name": s.name, "family": s.family, "workload": dump(s.workload),
+         "owners": list(s.plan.owners) if s.plan else None,
+         "passes": [results[f"{number}-{s.name}"] for number in range(passes)]}
+        for s in samples
+    ]  # fmt: skip
+
+
+def _again_if_unsteady(measure: Callable[[], list[Any]]) -> list[Any]:
+    """Measure once more where the interleaved halves differ by more than 10 %, then keep the steadier and flag it."""
+    first = measure()
+    if _unsteady(first) <= 0.1:
+        return first
+    second = measure()
+    best = min((first, second), key=_unsteady)
+    for result in best:
+        result["flagged"] = _unsteady(best) > 0.1
+    return best
+
+
+def _unsteady(results: Sequence[Mapping[str, Any]]) -> float:
+    return max(max(r["halves"]) / min(r["halves"]) - 1 for r in results)
+
+
+def measure_platform(
+    *,
+    device: str = "cpu",
+    ranks: int | None = None,
+    quick: bool = False,
+    progress: bool = True,
+    campaign: Campaign | None = None,
+) -> dict[str, Any]:
+    """Measure all that a platform is fitted to: kernels, collectives, small iterations.
+
+    Parameters
+    ----------
+    device : str
+        ``cpu`` or ``cuda``.
+    ranks : int, optional
+        Ranks of collectives and parallel iterations; by default 2 where there are two cores [-].
+    quick : bool
+        Fewer sizes and iterations.
+    progress : bool
+        Whether to show a bar for each stage.
+    campaign : Campaign, optional
+        Where finished measurements are kept.
+
+    Returns
+    -------
+    measurements : dict
+        Plain JSON, ``format`` 1; what `perfkit.calibration.fit_platform` takes.
+
+    Raises
+    ------
+    MeasurementError
+        If a measuring process fails.
+    """
+    check_choice("device", device, ("cpu", "cuda"))
+    wanted = _count_ranks(device, ranks)
+    kept = campaign or _open_campaign("calibrate", device, wanted, quick, progress=progress)
+    pause = 0.1 if quick else 0.2
+    collectives = measure_collectives(kept, device=device, ranks=wanted, seconds=pause) if wanted > 1 else []
+    density, seconds = (0.4, 0.015) if quick else (1.0, 0.03)
+    kernels = measure_kernels(kept, device=device, density=density, seconds=seconds)
+    samples = draw_calibration(quick=quick, hybrid=wanted == 2)
+    rows = measure_samples(kept, samples, device=device, seconds=0.3 if quick else 0.6, operations=3 if quick else 5)
+    machine, day = describe_machine(), date.today().isoformat()
+    label, versions = machine["processor"], list_versions()
+    return {
+        "format": 1, "id": f"perfkit {versions.get('perfkit', '')} on {label}, {wanted} ranks, {day}",
+        "device": device, "ranks": wanted, "date": day,
+        "ranks_per_node": (launched_ranks() or (0, wanted, wanted))[2],
+        "machine": machine, "versions": versions, "caches": cache_sizes(), "memory_bytes": free_memory()[1],
+        "kernels": [{key: row[key] for key in _KERNEL_COLUMNS} for row in kernels], "collectives": collectives,
+        "iterations": [_trim(row) for row in rows],
+    }  # fmt: skip
+
+
+def _trim(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What fits need of an iteration; four digits of an operation's time are more than it is known to."""
+    runs = [{key: value for key, value in run.items() if key not in ("names", "nbytes")} for run in row["passes"][0]]
+    for run in runs:
+        run["operation_seconds"] = [float(f"{t:.4g}") for t in run["operation_seconds"]]
+    return {**{key: value for key, value in row.items() if key != "passes"}, "runs": runs}
+
+
+_KERNEL_COLUMNS = ("kind", "variant", "sizes", "nbytes", "median", "q1", "q3", "halves", "cpu_share")
+
+
+def _count_ranks(device: str, ranks: int | None) -> int:
+    """Ranks asked for, or those of the launcher, or two where there are two cores, or all GPUs."""
+    if ranks is not None:
+        return int(check_positive("ranks", ranks, integer=True))
+    place = launched_ranks()
+    if place:
+        return place[1]
+    if device == "cpu":
+        return min(2, count_cores())
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def check_target(name: str, path: str | Path) -> Path:
+    """Let a file through that can be written, so that no long measurement ends with nowhere to go.
+
+    Parameters
+    ----------
+    name : str
+        Argument as the caller knows it.
+    path : str or Path
+        File to write later.
+
+    Returns
+    -------
+    path : Path
+        The same file.
+
+    Raises
+    ------
+    ValueError
+        Where the folder is missing or closed, or the file is a folder.
+    """
+    target = Path(path)
+    folder = target.resolve().parent
+    if not folder.is_dir():
+        raise ValueError(f"{name} is {str(path)!r}; its folder does not exist; create it first")
+    if target.is_dir():
+        raise ValueError(f"{name} is {str(path)!r}; it is a folder; name a file in it")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{name} is {str(path)!r}; its folder cannot be written to; choose another")
+    return target
+
+
+def calibrate(
+    *,
+    device: str = "cpu",
+    ranks: int | None = None,
+    quick: bool = False,
+    out: str | Path | None = None,
+    progress: bool = True,
+) -> Platform:
+    """Calibrate this machine: measure, fit, and return the platform.
+
+    Parameters
+    ----------
+    device : str
+        ``cpu`` or ``cuda``.
+    ranks : int, optional
+        Ranks, started as processes of this machine; by default 2 where there are two cores [-].
+    quick : bool
+        Under 90 seconds on two cores instead of four minutes, and less sure of itself.
+    out : str or Path, optional
+        Platform file to write, with the raw measurements in a ``.measurements.json`` beside it.
+    progress : bool
+        Whether to show a bar for each stage.
+
+    Returns
+    -------
+    platform : Platform
+        With kernels, collectives, context and provenance.
+
+    Raises
+    ------
+    ValueError
+        For an unknown device or a number of ranks that is not above zero.
+    MeasurementError
+        If a measuring process fails; what was finished is kept and a rerun continues.
+    """
+    check_choice("device", device, ("cpu", "cuda"))
+    target = check_target("out", out) if out is not None else None
+    wanted = _count_ranks(device, ranks)
+    campaign = _open_campaign("calibrate", device, wanted, quick, progress=progress)
+    measurements = measure_platform(device=device, ranks=wanted, quick=quick, progress=progress, campaign=campaign)
+    late = [row["cpu_share"] < 0.97 for row in measurements["kernels"]]
+    preempted = sum(late) / max(len(late), 1)
+    if device == "cpu" and preempted > 0.1:
+        warnings.warn(
+            f"{preempted:.0%} of the kernel timings got less than 97 % of a core; close other programs and try again",
+            stacklevel=2,
+        )
+    platform = fit_platform(measurements, name=target.stem if target else None)
+    if target is not None:
+        write_text(target.with_suffix(".measurements.json"), json.dumps(measurements))
+        platform.save(target)
+    campaign.close()  # the next call measures anew
+    return platform
+
+
+def check(
+    platform: Platform | str | Path,
+    *,
+    seed: int = 0,
+    samples: Sequence[Sample] | None = None,
+    seconds: float = 0.8,
+    progress: bool = True,
+) -> Comparison:
+    """Predict random configurations that calibration never saw, measure them, and compare.
+
+    Parameters
+    ----------
+    platform : Platform, str or Path
+        A calibration of this machine.
+    seed : int
+        Seed of the configurations [-].
+    samples : sequence of Sample, optional
+        Configurations to take instead of the drawn ones.
+    seconds : float
+        Time for each configuration and pass; there are two passes [s].
+    progress : bool
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    comparison : Comparison
+        Predicted and measured times, with the noise floor: how far the two passes differ.
+
+    Raises
+    ------
+    MeasurementError
+        If a measuring process fails; what was finished is kept and a rerun continues.
+    """
+    where = load_platform(platform)
+    check_positive("seed", seed, integer=True, zero=True)
+    chosen = list(samples) if samples is not None else draw_check(seed, hybrid=6 if where.network.ranks >= 2 else 0)
+    predictions = [
+        predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen
+    ]  # before anything is measured
+    names = [(s.name, dump(s.workload), s.plan and s.plan.owners) for s in chosen]
+    campaign = _open_campaign("check", where.name, seed, names, progress=progress)
+    rows = measure_samples(campaign, chosen, device=where.device.kind, seconds=seconds, stage="check", passes=2)
+    campaign.close()
+    return Comparison.build(where, chosen, predictions, rows, machine=describe_machine(), versions=list_versions())

@@ -1,0 +1,207 @@
+"""Estimates: a time with its interval, parts and formula; and the closed forms that platforms are fitted with."""
+
+import html
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from perfkit.fitting import Fit
+from perfkit.models.kernels import additive, in_context
+from perfkit.models.roofline import smooth_maximum
+from perfkit.units import Array, Values, check_positive, format_time
+
+__all__ = [
+    "COLLECTIVE_FORMS",
+    "CONTEXT_FORMS",
+    "EQUATIONS",
+    "FORMS",
+    "Estimate",
+    "ExtrapolationWarning",
+    "fill_in",
+    "find_extrapolations",
+    "warn_once",
+]
+
+#: Closed forms of `perfkit.models.collectives` that a collective can be fitted with.
+COLLECTIVE_FORMS = ("pipelined", "alpha_beta", "two_regime")
+#: Forms as `Estimate.explain` writes them; n is the message, e an efficiency, q the sharpness.
+EQUATIONS = {
+    "pipelined": "t = (alpha^q + (beta n)^q)^(1/q)",
+    "alpha_beta": "t = alpha + beta n",
+    "two_regime": "t = min(alpha1 + beta1 n, alpha2 + beta2 n)",
+    "additive": "t = sum of parameter times term (bytes, rows, operations, ...)",
+    "roofline": "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)",
+}
+#: What real iterations add: to operations, to whole iterations, and to what the caches effectively hold.
+CONTEXT_FORMS: dict[str, Callable[..., Any]] = {
+    "in_context": in_context,
+    "iteration": lambda *, scale, per_operation=0.0, per_collective=0.0: None,
+    "caches": lambda *, l2, l3, pages=math.inf: None,
+}
+
+
+class ExtrapolationWarning(UserWarning):
+    """A model was asked about sizes or rank counts outside those it was fitted on."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A predicted time, how sure it is, and what it is made of.
+
+    Parameters
+    ----------
+    time : float
+        Predicted time [s].
+    spread : float
+        Standard deviation of the logarithm of measured over predicted [-].
+    terms : mapping of str to float
+        Parts that sum to `time` [s].
+    formula : str
+        The closed form with its numbers [-].
+    warnings : tuple of str
+        What makes the estimate less sure than its spread says [-].
+
+    Examples
+    --------
+    >>> estimate = Estimate(0.0412, 0.05, {"start-up": 0.0012, "transfer": 0.04}, "t = alpha + beta n", ())
+    >>> estimate
+    Estimate(41.2 ms, 80 % within 38.6 ms to 43.9 ms)
+    """
+
+    time: float
+    spread: float
+    terms: Mapping[str, float]
+    formula: str
+    warnings: tuple[str, ...] = ()
+
+    def interval(self, level: float = 0.8) -> tuple[float, float]:
+        """Bounds that hold the measured time with a given probability, log-normal.
+
+        Parameters
+        ----------
+        level : float, optional
+            Probability between 0 and 1 [-].
+
+        Returns
+        -------
+        bounds : (float, float)
+            Lower and upper bound [s].
+
+        Raises
+        ------
+        ValueError
+            For a level that is not between 0 and 1.
+        """
+        if not 0 < check_positive("level", level, maximum=1) < 1:
+            raise ValueError("level is 1; it must be a number above 0 and below 1, such as 0.8")
+        factor = math.exp(NormalDist().inv_cdf((1 + level) / 2) * self.spread)
+        return self.time / factor, self.time * factor
+
+    def explain(self) -> str:
+        """Say where the time comes from: formula with numbers, parts, interval, warnings.
+
+        Returns
+        -------
+        text : str
+            A few lines [-].
+        """
+        low, high = (format_time(bound) for bound in self.interval())
+        parts = [f"  {name}: {format_time(part)}" for name, part in self.terms.items()]
+        total = f"  together {format_time(self.time)}; 80 % interval {low} to {high} (spread {self.spread:.0%})"
+        return "\n".join([self.formula, *parts, total, *(f"  warning: {text}" for text in self.warnings)])
+
+    def __repr__(self) -> str:
+        low, high = (format_time(bound) for bound in self.interval())
+        flag = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
+        return f"Estimate({format_time(self.time)}, 80 % within {low} to {high}{flag})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.explain())}</pre>"
+
+
+def _roofline(
+    sizes: Mapping[str, Array], *, launch: float, compute_efficiency: float, memory_efficiency: float, sharpness: float
+) -> Array:
+    arithmetic = sizes["flops"] / (compute_efficiency * sizes["peak"])
+    traffic = sizes["nbytes"] / (memory_efficiency * sizes["bandwidth"])
+    return launch + smooth_maximum(arithmetic, traffic, sharpness=sharpness)
+
+
+#: Kernel forms by name: ``form(sizes, **fit)`` gives seconds; its keyword arguments are the parameters of the fit.
+#: `Platform.kernel_time` puts ``peak`` [FLOP/s] and ``bandwidth`` [B/s] of the device beside the sizes of operations,
+#: all of them arrays that broadcast.
+FORMS: dict[str, Callable[..., Values]] = {"roofline": _roofline, "additive": additive}
+
+
+def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) -> tuple[str, ...]:
+    """Name the sizes that lie outside the range a fit was made on.
+
+    Parameters
+    ----------
+    label : str
+        What the fit is for, as the user knows it [-].
+    fit : Fit
+        The fit with its ranges [-].
+    features : mapping of str to float or array
+        Sizes by name, in base units.
+
+    Returns
+    -------
+    warnings : tuple of str
+        One sentence per size that is outside [-].
+
+    Examples
+    --------
+    >>> fit = Fit("pipelined", {"alpha": 2e-5, "beta": 5e-12}, ranges={"nbytes": (512, 5e8)})
+    >>> find_extrapolations("all_reduce", fit, {"nbytes": 4e9})
+    ('all_reduce: nbytes 4e+09 is outside the fitted range 512 to 5e+08',)
+    """
+    found = []
+    for name, (low, high) in fit.ranges.items():
+        values = np.atleast_1d(np.asarray(features.get(name, low), dtype=float))
+        outside = values[(values < low) | (values > high)]
+        if outside.size:
+            worst = outside.max() if outside.max() > high else outside.min()
+            found.append(f"{label}: {name} {worst:.4g} is outside the fitted range {low:.4g} to {high:.4g}")
+    return tuple(found)
+
+
+def fill_in(fit: Fit) -> str:
+    """Write the equation of a fit and its numbers.
+
+    Parameters
+    ----------
+    fit : Fit
+        Parameters of one form.
+
+    Returns
+    -------
+    text : str
+        One line.
+    """
+    return f"{EQUATIONS.get(fit.form, fit.form)} with {fit!r}"
+
+
+def warn_once(messages: tuple[str, ...], stacklevel: int) -> tuple[str, ...]:
+    """Raise one Python warning for all the messages, and hand them back.
+
+    Parameters
+    ----------
+    messages : tuple of str
+        What to know; nothing is raised where there is none.
+    stacklevel : int
+        Frames between here and the caller to blame [-].
+
+    Returns
+    -------
+    messages : tuple of str
+        The same.
+    """
+    if messages:
+        warnings.warn("; ".join(messages), ExtrapolationWarning, stacklevel=stacklevel)
+    return messages

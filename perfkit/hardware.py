@@ -1,0 +1,217 @@
+"""Devices, memory levels and links: what a datasheet says of a machine, every number with its origin."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from perfkit.resources import Reader, expect_each, expect_list, expect_number, expect_record, expect_text, expect_whole
+from perfkit.units import Array, Values
+
+__all__ = [
+    "DTYPES",
+    "KINDS",
+    "Device",
+    "Link",
+    "MemoryLevel",
+    "Network",
+    "Quantity",
+    "expect_device",
+    "expect_network",
+    "expect_quantity",
+]
+
+#: Bytes of one number by dtype [B]; tf32 is stored as fp32.
+DTYPES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "int8": 1, "fp8": 1}
+#: What a number can rest on.
+KINDS = ("datasheet", "measured", "fitted", "assumed")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number with its provenance.
+
+    Parameters
+    ----------
+    value : float
+        The number [unit].
+    unit : str
+        Base unit, such as ``FLOP/s`` [-].
+    kind : str
+        What it rests on, one of `KINDS` [-].
+    source : str
+        Document, data id or machine [-].
+    date : str, optional
+        Day it was measured or entered, ISO 8601 [-].
+    stderr : float, optional
+        Standard error [unit].
+    """
+
+    value: float
+    unit: str
+    kind: str
+    source: str
+    date: str = ""
+    stderr: float | None = None
+
+
+@dataclass(frozen=True)
+class MemoryLevel:
+    """A cache or a main memory.
+
+    Parameters
+    ----------
+    name : str
+        Name, such as ``L2`` [-].
+    capacity : Quantity
+        Size [B].
+    bandwidth : Quantity, optional
+        Sustained or datasheet bandwidth, reads and writes together [B/s]; None where nobody states it.
+    """
+
+    name: str
+    capacity: Quantity
+    bandwidth: Quantity | None = None
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one rank computes on.
+
+    Parameters
+    ----------
+    name : str
+        Product name [-].
+    kind : str
+        ``cpu`` or ``cuda`` [-].
+    peaks : mapping of str to Quantity
+        Peak rate by dtype, dense [FLOP/s].
+    memory : tuple of MemoryLevel
+        Levels from near to far; the last one is the main memory [-].
+    """
+
+    name: str
+    kind: str
+    peaks: Mapping[str, Quantity]
+    memory: tuple[MemoryLevel, ...]
+
+    def bandwidth(self, working_set: Values) -> Array:
+        """Memory bandwidth that a working set sees, continuous in its size.
+
+        Parameters
+        ----------
+        working_set : float or array
+            Bytes that are touched again and again [B].
+
+        Returns
+        -------
+        bandwidth : array
+            Bytes over the time to move them, where each level serves what the nearer ones cannot hold [B/s].
+        """
+        levels = [(level.capacity.value, level.bandwidth.value) for level in self.memory if level.bandwidth]
+        size = np.maximum(np.asarray(working_set, dtype=float), 1.0)
+        time, below = np.zeros(size.shape), 0.0
+        for position, (capacity, rate) in enumerate(levels, 1):
+            top = math.inf if position == len(levels) else max(capacity, below)
+            time += np.clip(size - below, 0.0, top - below) / rate
+            below = top
+        return size / time
+
+
+@dataclass(frozen=True)
+class Link:
+    """The network as one rank sees it.
+
+    Parameters
+    ----------
+    bandwidth : Quantity
+        One way, per rank [B/s].
+    latency : Quantity
+        Time of one hop with a vanishing message [s].
+    """
+
+    bandwidth: Quantity
+    latency: Quantity
+
+
+@dataclass(frozen=True)
+class Network:
+    """How ranks are connected.
+
+    Parameters
+    ----------
+    ranks_per_node : int
+        Ranks that share the intra-node link [-].
+    nodes : int, optional
+        Nodes [-].
+    links : mapping of str to Link, optional
+        ``intra`` and, between nodes, ``inter`` [-].
+    rails : int, optional
+        Network adapters of a node [-].
+    """
+
+    ranks_per_node: int
+    nodes: int = 1
+    links: Mapping[str, Link] = field(default_factory=dict)
+    rails: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the whole network [-]."""
+        return self.ranks_per_node * self.nodes
+
+
+def expect_quantity(unit: str, *, zero: bool = False) -> Reader:
+    """Make a reader of quantities.
+
+    Parameters
+    ----------
+    unit : str
+        Base unit the file must use [-].
+    zero : bool, optional
+        Whether 0 is allowed.
+
+    Returns
+    -------
+    reader : callable
+        Gives a `Quantity`, see `perfkit.resources.expect`.
+    """
+    value, stderr, text = expect_number(unit, low=0.0, above=not zero), expect_number(unit, low=0.0), expect_text()
+    origin = {"kind": expect_text(*KINDS), "source": text, "date": text}
+    return expect_record(Quantity, value=value, unit=expect_text(unit), stderr=stderr, **origin)
+
+
+def expect_device() -> Reader:
+    """Make a reader of devices.
+
+    Returns
+    -------
+    reader : callable
+        Gives a `Device`, see `perfkit.resources.expect`.
+    """
+    text, peaks = expect_text(), expect_each(expect_quantity("FLOP/s"), *DTYPES)
+    capacity, bandwidth = expect_quantity("B"), expect_quantity("B/s")
+    read_levels = expect_list(expect_record(MemoryLevel, name=text, capacity=capacity, bandwidth=bandwidth))
+
+    def memory(value: Any, place: str) -> tuple[MemoryLevel, ...]:
+        levels: tuple[MemoryLevel, ...] = read_levels(value, place)
+        if not levels or levels[-1].bandwidth is None:
+            raise ValueError(f"{place} has no bandwidth in its last level; list levels from near to far")
+        return levels
+
+    return expect_record(Device, name=text, kind=expect_text("cpu", "cuda"), peaks=peaks, memory=memory)
+
+
+def expect_network() -> Reader:
+    """Make a reader of networks.
+
+    Returns
+    -------
+    reader : callable
+        Gives a `Network`, see `perfkit.resources.expect`.
+    """
+    count, bandwidth, latency = expect_whole(1), expect_quantity("B/s"), expect_quantity("s", zero=True)
+    links = expect_each(expect_record(Link, bandwidth=bandwidth, latency=latency), "intra", "inter")
+    return expect_record(Network, ranks_per_node=count, nodes=count, links=links, rails=count)

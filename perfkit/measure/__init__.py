@@ -1,0 +1,3 @@
+"""Timing on real hardware: kernels, collectives, whole training iterations and the operations inside them."""
+
+__all__: list[str] = []

@@ -1,0 +1,626 @@
+"""Platforms: devices, links, fitted kernels and collectives, with the origin of every number; TOML; the gallery."""
+
+import html
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfkit.estimates import FORMS, Estimate, ExtrapolationWarning, fill_in, find_extrapolations, warn_once
+from perfkit.fitting import Fit
+from perfkit.hardware import DTYPES, KINDS, Device, Link, MemoryLevel, Network, Quantity
+from perfkit.models import collectives as forms
+from perfkit.models import embedding
+from perfkit.models.caches import lru_misses, miss_share, page_walks, unique_rows
+from perfkit.models.roofline import gemm_bytes, gemm_flops, smooth_maximum
+from perfkit.platform_file import EXAMPLE, FORMAT, PlatformError, encode, expect_platform
+from perfkit.resources import find_reference, write_text
+from perfkit.units import Array, Values, check_choice, check_positive, format_bytes, format_rate, significant
+
+if TYPE_CHECKING:
+    import polars
+
+__all__ = [
+    "DTYPES",
+    "FORMAT",
+    "FORMS",
+    "KINDS",
+    "Device",
+    "Estimate",
+    "ExtrapolationWarning",
+    "Link",
+    "MemoryLevel",
+    "Network",
+    "Platform",
+    "PlatformError",
+    "Quantity",
+    "find_extrapolations",
+    "load_platform",
+    "platforms",
+]
+
+#: Collectives across nodes: the operations inside the node, whether each rank of a node carries its own share of the
+#: message on its own rail, and the sharpness with which both resources combine (2.5 fits 10 x 8 H100).
+ACROSS_NODES: dict[str, tuple[tuple[str, ...], bool, float]] = {
+    "all_reduce": (("reduce_scatter", "all_gather"), True, 2.5),
+    "all_gather": (("all_gather",), True, 2.5),
+    "reduce_scatter": (("reduce_scatter",), True, 2.5),
+    "broadcast": (("broadcast",), True, 2.5),
+    "all_to_all": (("all_to_all",), False, math.inf),
+}
+COLUMNS = ("group", "name", "value", "unit", "kind", "stderr", "source", "date")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Everything perfkit knows about a machine or a cluster.
+
+    Parameters
+    ----------
+    name : str
+        Name shown in results [-].
+    device : Device
+        What one rank computes on [-].
+    network : Network
+        How the ranks are connected [-].
+    kernels : mapping of str to Fit, optional
+        Kernel models by operation class [-].
+    collectives : mapping of str to Fit, optional
+        Collective models by ``operation.ranks``, such as ``all_reduce.8`` [-].
+    host : mapping of str to Quantity, optional
+        Host overheads: ``gap`` (T1), ``before_launch`` (T2), ``after_launch`` (T3), ``launch`` (T4) and
+        ``between_launches`` (T5) [s].
+    context : mapping of str to Fit, optional
+        What real iterations add to isolated kernels, by operation class and workload family [-].
+    provenance : mapping of str to str, optional
+        Machine, versions and dates of a calibration [-].
+
+    Examples
+    --------
+    >>> platform = load_platform("h100-sxm-8")
+    >>> platform.collective("all_reduce", 64e6, ranks=8)
+    Estimate(318 µs, 80 % within 291 µs to 348 µs)
+    """
+
+    name: str
+    device: Device
+    network: Network
+    kernels: Mapping[str, Fit] = field(default_factory=dict)
+    collectives: Mapping[str, Fit] = field(default_factory=dict)
+    host: Mapping[str, Quantity] = field(default_factory=dict)
+    context: Mapping[str, Fit] = field(default_factory=dict)
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def bandwidth(self, working_set: Values) -> Array:
+        """Memory bandwidth that a working set sees, see `Device.bandwidth`.
+
+        Parameters
+        ----------
+        working_set : float or array
+            Bytes that are touched again and again [B].
+
+        Returns
+        -------
+        bandwidth : array
+            Bytes over the time to move them [B/s].
+        """
+        return self.device.bandwidth(working_set)
+
+    @property
+    def cache_capacities(self) -> tuple[float, float]:
+        """What the last two caches before the main memory hold, fitted or nominal; a single one counts for both [B]."""
+        if "caches" in self.context:
+            return self.context["caches"]["l2"], self.context["caches"]["l3"]
+        caches = [level.capacity.value for level in self.device.memory[:-1]] or [0.0]
+        return caches[-2:][0], caches[-1]
+
+    @property
+    def page_entries(self) -> float:
+        """Pages that the translation buffer effectively holds; without limit where it was not fitted [-]."""
+        return self.context["caches"].get("pages", math.inf) if "caches" in self.context else math.inf
+
+    def kernel_time(self, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32") -> Array:
+        """Time of kernels of one class, alone on the device, for arrays of sizes and without warnings.
+
+        Parameters
+        ----------
+        kind : str
+            Operation class, a key of `kernels` [-].
+        features : mapping of str to float or array
+            Sizes by name (``flops``, ``nbytes`` and what the form of the class needs), in base units; ``working_set``
+            [B] decides on the memory level and is ``nbytes`` where absent; ``peak`` [FLOP/s] and ``bandwidth`` [B/s]
+            stand in for those of the device.
+        dtype : str, optional
+            Number format whose peak applies [-].
+
+        Returns
+        -------
+        time : array
+            One time per element of the features [s].
+
+        Raises
+        ------
+        ValueError
+            For a class without a model, or a dtype without a peak.
+        """
+        if kind not in self.kernels:
+            raise self._lacks(f"kernel model for {kind!r}", self.kernels)
+        fit = self.kernels[kind]
+        check_choice("dtype", dtype, self.device.peaks)
+        ready = fit.form == "additive" and "beyond_l3" in features  # needs nothing of the device
+        return np.asarray(FORMS[fit.form](features if ready else self._on_device(features, dtype), **fit))
+
+    def gemm(self, m: int, n: int, k: int, *, dtype: str = "fp32", batch: int = 1) -> Estimate:
+        """Time of a matrix product y[m, n] = x[m, k] w[k, n], alone on the device.
+
+        Parameters
+        ----------
+        m, n, k : int
+            Rows, columns and inner size [-].
+        dtype : str, optional
+            Number format, one of the device's peaks [-].
+        batch : int, optional
+            Products in one kernel; above 1 the class is ``bmm`` [-].
+
+        Returns
+        -------
+        estimate : Estimate
+            Predicted time with interval and parts [s].
+
+        Raises
+        ------
+        ValueError
+            For sizes that are not whole numbers above 0, and for an unknown dtype.
+        """
+        given = {"m": m, "n": n, "k": k, "batch": batch}
+        sizes = {name: float(check_positive(name, size, integer=True)) for name, size in given.items()}
+        itemsize = DTYPES[check_choice("dtype", dtype, self.device.peaks)]
+        features = {**sizes, "flops": gemm_flops(**sizes), "nbytes": gemm_bytes(**sizes, itemsize=itemsize)}
+        title = f"gemm {m} x {n} x {k}" + (f", batch {batch}," if batch > 1 else "") + f" in {dtype}"
+        return self._kernel(title, "gemm" if batch == 1 else "bmm", features, dtype)
+
+    def lookup(self, tables: Sequence[Any], *, batch: int) -> Estimate:
+        """Time of the forward lookups of embedding tables, one kernel after the other, alone on the device.
+
+        Parameters
+        ----------
+        tables : sequence of Table
+            Tables with ``rows``, ``dim``, ``pooling``, ``distribution`` and ``itemsize`` [-].
+        batch : int
+            Samples [-].
+
+        Returns
+        -------
+        estimate : Estimate
+            Predicted time with interval and parts [s].
+
+        Raises
+        ------
+        ValueError
+            For a batch that is not a whole number above 0, or no table.
+        """
+        batch = check_positive("batch", batch, integer=True)
+        if not tables:
+            raise ValueError("tables is empty; pass at least one embedding table")
+        granularity = 32.0 if self.device.kind == "cuda" else 64.0  # sectors of a GPU, cache lines of a CPU
+        columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize) for t in tables]
+        rows, dim, bags, lookups, itemsize = np.array(columns, dtype=float).T
+        distributions = [table.distribution for table in tables]
+        row = embedding.row_traffic(dim, itemsize, granularity)
+        unique = np.array([float(unique_rows(d, n)) for d, n in zip(distributions, lookups, strict=True)])
+        features = {"rows": rows, "dim": dim, "bags": bags, "lookups": lookups, "flops": lookups * dim}
+        features |= {"row_bytes": lookups * row, "unique_bytes": unique * row}
+        features["nbytes"] = embedding.forward_bytes(bags, lookups, dim, itemsize=itemsize, granularity=granularity)
+        features["working_set"] = features["nbytes"] - features["row_bytes"] + features["unique_bytes"]
+        for level, capacity in zip(("l2", "l3"), self.cache_capacities, strict=True):
+            misses = lru_misses(distributions, lookups, row, capacity=max(capacity, 1.0))
+            features[f"beyond_{level}"] = misses * features["row_bytes"]
+        walks = page_walks(distributions, lookups, row, entries=self.page_entries)
+        features["page_walks"] = walks * lookups
+        title = f"lookup in {len(columns)} tables, batch {batch},"
+        return self._kernel(title, "embedding_forward", features, "fp32")
+
+    def collective_time(self, operation: str, nbytes: Values, *, ranks: int) -> Array:
+        """Time of collectives of one operation, for arrays of sizes and without warnings.
+
+        Parameters
+        ----------
+        operation : str
+            Operation, such as ``all_reduce`` [-].
+        nbytes : float or array
+            Message sizes in the nccl-tests convention [B].
+        ranks : int
+            Ranks taking part [-].
+
+        Returns
+        -------
+        time : array
+            One time per size [s].
+
+        Raises
+        ------
+        ValueError
+            For an operation without a model, or more ranks than the network has.
+        """
+        return self._collective(operation, np.asarray(nbytes, dtype=float), ranks)[0]
+
+    def collective(self, operation: str, nbytes: float, *, ranks: int) -> Estimate:
+        """Time of one collective.
+
+        Parameters
+        ----------
+        operation : str
+            Operation, such as ``all_reduce`` [-].
+        nbytes : float
+            Message size in the nccl-tests convention: the full buffer of a rank [B].
+        ranks : int
+            Ranks taking part [-].
+
+        Returns
+        -------
+        estimate : Estimate
+            Predicted time with interval and parts [s].
+
+        Raises
+        ------
+        ValueError
+            For an operation without a model, a size below 0 or more ranks than the network has.
+
+        Notes
+        -----
+        A rank count that was fitted uses its fit. One between two fitted counts interpolates start-up over ring steps
+        and time per byte over ring traffic; one outside scales the nearest fit in proportion. Across nodes the shares
+        inside and between nodes use different resources and combine as ``(intra^q + inter^q)^(1/q)``, q = 2.5; for
+        all_to_all the longer one counts. Interpolated, scaled and composed estimates have a wider interval and a
+        warning.
+        """
+        size = check_positive("nbytes", nbytes, zero=True)
+        time, terms, formula, spread, notes = self._collective(operation, np.asarray(size, dtype=float), ranks)
+        title = f"{operation} of {format_bytes(size)} on {ranks} ranks of {self.name}: {formula}"
+        return Estimate(
+            float(time), spread, {name: float(part) for name, part in terms.items()}, title, warn_once(notes, 3)
+        )
+
+    def _lacks(self, what: str, known: Iterable[str]) -> ValueError:
+        have = ", ".join(dict.fromkeys(known)) or "none"
+        return ValueError(
+            f"platform {self.name!r} has no {what}; it has {have}; calibrate it or choose another platform"
+        )
+
+    def _on_device(self, features: Mapping[str, Values], dtype: str) -> dict[str, Array]:
+        """Put the peak and the bandwidth that apply beside the sizes."""
+        sizes: dict[str, Array] = {name: np.asarray(value, dtype=float) for name, value in features.items()}
+        if "peak" not in sizes:
+            sizes["peak"] = np.asarray(self.device.peaks[check_choice("dtype", dtype, self.device.peaks)].value)
+        working_set = sizes.get("working_set", sizes["nbytes"])
+        if "bandwidth" not in sizes:
+            sizes["bandwidth"] = (
+                self._mixed_bandwidth(sizes) if "beyond_l3" in sizes else self.device.bandwidth(working_set)
+            )
+        for level, capacity in zip(("l2", "l3"), self.cache_capacities, strict=True):
+            if f"beyond_{level}" not in sizes:
+                sizes[f"beyond_{level}"] = sizes["nbytes"] * miss_share(working_set, capacity=capacity)
+        return sizes
+
+    def _mixed_bandwidth(self, sizes: Mapping[str, Array]) -> Array:
+        """Bandwidth of traffic that comes in part from behind the last cache."""
+        main = self.device.memory[-1].bandwidth
+        near = self.device.memory[-2].bandwidth if len(self.device.memory) > 1 else None
+        slow, fast = (main.value if main else 1e9), (near.value if near else main.value if main else 1e9)
+        far = np.clip(sizes["beyond_l3"] / np.maximum(sizes["nbytes"], 1.0), 0.0, 1.0)
+        return np.asarray(1.0 / (far / slow + (1.0 - far) / fast))
+
+    def _kernel(self, title: str, kind: str, features: Mapping[str, Values], dtype: str) -> Estimate:
+        """Estimate kernels of one class, one after the other, and say which resource they are up against."""
+        kind = kind if kind in self.kernels else next((key for key in self.kernels if key.startswith(f"{kind}.")), kind)
+        times = np.atleast_1d(self.kernel_time(kind, features, dtype=dtype))
+        fit, sizes, time = self.kernels[kind], self._on_device(features, dtype), float(times.sum())
+        compute, memory = sizes["flops"] / sizes["peak"], sizes["nbytes"] / sizes["bandwidth"]
+        name = "arithmetic" if np.sum(compute) > np.sum(memory) else "memory traffic"
+        launch = min(times.size * fit.get("launch", 0.0), time)
+        bound = min(float(np.maximum(compute, memory).sum()), time - launch)
+        terms = {"launch": launch, f"{name} at the full rate": bound, "below that rate": time - launch - bound}
+        peak, bandwidth = float(np.max(sizes["peak"])), float(np.max(sizes["bandwidth"]))
+        rates = f"peak {format_rate(peak, 'FLOP/s')}, memory {format_rate(bandwidth, 'B/s')}"
+        formula = f"{title} on {self.name}: {fill_in(fit)}; {rates}"
+        return Estimate(time, fit.spread, terms, formula, warn_once(find_extrapolations(title, fit, features), 4))
+
+    def _collective(
+        self, operation: str, nbytes: Array, ranks: int
+    ) -> tuple[Array, dict[str, Array], str, float, tuple[str, ...]]:
+        """Time, parts, formula, spread and warnings of collectives."""
+        ranks, most = check_positive("ranks", ranks, integer=True), self.network.ranks
+        if ranks > most:
+            raise ValueError(
+                f"ranks is {ranks}; platform {self.name!r} has {most}; choose fewer ranks or a larger platform"
+            )
+        keys = {key: key.rpartition(".") for key in self.collectives}
+        fitted = {int(count): self.collectives[key] for key, (name, _, count) in keys.items() if name == operation}
+        if not fitted:
+            raise self._lacks(f"model for the collective {operation!r}", (name for name, _, _ in keys.values()))
+        if ranks == 1:
+            return np.zeros(nbytes.shape), {}, "a single rank has nothing to exchange", 0.0, ()
+        inside = ranks <= self.network.ranks_per_node
+        usable = {count: fit for count, fit in fitted.items() if (count <= self.network.ranks_per_node) == inside}
+        if not usable:
+            return self._across_nodes(operation, nbytes, ranks)
+        fit, notes = _at_ranks(operation, ranks, usable)
+        form = getattr(forms, fit.form)
+        time, start = form(nbytes, **fit), form(0.0 * nbytes, **fit)
+        notes += find_extrapolations(f"{operation} on {ranks} ranks", fit, {"nbytes": nbytes})
+        return time, {"start-up": start, "transfer": time - start}, fill_in(fit), fit.spread, notes
+
+    def _across_nodes(
+        self, operation: str, nbytes: Array, ranks: int
+    ) -> tuple[Array, dict[str, Array], str, float, tuple[str, ...]]:
+        """Compose a collective over whole nodes from its share inside a node and its share between nodes."""
+        local, link = self.network.ranks_per_node, self.network.links.get("inter")
+        if link is None or operation not in ACROSS_NODES:
+            raise self._lacks(f"model of {operation} over {ranks} ranks nor a link between nodes", self.collectives)
+        if ranks % local:
+            raise ValueError(f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node")
+        stages, on_rails, sharpness = ACROSS_NODES[operation]
+        nodes = ranks // local
+        parts = [self._collective(stage, nbytes if on_rails else nbytes * local / ranks, local) for stage in stages]
+        intra = np.sum([part[0] for part in parts], axis=0)
+        alpha = max(forms.ring_steps(operation, nodes) * link.latency.value, 1e-9)
+        beta = forms.bus_factor(operation, nodes) / link.bandwidth.value
+        inter = forms.pipelined(nbytes / local if on_rails else nbytes, alpha=alpha, beta=beta)
+        time = smooth_maximum(intra, inter, sharpness=sharpness)
+        note = f"{operation} on {ranks} ranks was not measured: composed of its shares inside and between {nodes} nodes"
+        notes = (note, *(text for part in parts for text in part[4]))
+        rail = f"pipelined, alpha = {alpha:.4g} s, beta = {beta:.4g} s/B"
+        formula = f"(intra^q + inter^q)^(1/q), q = {sharpness:g}; inter: {rail}"
+        terms = {"inside nodes": intra, "between nodes": inter, "overlap": time - intra - inter}
+        return time, terms, formula, max(0.25, *(part[3] for part in parts)), notes
+
+    def __repr__(self) -> str:
+        evidence = "/".join(sorted({row[4] for row in self._numbers()}))
+        return (
+            f"Platform({self.name!r}: {self.network.ranks} ranks of {self.device.name!r}, {len(self.kernels)} kernel "
+            f"and {len(self.collectives)} collective models, {evidence})"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [COLUMNS]
+        for group, name, value, unit, kind, error, source, date in self._numbers():
+            doubt = "" if error is None else f"{error:.2g}"
+            rows.append((group, name, significant(value, error), unit, kind, doubt, source, date))
+        cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        return f"<table><caption>{html.escape(repr(self))}</caption>{body}</table>"
+
+    def _numbers(self) -> Iterator[tuple[str, str, float, str, str, float | None, str, str]]:
+        """Every number as (group, name, value, unit, kind, stderr, source, date)."""
+        quantities = [("peak", dtype, peak) for dtype, peak in self.device.peaks.items()]
+        for level in self.device.memory:
+            quantities.append(("memory", f"{level.name} capacity", level.capacity))
+            quantities += [("memory", f"{level.name} bandwidth", level.bandwidth)] if level.bandwidth else []
+        for name, link in self.network.links.items():
+            quantities += [("link", f"{name} bandwidth", link.bandwidth), ("link", f"{name} latency", link.latency)]
+        quantities += [("host", name, overhead) for name, overhead in self.host.items()]
+        for group, name, q in quantities:
+            yield group, name, q.value, q.unit, q.kind, q.stderr, q.source, q.date
+        for group, fits in (("kernel", self.kernels), ("collective", self.collectives), ("context", self.context)):
+            for key, fit in fits.items():
+                for name, value in fit.items():
+                    unit, error = fit.units.get(name, "-"), fit.stderr.get(name)
+                    yield group, f"{key} {name}", value, unit, fit.kind, error, fit.source, fit.date
+                yield group, f"{key} spread", fit.spread, "-", fit.kind, None, fit.source, fit.date
+
+    def table(self) -> "polars.DataFrame":
+        """Every number of the platform with its unit and origin.
+
+        Returns
+        -------
+        table : polars.DataFrame
+            Columns group, name, value, unit, kind, stderr, source and date; values in the unit of their row.
+        """
+        import polars
+
+        types = {name: polars.Float64 if name in ("value", "stderr") else polars.String for name in COLUMNS}
+        return polars.DataFrame(list(self._numbers()), schema=types, orient="row")
+
+    def to_toml(self) -> str:
+        """Write the platform as TOML, losslessly.
+
+        Returns
+        -------
+        text : str
+            The file's content [-].
+
+        Raises
+        ------
+        PlatformError
+            For a platform that `from_toml` would refuse.
+        """
+        import tomli_w
+
+        text = tomli_w.dumps({"format": FORMAT, **encode(self)})
+        Platform.from_toml(text, origin=f"platform {self.name!r}")
+        return text
+
+    @classmethod
+    def from_toml(cls, text: str, *, origin: str = "platform file") -> "Platform":
+        """Read a platform from TOML.
+
+        Parameters
+        ----------
+        text : str
+            The file's content [-].
+        origin : str, optional
+            What errors call the file [-].
+
+        Returns
+        -------
+        platform : Platform
+            The platform [-].
+
+        Raises
+        ------
+        PlatformError
+            With the place and the reason, for anything that is not a platform of this `FORMAT`.
+        """
+        try:
+            data = tomllib.loads(text)
+            version = data.pop("format", None)
+            if type(version) is not int or version != FORMAT:
+                found = "missing" if version is None else json.dumps(version, default=str)
+                raise ValueError(f"format is {found}; this perfkit reads format {FORMAT}")
+            return expect_platform(Platform)(data, "")
+        except (ValueError, RecursionError) as error:
+            raise PlatformError(f"{origin}: {error}; compare with {EXAMPLE}") from error
+
+    def save(self, path: str | Path) -> Path:
+        """Write the platform to a file, whole or not at all.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write; an existing one is replaced [-].
+
+        Returns
+        -------
+        path : Path
+            The file [-].
+
+        Raises
+        ------
+        PlatformError
+            For a platform that could not be read back.
+        OSError
+            Where the file cannot be written.
+        """
+        return write_text(Path(path), self.to_toml())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Platform":
+        """Read a platform file.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file [-].
+
+        Returns
+        -------
+        platform : Platform
+            The platform [-].
+
+        Raises
+        ------
+        PlatformError
+            For a file that is missing, unreadable or not a platform.
+        """
+        try:
+            text = Path(path).read_bytes().decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlatformError(f"{path} cannot be read: {error}; pass a platform file or a gallery name") from error
+        return cls.from_toml(text, origin=str(path))
+
+
+def _at_ranks(operation: str, ranks: int, fitted: Mapping[int, Fit]) -> tuple[Fit, tuple[str, ...]]:
+    """Fit for a rank count, from the nearest fitted counts where it was not fitted itself."""
+    if ranks in fitted:
+        return fitted[ranks], ()
+    nearest = min(fitted, key=lambda count: abs(math.log(count / ranks)))
+    near = fitted[nearest]
+    beyond = [count for count in fitted if (count < ranks) != (nearest < ranks) and fitted[count].form == near.form]
+    far = min(beyond, key=lambda count: abs(count - ranks), default=None)
+    parameters = {}
+    for name, value in near.items():
+        law = forms.ring_steps if name.startswith("alpha") else forms.bus_factor if name.startswith("beta") else None
+        if law is None:
+            parameters[name] = value
+            continue
+        here, there = law(operation, ranks), law(operation, nearest)
+        if far is not None and law(operation, far) != there:
+            slope = (fitted[far][name] - value) / (law(operation, far) - there)
+            parameters[name] = value + slope * (here - there)
+        else:
+            parameters[name] = value * here / there
+    doubt = (0.25 if far is None else 0.1) * abs(math.log2(ranks / nearest))
+    way = f"scaled from {nearest}" if far is None else f"interpolated between {nearest} and {far}"
+    note = f"{operation} was fitted on {', '.join(map(str, sorted(fitted)))} ranks; {ranks} are {way}"
+    return replace(near, parameters=parameters, stderr={}, spread=math.hypot(near.spread, doubt)), (note,)
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, changed: int, size: int) -> Platform:
+    """Read a file once for as long as it stays as it is."""
+    return Platform.load(path)
+
+
+def load_platform(platform: str | Path | Platform) -> Platform:
+    """Find a platform by gallery name or path.
+
+    Parameters
+    ----------
+    platform : str, Path or Platform
+        Name from `platforms`, path of a TOML file, or a platform, which is handed back [-].
+
+    Returns
+    -------
+    platform : Platform
+        The platform [-].
+
+    Raises
+    ------
+    PlatformError
+        For a name or file that does not exist, and for a file that is not a platform.
+
+    Examples
+    --------
+    >>> load_platform("a100-sxm-8").network.ranks
+    8
+    """
+    if isinstance(platform, Platform):
+        return platform
+    gallery = {path.stem: path for path in sorted(find_reference("platforms").glob("*.toml"))}
+    is_path = isinstance(platform, Path) or (
+        isinstance(platform, str) and (platform.endswith(".toml") or os.sep in platform)
+    )
+    if not is_path:
+        try:
+            path = gallery[check_choice("platform", platform, gallery)]
+        except ValueError as error:
+            raise PlatformError(f"{error}; a file needs its .toml ending") from None
+    else:
+        path = Path(platform)
+    try:
+        facts = path.stat()
+    except (OSError, ValueError) as error:
+        raise PlatformError(f"platform {str(path)!r} cannot be read: {error}; gallery: {', '.join(gallery)}") from error
+    return _read(path.resolve(), facts.st_mtime_ns, facts.st_size)
+
+
+def platforms() -> "polars.DataFrame":
+    """List the platforms that ship with perfkit.
+
+    Returns
+    -------
+    table : polars.DataFrame
+        Columns name, device, ranks [-], evidence (the kinds of numbers inside) and date of the newest number.
+
+    Examples
+    --------
+    >>> platforms()["name"].to_list()[0]
+    'a100-sxm-8'
+    """
+    import polars
+
+    rows = []
+    for path in sorted(find_reference("platforms").glob("*.toml")):
+        platform = load_platform(path)
+        entries = list(platform._numbers())
+        evidence = ", ".join(sorted({kind for _, _, _, _, kind, *_ in entries}))
+        newest = max((date for *_, date in entries), default="")
+        rows.append((path.stem, platform.device.name, platform.network.ranks, evidence, newest))
+    return polars.DataFrame(rows, schema=["name", "device", "ranks", "evidence", "date"], orient="row")

@@ -1,0 +1,151 @@
+"""Platform files: what TOML may hold, checked entry by entry, every fault named with its place."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from perfkit.estimates import COLLECTIVE_FORMS, CONTEXT_FORMS, FORMS
+from perfkit.fitting import Fit
+from perfkit.hardware import KINDS, expect_device, expect_network, expect_quantity
+from perfkit.models import collectives as forms
+from perfkit.models.kernels import TERMS
+from perfkit.resources import (
+    Reader,
+    expect,
+    expect_each,
+    expect_list,
+    expect_number,
+    expect_record,
+    expect_text,
+    expect_whole,
+)
+from perfkit.units import Values
+
+__all__ = ["EXAMPLE", "FORMAT", "UNITS", "PlatformError", "encode", "expect_platform"]
+
+#: Version of the file format that this perfkit reads and writes.
+FORMAT = 1
+#: A unit is one of these, or one over another.
+UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
+EXAMPLE = "reference_data/platforms/h100-sxm-8.toml"
+
+
+class PlatformError(ValueError):
+    """A platform file that cannot be used, with the place and the reason."""
+
+
+def encode(value: Any) -> Any:
+    """Plain tables, lists and numbers for TOML, without what is empty.
+
+    Parameters
+    ----------
+    value : object
+        A dataclass, mapping, sequence, number or text.
+
+    Returns
+    -------
+    plain : object
+        What TOML can hold.
+    """
+    if is_dataclass(value):
+        entries = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
+        return {name: entry for name, entry in entries.items() if entry not in (None, "", [], {})}
+    if isinstance(value, Mapping):
+        return {str(key): encode(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [encode(entry) for entry in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _expect_fit(known: Mapping[str, Callable[..., Values]]) -> Reader:
+    """Make a reader of fits; where their forms are known, the parameters must be those that the form takes."""
+    number, share, text = expect_number(), expect_number("-", low=0.0), expect_text()
+    unit = expect(
+        f"a base unit ({', '.join(UNITS)}) or one over another",
+        lambda value: isinstance(value, str) and value.count("/") < 2 and set(value.split("/")) <= set(UNITS),
+    )
+    read_fit = expect_record(
+        Fit,
+        ("kind", "source", "units"),
+        form=expect_text(*known),
+        parameters=expect_each(number),
+        stderr=expect_each(share),
+        spread=share,
+        bias=number,
+        ranges=expect_each(expect_list(number)),
+        n=expect_whole(),
+        kind=expect_text(*KINDS),
+        source=text,
+        date=text,
+        notes=expect_list(text),
+        units=expect_each(unit),
+        at_bounds=expect_list(text),
+    )
+
+    def read(value: Any, place: str) -> Fit:
+        fit = read_fit(value, place)
+        names, needed = set(fit), set(fit)
+        if known:
+            takes = signature(known[fit.form]).parameters.values()
+            keywords = [p for p in takes if p.kind is p.KEYWORD_ONLY]
+            needed = {p.name for p in keywords if p.default is p.empty}
+            names = set(TERMS) if fit.form == "additive" else {p.name for p in keywords}
+        for part, wanted, allowed in (
+            ("parameters", needed, names),
+            ("units", set(fit), set(fit)),
+            ("stderr", set(), set(fit)),
+        ):
+            found = set(getattr(fit, part))
+            for name in sorted((wanted - found) | (found - allowed)):
+                fault = "missing" if name in wanted else "not a parameter of this fit"
+                raise ValueError(f"{place}.{part}.{name} is {fault}; {fit.form} takes {', '.join(sorted(names))}")
+        for name, ends in fit.ranges.items():
+            if len(ends) != 2 or ends[0] > ends[1]:
+                raise ValueError(f"{place}.ranges.{name} is {list(ends)}; it must be two numbers, the lower one first")
+        # A time, rate or exponent of zero would divide by zero in these two; a launch may cost nothing.
+        for name in set(fit) - {"launch"} if fit.form in ("pipelined", "roofline") else ():
+            expect_number(fit.units[name], low=0.0, above=True)(fit[name], f"{place}.parameters.{name}")
+        return fit
+
+    return read
+
+
+def expect_platform(record: type) -> Reader:
+    """Make a reader of whole platforms.
+
+    Parameters
+    ----------
+    record : type
+        The class to fill, with the fields of a platform.
+
+    Returns
+    -------
+    reader : callable
+        Gives a platform, see `perfkit.resources.expect`.
+    """
+    read_collectives = expect_each(_expect_fit({name: getattr(forms, name) for name in COLLECTIVE_FORMS}))
+
+    def collectives(value: Any, place: str) -> dict[str, Fit]:
+        for key in value if isinstance(value, dict) else ():
+            if not re.fullmatch(rf"({'|'.join(forms.OPERATIONS)})\.([2-9]|[1-9][0-9]+)", key, re.ASCII):
+                rule = f"<operation>.<ranks>, such as all_reduce.8; operations are {', '.join(forms.OPERATIONS)}"
+                raise ValueError(f"{place} has an entry {json.dumps(key)}; its name must be {rule}")
+        return read_collectives(value, place)
+
+    text = expect_text()
+    return expect_record(
+        record,
+        name=text,
+        device=expect_device(),
+        network=expect_network(),
+        kernels=expect_each(_expect_fit(FORMS)),
+        collectives=collectives,
+        host=expect_each(expect_quantity("s", zero=True)),
+        context=expect_each(_expect_fit(CONTEXT_FORMS)),
+        provenance=expect_each(text),
+    )

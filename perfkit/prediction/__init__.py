@@ -1,0 +1,3 @@
+"""From a graph and a platform to the time of one iteration."""
+
+__all__: list[str] = []

@@ -1,0 +1,207 @@
+"""From operations to seconds: what every operation of a graph costs on a platform, alone and inside an iteration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfkit.fitting import Fit
+from perfkit.models.caches import lru_misses, miss_share, page_walks, unique_rows
+from perfkit.models.embedding import row_traffic
+from perfkit.models.kernels import in_context
+from perfkit.platform import Platform
+from perfkit.units import Array
+from perfkit.workloads.graph import FEATURES, Graph
+
+__all__ = ["PAGE", "Costs", "find_context", "find_iteration", "price", "size_operations"]
+
+#: Bytes of a page of memory [B].
+PAGE = 4096.0
+
+_SIZES = {name: index for index, name in enumerate(FEATURES)}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Time of every operation of one rank, in program order.
+
+    Parameters
+    ----------
+    seconds : array
+        Time inside an iteration; zero for collectives [s].
+    hot, cold : array
+        Time of the isolated kernel with all operands near, and what distant operands add [s].
+    page_walks : array
+        Lookups whose page address has to be found by a walk [-].
+    spread : array
+        Standard deviation of the logarithm of each class's time, shared by its operations [-].
+    unmodelled : mapping of str to float
+        Time of operations priced as plain memory traffic, by name [s].
+    """
+
+    seconds: Array
+    hot: Array
+    cold: Array
+    page_walks: Array
+    spread: Array
+    unmodelled: Mapping[str, float] = field(default_factory=dict)
+
+
+def _rows(graph: Graph, capacities: tuple[float, float], entries: float) -> dict[str, Array]:
+    """Embedding rows by operation: bytes touched, distinct ones, bytes from behind each cache, and page walks."""
+    out = {name: np.zeros(len(graph)) for name in ("row_bytes", "unique_bytes", "page_walks", "rows_l2", "rows_l3")}
+    touched = np.flatnonzero(graph.column("lookups") > 0)
+    if not len(touched):
+        return out
+    nbytes = row_traffic(graph.column("dim")[touched], 4, 64)
+    out["row_bytes"][touched] = graph.column("lookups")[touched] * nbytes
+    kinds = np.array([graph.labels[i][1] for i in touched])
+    forward = touched[kinds == "embedding_forward"]
+    if not len(forward):
+        return out
+    number = graph.column("table").astype(int)
+    tables = [graph.tables[t] for t in number[forward]]
+    laws, lookups = [t.distribution for t in tables], graph.column("lookups")[forward]
+    row = row_traffic(graph.column("dim")[forward], tables[0].itemsize, 64)
+    unique, dense = np.array([float(unique_rows(d, n)) for d, n in zip(laws, lookups, strict=True)]), graph.footprint
+    distinct = np.zeros(len(graph.tables))
+    distinct[number[forward]] = unique
+    own = distinct[number]  # distinct rows of the table that each operation works on
+    tabled = np.array([i for i in touched if graph.labels[i][0] != "embedding_dense_backward"])
+    out["unique_bytes"][tabled] = own[tabled] / graph.column("lookups")[tabled] * out["row_bytes"][tabled]
+    update = touched[kinds == "embedding_update"]  # its rows were looked up earlier in the same iteration
+    for level, capacity in zip(("rows_l2", "rows_l3"), capacities, strict=True):
+        misses = lru_misses(laws, lookups, row, capacity=capacity, dense_bytes=dense)
+        out[level][forward] = misses * out["row_bytes"][forward]
+        again = miss_share(dense + float(unique @ row), capacity=capacity)
+        out[level][update] = again * out["unique_bytes"][update]
+    out["page_walks"][forward] = lookups * page_walks(laws, lookups, row, entries=entries, dense_bytes=dense)
+    pages = np.maximum(np.array([t.nbytes for t in tables]) / PAGE, 1.0)
+    distance = float((pages * -np.expm1(-unique / pages)).sum()) + dense / PAGE
+    out["page_walks"][update] = own[update] * miss_share(distance, capacity=entries)
+    dense_backward = np.array([i for i in tabled if graph.labels[i][2] == "dense"], dtype=int)
+    sizes = np.array([graph.tables[t].nbytes for t in number[dense_backward]]) / PAGE
+    out["page_walks"][dense_backward] = own[dense_backward] * miss_share(sizes, capacity=entries)
+    return out
+
+
+def size_operations(graph: Graph, *, capacities: tuple[float, float], entries: float) -> dict[str, Array]:
+    """Sizes of every operation as the kernel forms take them, with traffic by the cache it comes from.
+
+    Parameters
+    ----------
+    graph : Graph
+        One rank's iteration.
+    capacities : (float, float)
+        Bytes that the two cache levels effectively hold [B].
+    entries : float
+        Pages that the translation buffer effectively holds [-].
+
+    Returns
+    -------
+    sizes : dict of str to array
+        `perfkit.workloads.graph.FEATURES`, traffic ``nbytes`` and ``beyond_l2``, ``beyond_l3`` [B], and for embeddings
+        ``row_bytes``, ``unique_bytes`` [B] and ``page_walks`` [-].
+    """
+    sizes = {name: graph.features[:, index] for name, index in _SIZES.items()}
+    rows = _rows(graph, capacities, entries)
+    operation = graph.accesses[:, 0].astype(np.intp)
+    for level, capacity in zip(("l2", "l3"), capacities, strict=True):
+        far = graph.accesses[:, 2] * miss_share(graph.distances, capacity=capacity)
+        sizes[f"beyond_{level}"] = np.bincount(operation, weights=far, minlength=len(graph)) + rows[f"rows_{level}"]
+    collective = np.array([label[1] == "collective" for label in graph.labels], dtype=bool)
+    sizes["nbytes"] = np.where(collective, sizes["nbytes"], graph.traffic)
+    return sizes | {name: rows[name] for name in ("row_bytes", "unique_bytes", "page_walks")}
+
+
+def find_context(platform: Platform, kind: str, variant: str) -> Fit | None:
+    """Context fit of an operation class: its own, or that of all operations of its kind.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where it runs.
+    kind : str
+        Operation class.
+    variant : str
+        Finer class.
+
+    Returns
+    -------
+    fit : Fit or None
+        Parameters of `perfkit.models.kernels.in_context`; None on a platform without calibration in context.
+    """
+    return platform.context.get(f"{kind}.{variant}") or platform.context.get(kind)
+
+
+def find_iteration(platform: Platform, family: str, ranks: int) -> Fit | None:
+    """Fit of whole iterations of a family, of any family where this one was never calibrated.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where it runs.
+    family : str
+        Workload family.
+    ranks : int
+        Ranks that take part [-].
+
+    Returns
+    -------
+    fit : Fit or None
+        ``scale`` on all operations, ``per_operation`` host time [s]; None without calibration in context.
+    """
+    parallel = platform.context.get(f"iteration.{family}.parallel") if ranks > 1 else None
+    return parallel or platform.context.get(f"iteration.{family}") or platform.context.get("iteration")
+
+
+def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
+    """Price every operation of a graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        One rank's iteration.
+    platform : Platform
+        Where it runs.
+    dtype : str
+        Data type whose peak applies.
+
+    Returns
+    -------
+    costs : Costs
+        Time of each operation; an operation class without a kernel model is timed as traffic and named.
+
+    Notes
+    -----
+    Every operand comes from the memory level that its reuse distance in the iteration asks for: that is the difference
+    between ``hot`` and ``cold``. What an iteration adds beyond is in `perfkit.models.kernels.in_context`.
+    """
+    sizes = size_operations(graph, capacities=platform.cache_capacities, entries=platform.page_entries)
+    n = len(graph)
+    hot, cold, seconds, spread = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
+    unmodelled: dict[str, float] = {}
+    for (kind, variant), members in graph.kernels.items():
+        if kind == "collective":
+            continue
+        part = {name: values[members] for name, values in sizes.items()}
+        key = f"{kind}.{variant}" if f"{kind}.{variant}" in platform.kernels else kind
+        fit = platform.kernels.get(key)
+        if fit is None:
+            hot[members] = (part["nbytes"] + part["row_bytes"]) / float(platform.device.bandwidth(1e12))
+            unmodelled[graph.labels[members[0]][0]] = float(hot[members].sum())
+        elif fit.form == "roofline":  # compute and traffic overlap: there is no cold part to tell apart
+            passes = 2.0 if kind == "embedding_update" else 1.0
+            hot[members] = platform.kernel_time(
+                key, part | {"nbytes": part["nbytes"] + passes * part["row_bytes"]}, dtype=dtype
+            )
+        else:
+            total = platform.kernel_time(key, part, dtype=dtype)
+            near = part | {name: np.zeros(len(members)) for name in ("beyond_l2", "beyond_l3", "page_walks")}
+            hot[members] = np.minimum(platform.kernel_time(key, near, dtype=dtype), total)
+            cold[members] = total - hot[members]
+        context = find_context(platform, kind, variant)
+        part = {"hot": hot[members], "cold": cold[members], "page_walks": part["page_walks"]}
+        seconds[members] = in_context(part, **(context if context is not None else {}))
+        spread[members] = context.spread if context else fit.spread if fit else 1.0
+    return Costs(seconds, hot, cold, sizes["page_walks"], spread, unmodelled)

@@ -1,0 +1,164 @@
+"""One training iteration as columns: every operation with its sizes, and every tensor it reads and writes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfkit.models.caches import reuse_distances
+
+if TYPE_CHECKING:
+    import polars
+
+    from perfkit.workloads.tables import EmbeddingTable
+
+__all__ = ["COLLECTIVES", "FEATURES", "KINDS", "PHASES", "Graph", "Operation"]
+
+#: Operation classes: what a platform holds one set of kernel parameters for.
+KINDS = (
+    "gemm",
+    "bmm",
+    "attention",
+    "elementwise",
+    "rowwise",
+    "copy",
+    "embedding_forward",
+    "embedding_backward",
+    "embedding_update",
+    "collective",
+)
+PHASES = ("forward", "backward", "update")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+#: Sizes that the closed forms consume, one number per operation; zero where they do not apply.
+FEATURES = ("flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim", "table", "nbytes")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of an iteration, as `Graph` hands it out.
+
+    Parameters
+    ----------
+    name : str
+        The framework's name, such as ``addmm``.
+    kind : str
+        Operation class, one of `KINDS`.
+    variant : str
+        Finer class within the kind, such as a GEMM layout or an elementwise function.
+    phase : str
+        One of `PHASES`.
+    module : str
+        Path of the module it belongs to.
+    features : mapping
+        Sizes by name, see `FEATURES`.
+    """
+
+    name: str
+    kind: str
+    variant: str
+    phase: str
+    module: str
+    features: Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """The operations of one iteration on one rank, in program order, stored as columns.
+
+    Parameters
+    ----------
+    labels : tuple of (str, str, str, str, str)
+        Name, kind, variant, phase and module of every operation.
+    features : array
+        One row per operation, one column per entry of `FEATURES`, each in its unit [-].
+    accesses : array
+        Operation index, buffer number, bytes [B] and 1 for a write, one row per tensor read or written.
+    tables : tuple of EmbeddingTable
+        Tables the embedding operations refer to by number.
+    parameters : int
+        Trained numbers on this rank [-].
+    """
+
+    labels: tuple[tuple[str, str, str, str, str], ...]
+    features: np.ndarray
+    accesses: np.ndarray
+    tables: "tuple[EmbeddingTable, ...]" = ()
+    parameters: int = 0
+    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Operation:
+        sizes = dict(zip(FEATURES, map(float, self.features[index]), strict=True))
+        return Operation(*self.labels[index], features=sizes)
+
+    def __repr__(self) -> str:
+        return f"Graph({len(self)} operations, {self.column('flops').sum():.3g} FLOP, {self.parameters} parameters)"
+
+    def column(self, name: str) -> np.ndarray:
+        """Values of one feature for every operation.
+
+        Parameters
+        ----------
+        name : str
+            One of `FEATURES`.
+
+        Returns
+        -------
+        values : array
+            One number per operation, in the unit of the feature.
+        """
+        return self.features[:, FEATURES.index(name)]
+
+    @cached_property
+    def kernels(self) -> dict[tuple[str, str], np.ndarray]:
+        """Indices of the operations by (kind, variant), in order of first appearance."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for index, (_, kind, variant, _, _) in enumerate(self.labels):
+            groups.setdefault((kind, variant), []).append(index)
+        return {key: np.array(members) for key, members in groups.items()}
+
+    @cached_property
+    def collectives(self) -> np.ndarray:
+        """Positions of the collectives in program order."""
+        return np.flatnonzero([label[1] == "collective" for label in self.labels])
+
+    @cached_property
+    def traffic(self) -> np.ndarray:
+        """Bytes each operation reads and writes, each operand counted once [B]."""
+        return np.bincount(self.accesses[:, 0].astype(np.intp), weights=self.accesses[:, 2], minlength=len(self))
+
+    @cached_property
+    def distances(self) -> np.ndarray:
+        """Bytes touched since each access's buffer was last touched, the iteration taken as a cycle [B]."""
+        return reuse_distances(self.accesses[:, 1].astype(np.intp), self.accesses[:, 2])
+
+    @cached_property
+    def footprint(self) -> float:
+        """Distinct bytes one iteration touches, embedding rows aside [B]."""
+        if not len(self.accesses):
+            return 0.0
+        order = np.argsort(self.accesses[:, 1], kind="stable")
+        starts = np.flatnonzero(np.diff(self.accesses[order, 1], prepend=-1))
+        return float(np.maximum.reduceat(self.accesses[order, 2], starts).sum())
+
+    def table(self) -> "polars.DataFrame":
+        """Every operation with its labels, sizes and traffic as a Polars frame.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            One row per operation; sizes as in `FEATURES`, ``traffic`` in bytes.
+        """
+        import polars
+
+        labels = zip(*self.labels, strict=True) if self.labels else ((),) * 5
+        data: dict[str, Any] = {
+            key: list(v) for key, v in zip(("name", "kind", "variant", "phase", "module"), labels, strict=True)
+        }
+        data |= {name: self.column(name) for name in FEATURES}
+        return polars.DataFrame(data | {"traffic": self.traffic})

@@ -1,0 +1,70 @@
+"""Fixtures that several test modules share."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from perfkit.fitting import Fit
+from perfkit.hardware import Device, Link, MemoryLevel, Network, Quantity
+from perfkit.measure.kernels import draw_cases
+from perfkit.models.kernels import term_names
+from perfkit.platform import Platform
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A busy machine is no failure, and the same tree is judged the same way twice. To look for new counter-examples:
+#     pytest --hypothesis-profile explore
+settings.register_profile("explore", deadline=None, max_examples=2000)
+settings.register_profile("perfkit", deadline=None, derandomize=True)
+settings.load_profile("perfkit")
+
+#: Plausible time of one of each term of `perfkit.models.kernels.TERMS` on one core [s].
+COSTS: Mapping[str, float] = {
+    "launch": 2e-6, "flops": 1e-11, "tiled_flops": 5e-12, "products": 2e-8, "product_rows": 1e-8, "outputs": 1e-10,
+    "left": 5e-11, "right": 5e-11, "nbytes": 1e-11, "beyond_l2": 1e-11, "beyond_l3": 3e-11, "elements": 1e-10,
+    "rows": 1e-8, "columns": 2e-9, "bags": 5e-9, "lookups": 2e-9, "sorted_lookups": 1e-9, "row_bytes": 2e-11,
+    "page_walks": 3e-8, "unique_bytes": 1e-11,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of other people's measurements, which lie beside the repository; without it the test is skipped."""
+    folder = Path(os.environ.get("PERFKIT_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no validation data at {folder} (set PERFKIT_SHARED_DATA)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy() -> Platform:
+    """An invented CPU of two ranks on which every class of operations has a model with known parameters."""
+
+    def quantity(value: float, unit: str) -> Quantity:
+        return Quantity(value, unit, "assumed", "invented for tests")
+
+    kernels = {}
+    for kind, variant in sorted({(case.kind, case.variant) for case in draw_cases(0, density=0.1)}):
+        terms = {name: COSTS.get(name, 1e-11) for name in term_names(kind, variant)}
+        about = {"kind": "assumed", "source": "invented for tests", "units": dict.fromkeys(terms, "s")}
+        kernels[f"{kind}.{variant}"] = Fit("additive", terms, spread=0.05, **about)
+    names = "all_reduce all_gather reduce_scatter all_to_all broadcast".split()
+    about = {
+        "kind": "assumed",
+        "source": "invented for tests",
+        "units": {"alpha": "s", "beta": "s/B", "sharpness": "-"},
+    }
+    curve = Fit("pipelined", {"alpha": 5e-5, "beta": 4e-10, "sharpness": 0.6}, spread=0.05, **about)
+    near = MemoryLevel("L2", quantity(2.0**20, "B"), quantity(120e9, "B/s"))
+    middle = MemoryLevel("L3", quantity(2.0**25, "B"), quantity(80e9, "B/s"))
+    far = MemoryLevel("DRAM", quantity(2.5e10, "B"), quantity(20e9, "B/s"))
+    return Platform(
+        "toy",
+        Device("invented core", "cpu", {"fp32": quantity(1e11, "FLOP/s")}, (near, middle, far)),
+        Network(2, links={"intra": Link(quantity(5e9, "B/s"), quantity(5e-5, "s"))}),
+        kernels=kernels,
+        collectives={f"{name}.2": curve for name in names},
+    )

@@ -1,0 +1,296 @@
+"""Calibration: a platform whose parameters are known is measured in numbers only, fitted, and found again."""
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfkit import calibration
+from perfkit.calibration import fit_platform, judge_kernels, size_cases
+from perfkit.fitting import Fit
+from perfkit.measure.kernels import Case, draw_cases
+from perfkit.models.collectives import pipelined
+from perfkit.models.kernels import additive, in_context
+from perfkit.platform import Platform
+from perfkit.prediction.cost import price
+from perfkit.prediction.result import predict
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.samples import dump
+from perfkit.workloads.transformer import Transformer
+
+NOMINAL = (2.0**20, 2.0**25)
+CAPACITIES = {"l2": 0.7 * NOMINAL[0], "l3": 0.6 * NOMINAL[1], "pages": 2048.0}
+CONTEXT = {"scale": 1.15, "cold_scale": 1.0, "launch": 1e-6}
+HOST = 3e-6  # of each operation of an iteration, outside its kernel [s]
+NOISE = 0.02
+MODELS: list[tuple[DLRM | Transformer, tuple[int, ...] | None]] = [
+    *((DLRM(rows=[r] * t, dim=d, pooling=p, batch=b, exponent=e, bottom=[64], top=[96, 32], sparse=s), None)
+      for t, r, d, p, b, e, s in ((4, 2000, 16, 3, 128, 0.0, True), (7, 30000, 32, 8, 256, 0.8, True),
+                                  (5, 900, 64, 1, 512, 1.1, False), (10, 90000, 24, 5, 64, 0.4, True),
+                                  (6, 12000, 16, 20, 200, 0.6, False))),
+    *((build(layers=n, hidden=h, heads=4, sequence=q, batch=b, vocabulary=v, attention=a, optimizer=o), None)
+      for build, n, h, q, b, v, a, o in ((Transformer.bert, 2, 64, 32, 4, 900, "fused", "adamw"),
+                                         (Transformer.gpt2, 3, 96, 48, 2, 2000, "eager", "sgd"),
+                                         (Transformer.gpt2, 2, 128, 64, 3, 1200, "fused", "adamw"),
+                                         (Transformer.bert, 4, 64, 40, 2, 3000, "eager", "adamw"))),
+    *((DLRM(rows=[r] * 4, dim=16, pooling=4, batch=b, bottom=[32], top=[32], features=13), owners)
+      for r, b, owners in ((3000, 256, (0, 1, 1, 0)), (800, 1024, (1, 1, 1, 0)), (20000, 128, (0, 1, 0, 1)))),
+]  # fmt: skip
+
+
+def true_platform(toy: Platform) -> Platform:
+    caches = Fit("caches", CAPACITIES, units={"l2": "B", "l3": "B", "pages": "-"}, kind="assumed", source="test")
+    return replace(toy, context={"caches": caches})
+
+
+def operands(case: Case) -> float:
+    """Bytes that one call touches; which they are exactly is the business of the measuring code."""
+    s = case.sizes
+    if case.kind in ("gemm", "bmm", "attention"):
+        return 4.0 * s["batch"] * (s["m"] * s["k"] + s["k"] * s["n"] + s["m"] * s["n"])
+    return 12.0 * s["elements"]
+
+
+def kernel_rows(truth: Platform, seed: int, density: float) -> list[dict[str, Any]]:
+    rng = np.random.default_rng([seed, 7])
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for case in draw_cases(seed, density=density):
+        groups.setdefault(f"{case.kind}.{case.variant}", []).append({**asdict(case), "nbytes": operands(case)})
+    rows = []
+    for key, group in groups.items():
+        seconds = additive(size_cases(group, (CAPACITIES["l2"], CAPACITIES["l3"]), CAPACITIES["pages"]),
+                           **truth.kernels[key])  # fmt: skip
+        for row, t in zip(group, seconds * np.exp(NOISE * rng.standard_normal(len(group))), strict=True):
+            rows.append({**row, "median": t, "q1": 0.98 * t, "q3": 1.03 * t, "halves": [t, t], "cpu_share": 1.0})
+    return rows
+
+
+def iteration_rows(truth: Platform) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(11)
+    rows = []
+    for number, (workload, owners) in enumerate(MODELS):
+        ranks = 1 if owners is None else 2
+        plan = Plan.from_owners(owners, ranks=2) if owners else None
+        runs, walls = [], []
+        for graph in workload.graphs(ranks, plan):
+            costs = price(graph, truth)
+            parts = {"hot": costs.hot, "cold": costs.cold, "page_walks": costs.page_walks}
+            seconds = in_context(parts, **CONTEXT)
+            for place in graph.collectives:
+                operation = graph[int(place)]
+                seconds[place] = truth.collective_time(operation.name, operation.features["nbytes"], ranks=ranks)
+            seconds = seconds * np.exp(NOISE * rng.standard_normal(len(seconds)))
+            walls.append(float(seconds.sum()) + HOST * len(graph))
+            runs.append({"operation_seconds": seconds.tolist()})
+        wall = max(walls) * float(np.exp(NOISE * rng.standard_normal()))
+        for run in runs:
+            run |= {"median": wall, "q1": wall, "q3": wall, "halves": [wall, wall], "n": 10}
+        rows.append(
+            {"name": f"sample-{number}", "family": "x", "workload": dump(workload), "owners": owners, "runs": runs}
+        )
+    return rows
+
+
+@pytest.fixture(scope="module")
+def truth(toy: Platform) -> Platform:
+    return true_platform(toy)
+
+
+@pytest.fixture(scope="module")
+def measurements(truth: Platform) -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    collectives = []
+    for key, fit in truth.collectives.items():
+        for nbytes in 4.0 * 2.0 ** np.arange(8, 23):
+            t = float(pipelined(nbytes, **fit) * np.exp(NOISE * rng.standard_normal()))
+            row = {"q1": t, "median": 1.1 * t, "q3": 1.3 * t, "mean": 1.2 * t, "n": 50}
+            collectives.append({"operation": key.split(".")[0], "nbytes": nbytes, **row})
+    return {
+        "format": 1, "id": "cpu-toy-2 measured 2026-11-20", "device": "cpu", "ranks": 2, "ranks_per_node": 2,
+        "date": "2026-11-20", "machine": {"processor": "toy", "cores": "2"}, "versions": {"torch": "2.x"},
+        "caches": {"L1": 2.0**15, "L2": NOMINAL[0], "L3": NOMINAL[1]}, "memory_bytes": 2.5e10,
+        "kernels": kernel_rows(truth, 0, 0.2), "collectives": collectives, "iterations": iteration_rows(truth),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def platform(measurements: Mapping[str, Any]) -> Platform:
+    return fit_platform(measurements, name="found again")
+
+
+@pytest.fixture
+def quick(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are the same ones: what they were fitted to need not be found twice."""
+    known = (dict(platform.context["caches"]), dict(platform.kernels))
+    monkeypatch.setattr(calibration, "_choose_caches", lambda *_: known)
+
+
+def test_every_class_is_fitted(platform: Platform, truth: Platform) -> None:
+    assert set(platform.kernels) == set(truth.kernels)
+    assert set(platform.collectives) == set(truth.collectives)
+    assert platform.name == "found again"
+    assert platform.provenance["id"] == "cpu-toy-2 measured 2026-11-20"
+    assert all(fit.source == platform.provenance["id"] for fit in platform.kernels.values())
+    assert platform.network.ranks == 2
+
+
+def test_times_of_other_sizes_are_found_again(platform: Platform, truth: Platform) -> None:
+    errors = judge_kernels(platform, kernel_rows(truth, 1, 0.2))
+    assert set(errors) <= set(truth.kernels)
+    everything = np.abs(np.concatenate(list(errors.values())))
+    assert np.median(everything) < 2.5 * NOISE
+    assert np.percentile(everything, 90) < 0.2
+    for key, values in errors.items():
+        assert np.median(np.abs(values)) < 0.25, key
+
+
+def test_judging_the_truth_shows_only_the_noise(truth: Platform) -> None:
+    errors = np.concatenate(list(judge_kernels(truth, kernel_rows(truth, 1, 0.2)).values()))
+    assert errors.std() == pytest.approx(NOISE, rel=0.15)
+    assert abs(errors.mean()) < 0.3 * NOISE
+
+
+def test_parameters_of_plain_classes_are_found_again(platform: Platform, truth: Platform) -> None:
+    for name in ("relu", "add", "mul_", "addcdiv_"):
+        found, known = platform.kernels[f"elementwise.{name}"], truth.kernels[f"elementwise.{name}"]
+        assert found["launch"] == pytest.approx(known["launch"], rel=0.1)
+        assert found["nbytes"] == pytest.approx(known["nbytes"], rel=0.25)
+        assert found.spread < 4 * NOISE
+
+
+def test_caches_are_found_near_their_size(platform: Platform) -> None:
+    found = platform.context["caches"]
+    assert found["l2"] == pytest.approx(CAPACITIES["l2"], rel=0.35)
+    assert found["l3"] == pytest.approx(CAPACITIES["l3"], rel=0.35)
+    assert platform.cache_capacities == (found["l2"], found["l3"])
+
+
+def test_collectives_are_found_again(platform: Platform, truth: Platform) -> None:
+    for key, fit in platform.collectives.items():
+        assert fit["alpha"] == pytest.approx(truth.collectives[key]["alpha"], rel=0.1)
+        assert fit["beta"] == pytest.approx(truth.collectives[key]["beta"], rel=0.1)
+        assert any("1.20 times" in note for note in fit.notes)
+
+
+def test_iterations_are_found_again(platform: Platform, measurements: Mapping[str, Any]) -> None:
+    for family in ("dlrm", "transformer"):
+        fit = platform.context[f"iteration.{family}"]
+        assert fit["scale"] == pytest.approx(1, abs=0.1)
+        assert fit.get("per_operation", 0.0) == pytest.approx(HOST, rel=0.6)
+    for row, (workload, owners) in zip(measurements["iterations"], MODELS, strict=True):
+        plan = Plan.from_owners(owners, ranks=2) if owners else None
+        prediction = predict(workload, platform, ranks=2 if plan else 1, plan=plan)
+        assert prediction.time == pytest.approx(row["runs"][0]["median"], rel=0.15), row["name"]
+        assert prediction.warnings == ()
+
+
+def test_an_iteration_never_measured_lies_in_its_interval(platform: Platform, truth: Platform) -> None:
+    workload = DLRM(rows=[7000] * 6, dim=32, pooling=6, batch=300, bottom=[48], top=[64], features=13)
+    graph = workload.graphs()[0]
+    costs = price(graph, truth)
+    parts = {"hot": costs.hot, "cold": costs.cold, "page_walks": costs.page_walks}
+    expected = float(in_context(parts, **CONTEXT).sum()) + HOST * len(graph)
+    low, high = predict(workload, platform).interval(0.95)
+    assert low < expected < high
+
+
+def test_a_calibrated_platform_survives_its_file(platform: Platform) -> None:
+    again = Platform.from_toml(platform.to_toml())
+    assert again == platform
+    workload = MODELS[0][0]
+    assert predict(workload, again).time == predict(workload, platform).time
+
+
+def test_every_number_has_its_origin(platform: Platform) -> None:
+    frame = platform.table()
+    assert frame.filter(frame["source"] == "").height == 0
+    assert set(frame["kind"]) <= {"measured", "fitted", "datasheet"}
+
+
+# Spreads.
+
+
+@pytest.mark.usefixtures("quick")
+def test_iterations_that_scatter_widen_the_interval(measurements: Mapping[str, Any], platform: Platform) -> None:
+    """The spread is that of iterations left out: noise that the fit has seen cannot hide in it."""
+    rng = np.random.default_rng(5)
+    noisy = copy.deepcopy(dict(measurements))
+    for row in noisy["iterations"]:
+        factor = float(np.exp(0.3 * rng.standard_normal()))
+        for run in row["runs"]:
+            run["median"] *= factor
+    scattered = fit_platform(noisy)
+    for family in ("dlrm", "transformer"):
+        calm, wild = (p.context[f"iteration.{family}"].spread for p in (platform, scattered))
+        assert wild > 2 * calm
+        assert 0.1 < wild < 1.5
+    workload = MODELS[0][0]
+    assert predict(workload, scattered).spread > predict(workload, platform).spread
+    assert platform.context["iteration"].spread >= max(
+        platform.context[f"iteration.{family}"].spread for family in ("dlrm", "transformer")
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_left_out_runs_are_left_out(measurements: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wild iteration shows in the spread of its family in full, as no fit that it is judged by has seen it."""
+    spoilt = copy.deepcopy(dict(measurements))
+    spoilt["iterations"] = spoilt["iterations"][:9]
+    for run in spoilt["iterations"][0]["runs"]:
+        run["median"] *= 3.0
+    seen: dict[int, float] = {}
+    monkeypatch.setattr(calibration, "_conformal", lambda logs, *_: seen.setdefault(len(seen), max(np.abs(logs))))
+    fit_platform(spoilt)
+    assert max(seen.values()) == pytest.approx(np.log(3), rel=0.25)
+
+
+def test_conformal_spread_of_normal_errors() -> None:
+    draws = np.random.default_rng(0).normal(0, 0.1, (400, 14))
+    spreads = np.array([calibration._conformal(row.tolist()) for row in draws])
+    assert np.median(spreads) == pytest.approx(0.1, rel=0.25)
+    fresh = np.abs(np.random.default_rng(1).normal(0, 0.1, 400))
+    assert np.mean(fresh <= 1.2816 * spreads) >= 0.77, "an 80 % interval holds at least about 80 %"
+
+
+# What may be missing, and what is refused.
+
+
+@pytest.mark.usefixtures("quick")
+def test_kernels_alone_make_a_platform(measurements: Mapping[str, Any]) -> None:
+    alone = fit_platform({**measurements, "collectives": [], "iterations": [], "ranks": 1})
+    assert alone.name.startswith("cpu")
+    assert set(alone.context) == {"caches"}
+    assert not alone.collectives
+    with pytest.warns(UserWarning, match="never calibrated with dlrm iterations"):
+        assert predict(MODELS[0][0], alone).time > 0
+    with pytest.raises(ValueError, match="ranks is 2"):
+        predict(MODELS[0][0], alone, ranks=2)
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_rank_alone_says_what_several_lack(measurements: Mapping[str, Any]) -> None:
+    alone = fit_platform({**measurements, "iterations": measurements["iterations"][:9]})
+    with pytest.warns(UserWarning, match="never calibrated with dlrm iterations on several ranks"):
+        predict(MODELS[-1][0], alone, ranks=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict(MODELS[0][0], alone)
+
+
+@pytest.mark.parametrize("version", [None, 0, 2, "1", 1.5])
+def test_another_format_is_refused(measurements: Mapping[str, Any], version: object) -> None:
+    with pytest.raises(ValueError, match=r"format is .*; this perfkit reads measurements of format 1; measure again"):
+        fit_platform({**measurements, "format": version})
+
+
+@pytest.mark.usefixtures("quick")
+def test_iterations_of_another_framework_are_refused(measurements: Mapping[str, Any]) -> None:
+    other = copy.deepcopy(dict(measurements))
+    other["iterations"][0]["runs"][0]["operation_seconds"].pop()
+    with pytest.raises(ValueError, match=r"iteration sample-0 was measured with \d+ operations and its graph has \d+"):
+        fit_platform(other)

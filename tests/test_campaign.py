@@ -1,0 +1,348 @@
+"""Campaigns: what is finished is kept, what fails says why, and no process or half-written file is left behind."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfkit import campaign
+from perfkit.campaign import Campaign, calibrate, check, check_target, measure_samples
+from perfkit.measure import runner
+from perfkit.measure.kernels import Case
+from perfkit.measure.machine import count_cores
+from perfkit.measure.runner import ENVIRONMENT, MeasurementError, Timing, run_processes, time_calls
+from perfkit.platform import Platform
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.samples import Sample
+
+TINY = DLRM(rows=[100, 50], dim=8, pooling=2, bottom=[8], top=[8], features=4, batch=8)
+RELU = ["elementwise", "relu", {"elements": 64}]
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[str]]]:
+    """Every process that a measurement starts; none may outlive the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    class Watched(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr(runner.subprocess, "Popen", Watched)
+    yield started
+    assert all(process.returncode is not None for process in started)
+    for process in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
+
+
+# What is finished is kept.
+
+
+def jobs(calls: list[str], fail: str = "") -> dict[str, Callable[[], Any]]:
+    def job(name: str) -> Callable[[], Any]:
+        def run() -> list[str]:
+            calls.append(name)
+            if name == fail:
+                raise MeasurementError("measuring process 0 was killed by signal 9")
+            return [name]
+
+        return run
+
+    return {name: job(name) for name in ("a", "b", "c")}
+
+
+def test_a_rerun_continues_where_the_last_one_stopped(tmp_path: Path) -> None:
+    kept, calls = Campaign(tmp_path / "work", progress=False), []
+    with pytest.raises(MeasurementError):
+        kept.run("kernels", jobs(calls, fail="b"))
+    assert calls == ["a", "b"]
+    assert kept.run("kernels", jobs(calls)) == {"a": ["a"], "b": ["b"], "c": ["c"]}
+    assert calls == ["a", "b", "b", "c"], "only what was missing ran again"
+    assert kept.run("other stage", jobs(calls)) == {"a": ["a"], "b": ["b"], "c": ["c"]}
+    assert calls[4:] == ["a", "b", "c"], "stages do not share results"
+    kept.close()
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_campaign_without_a_folder_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls: list[str] = []
+    for _ in range(2):
+        Campaign(None, progress=False).run("kernels", jobs(calls))
+    assert calls == ["a", "b", "c"] * 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    calls: list[str] = []
+    first = jobs(calls)
+    with pytest.raises(KeyboardInterrupt):
+        Campaign(tmp_path, progress=False).run("kernels", {"a": first["a"], "b": interrupt})
+    assert Campaign(tmp_path, progress=False).run("kernels", {"a": interrupt}) == {"a": ["a"]}
+
+
+def test_work_folders_are_keyed_by_options_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, same = (campaign._open_campaign("calibrate", "cpu", 2, True, progress=False) for _ in range(2))
+    other = campaign._open_campaign("calibrate", "cpu", 2, False, progress=False)
+    assert one.folder == same.folder
+    assert one.folder != other.folder
+    monkeypatch.setattr(campaign, "list_versions", lambda: {"torch": "0.0"})
+    assert campaign._open_campaign("calibrate", "cpu", 2, True, progress=False).folder != one.folder
+    assert str(one.folder).startswith(str(tmp_path))
+
+
+# What fails says why.
+
+
+def test_an_unknown_task_is_an_error(children: list[Any]) -> None:
+    with pytest.raises(
+        MeasurementError, match=r"process 0 stopped with exit code 1; .*run it again.*KeyError"
+    ) as caught:
+        run_processes({"task": "nonsense"})
+    assert "\n" not in str(caught.value)
+    assert "Traceback" in "".join(caught.value.__notes__)
+    assert len(children) == 1
+
+
+def test_a_kernel_that_cannot_run_is_an_error(children: list[Any]) -> None:
+    case = ["elementwise", "no_such_function", {"elements": 64}]
+    with pytest.raises(MeasurementError, match=r"KeyError: 'no_such_function'"):
+        run_processes({"task": "kernels", "cases": [RELU, case], "seconds": 0.0})
+
+
+@pytest.fixture
+def slow_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands in for the interpreter of measuring processes: rank 1 kills itself, the others would sleep for minutes."""
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\necho begun\nif [ "$RANK" = "1" ]; then kill -9 $$; fi\nexec sleep 300\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(runner.sys, "executable", str(script))
+    return script
+
+
+def test_a_killed_rank_ends_all_ranks(slow_python: Path, children: list[Any]) -> None:
+    with pytest.raises(MeasurementError, match="measuring process 1 was killed by signal 9; what was finished is kept"):
+        run_processes({"task": "collectives"}, ranks=3)
+    assert [process.returncode for process in children] == [-signal.SIGKILL] * 3
+
+
+def test_a_measurement_that_hangs_is_stopped(slow_python: Path, children: list[Any]) -> None:
+    with pytest.raises(MeasurementError, match="took longer than 0 s"):
+        run_processes({"task": "collectives"}, ranks=1, timeout=0.05)
+    assert children[0].returncode == -signal.SIGKILL
+
+
+def test_an_interrupt_leaves_no_process_and_no_folder(
+    slow_python: Path, children: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupt(line: str) -> None:
+        assert line == "begun"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner.tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        run_processes({"task": "kernels"}, on_line=interrupt)
+    assert len(children) == 1
+    assert list(tmp_path.iterdir()) == [slow_python]
+
+
+def test_measuring_processes_have_clean_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\nenv > "$3/environment"\nprintf "[1, 2]" > "$3/result.$RANK"\n')
+    script.chmod(0o755)
+    seen: list[str] = []
+    remove = runner.tempfile.TemporaryDirectory.cleanup
+    monkeypatch.setattr(runner.sys, "executable", str(script))
+
+    def keep(self: Any) -> None:
+        seen.append((Path(self.name) / "environment").read_text())
+        remove(self)
+
+    monkeypatch.setattr(runner.tempfile.TemporaryDirectory, "cleanup", keep)
+    assert run_processes({"task": "kernels"}) == [[1, 2]]
+    assert all(f"{name}={value}\n" in seen[0] for name, value in ENVIRONMENT.items())
+
+
+# Files.
+
+
+@pytest.mark.parametrize("name", ["missing/P.toml", "folder"])
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr(campaign, "measure_platform", lambda **_: pytest.fail("measured"))
+    with pytest.raises(ValueError, match=r"out is .*folder"):
+        calibrate(out=tmp_path / name)
+
+
+def test_a_closed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign.os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(ValueError, match=r"json is .*its folder cannot be written to; choose another"):
+        check_target("json", tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "tpu"}, "device is 'tpu'; known are cpu, cuda"),
+        ({"ranks": 0}, "ranks is 0; it must be"),
+        ({"ranks": "two"}, "ranks is 'two'"),
+        ({"ranks": True}, "ranks is True"),
+    ],
+    ids=str,
+)
+def test_bad_calibrations_are_refused(
+    arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(ValueError, match=message):
+        calibrate(**arguments)
+    with pytest.raises(ValueError, match="seed is -1"):
+        check("h100-sxm-8", seed=-1)
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_no_part_of_a_platform(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: Platform
+) -> None:
+    work, out = Campaign(tmp_path / "work", progress=False), tmp_path / "P.toml"
+    work.run("kernels", {"a": lambda: [1]})
+    monkeypatch.setattr(campaign, "_open_campaign", lambda *_, **__: work)
+    monkeypatch.setattr(campaign, "measure_platform", lambda **_: {"format": 1, "kernels": []})
+    monkeypatch.setattr(campaign, "fit_platform", lambda measurements, name: toy)
+    out.write_text("an older platform")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        with pytest.raises(OSError, match="No space left on device"):
+            calibrate(out=out)
+    assert out.read_text() == "an older platform"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["P.toml", "work"]
+    assert work.run("kernels", {"a": refuse}) == {"a": [1]}, "what was measured is still there"
+    assert calibrate(out=out) == toy
+    assert Platform.load(out) == toy
+    assert json.loads((tmp_path / "P.measurements.json").read_text()) == {"format": 1, "kernels": []}
+    assert not (tmp_path / "work").exists()
+
+
+# Timing.
+
+
+def test_a_finished_calibration_is_not_taken_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: Platform
+) -> None:
+    work = Campaign(tmp_path / "work", progress=False)
+    work.run("kernels", {"a": lambda: [1]})
+    monkeypatch.setattr(campaign, "_open_campaign", lambda *_, **__: work)
+    monkeypatch.setattr(campaign, "measure_platform", lambda **_: {"format": 1, "kernels": []})
+    monkeypatch.setattr(campaign, "fit_platform", lambda measurements, name: toy)
+    assert calibrate() == toy
+    assert not (tmp_path / "work").exists()
+
+
+def test_timing_summarises_samples() -> None:
+    timing = Timing.from_samples([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], cpu_share=0.9)
+    assert (timing.median, timing.halves, timing.n, timing.cpu_share) == (2.0, (1.0, 3.0), 6, 0.9)
+    assert timing.disagreement == 2.0
+    assert timing.q1 <= timing.median <= timing.q3
+    assert Timing.from_samples([0.5]).disagreement == 0
+
+
+def test_time_calls_rotates_and_groups() -> None:
+    counts = [0, 0, 0]
+
+    def count(number: int) -> Callable[[], None]:
+        def call() -> None:
+            counts[number] += 1
+
+        return call
+
+    waits: list[int] = []
+    timing = time_calls([count(i) for i in range(3)], seconds=0, minimum=4, synchronize=lambda: waits.append(1))
+    assert timing.n == 4
+    assert max(counts) - min(counts) <= 4
+    assert len(waits) == 6, "after the warm-up, after the trial call and after each sample"
+
+
+def test_an_unsteady_run_is_measured_once_more() -> None:
+    def results(*spreads: float) -> Callable[[], list[dict[str, Any]]]:
+        rows = iter(spreads)
+        return lambda: [{"median": 1.0, "halves": [1.0, 1 + next(rows)]}]
+
+    assert "flagged" not in campaign._again_if_unsteady(results(0.05))[0]
+    better = campaign._again_if_unsteady(results(0.5, 0.02))[0]
+    assert (better["flagged"], better["halves"][1]) == (False, 1.02)
+    kept = campaign._again_if_unsteady(results(0.3, 0.4))[0]
+    assert (kept["flagged"], kept["halves"][1]) == (True, 1.3)
+
+
+# The real thing, very small.
+
+
+def test_a_tiny_campaign_has_the_structure_that_fits_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: list[Any]
+) -> None:
+    pytest.importorskip("torch", reason="measuring needs torch: pip install 'perfkit[measure]'")
+    work = Campaign(tmp_path, progress=False)
+    cases = [Case("elementwise", "relu", {"elements": 1000}), Case("gemm", "nt", {"batch": 1, "m": 8, "n": 8, "k": 8}),
+             Case("embedding_forward", "_embedding_bag", {"table_rows": 50, "dim": 8, "lookups": 20, "bags": 10,
+                                                          "exponent": 0.9, "elements": 160})]  # fmt: skip
+    monkeypatch.setattr(campaign, "draw_cases", lambda seed, density: cases)
+    rows = campaign.measure_kernels(work, device="cpu", density=0.1, seconds=0.0)
+    assert [(row["kind"], row["variant"], row["sizes"]) for row in rows] == [
+        (c.kind, c.variant, c.sizes) for c in cases
+    ]
+    assert rows[0]["nbytes"] == 8000, "reads and writes 1000 numbers"
+    assert rows[1]["nbytes"] == 4 * (3 * 64 + 8)
+    assert all(0 < row["q1"] <= row["median"] <= row["q3"] for row in rows)
+    assert all(row["n"] >= 6 for row in rows)
+    ranks = min(2, count_cores())
+    samples = [Sample("one", "dlrm", TINY)]
+    if ranks == 2:
+        samples.append(Sample("two", "hybrid", TINY, Plan.from_owners([0, 1], ranks=2)))
+    found = measure_samples(work, samples, device="cpu", seconds=0.0, operations=1, passes=1)
+    for sample, row in zip(samples, found, strict=True):
+        graphs = sample.workload.graphs(sample.ranks, sample.plan)
+        assert (row["name"], row["family"]) == (sample.name, sample.family)
+        assert len(row["passes"][0]) == sample.ranks
+        assert [len(result["operation_seconds"]) for result in row["passes"][0]] == [len(graph) for graph in graphs]
+    before = len(children)
+    assert measure_samples(work, samples, device="cpu", seconds=0.0, operations=1, passes=1) == found
+    assert len(children) == before, "nothing was measured again"
+
+
+def test_tiny_collectives(monkeypatch: pytest.MonkeyPatch, children: list[Any]) -> None:
+    pytest.importorskip("torch", reason="measuring needs torch: pip install 'perfkit[measure]'")
+    job = {"task": "collectives", "operations": campaign._COLLECTIVES, "sizes": [64, 4096], "seconds": 0.0}
+    results = run_processes(job, ranks=2, timeout=60)
+    assert len(results) == 2
+    for ours, theirs in zip(*results, strict=True):
+        assert (ours["operation"], ours["nbytes"]) == (theirs["operation"], theirs["nbytes"])
+        assert len(ours["samples"]) == len(theirs["samples"]) >= 8
+    assert [row["nbytes"] for row in results[0]] == [64, 4096] * 5
+    monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: results)
+    rows = campaign.measure_collectives(Campaign(None, progress=False), device="cpu", ranks=2)
+    assert [row["operation"] for row in rows[::2]] == list(campaign._COLLECTIVES)
+    slowest = np.maximum(*(result[0]["samples"] for result in results))
+    assert rows[0]["median"] == pytest.approx(float(np.median(slowest)))
+    assert rows[0]["mean"] == pytest.approx(float(np.mean(slowest)))
+    assert all(row["q1"] <= row["median"] <= row["q3"] for row in rows)

@@ -1,0 +1,234 @@
+"""Charts are checked by what they hold (`to_dict`), and each is drawn once."""
+
+import json
+import math
+import random
+from typing import Any
+
+import altair as alt
+import polars as pl
+import pytest
+
+from perfkit import plots
+
+Row = dict[str, Any]
+
+
+def run(family: str, name: str, measured: float, error: float, **other: Any) -> Row:
+    predicted = measured * (1 + error)
+    row: Row = {"family": family, "name": name, "config": {"batch": 64}, "ranks": 1, "flagged": False}
+    row |= {"predicted_s": predicted, "low_s": predicted * 0.88, "high_s": predicted * 1.14, "bottleneck": "GEMM"}
+    row |= {"measured_s": measured, "measured_q1_s": measured * 0.98, "measured_q3_s": measured * 1.04}
+    return row | other
+
+
+def some_runs() -> list[Row]:
+    draw = random.Random(1)
+    families = ["DLRM"] * 14 + ["BERT"] * 5 + ["GPT-2"] * 5 + ["DLRM hybrid"] * 6
+    return [
+        run(family, f"{family} {i}", 10 ** draw.uniform(-2.7, -0.4), draw.gauss(0, 0.1), flagged=i == 3)
+        for i, family in enumerate(families)
+    ]
+
+
+def some_breakdown() -> pl.DataFrame:
+    rows = [
+        {"phase": phase, "kind": kind, "operations": 3, "time_s": time * 1e-3, "share": 0.1}
+        for phase, kinds in {
+            "forward": {"GEMM": 6.1, "embedding": 2.0, "elementwise": 1.0, "batched GEMM": 0.6, "copy": 0.4},
+            "backward": {"GEMM": 12.4, "embedding": 3.1, "elementwise": 1.7, "batched GEMM": 1.2, "reduction": 0.3},
+            "optimizer": {"sparse update": 5.2, "dense update": 1.9},
+            "exchange": {"all_reduce": 2.2, "all_to_all": 0.9},
+        }.items()
+        for kind, time in kinds.items()
+    ]
+    return pl.DataFrame(rows)
+
+
+def some_timeline(ranks: int = 2, operations: int = 400) -> pl.DataFrame:
+    draw = random.Random(2)
+    rows: list[Row] = []
+    for rank in range(ranks):
+        clock = 0.0
+        for i in range(operations):
+            phase = ("forward", "backward", "optimizer")[min(2, 3 * i // operations)]
+            length = draw.expovariate(1 / 4e-5)
+            rows.append({"rank": rank, "stream": "compute", "phase": phase, "start_s": clock, "end_s": clock + length})
+            clock += length + 2e-6
+        exchange = {
+            "rank": rank,
+            "stream": "network",
+            "phase": "exchange",
+            "start_s": clock * 0.5,
+            "end_s": clock * 0.62,
+        }
+        rows.append(exchange)
+    return pl.DataFrame(rows).with_columns(operation=pl.int_range(pl.len()), name=pl.lit("aten::mm"))
+
+
+def some_points() -> list[Row]:
+    draw = random.Random(3)
+    return [
+        {
+            "kind": kind,
+            "flops": flops,
+            "nbytes": flops / ai,
+            "time_s": max(flops / 9e10, flops / ai / 1.1e10) * draw.uniform(1.05, 2),
+        }
+        for kind, low, high in (
+            ("GEMM", 0.5, 2.2),
+            ("batched GEMM", 0, 1.2),
+            ("elementwise", -1.3, -0.6),
+            ("row-wise", -0.6, 0.2),
+        )
+        for ai, flops in ((10 ** draw.uniform(low, high), 10 ** draw.uniform(6, 9)) for _ in range(12))
+    ]
+
+
+def some_collectives() -> tuple[list[Row], list[Row]]:
+    points, curves = [], []
+    for operation, alpha, rate in (
+        ("all_reduce", 1.5e-4, 1.2e9),
+        ("all_to_all", 9e-5, 2.4e9),
+        ("all_gather", 1e-4, 2e9),
+    ):
+        for power in range(9, 28):
+            size = 2.0**power
+            time = (alpha**0.6 + (size / rate) ** 0.6) ** (1 / 0.6)
+            row = {"operation": operation, "ranks": 2, "nbytes": size, "time_s": time}
+            curves.append(row)
+            points.append(row | {"time_s": time * 1.05, "q1_s": time * 0.97, "q3_s": time * 1.3})
+    return points, curves
+
+
+def some_learning() -> list[Row]:
+    return [
+        {
+            "iterations": n,
+            "family": family,
+            "error": start / math.sqrt(n) + 0.04,
+            "q1": 0.03,
+            "q3": start / math.sqrt(n) + 0.09,
+        }
+        for family, start in (("DLRM", 0.2), ("Transformer", 0.12))
+        for n in (1, 2, 4, 6, 8, 12)
+    ]
+
+
+def some_errors() -> list[Row]:
+    names = {"GEMM": 0.05, "batched GEMM": 0.12, "elementwise": 0.04, "embedding forward and sparse backward": 0.08}
+    return [{"name": n, "geomean": e, "mean": 1.6 * e, "p95": 4 * e, "floor": 0.03} for n, e in names.items()]
+
+
+def some_kernels() -> tuple[list[Row], list[Row]]:
+    sizes = [2.0**power for power in range(10, 30, 2)]
+    curves = [{"kernel": "add", "nbytes": n, "time_s": 2e-6 + n / 2e10} for n in sizes]
+    return [row | {"time_s": row["time_s"] * 1.05, "q3_s": row["time_s"] * 1.2} for row in curves], curves
+
+
+CHARTS = {
+    "predicted_vs_measured": lambda: plots.predicted_vs_measured(some_runs()),
+    "breakdown_bars": lambda: plots.breakdown_bars(some_breakdown()),
+    "breakdown_of_runs": lambda: plots.breakdown_bars(
+        pl.concat([some_breakdown().with_columns(run=pl.lit(name)) for name in ("predicted", "measured")])
+    ),
+    "timeline_lanes": lambda: plots.timeline_lanes(some_timeline()),
+    "roofline_chart": lambda: plots.roofline_chart(
+        some_points(), {"fp32": 1e11}, {"L1": 3e11, "L2": 1e11, "L3": 3e10, "DRAM": 1.2e10}
+    ),
+    "collective_curves": lambda: plots.collective_curves(*some_collectives()),
+    "kernel_curves": lambda: plots.kernel_curves(*some_kernels()),
+    "calibration_learning": lambda: plots.calibration_learning(some_learning()),
+    "error_bars_by_class": lambda: plots.error_bars_by_class(some_errors()),
+}
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_chart_is_drawn_and_is_the_same_twice(name: str) -> None:
+    import vl_convert
+
+    with alt.theme.enable("perfkit"):
+        spec, again = CHARTS[name]().to_dict(), CHARTS[name]().to_dict()
+    assert spec == again, "no session counters in names"
+    assert "title" in spec and len(json.dumps(spec)) < 250_000
+    assert vl_convert.vegalite_to_png(json.dumps(spec), scale=1).startswith(b"\x89PNG")
+
+
+def values(chart: Any, layer: int | None = None) -> list[Row]:
+    spec = chart.to_dict()
+    return spec["datasets"][(spec if layer is None else spec["layer"][layer])["data"]["name"]]
+
+
+def test_predicted_vs_measured_shows_diagonal_band_and_error() -> None:
+    runs = [run("DLRM", "a", 1.0, 0.1), run("BERT", "b", 2.0, -0.2), run("BERT", "not measured", 0.0, 0.0)]
+    chart = plots.predicted_vs_measured(pl.DataFrame(runs))
+    for row in values(chart, 1):
+        assert row["measured_s"] == row["predicted_s"]
+    assert [row["high_s"] / row["low_s"] for row in values(chart, 0)] == pytest.approx([1.1 / 0.9] * 2)
+    assert [row["error"] for row in values(chart, 4)] == pytest.approx([0.1, -0.2])
+    subtitle = chart.to_dict()["title"]["subtitle"][0]
+    assert subtitle == "2 runs: error 14.1% geometric mean, 15.0% mean, 20.0% largest"
+    assert plots.predicted_vs_measured([]).to_dict()["title"]["subtitle"][0] == "no runs"
+
+
+def test_breakdown_keeps_the_total_and_gathers_the_rest() -> None:
+    rows = [{"phase": "forward", "kind": f"kind {i}", "time_s": 1e-3 * (i + 1)} for i in range(12)]
+    drawn = values(plots.breakdown_bars(rows))
+    assert sum(row["time_s"] for row in drawn) == pytest.approx(sum(row["time_s"] for row in rows))
+    assert len(drawn) == 8 and sum(row["kind"] == "other" for row in drawn) == 1
+
+
+def test_phases_come_in_the_order_of_an_iteration() -> None:
+    times = {"": 9e-3, "update": 3e-3, "backward": 5e-3, "forward": 2e-3, "checkpoint": 1e-3, "idle": -1e-19}
+    rows = [{"phase": phase, "kind": "gemm" if phase else "host", "time_s": time} for phase, time in times.items()]
+    chart = plots.breakdown_bars(rows)
+    assert chart.to_dict()["encoding"]["y"]["sort"] == ["forward", "backward", "update", "host", "checkpoint"]
+    assert len(values(chart)) == 5
+
+
+@pytest.mark.parametrize("operations", [50, 20_000])
+def test_timeline_stays_small_and_covers_the_iteration(operations: int) -> None:
+    frame = some_timeline(4, operations)
+    drawn = values(plots.timeline_lanes(frame))
+    assert len(drawn) < 2_000
+    assert max(row["end_s"] for row in drawn) == pytest.approx(frame["end_s"].max())
+    assert {row["lane"] for row in drawn} == {f"rank {r} · {s}" for r in range(4) for s in ("compute", "network")}
+
+
+def test_timeline_of_alternating_phases_shows_the_one_that_fills_each_slot() -> None:
+    rows = [
+        {"rank": 0, "stream": 0, "phase": "ab"[i % 2], "start_s": i * 1e-3, "end_s": (i + (0.3, 0.9)[i % 2]) * 1e-3}
+        for i in range(10_000)
+    ]
+    drawn = values(plots.timeline_lanes(rows))
+    assert len(drawn) < 2_000 and {row["phase"] for row in drawn} == {"b"}
+
+
+def test_roofline_meets_at_the_ridge_and_wants_roofs() -> None:
+    chart = plots.roofline_chart(some_points(), {"fp32": 1e11}, {"DRAM": 1e10})
+    roofs = [(row["intensity"], row["rate"]) for row in values(chart, 0)]
+    assert (10.0, 1e11) in roofs
+    with pytest.raises(ValueError, match="at least one peak"):
+        plots.roofline_chart(some_points(), {}, {"DRAM": 1e10})
+
+
+def test_kernel_curves_show_bandwidth() -> None:
+    spec = plots.kernel_curves([{"kernel": "add", "nbytes": 8e6, "time_s": 4e-4}], []).to_dict()
+    (shown,) = next(rows for rows in spec["datasets"].values() if rows)
+    assert shown["bandwidth"] == pytest.approx(2e10)
+
+
+def test_collective_curves_show_bus_bandwidth() -> None:
+    row = {"operation": "all_reduce", "ranks": 8, "nbytes": 8e9, "time_s": 0.0312268}
+    spec = plots.collective_curves([row], [row]).to_dict()
+    fitted = spec["hconcat"][1]["layer"][0]
+    assert fitted["encoding"]["y"]["title"] == "Bus bandwidth"
+    (shown,) = spec["datasets"][fitted["data"]["name"]]
+    assert shown["busbw"] == pytest.approx(448.3e9, rel=1e-3)  # the example of nccl-tests, doc/PERFORMANCE.md
+
+
+def test_missing_values_become_null_and_empty_frames_are_charts() -> None:
+    runs = [run("DLRM", "a", 1.0, 0.1, low_s=float("nan"), measured_q1_s=None)]
+    assert values(plots.predicted_vs_measured(runs), 4)[0]["low_s"] == pytest.approx(1.1)
+    for chart in (plots.breakdown_bars([]), plots.timeline_lanes([]), plots.calibration_learning([])):
+        assert json.loads(chart.to_json())

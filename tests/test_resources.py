@@ -1,0 +1,116 @@
+"""Reference data is found in a checkout, a wheel and an editable install; readers name the place of a fault."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from perfkit.resources import (
+    expect_each,
+    expect_list,
+    expect_number,
+    expect_record,
+    expect_text,
+    expect_whole,
+    find_reference,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+QUESTION = "from perfkit.resources import find_reference; print(find_reference('platforms', 'h100-sxm-8.toml'))"
+
+
+def ask(home: Path, *, before: str = "") -> Path:
+    """Ask a fresh interpreter, which runs elsewhere and sees perfkit only through `home`, where the gallery lies.
+
+    Without site packages: an editable perfkit of the environment that runs the tests would come first.
+    """
+    code = f"import sys; sys.path.insert(0, {str(home)!r}); {before}{QUESTION}"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True, cwd=home
+    )
+    return Path(done.stdout.strip())
+
+
+def build(kind: str, folder: Path) -> Path:
+    """Build a wheel of a copy of the checkout, as pip does, and unpack it as an installer would."""
+    source = folder / "checkout"
+    unwanted = shutil.ignore_patterns(".*", "__pycache__", "dist", "build")
+    shutil.copytree(ROOT, source, ignore=unwanted)
+    code = f"from hatchling.build import build_{kind}; print(build_{kind}('..'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=source)
+    site = folder / "site"
+    with zipfile.ZipFile(folder / done.stdout.split()[-1]) as wheel:
+        wheel.extractall(site)
+    return site
+
+
+def test_in_a_checkout() -> None:
+    assert ask(ROOT) == ROOT / "reference_data" / "platforms" / "h100-sxm-8.toml"
+    assert not (ROOT / "perfkit" / "reference_data").exists(), "a second copy would hide the first"
+
+
+def test_in_a_wheel(tmp_path: Path) -> None:
+    site = build("wheel", tmp_path)
+    shutil.rmtree(tmp_path / "checkout")
+    assert ask(site) == site / "perfkit" / "reference_data" / "platforms" / "h100-sxm-8.toml"
+    names = {path.name for path in find_reference("platforms").iterdir()}
+    assert {path.name for path in (site / "perfkit/reference_data/platforms").iterdir()} == names
+
+
+def test_in_an_editable_install(tmp_path: Path) -> None:
+    site = build("editable", tmp_path)
+    assert not (site / "perfkit" / "resources.py").exists()
+    found = ask(site, before=f"import site; site.addsitedir({str(site)!r}); ")
+    assert found == tmp_path / "checkout" / "reference_data" / "platforms" / "h100-sxm-8.toml"
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match=r"no platforms/none\.toml; its home is .*reference_data; install"):
+        find_reference("platforms", "none.toml")
+
+
+def test_an_installation_without_data_says_where_it_looked(tmp_path: Path) -> None:
+    (tmp_path / "perfkit").mkdir()
+    (tmp_path / "reference_data").mkdir()  # somebody else's
+    for name in ("__init__.py", "resources.py"):
+        shutil.copy(ROOT / "perfkit" / name, tmp_path / "perfkit")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        ask(tmp_path)
+    assert f"tried {tmp_path / 'perfkit' / 'reference_data'} and" in caught.value.stderr
+
+
+@dataclass
+class Example:
+    name: str
+    sizes: tuple[int, ...] = ()
+
+
+read_example = expect_record(Example, name=expect_text(), sizes=expect_list(expect_whole(1)))
+
+
+def test_readers_give_what_they_were_told_to() -> None:
+    assert read_example({"name": "a", "sizes": [1, 2]}, "") == Example("a", (1, 2))
+    assert read_example({"name": "a"}, "") == Example("a")
+    assert expect_each(expect_number())({"x": 1}, "t") == {"x": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"name": "a", "sizes": [1, 0]}, r"^top\.sizes\[1\] is 0; it must be a whole number of at least 1$"),
+        ({"name": "a", "sizes": {"b": 1}}, r"^top\.sizes is \{\"b\": 1\}; it must be a list$"),
+        ({"name": 3}, r"^top\.name is 3; it must be text$"),
+        ({}, r"^top\.name is missing; it must be text$"),
+        ({"name": "a", "size": 1}, r"^top\.size is not known; known here are name, sizes; did you mean sizes\?$"),
+        ({"name": "a", "a b": 1}, r"^top\.\"a b\" is not known"),
+        ([], r"^top is \[\]; it must be a table$"),
+        ({"name": list(range(100))}, r"^top\.name is \[0, 1, 2.* \.\.\.; it must be text$"),
+    ],
+)
+def test_readers_name_the_place(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_example(value, "top")

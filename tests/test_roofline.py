@@ -1,0 +1,134 @@
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfkit.models import roofline as r
+
+size = st.integers(1, 2**20)
+positive = st.floats(1e-12, 1e12)
+
+
+def test_roofline_of_williams_2009() -> None:
+    """Williams, Waterman, Patterson 2009, figure 1a: Opteron X2 with 17.6 GFLOP/s and 15 GB/s."""
+    opteron = {"peak": 17.6e9, "bandwidth": 15e9, "sharpness": math.inf}
+    for intensity, attainable in [(0.25, 3.75e9), (1.0, 15e9), (16.0, 17.6e9)]:
+        assert intensity * 1e9 / r.roofline_time(intensity * 1e9, 1e9, **opteron) == pytest.approx(attainable)
+
+
+def test_relu_on_a_v100() -> None:
+    """ReLU of 2048 x 1024, V100 trace (owensgroup/ml_perf_model), 817 GB/s: 21.3 µs, and 32.6 µs backward."""
+    for operation, measured, error in [("relu", 21.3e-6, -0.04), ("relu_backward", 32.6e-6, -0.06)]:
+        time = r.elementwise_bytes(operation, 2048 * 1024) / 817e9
+        assert time / measured - 1 == pytest.approx(error, abs=0.01)
+
+
+def test_transformer_layer_flops_of_narayanan_2021() -> None:
+    """Narayanan et al. 2021, arXiv:2104.04473, appendix: 24 B s h^2 + 4 B s^2 h for the forward pass of one layer."""
+    b, s, heads, d = 4, 512, 16, 64
+    h = heads * d
+    layer = r.gemm_flops(b * s, 3 * h, h) + r.gemm_flops(b * s, h, h) + 2 * r.gemm_flops(b * s, 4 * h, h)
+    assert layer + r.attention_flops(b, heads, s, d) == 24 * b * s * h**2 + 4 * b * s**2 * h
+
+
+def test_flash_attention_2_counts() -> None:
+    """Dao 2023, arXiv:2307.08691, section 4.1: 4 s^2 d heads forward, half if causal, 2.5 times that backward."""
+    forward = r.attention_flops(8, 16, 2048, 128)
+    assert forward == 4 * 2048**2 * 128 * 16 * 8
+    assert r.attention_flops(8, 16, 2048, 128, causal=True) == forward / 2
+    assert r.attention_backward_flops(8, 16, 2048, 128) == 2.5 * forward
+    assert r.attention_backward_flops(8, 16, 2048, 128, fused=False) == 2 * forward
+
+
+def test_eager_attention_counts_as_its_two_batched_gemms() -> None:
+    b, heads, s, d = 2, 4, 128, 64
+    products = 2 * r.gemm_flops(s, s, d, batch=b * heads)
+    assert r.attention_flops(b, heads, s, d) == products
+    eager = r.gemm_bytes(s, s, d, batch=b * heads) + r.gemm_bytes(s, d, s, batch=b * heads)
+    eager += r.elementwise_bytes("softmax", b * heads * s * s)
+    assert r.attention_bytes(b, heads, s, d, fused=False) == eager
+
+
+def test_traffic_of_the_formulary() -> None:
+    assert [r.TRAFFIC[op] for op in ("relu", "mul_backward", "cast", "dropout", "layer_norm_backward")] == [
+        8,
+        24,
+        6,
+        9,
+        20,
+    ]
+    assert [r.optimizer_bytes(o, 10) for o in ("sgd", "sgd_momentum", "adagrad", "adamw_fused", "adamw")] == [
+        120, 200, 200, 280, 800,
+    ]  # fmt: skip
+    assert r.elementwise_bytes("relu", 100, itemsize=2) == 400
+    with pytest.raises(ValueError, match=r"operation is 'rleu'; .*did you mean 'relu'"):
+        r.elementwise_bytes("rleu", 1)
+    with pytest.raises(ValueError, match=r"optimizer is 'lamb'"):
+        r.optimizer_bytes("lamb", 1)
+
+
+@given(st.lists(st.floats(0, 1e290, allow_subnormal=False), min_size=1, max_size=4), st.floats(0.3, 50))
+def test_smooth_maximum_lies_between_maximum_and_power_sum(terms: list[float], q: float) -> None:
+    value = r.smooth_maximum(*terms, sharpness=q)
+    assert max(terms) * (1 - 1e-12) <= value <= max(terms) * len(terms) ** (1 / q) * (1 + 1e-12)
+    assert r.smooth_maximum(*terms, sharpness=math.inf) == max(terms)
+
+
+@given(st.floats(1e-280, 1e280), st.floats(0.3, 50))
+def test_smooth_maximum_neither_under_nor_overflows(x: float, q: float) -> None:
+    assert r.smooth_maximum(x, x, sharpness=q) == pytest.approx(x * 2 ** (1 / q))
+    assert r.smooth_maximum(x, 0.0, sharpness=q) == pytest.approx(x)
+    assert r.smooth_maximum(0.0, 0.0, sharpness=q) == 0
+
+
+@given(positive, positive, st.floats(1, 2), st.floats(0.5, 20))
+def test_roofline_grows_with_work_and_never_beats_its_bounds(
+    flops: float, nbytes: float, more: float, q: float
+) -> None:
+    hardware = {"peak": 1e13, "bandwidth": 1e12, "launch": 5e-6, "sharpness": q}
+    time = r.roofline_time(flops, nbytes, **hardware)
+    assert time >= 5e-6 + max(flops / 1e13, nbytes / 1e12) * (1 - 1e-12)
+    assert r.roofline_time(more * flops, nbytes, **hardware) >= time * (1 - 1e-12)
+    assert r.roofline_time(flops, more * nbytes, **hardware) >= time * (1 - 1e-12)
+    assert r.roofline_time(flops * (1 + 1e-9), nbytes, **hardware) == pytest.approx(time, rel=1e-8)
+
+
+def test_limits() -> None:
+    hardware = {"peak": 1e13, "bandwidth": 1e12, "launch": 5e-6}
+    assert r.roofline_time(0, 0, **hardware) == 5e-6
+    assert r.roofline_time(1e20, 1.0, **hardware) == pytest.approx(1e7)
+    assert r.roofline_time(1.0, 1e20, **hardware) == pytest.approx(1e8)
+
+
+@given(size, size, size, st.integers(1, 64), st.sampled_from([1, 2, 4, 8]))
+def test_gemm_counts_are_exact_and_symmetric(m: int, n: int, k: int, batch: int, itemsize: int) -> None:
+    assert r.gemm_flops(m, n, k, batch=batch) == pytest.approx(2 * batch * m * n * k, rel=1e-15)
+    nbytes = itemsize * batch * (m * k + k * n + m * n)
+    assert r.gemm_bytes(m, n, k, batch=batch, itemsize=itemsize) == pytest.approx(nbytes, rel=1e-15)
+    assert r.gemm_flops(m, k, n, batch=batch) == r.gemm_flops(k, n, m, batch=batch)
+
+
+def test_integer_arrays_do_not_overflow() -> None:
+    huge = np.array([2**22])
+    assert r.gemm_flops(huge, huge, huge)[0] == 2.0**67
+    assert r.gemm_bytes(huge, huge, huge, batch=huge)[0] == 12 * 2.0**66
+    assert r.attention_bytes(huge, huge, huge, huge, fused=False)[0] > 2.0**88
+
+
+@given(st.integers(0, 2**40), st.sampled_from([1, 8, 32, 64]))
+def test_round_up(x: int, multiple: int) -> None:
+    rounded = r.round_up(x, multiple)
+    assert rounded % multiple == 0 and 0 <= rounded - x < multiple
+
+
+def test_arrays_series_and_expressions_agree() -> None:
+    frame = pl.DataFrame({"flops": [0.0, 1e9, 1e12], "nbytes": [1e6, 1e9, 0.0]})
+    hardware = {"peak": 1e13, "bandwidth": 1e12, "launch": 5e-6}
+    scalars = [float(r.roofline_time(f, n, **hardware)) for f, n in frame.iter_rows()]
+    assert r.roofline_time(frame["flops"].to_numpy(), frame["nbytes"].to_numpy(), **hardware) == pytest.approx(scalars)
+    assert r.roofline_time(frame["flops"], frame["nbytes"], **hardware).to_list() == pytest.approx(scalars)
+    expression = r.roofline_time(pl.col("flops"), pl.col("nbytes"), **hardware)
+    assert frame.select(expression.alias("t"))["t"].to_list() == pytest.approx(scalars)

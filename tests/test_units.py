@@ -1,0 +1,125 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfkit.units import check_choice, check_positive, format_bytes, format_rate, format_time, significant
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (3e-9, "3 ns"),
+        (4e-12, "0.004 ns"),
+        (0.99951e-6, "1 µs"),
+        (0.0412, "41.2 ms"),
+        (-0.003, "-3 ms"),
+        (119.9, "120 s"),
+        (120, "2 min"),
+        (86400, "24 h"),
+        (math.inf, "inf s"),
+        (math.nan, "nan s"),
+    ],
+)
+def test_times_read_like_a_person_writes_them(seconds: float, text: str) -> None:
+    assert format_time(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B/s"),
+        (999.6, "1 kB/s"),
+        (1.5e9, "1.5 GB/s"),
+        (2e21, "2000 EB/s"),
+        (math.inf, "inf B/s"),
+        (-5e6, "-5 MB/s"),
+    ],
+)
+def test_rates_take_the_prefix_that_leaves_a_whole_digit(value: float, text: str) -> None:
+    assert format_rate(value, "B/s") == text
+
+
+@given(st.floats(1e-8, 1e20))
+def test_a_formatted_size_reads_back_within_its_digits(nbytes: float) -> None:
+    number, unit = format_bytes(nbytes).split()
+    factor = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15, "EB": 1e18}[unit]
+    assert float(number) * factor == pytest.approx(nbytes, rel=0.0051)
+
+
+@given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e9))
+def test_digits_follow_the_standard_error(value: float, stderr: float) -> None:
+    assert abs(float(significant(value, stderr)) - value) <= max(0.051 * stderr, 0.51 * abs(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "text"),
+    [
+        (0.671234, 0.0123, "0.671"),
+        (5.0, 12.0, "5"),
+        (1234.0, 200.0, "1230"),
+        (-0.0123, 1e-4, "-0.01230"),
+        (1e9, 3e7, "1.000e+09"),
+        (99.99, 9.6, "100.0"),
+        (123456.0, math.nan, "123500"),
+        (math.inf, 1.0, "inf"),
+    ],
+)
+def test_significant_digits(value: float, stderr: float, text: str) -> None:
+    assert significant(value, stderr) == text
+
+
+BAD = [
+    True,
+    np.True_,
+    "32",
+    None,
+    [1],
+    1j,
+    math.nan,
+    math.inf,
+    -math.inf,
+    -1,
+    0,
+    np.float32(-2),
+    10**400,
+    2**63 + 1,
+    1e30,
+]
+
+
+@pytest.mark.parametrize("value", BAD, ids=lambda v: repr(v)[:16])
+@pytest.mark.parametrize("integer", [True, False])
+def test_bad_sizes_are_turned_away_in_one_line(value: object, integer: bool) -> None:
+    with pytest.raises(ValueError, match=r"^batch is .*; it must be a (whole )?number above 0") as error:
+        check_positive("batch", value, integer=integer)
+    assert len(str(error.value)) < 200 and "\n" not in str(error.value)
+
+
+def test_good_sizes_become_python_numbers() -> None:
+    assert check_positive("rows", np.int32(7), integer=True) == 7
+    assert type(check_positive("rows", 1e6, integer=True)) is int
+    assert type(check_positive("time", np.float32(0.5))) is float
+    assert check_positive("skip", 0, zero=True) == 0
+    with pytest.raises(ValueError, match=r"whole number"):
+        check_positive("rows", 2.5, integer=True)
+    with pytest.raises(ValueError, match=r"at most 10"):
+        check_positive("exponent", 11, maximum=10)
+
+
+def test_a_misspelt_name_gets_its_neighbour_suggested() -> None:
+    assert check_choice("dtype", "bf16", ["bf16"]) == "bf16"
+    with pytest.raises(
+        ValueError, match=r"operation is 'allreduce'; known are all_reduce, .*did you mean 'all_reduce'\?"
+    ):
+        check_choice("operation", "allreduce", ["all_reduce", "broadcast"])
+
+
+@pytest.mark.parametrize("value", [None, 3, ["fp32"], "x" * 10_000, "<script>\n"])
+def test_a_name_of_another_kind_is_turned_away_briefly(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^dtype is .*; known are bf16, fp32$") as error:
+        check_choice("dtype", value, ["bf16", "fp32"])
+    assert len(str(error.value)) < 200

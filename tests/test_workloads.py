@@ -1,0 +1,408 @@
+"""Workloads: published sizes, graphs that agree with counting by hand, and clear refusals of everything else."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfkit.models.caches import Uniform, Zipf
+from perfkit.workloads import dlrm, samples, transformer
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.graph import COLLECTIVES, FEATURES, KINDS, PHASES, Graph
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.tape import Tape
+from perfkit.workloads.transformer import Transformer
+
+SMALL = {"rows": [1000, 50, 300], "dim": 16, "pooling": 4, "bottom": [32], "top": [24], "features": 13}
+TINY = {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 100, "positions": 16, "sequence": 16, "batch": 2}
+
+# Published sizes.
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        (Transformer.bert("bert-base"), 109_514_298),
+        (Transformer.bert("bert-large"), 335_174_458),
+        (Transformer.gpt2("gpt2"), 124_439_808),
+        (Transformer.gpt2("gpt2-xl"), 1_557_611_200),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_published_parameter_counts_of_transformers(model: Transformer, parameters: int) -> None:
+    assert model.graphs()[0].parameters == parameters
+
+
+def test_dlrm_of_mlperf() -> None:
+    """MLPerf training v1 (mlcommons/training, dlrm): 26 tables, 188 million rows with at most 40 million each."""
+    model = DLRM("dlrm-mlperf", batch=8)
+    rows = [table.rows for table in model.tables]
+    assert (len(rows), max(rows), min(rows)) == (26, 39_979_771, 3)
+    assert sum(rows) == 187_767_399
+    assert {(t.dim, t.pooling, t.exponent) for t in model.tables} == {(128, 1, 0.0)}
+    dense = 13 * 512 + 512 + 512 * 256 + 256 + 256 * 128 + 128
+    joined = 128 + 27 * 26 // 2
+    dense += joined * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 512 + 512 + 512 * 256 + 256 + 256 + 1
+    assert model.graphs()[0].parameters == sum(rows) * 128 + dense
+
+
+def test_dlrm_default_of_lin_2024() -> None:
+    """Lin et al. 2024, arXiv:2404.12674: 8 tables of a million rows, 64 columns, 100 lookups."""
+    model = DLRM()
+    assert {(t.rows, t.dim, t.pooling) for t in model.tables} == {(1_000_000, 64, 100)}
+    assert (len(model.tables), model.name) == (8, "dlrm")
+    assert DLRM("dlrm-default").name == "dlrm-default"
+
+
+@pytest.mark.parametrize("preset", dlrm.PRESETS)
+def test_presets_can_be_changed(preset: str) -> None:
+    model = DLRM(preset, batch=64, rows=[10, 20], dim=8, pooling=[1, 2], bottom=[16], top=[16], features=5)
+    assert [(t.rows, t.pooling) for t in model.tables] == [(10, 1), (20, 2)]
+    assert (model.bottom, model.top) == ((16, 8), (16, 1)), "the last layers have the width the model asks for"
+
+
+@pytest.mark.parametrize("preset", transformer.PRESETS)
+def test_a_changed_preset_loses_its_name(preset: str) -> None:
+    build = Transformer.gpt2 if preset.startswith("gpt2") else Transformer.bert
+    assert build(preset, batch=4, sequence=32, attention="eager", dtype="bf16").name == preset
+    assert build(preset, batch=4, sequence=32, layers=1).name == preset.split("-")[0]
+
+
+# Counting by hand.
+
+
+def test_transformer_flops_are_six_per_weight_and_token() -> None:
+    """Kaplan et al. 2020, arXiv:2001.08361: 6 FLOP per token and weight of a product, and attention on top."""
+    model = Transformer.bert("bert-base", batch=4, sequence=128, attention="eager")
+    tokens, hidden, layers = 4 * 128, 768, 12
+    weights = layers * 12 * hidden**2 + hidden**2 + 30522 * hidden
+    attention = 3 * layers * 4 * tokens * 128 * hidden
+    graph = model.graphs()[0]
+    assert graph.column("flops").sum() == 6 * tokens * weights + attention
+    fused = Transformer.bert("bert-base", batch=4, sequence=128).graphs()[0]
+    recomputed = layers * 2 * tokens * 128 * hidden  # the fused backward computes the scores once more
+    assert fused.column("flops").sum() == graph.column("flops").sum() + recomputed
+
+
+def test_causal_attention_computes_half_of_the_scores() -> None:
+    flops = []
+    for causal in (False, True):
+        sizes = {"causal": causal, **TINY}
+        graph = Transformer("x", **sizes).graphs()[0]
+        flops.append(sum(graph[int(i)].features["flops"] for (kind, _), own in graph.kernels.items()
+                         if kind == "attention" for i in own))  # fmt: skip
+    assert flops[1] == flops[0] / 2
+
+
+def test_dlrm_flops_and_lookups() -> None:
+    model = DLRM(batch=64, **SMALL)
+    graph = model.graphs()[0]
+    bottom, top = 13 * 32 + 32 * 16, (16 + 4 * 3 // 2) * 24 + 24
+    weights = 3 * (bottom + top) - 13 * 32  # the input needs no gradient
+    assert graph.column("flops").sum() == 2 * 64 * weights + 3 * 2 * 64 * 4 * 4 * 16
+    forward = graph.kernels["embedding_forward", "_embedding_bag"]
+    assert graph.column("lookups")[forward].tolist() == [256.0] * 3
+    assert graph.column("table")[forward].tolist() == [0, 1, 2]
+    assert graph.tables == model.tables
+
+
+def test_dense_gradients_are_as_large_as_the_table() -> None:
+    rows = {}
+    for sparse in (True, False):
+        graph = DLRM(batch=64, sparse=sparse, **SMALL).graphs()[0]
+        own = graph.kernels["embedding_backward", "sparse" if sparse else "dense"]
+        rows[sparse] = sorted(graph.column("rows")[own].tolist())
+        assert (("embedding_update", "sparse") in graph.kernels) == sparse
+    assert rows == {True: [256.0] * 3, False: [50.0, 300.0, 1000.0]}
+
+
+def test_adamw_has_eight_passes_over_every_weight() -> None:
+    counts = {}
+    for optimizer in ("adamw", "sgd"):
+        graph = Transformer.bert(**TINY, optimizer=optimizer).graphs()[0]
+        update = [i for i, label in enumerate(graph.labels) if label[3] == "update"]
+        weighty = graph.column("elements")[update].sum()
+        tensors = len(update) // (9 if optimizer == "adamw" else 1)
+        counts[optimizer] = (weighty - (tensors if optimizer == "adamw" else 0)) / graph.parameters
+    assert counts == {"adamw": 8.0, "sgd": 1.0}
+
+
+def test_foreach_updates_in_lists() -> None:
+    model = Transformer.bert(**TINY)
+    single, listed = (model.graphs(foreach=foreach)[0] for foreach in (False, True))
+    names = [label[0] for label in listed.labels if label[3] == "update"]
+    assert len(names) == 9
+    assert all(name.startswith("_foreach_") for name in names)
+    assert listed.column("elements").sum() == single.column("elements").sum()
+    assert listed.parameters == single.parameters
+
+
+# Graphs.
+
+GRAPHS = {
+    "dlrm": DLRM(batch=64, **SMALL).graphs()[0],
+    "dlrm-dense": DLRM(batch=64, sparse=False, **SMALL).graphs()[0],
+    "dlrm-rank": DLRM(batch=64, **SMALL).graphs(2)[1],
+    "bert": Transformer.bert(**TINY, attention="eager").graphs()[0],
+    "gpt2-ranks": Transformer.gpt2(**TINY).graphs(2)[0],
+    "empty": Tape().graph(),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_columns_agree_with_operations(name: str) -> None:
+    graph = GRAPHS[name]
+    assert graph.features.shape == (len(graph), len(FEATURES))
+    for index in range(len(graph)):
+        operation = graph[index]
+        assert operation.kind in KINDS
+        assert operation.phase in PHASES
+        assert operation.kind != "collective" or operation.name in COLLECTIVES
+        assert operation.features == {key: graph.column(key)[index] for key in FEATURES}
+    assert np.isfinite(graph.features).all()
+    assert (graph.features >= 0).all()
+    assert (graph.traffic > 0).all()
+    assert graph.traffic.sum() == graph.accesses[:, 2].sum()
+    members = np.concatenate([*graph.kernels.values(), np.array([], dtype=int)])
+    assert sorted(members) == list(range(len(graph)))
+    assert [graph[int(i)].kind for i in graph.collectives] == ["collective"] * len(graph.collectives)
+    order = [PHASES.index(label[3]) for label in graph.labels]
+    assert order == sorted(order)
+    frame = graph.table()
+    assert frame.height == len(graph)
+    assert frame["traffic"].to_list() == graph.traffic.tolist()
+    assert f"{len(graph)} operations" in repr(graph)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_reuse_distances_lie_within_the_iteration(name: str) -> None:
+    graph = GRAPHS[name]
+    assert len(graph.distances) == len(graph.accesses)
+    assert (graph.distances >= 0).all()
+    assert (graph.distances <= graph.footprint * (1 + 1e-12)).all()
+    assert graph.footprint <= graph.traffic.sum()
+
+
+def test_reuse_distances_of_a_small_tape() -> None:
+    tape = Tape()
+    a, b, c = (tape.tensor(100), tape.tensor(10), tape.tensor(1000))
+    tape.emit("first", "elementwise", [a], [b])
+    tape.emit("second", "elementwise", [b], [c])
+    graph = tape.graph()
+    near = graph.distances[2]  # b is read right after it was written
+    assert near < 4 * 110
+    assert graph.footprint == 4 * 1110
+    assert max(graph.distances) <= graph.footprint
+
+
+def test_a_gradient_that_arrives_twice_is_added() -> None:
+    """The tied decoder and the word embedding share one weight; its gradients are summed once."""
+    graph = Transformer.gpt2(**TINY).graphs()[0]
+    sums = [i for i, label in enumerate(graph.labels) if label[0] == "add" and label[3] == "backward"]
+    assert graph.column("elements")[sums].max() == 100 * 32
+
+
+# Several ranks.
+
+
+def test_a_plan_places_tables() -> None:
+    model = DLRM(batch=64, **SMALL)
+    plan = Plan.from_owners([1, 1, 0], ranks=2)
+    graphs = model.graphs(2, plan)
+    rows = [[table.rows for table in graph.tables] for graph in graphs]
+    assert rows == [[300], [1000, 50]]
+    assert Plan.round_robin(5, ranks=2).owners == (0, 1, 0, 1, 0)
+    assert Plan.from_owners(np.array([1, 1, 0]), ranks=2) == plan
+    collectives = [[graph[int(i)].name for i in graph.collectives] for graph in graphs]
+    assert collectives[0] == collectives[1] == ["all_to_all", "all_to_all", "all_reduce"]
+    nbytes = [[graph[int(i)].features["nbytes"] for i in graph.collectives] for graph in graphs]
+    assert nbytes[0] == nbytes[1]
+    assert nbytes[0][0] == 64 * 2 * 16 * 4, "the fullest rank sends the pooled rows of two tables"
+    tables = sum(graph.parameters for graph in graphs) - 2 * nbytes[0][2] / 4
+    assert tables == 16 * 1350
+
+
+def test_a_rank_without_tables_still_takes_part() -> None:
+    graphs = DLRM(batch=64, **SMALL).graphs(2, Plan.from_owners([0, 0, 0], ranks=2))
+    assert len(graphs[1].collectives) == 3
+    assert not graphs[1].tables
+
+
+def test_data_parallel_ranks_are_one_graph() -> None:
+    graphs = Transformer.bert(**TINY).graphs(2)
+    assert graphs[0] is graphs[1]
+    assert [graphs[0][int(i)].name for i in graphs[0].collectives] == ["all_reduce"]
+    assert graphs[0][int(graphs[0].collectives[0])].features["nbytes"] == 4 * graphs[0].parameters
+    with pytest.raises(ValueError, match="plan is given"):
+        Transformer.bert(**TINY).graphs(2, Plan.round_robin(2, ranks=2))
+
+
+def test_table_distributions() -> None:
+    assert EmbeddingTable(1000, 8).distribution == Uniform(1000)
+    assert EmbeddingTable(1000, 8, exponent=0.7).distribution == Zipf(1000, 0.7)
+    assert EmbeddingTable(1000, 8, itemsize=2).nbytes == 16000
+
+
+def test_numpy_numbers_and_floats_are_sizes() -> None:
+    plain = DLRM(batch=64, **SMALL)
+    other = DLRM(batch=np.int64(64), **{**SMALL, "rows": np.array([1000, 50, 300]), "dim": 16.0})
+    assert plain == other
+    assert plain.graphs(2.0)[0].labels == other.graphs(2)[0].labels  # type: ignore[arg-type]
+    assert len(Transformer.bert(**TINY).graphs(2.0)) == 2  # type: ignore[arg-type]
+
+
+# Samples.
+
+
+def test_check_draws_what_the_issue_promises() -> None:
+    drawn = samples.draw_check(3)
+    families = [sample.family for sample in drawn]
+    assert [families.count(name) for name in ("dlrm", "transformer", "hybrid")] == [14, 10, 6]
+    assert len({sample.name for sample in drawn}) == 30
+    for sample in drawn:
+        w = sample.workload
+        if isinstance(w, DLRM):
+            assert 4 <= len(w.tables) <= 26
+            assert all(1e3 <= t.rows <= 1e6 and 16 <= t.dim <= 128 and 1 <= t.pooling <= 32 for t in w.tables)
+            assert all(0 <= t.exponent <= 1.2 for t in w.tables)
+            assert 64 <= w.batch <= 2048
+            assert all(64 <= width <= 1024 for width in (*w.bottom[:-1], *w.top[:-1]))
+        else:
+            assert 2 <= w.layers <= 6
+            assert 128 <= w.hidden <= 512
+            assert 32 <= w.sequence <= 256
+            assert 2 <= w.batch <= 16
+            assert 1e3 <= w.vocabulary <= 1.4e4
+        assert sample.ranks == (2 if sample.family == "hybrid" else 1)
+    sparse = [s.workload.sparse for s in drawn if isinstance(s.workload, DLRM)]
+    assert True in sparse
+    assert False in sparse
+    hybrids = [s for s in drawn if s.plan]
+    assert all(set(s.plan.owners) == {0, 1} for s in hybrids if s.plan)
+
+
+def test_draws_are_repeatable_and_apart() -> None:
+    assert samples.draw_check(5) == samples.draw_check(5)
+    assert samples.draw_calibration() == samples.draw_calibration()
+    calibration = {str(samples.dump(s.workload)) for s in samples.draw_calibration()}
+    checks = [{str(samples.dump(s.workload)) for s in samples.draw_check(seed)} for seed in (0, 1)]
+    assert not calibration & (checks[0] | checks[1])
+    assert not checks[0] & checks[1]
+    assert len(samples.draw_calibration(quick=True)) < len(calibration)
+    assert all(s.ranks == 1 for s in samples.draw_calibration(hybrid=False))
+
+
+@pytest.mark.parametrize("sample", samples.draw_check(1), ids=lambda sample: sample.name)
+def test_workloads_survive_json(sample: samples.Sample) -> None:
+    again = samples.load(json.loads(json.dumps(samples.dump(sample.workload))))
+    ranks = (2, sample.plan) if sample.plan else (1, None)
+    assert [g.labels for g in again.graphs(*ranks)] == [g.labels for g in sample.workload.graphs(*ranks)]
+    pairs = zip(again.graphs(*ranks), sample.workload.graphs(*ranks), strict=True)
+    assert all(np.array_equal(a.features, b.features) for a, b in pairs)
+
+
+# Refusals: name, value and what is allowed, in one line.
+
+INF, NAN = math.inf, math.nan
+SIZES = [-1, 0, NAN, INF, 2**64, "8", True, 1.5, [3], {3}]
+FOUR = DLRM(batch=4, **SMALL)
+
+
+def model(**changes: object) -> Callable[[], object]:
+    return lambda: DLRM(**{**SMALL, **changes})  # type: ignore[arg-type]
+
+
+def bert(**changes: object) -> Callable[[], object]:
+    return lambda: Transformer.bert(**{**TINY, **changes})  # type: ignore[arg-type]
+
+
+def graphs(workload: DLRM | Transformer, *args: object) -> Callable[[], object]:
+    return lambda: workload.graphs(*args)  # type: ignore[arg-type]
+
+
+BAD = (-1, 0, NAN, INF, 2**64, True)
+WIDTHS = (64, "64", {64}, [0], [-8], [8, 1.5], [True])
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    *((model(**{name: value}), name) for name in ("batch", "dim", "features") for value in SIZES),
+    *((model(batch=4, rows=value), "rows") for value in (*BAD, "ab", 1.5, {3}, [4, [5]], [1, "2"])),
+    *((model(pooling=value), "pooling") for value in (*BAD, "four", {3}, [1, 2, -3], [1, 2, "3"])),
+    *((model(exponent=value), "exponent") for value in (-1, NAN, INF, 11, "one", True, None, [0, 0, "0"])),
+    *((model(**{name: value}), name) for name in ("bottom", "top") for value in WIDTHS),
+    *((bert(**{name: value}), name) for name in TINY for value in SIZES),
+    (model(batch=None), "batch"),
+    (bert(layers=10**9), "layers"),
+    (lambda: EmbeddingTable(10, 4, itemsize=0), "itemsize"),
+    (lambda: Plan(0, ()), "ranks"),
+    (lambda: Plan.round_robin(-1, ranks=2), "tables"),
+    (lambda: Plan.round_robin(2, ranks=0), "ranks"),
+    (lambda: Plan.round_robin(2**62, ranks=2), "tables"),
+    (graphs(FOUR, 0), "ranks"),
+    (graphs(FOUR, "2"), "ranks"),
+    (graphs(Transformer.bert(**TINY), True), "ranks"),
+    (graphs(Transformer.bert(**TINY), 0.5), "ranks"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "name"), REFUSED, ids=[f"{name}-{i}" for i, (_, name) in enumerate(REFUSED)])
+def test_bad_sizes_are_refused(build: Callable[[], object], name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} is [^\n]*; it must be a [^\n]+$"):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: DLRM("dlrm-defalt"), "preset is 'dlrm-defalt'; known are .*; did you mean 'dlrm-default'"),
+        (lambda: DLRM(5), "preset is 5; known are dlrm-default, dlrm-mlperf"),  # type: ignore[arg-type]
+        (lambda: Transformer.bert("gpt2"), "preset is 'gpt2'; known are bert-base, bert-large"),
+        (lambda: Transformer.gpt2("gtp2"), "preset is 'gtp2'; known are .*did you mean 'gpt2'"),
+        (model(dtype="fp31"), "dtype is 'fp31'; known are .*; did you mean 'fp32'"),
+        (model(dtype=None), "dtype is None; known are"),
+        (model(optimizer="adamw"), "optimizer is 'adamw'; known are sgd"),
+        (model(sparse="yes"), "sparse is 'yes'; it must be True .* or False"),
+        (model(pooling=[1, 2]), "pooling has 2 entries; the model has 3 tables; give one number or one a table"),
+        (model(exponent=[0.1]), "exponent has 1 entries; the model has 3 tables"),
+        (model(rows=[]), "rows is empty; .* at least one table"),
+        (bert(attention="flash"), "attention is 'flash'; known are fused, eager"),
+        (bert(dtype="int8"), "dtype is 'int8'; known are"),
+        (bert(optimizer="lion"), "optimizer is 'lion'; known are adamw, sgd"),
+        (bert(layer=3), "argument is 'layer'; known are .*did you mean 'layers'"),
+        (bert(heads=5), "heads is 5; it must divide hidden, 32"),
+        (bert(sequence=17), "sequence is 17; the model has 16 positions; shorten it"),
+        (graphs(DLRM(batch=3, **SMALL), 2), "batch is 3; it must divide by the 2 ranks; take a multiple of 2"),
+        (graphs(Transformer.bert(**TINY), 3), "batch is 2; it must divide by the 3 ranks"),
+        (graphs(FOUR, 2, Plan.round_robin(3, ranks=4)), "plan places 3 tables on 4 ranks; .*2 ranks"),
+        (graphs(FOUR, 2, Plan.round_robin(4, ranks=2)), "plan places 4 tables .* 3 tables .*make a plan"),
+        (graphs(FOUR, 2, [0, 1, 0]), r"plan is \[0, 1, 0\]; it must be a Plan"),
+        (lambda: Plan.from_owners([0, 2], ranks=2), "table 1 is placed on rank 2; ranks go from 0 to 1"),
+        (lambda: Plan.from_owners([-1], ranks=2), "table 0 is placed on rank -1"),
+        (lambda: Plan.from_owners([True], ranks=2), "table 0 is placed on rank True"),
+        (lambda: Plan.from_owners(["1"], ranks=2), "table 0 is placed on rank '1'"),  # type: ignore[list-item]
+        (lambda: Plan.from_owners(3, ranks=2), "owners is 3; it must be a sequence"),  # type: ignore[arg-type]
+    ],
+    ids=lambda value: re.sub(r"[^a-z0-9 -]", "", value)[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_other_bad_input_is_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(1, 1000), min_size=1, max_size=5), st.integers(1, 40), st.integers(1, 16),
+    st.floats(0.05, 8), st.booleans(), st.integers(1, 3),
+)  # fmt: skip
+def test_any_dlrm_has_a_graph(rows: list[int], dim: int, batch: int, pooling: float, sparse: bool, ranks: int) -> None:
+    model = DLRM(rows=rows, dim=dim, batch=batch * ranks, pooling=pooling, sparse=sparse, bottom=[], top=[8])
+    graphs = model.graphs(ranks)
+    assert len(graphs) == ranks
+    assert all(isinstance(graph, Graph) and (graph.features >= 0).all() for graph in graphs)
+    own = sum(graph.parameters for graph in graphs) - sum(rows) * dim
+    assert own % ranks == 0, "the dense weights are the same on every rank"
