@@ -434,11 +434,15 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
         },
     )
     runs = _runs(measurements["iterations"], platform)
-    if not runs:
-        return platform
-    context = {**platform.context, **_fit_contexts(runs, source), **_fit_iterations(runs, platform, source)}
-    platform = replace(platform, context=context)
-    return replace(platform, context=context | _fit_parallel(measurements, platform, source))
+    if runs:
+        context = {**platform.context, **_fit_contexts(runs, source), **_fit_iterations(runs, platform, source)}
+        platform = replace(platform, context=context)
+        platform = replace(platform, context=context | _fit_parallel(measurements, platform, source))
+    kernels, collectives, context = (
+        {key: replace(fit, date=measurements["date"]) for key, fit in fits.items()}
+        for fits in (platform.kernels, platform.collectives, platform.context)
+    )
+    return replace(platform, kernels=kernels, collectives=collectives, context=context)
 
 
 def _device(measurements: Mapping[str, Any], nominal: tuple[float, float]) -> Device:
