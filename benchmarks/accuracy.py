@@ -18,8 +18,9 @@ from benchmarks import save_rows
 from benchmarks.bars import evaluate, format_accuracy
 from perfkit.__main__ import run_command
 from perfkit.campaign import Campaign, check, measure_collectives, measure_kernels
+from perfkit.gallery import load_platform
 from perfkit.measure.machine import describe_machine, list_versions
-from perfkit.platform import Platform, load_platform
+from perfkit.platform import Platform
 from perfkit.resources import write_text
 from perfkit.units import check_positive
 from perfkit.workloads.samples import Sample, draw_check

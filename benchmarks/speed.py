@@ -23,10 +23,11 @@ import numpy as np
 from benchmarks import save_rows
 from perfkit.__main__ import run_command
 from perfkit.calibration import fit_platform
+from perfkit.gallery import load_platform
 from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
-from perfkit.platform import Platform, load_platform
+from perfkit.platform import Platform
 from perfkit.prediction.result import predict
 from perfkit.prediction.simulation import Host, RankTimes, simulate
 from perfkit.resources import find_reference

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from perfkit import fitting, models, plots, units, workloads
     from perfkit.campaign import calibrate, check
     from perfkit.fitting import Fit
-    from perfkit.platform import Device, Estimate, Network, Platform, load_platform, platforms
+    from perfkit.gallery import load_platform, platforms
+    from perfkit.platform import Device, Estimate, Network, Platform
     from perfkit.prediction.comparison import Comparison
     from perfkit.prediction.result import Prediction, predict
     from perfkit.workloads.dlrm import DLRM
@@ -53,7 +54,8 @@ __all__ = [
 _HOMES = {
     "campaign": ("calibrate", "check"),
     "fitting": ("Fit",),
-    "platform": ("Device", "Estimate", "Network", "Platform", "load_platform", "platforms"),
+    "gallery": ("load_platform", "platforms"),
+    "platform": ("Device", "Estimate", "Network", "Platform"),
     "prediction.comparison": ("Comparison",),
     "prediction.result": ("Prediction", "predict"),
     "workloads.dlrm": ("DLRM",),

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from perfkit.calibration import fit_platform
+from perfkit.gallery import load_platform
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import cache_sizes, count_cores, describe_machine, free_memory, list_versions
 from perfkit.measure.runner import run_processes
-from perfkit.platform import Platform, load_platform
+from perfkit.platform import Platform
 from perfkit.prediction.comparison import Comparison
 from perfkit.prediction.result import predict
 from perfkit.resources import write_text

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfkit.gallery import load_platform
 from perfkit.measure.runner import ENVIRONMENT, MeasurementError, run_processes
-from perfkit.platform import load_platform
 from perfkit.resources import find_reference
 from perfkit.units import format_bytes
 

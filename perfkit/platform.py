@@ -1,27 +1,25 @@
-"""Platforms: devices, links, fitted kernels and collectives, with the origin of every number; TOML; the gallery."""
+"""Platforms: devices, links, fitted kernels and collectives, with the origin of every number; in and out of TOML."""
 
 import html
 import json
 import math
-import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfkit.communication import CollectiveTime, price_collective
 from perfkit.estimates import FORMS, Estimate, ExtrapolationWarning, fill_in, find_extrapolations, warn_once
 from perfkit.fitting import Fit
 from perfkit.hardware import DTYPES, KINDS, Device, Link, MemoryLevel, Network, Quantity
-from perfkit.models import collectives as forms
 from perfkit.models import embedding
 from perfkit.models.caches import lru_misses, miss_share, page_walks, unique_rows
-from perfkit.models.roofline import gemm_bytes, gemm_flops, smooth_maximum
+from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform_file import EXAMPLE, FORMAT, PlatformError, encode, expect_platform
-from perfkit.resources import find_reference, write_text
+from perfkit.resources import write_text
 from perfkit.units import Array, Values, check_choice, check_positive, format_bytes, format_rate, significant
 
 if TYPE_CHECKING:
@@ -42,19 +40,8 @@ __all__ = [
     "PlatformError",
     "Quantity",
     "find_extrapolations",
-    "load_platform",
-    "platforms",
 ]
 
-#: Collectives across nodes: the operations inside the node, whether each rank of a node carries its own share of the
-#: message on its own rail, and the sharpness with which both resources combine (2.5 fits 10 x 8 H100).
-ACROSS_NODES: dict[str, tuple[tuple[str, ...], bool, float]] = {
-    "all_reduce": (("reduce_scatter", "all_gather"), True, 2.5),
-    "all_gather": (("all_gather",), True, 2.5),
-    "reduce_scatter": (("reduce_scatter",), True, 2.5),
-    "broadcast": (("broadcast",), True, 2.5),
-    "all_to_all": (("all_to_all",), False, math.inf),
-}
 COLUMNS = ("group", "name", "value", "unit", "kind", "stderr", "source", "date")
 
 
@@ -84,6 +71,7 @@ class Platform:
 
     Examples
     --------
+    >>> from perfkit.gallery import load_platform
     >>> platform = load_platform("h100-sxm-8")
     >>> platform.collective("all_reduce", 64e6, ranks=8)
     Estimate(318 µs, 80 % within 291 µs to 348 µs)
@@ -227,7 +215,7 @@ class Platform:
         title = f"lookup in {len(columns)} tables, batch {batch},"
         return self._kernel(title, "embedding_forward", features, "fp32")
 
-    def collective_time(self, operation: str, nbytes: Values, *, ranks: int) -> Array:
+    def collective_time(self, operation: str, nbytes: Values, *, ranks: int, algorithm: str | None = None) -> Array:
         """Time of collectives of one operation, for arrays of sizes and without warnings.
 
         Parameters
@@ -238,6 +226,8 @@ class Platform:
             Message sizes in the nccl-tests convention [B].
         ranks : int
             Ranks taking part [-].
+        algorithm : str, optional
+            ``ring``, ``tree`` or ``in_network``; by default what the library chose when it was measured [-].
 
         Returns
         -------
@@ -247,11 +237,11 @@ class Platform:
         Raises
         ------
         ValueError
-            For an operation without a model, or more ranks than the network has.
+            For an operation or algorithm without a model, or more ranks than the network has.
         """
-        return self._collective(operation, np.asarray(nbytes, dtype=float), ranks)[0]
+        return self._collective(operation, np.asarray(nbytes, dtype=float), ranks, algorithm).time
 
-    def collective(self, operation: str, nbytes: float, *, ranks: int) -> Estimate:
+    def collective(self, operation: str, nbytes: float, *, ranks: int, algorithm: str | None = None) -> Estimate:
         """Time of one collective.
 
         Parameters
@@ -262,6 +252,8 @@ class Platform:
             Message size in the nccl-tests convention: the full buffer of a rank [B].
         ranks : int
             Ranks taking part [-].
+        algorithm : str, optional
+            ``ring``, ``tree`` or ``in_network``; by default what the library chose when it was measured [-].
 
         Returns
         -------
@@ -271,7 +263,7 @@ class Platform:
         Raises
         ------
         ValueError
-            For an operation without a model, a size below 0 or more ranks than the network has.
+            For an operation or algorithm without a model, a size below 0 or more ranks than the network has.
 
         Notes
         -----
@@ -282,11 +274,16 @@ class Platform:
         warning.
         """
         size = check_positive("nbytes", nbytes, zero=True)
-        time, terms, formula, spread, notes = self._collective(operation, np.asarray(size, dtype=float), ranks)
-        title = f"{operation} of {format_bytes(size)} on {ranks} ranks of {self.name}: {formula}"
-        return Estimate(
-            float(time), spread, {name: float(part) for name, part in terms.items()}, title, warn_once(notes, 3)
-        )
+        found = self._collective(operation, np.asarray(size, dtype=float), ranks, algorithm)
+        title = f"{operation} of {format_bytes(size)} on {ranks} ranks of {self.name}: {found.formula}"
+        terms = {name: float(part) for name, part in found.terms.items()}
+        return Estimate(float(found.time), found.spread, terms, title, warn_once(found.notes, 3))
+
+    def _collective(self, operation: str, nbytes: Array, ranks: int, algorithm: str | None) -> CollectiveTime:
+        return price_collective(
+            self.collectives, self.network, operation, nbytes,
+            ranks=ranks, algorithm=algorithm, owner=f"platform {self.name!r}",
+        )  # fmt: skip
 
     def _lacks(self, what: str, known: Iterable[str]) -> ValueError:
         have = ", ".join(dict.fromkeys(known)) or "none"
@@ -331,55 +328,6 @@ class Platform:
         rates = f"peak {format_rate(peak, 'FLOP/s')}, memory {format_rate(bandwidth, 'B/s')}"
         formula = f"{title} on {self.name}: {fill_in(fit)}; {rates}"
         return Estimate(time, fit.spread, terms, formula, warn_once(find_extrapolations(title, fit, features), 4))
-
-    def _collective(
-        self, operation: str, nbytes: Array, ranks: int
-    ) -> tuple[Array, dict[str, Array], str, float, tuple[str, ...]]:
-        """Time, parts, formula, spread and warnings of collectives."""
-        ranks, most = check_positive("ranks", ranks, integer=True), self.network.ranks
-        if ranks > most:
-            raise ValueError(
-                f"ranks is {ranks}; platform {self.name!r} has {most}; choose fewer ranks or a larger platform"
-            )
-        keys = {key: key.rpartition(".") for key in self.collectives}
-        fitted = {int(count): self.collectives[key] for key, (name, _, count) in keys.items() if name == operation}
-        if not fitted:
-            raise self._lacks(f"model for the collective {operation!r}", (name for name, _, _ in keys.values()))
-        if ranks == 1:
-            return np.zeros(nbytes.shape), {}, "a single rank has nothing to exchange", 0.0, ()
-        inside = ranks <= self.network.ranks_per_node
-        usable = {count: fit for count, fit in fitted.items() if (count <= self.network.ranks_per_node) == inside}
-        if not usable:
-            return self._across_nodes(operation, nbytes, ranks)
-        fit, notes = _at_ranks(operation, ranks, usable)
-        form = getattr(forms, fit.form)
-        time, start = form(nbytes, **fit), form(0.0 * nbytes, **fit)
-        notes += find_extrapolations(f"{operation} on {ranks} ranks", fit, {"nbytes": nbytes})
-        return time, {"start-up": start, "transfer": time - start}, fill_in(fit), fit.spread, notes
-
-    def _across_nodes(
-        self, operation: str, nbytes: Array, ranks: int
-    ) -> tuple[Array, dict[str, Array], str, float, tuple[str, ...]]:
-        """Compose a collective over whole nodes from its share inside a node and its share between nodes."""
-        local, link = self.network.ranks_per_node, self.network.links.get("inter")
-        if link is None or operation not in ACROSS_NODES:
-            raise self._lacks(f"model of {operation} over {ranks} ranks nor a link between nodes", self.collectives)
-        if ranks % local:
-            raise ValueError(f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node")
-        stages, on_rails, sharpness = ACROSS_NODES[operation]
-        nodes = ranks // local
-        parts = [self._collective(stage, nbytes if on_rails else nbytes * local / ranks, local) for stage in stages]
-        intra = np.sum([part[0] for part in parts], axis=0)
-        alpha = max(forms.ring_steps(operation, nodes) * link.latency.value, 1e-9)
-        beta = forms.bus_factor(operation, nodes) / link.bandwidth.value
-        inter = forms.pipelined(nbytes / local if on_rails else nbytes, alpha=alpha, beta=beta)
-        time = smooth_maximum(intra, inter, sharpness=sharpness)
-        note = f"{operation} on {ranks} ranks was not measured: composed of its shares inside and between {nodes} nodes"
-        notes = (note, *(text for part in parts for text in part[4]))
-        rail = f"pipelined, alpha = {alpha:.4g} s, beta = {beta:.4g} s/B"
-        formula = f"(intra^q + inter^q)^(1/q), q = {sharpness:g}; inter: {rail}"
-        terms = {"inside nodes": intra, "between nodes": inter, "overlap": time - intra - inter}
-        return time, terms, formula, max(0.25, *(part[3] for part in parts)), notes
 
     def __repr__(self) -> str:
         evidence = "/".join(sorted({row[4] for row in self._numbers()}))
@@ -524,103 +472,3 @@ class Platform:
         except (OSError, UnicodeDecodeError) as error:
             raise PlatformError(f"{path} cannot be read: {error}; pass a platform file or a gallery name") from error
         return cls.from_toml(text, origin=str(path))
-
-
-def _at_ranks(operation: str, ranks: int, fitted: Mapping[int, Fit]) -> tuple[Fit, tuple[str, ...]]:
-    """Fit for a rank count, from the nearest fitted counts where it was not fitted itself."""
-    if ranks in fitted:
-        return fitted[ranks], ()
-    nearest = min(fitted, key=lambda count: abs(math.log(count / ranks)))
-    near = fitted[nearest]
-    beyond = [count for count in fitted if (count < ranks) != (nearest < ranks) and fitted[count].form == near.form]
-    far = min(beyond, key=lambda count: abs(count - ranks), default=None)
-    parameters = {}
-    for name, value in near.items():
-        law = forms.ring_steps if name.startswith("alpha") else forms.bus_factor if name.startswith("beta") else None
-        if law is None:
-            parameters[name] = value
-            continue
-        here, there = law(operation, ranks), law(operation, nearest)
-        if far is not None and law(operation, far) != there:
-            slope = (fitted[far][name] - value) / (law(operation, far) - there)
-            parameters[name] = value + slope * (here - there)
-        else:
-            parameters[name] = value * here / there
-    doubt = (0.25 if far is None else 0.1) * abs(math.log2(ranks / nearest))
-    way = f"scaled from {nearest}" if far is None else f"interpolated between {nearest} and {far}"
-    note = f"{operation} was fitted on {', '.join(map(str, sorted(fitted)))} ranks; {ranks} are {way}"
-    return replace(near, parameters=parameters, stderr={}, spread=math.hypot(near.spread, doubt)), (note,)
-
-
-@lru_cache(maxsize=64)
-def _read(path: Path, changed: int, size: int) -> Platform:
-    """Read a file once for as long as it stays as it is."""
-    return Platform.load(path)
-
-
-def load_platform(platform: str | Path | Platform) -> Platform:
-    """Find a platform by gallery name or path.
-
-    Parameters
-    ----------
-    platform : str, Path or Platform
-        Name from `platforms`, path of a TOML file, or a platform, which is handed back [-].
-
-    Returns
-    -------
-    platform : Platform
-        The platform [-].
-
-    Raises
-    ------
-    PlatformError
-        For a name or file that does not exist, and for a file that is not a platform.
-
-    Examples
-    --------
-    >>> load_platform("a100-sxm-8").network.ranks
-    8
-    """
-    if isinstance(platform, Platform):
-        return platform
-    gallery = {path.stem: path for path in sorted(find_reference("platforms").glob("*.toml"))}
-    is_path = isinstance(platform, Path) or (
-        isinstance(platform, str) and (platform.endswith(".toml") or os.sep in platform)
-    )
-    if not is_path:
-        try:
-            path = gallery[check_choice("platform", platform, gallery)]
-        except ValueError as error:
-            raise PlatformError(f"{error}; a file needs its .toml ending") from None
-    else:
-        path = Path(platform)
-    try:
-        facts = path.stat()
-    except (OSError, ValueError) as error:
-        raise PlatformError(f"platform {str(path)!r} cannot be read: {error}; gallery: {', '.join(gallery)}") from error
-    return _read(path.resolve(), facts.st_mtime_ns, facts.st_size)
-
-
-def platforms() -> "polars.DataFrame":
-    """List the platforms that ship with perfkit.
-
-    Returns
-    -------
-    table : polars.DataFrame
-        Columns name, device, ranks [-], evidence (the kinds of numbers inside) and date of the newest number.
-
-    Examples
-    --------
-    >>> platforms()["name"].to_list()[0]
-    'a100-sxm-8'
-    """
-    import polars
-
-    rows = []
-    for path in sorted(find_reference("platforms").glob("*.toml")):
-        platform = load_platform(path)
-        entries = list(platform._numbers())
-        evidence = ", ".join(sorted({kind for _, _, _, _, kind, *_ in entries}))
-        newest = max((date for *_, date in entries), default="")
-        rows.append((path.stem, platform.device.name, platform.network.ranks, evidence, newest))
-    return polars.DataFrame(rows, schema=["name", "device", "ranks", "evidence", "date"], orient="row")

@@ -1,7 +1,5 @@
 """Platform files: what TOML may hold, checked entry by entry, every fault named with its place."""
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from inspect import signature
@@ -9,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.communication import split_key
 from perfkit.estimates import COLLECTIVE_FORMS, CONTEXT_FORMS, FORMS
 from perfkit.fitting import Fit
 from perfkit.hardware import KINDS, expect_device, expect_network, expect_quantity
@@ -132,9 +131,10 @@ def expect_platform(record: type) -> Reader:
 
     def collectives(value: Any, place: str) -> dict[str, Fit]:
         for key in value if isinstance(value, dict) else ():
-            if not re.fullmatch(rf"({'|'.join(forms.OPERATIONS)})\.([2-9]|[1-9][0-9]+)", key, re.ASCII):
-                rule = f"<operation>.<ranks>, such as all_reduce.8; operations are {', '.join(forms.OPERATIONS)}"
-                raise ValueError(f"{place} has an entry {json.dumps(key)}; its name must be {rule}")
+            try:
+                split_key(key)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
         return read_collectives(value, place)
 
     text = expect_text()

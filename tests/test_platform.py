@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from perfkit import units
 from perfkit.fitting import Fit
+from perfkit.gallery import load_platform, platforms
 from perfkit.models import collectives
 from perfkit.models.caches import Uniform, Zipf
 from perfkit.platform import (
@@ -30,8 +31,6 @@ from perfkit.platform import (
     Platform,
     PlatformError,
     Quantity,
-    load_platform,
-    platforms,
 )
 from perfkit.resources import find_reference
 
@@ -178,8 +177,8 @@ BROKEN = {
     "unknown unit": ('alpha = "s"', 'alpha = "furlong"', r"units.alpha is .*furlong.*; it must be a base unit"),
     "missing unit": ('alpha = "s"\n', "", r'collectives."all_reduce.2".units.alpha is missing'),
     "upside-down range": ("nbytes = [\n    512.0,", "nbytes = [\n    1e30,", "ranges.nbytes is .*the lower one first"),
-    "unknown operation": ('"all_reduce.2"', '"all_redoce.2"', "all_redoce.2.*must be <operation>.<ranks>"),
-    "one rank": ('"all_reduce.2"', '"all_reduce.1"', "all_reduce.1.*must be <operation>.<ranks>"),
+    "unknown operation": ('"all_reduce.2"', '"all_redoce.2"', "all_redoce.2.*must be <operation>.<ranks or any>"),
+    "one rank": ('"all_reduce.2"', '"all_reduce.1"', "all_reduce.1.*must be <operation>.<ranks or any>"),
 }
 
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfkit.fitting import Fit
-from perfkit.platform import ExtrapolationWarning, Platform, load_platform
+from perfkit.gallery import load_platform
+from perfkit.platform import ExtrapolationWarning, Platform
 from perfkit.prediction import result
 from perfkit.prediction.cost import price
 from perfkit.prediction.result import Prediction, predict

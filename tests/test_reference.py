@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfkit.calibration import fit_platform
-from perfkit.platform import load_platform
+from perfkit.gallery import load_platform
 from perfkit.prediction.comparison import Comparison, summarize_errors
 from perfkit.resources import find_reference
 

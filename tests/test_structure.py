@@ -16,9 +16,20 @@ PACKAGE = ROOT / "perfkit"
 FLOORS = [
     {"units", "resources", "models"},
     {"workloads", "readers"},
-    {"measure", "fitting", "hardware", "estimates", "platform_file", "platform", "plots"},
+    {
+        "measure",
+        "fitting",
+        "hardware",
+        "estimates",
+        "communication",
+        "platform_file",
+        "platform",
+        "gallery",
+        "variants",
+        "plots",
+    },
     {"prediction"},
-    {"calibration", "campaign", "sharding"},
+    {"calibration", "campaign", "assembly", "sharding"},
     {"report", "doctor", "demonstration", "__main__"},
 ]
 

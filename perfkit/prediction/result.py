@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfkit.fitting import Fit
+from perfkit.gallery import load_platform
 from perfkit.models.kernels import in_context
-from perfkit.platform import ExtrapolationWarning, Platform, load_platform
+from perfkit.platform import ExtrapolationWarning, Platform
 from perfkit.prediction.cost import Costs, find_iteration, price
 from perfkit.prediction.simulation import Host, RankTimes, Timeline, simulate
 from perfkit.units import Array, check_choice, check_positive, format_time
