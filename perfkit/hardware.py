@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.resources import Reader, expect_each, expect_list, expect_number, expect_record, expect_text, expect_whole
+from perfkit.resources import (
+    Reader,
+    expect,
+    expect_each,
+    expect_list,
+    expect_number,
+    expect_record,
+    expect_text,
+    expect_whole,
+)
 from perfkit.units import Array, Values
 
 __all__ = [
@@ -23,8 +32,8 @@ __all__ = [
     "expect_quantity",
 ]
 
-#: Bytes of one number by dtype [B]; tf32 is stored as fp32.
-DTYPES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "int8": 1, "fp8": 1}
+#: Bytes of one number by dtype [B]; tf32 is stored as fp32, two numbers of fp4 share a byte.
+DTYPES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "int8": 1, "fp8": 1, "fp4": 0.5}
 #: What a number can rest on.
 KINDS = ("datasheet", "measured", "fitted", "assumed")
 
@@ -47,6 +56,9 @@ class Quantity:
         Day it was measured or entered, ISO 8601 [-].
     stderr : float, optional
         Standard error [unit].
+    basis : str, optional
+        How the document counts: ``dense`` or ``sparse``, ``GB`` or ``GiB``, ``one way`` or ``both ways``; `value` is
+        dense, in bytes and one way whatever the document says [-].
     """
 
     value: float
@@ -55,6 +67,7 @@ class Quantity:
     source: str
     date: str = ""
     stderr: float | None = None
+    basis: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,7 +192,8 @@ def expect_quantity(unit: str, *, zero: bool = False) -> Reader:
         Gives a `Quantity`, see `perfkit.resources.expect`.
     """
     value, stderr, text = expect_number(unit, low=0.0, above=not zero), expect_number(unit, low=0.0), expect_text()
-    origin = {"kind": expect_text(*KINDS), "source": text, "date": text}
+    source = expect("a document, data id or machine", lambda value: isinstance(value, str) and value.strip() != "")
+    origin = {"kind": expect_text(*KINDS), "source": source, "date": text, "basis": text}
     return expect_record(Quantity, value=value, unit=expect_text(unit), stderr=stderr, **origin)
 
 

@@ -114,13 +114,39 @@ class Platform:
         """Pages that the translation buffer effectively holds; without limit where it was not fitted [-]."""
         return self.context["caches"].get("pages", math.inf) if "caches" in self.context else math.inf
 
+    def find_kernel(self, kind: str, *, variant: str = "", dtype: str = "fp32") -> tuple[str, Fit] | None:
+        """Find the kernel model of a class: that of its variant, else of its number format, else of the whole class.
+
+        Parameters
+        ----------
+        kind : str
+            Operation class, such as ``gemm`` [-].
+        variant : str, optional
+            Finer class, such as ``nt`` [-].
+        dtype : str, optional
+            Number format [-].
+
+        Returns
+        -------
+        found : (str, Fit) or None
+            Key in `kernels` and its fit; None where the class has no model [-].
+
+        Examples
+        --------
+        >>> from perfkit.gallery import load_platform
+        >>> load_platform("h100-sxm-8").find_kernel("gemm", variant="nt", dtype="fp8")[0]
+        'gemm'
+        """
+        keys = ((f"{kind}.{variant}",) if variant else ()) + (f"{kind}.{dtype}", kind)
+        return next(((key, self.kernels[key]) for key in keys if key in self.kernels), None)
+
     def kernel_time(self, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32") -> Array:
         """Time of kernels of one class, alone on the device, for arrays of sizes and without warnings.
 
         Parameters
         ----------
         kind : str
-            Operation class, a key of `kernels` [-].
+            Operation class or a key of `kernels`, see `find_kernel` [-].
         features : mapping of str to float or array
             Sizes by name (``flops``, ``nbytes`` and what the form of the class needs), in base units; ``working_set``
             [B] decides on the memory level and is ``nbytes`` where absent; ``peak`` [FLOP/s] and ``bandwidth`` [B/s]
@@ -138,9 +164,10 @@ class Platform:
         ValueError
             For a class without a model, or a dtype without a peak.
         """
-        if kind not in self.kernels:
+        found = self.find_kernel(kind, dtype=dtype)
+        if found is None:
             raise self._lacks(f"kernel model for {kind!r}", self.kernels)
-        fit = self.kernels[kind]
+        fit = found[1]
         check_choice("dtype", dtype, self.device.peaks)
         ready = fit.form == "additive" and "beyond_l3" in features  # needs nothing of the device
         return np.asarray(FORMS[fit.form](features if ready else self._on_device(features, dtype), **fit))
@@ -316,9 +343,13 @@ class Platform:
 
     def _kernel(self, title: str, kind: str, features: Mapping[str, Values], dtype: str) -> Estimate:
         """Estimate kernels of one class, one after the other, and say which resource they are up against."""
-        kind = kind if kind in self.kernels else next((key for key in self.kernels if key.startswith(f"{kind}.")), kind)
-        times = np.atleast_1d(self.kernel_time(kind, features, dtype=dtype))
-        fit, sizes, time = self.kernels[kind], self._on_device(features, dtype), float(times.sum())
+        variants = (item for item in self.kernels.items() if item[0].startswith(f"{kind}."))
+        found = self.find_kernel(kind, dtype=dtype) or next(variants, None)  # any variant stands in for the class
+        if found is None:
+            raise self._lacks(f"kernel model for {kind!r}", self.kernels)
+        key, fit = found
+        times = np.atleast_1d(self.kernel_time(key, features, dtype=dtype))
+        sizes, time = self._on_device(features, dtype), float(times.sum())
         compute, memory = sizes["flops"] / sizes["peak"], sizes["nbytes"] / sizes["bandwidth"]
         name = "arithmetic" if np.sum(compute) > np.sum(memory) else "memory traffic"
         launch = min(times.size * fit.get("launch", 0.0), time)
