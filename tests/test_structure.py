@@ -19,6 +19,7 @@ FLOORS = [
     {
         "measure",
         "fitting",
+        "datasheets",
         "hardware",
         "estimates",
         "communication",

@@ -1,0 +1,82 @@
+"""The gallery of GPU platforms: every datasheet number says what it is, and every file is what its sources give."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from perfkit.datasheets import COLUMNS, list_datasheets, read_datasheet, read_rows
+from perfkit.hardware import DTYPES
+
+GOOD = {
+    "system": "x1", "device": "Example X1", "quantity": "peak", "dtype": "bf16", "value": "1e12", "unit": "FLOP/s",
+    "basis": "dense as quoted", "kind": "datasheet", "source": "X1 sheet, https://example.com/x1", "date": "2026-11-21",
+    "note": "",
+}  # fmt: skip
+
+
+def write_rows(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source": ""}, "line 2: x1 peak bf16 has the source ''; it must hold a link"),
+        ({"source": "the internet"}, "it must hold a link"),
+        ({"basis": ""}, "has the basis ''; it must read like dense"),
+        ({"basis": "with sparsity"}, "has the basis 'with sparsity'"),
+        ({"quantity": "NVLink bandwidth", "unit": "B/s", "basis": "both ways"}, "has the basis 'both ways'.* one way"),
+        ({"quantity": "L2 capacity", "unit": "B", "basis": "as quoted"}, "it must read like .*GiB"),
+        ({"quantity": "HBM capacity", "unit": "GB", "basis": "GB"}, "has the unit 'GB'; it must be B"),
+        ({"unit": "TFLOP/s"}, "has the unit 'TFLOP/s'; it must be FLOP/s"),
+        ({"value": "-1"}, "has the value '-1'; it must be a number above 0"),
+        ({"value": "about 5"}, "has the value 'about 5'"),
+        ({"kind": "rumour"}, "has the kind 'rumour'"),
+        ({"date": "yesterday"}, "has the date 'yesterday'"),
+        ({"quantity": "speed"}, "is not known; quantities end on peak"),
+    ],
+)
+def test_a_number_without_its_basis_is_refused(tmp_path: Path, change: dict[str, str], message: str) -> None:
+    assert read_rows(write_rows(tmp_path / "good.csv", GOOD)) == [GOOD]
+    with pytest.raises(ValueError, match=message):
+        read_rows(write_rows(tmp_path / "bad.csv", GOOD | change))
+
+
+def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("system,value\nx,1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="they must be system, device"):
+        read_rows(tmp_path / "t.csv")
+
+
+def test_the_shipped_datasheets_are_whole() -> None:
+    rows = read_rows()
+    keys = [(row["system"], row["quantity"], row["dtype"]) for row in rows]
+    assert len(keys) == len(set(keys))
+    assert {row["dtype"] for row in rows if row["quantity"] == "peak"} <= set(DTYPES)
+    assert len({(row["system"], row["device"]) for row in rows}) == len(list_datasheets())
+    for system in list_datasheets():
+        sheet = read_datasheet(system)
+        assert {"fp32", "fp16"} <= set(sheet.device.peaks)
+        assert [level.bandwidth is None for level in sheet.device.memory] == [True, False]
+        assert {"NVLink", "PCIe"} & set(sheet.links)
+        assert sheet.power.value <= 1400
+
+
+def test_dense_and_sparse_one_way_and_both_are_told_apart() -> None:
+    """Twice the dense rate, or both ways of a link, is what the sheets print; the platforms need half of it."""
+    h100 = read_datasheet("h100-sxm")
+    assert h100.device.peaks["fp8"].value == pytest.approx(3957.8e12 / 2, rel=1e-4)
+    assert "quoted with sparsity, divided by 2" in h100.device.peaks["fp8"].source
+    assert h100.links["NVLink"].value == 900e9 / 2
+    assert "both ways, divided by 2" in h100.links["NVLink"].source
+    assert read_datasheet("a100-sxm").device.memory[0].capacity.value == 40 * 2**20
+
+
+def test_an_unknown_datasheet_names_what_there_is() -> None:
+    with pytest.raises(ValueError, match=r"system is 'h100'; known are .*did you mean 'h100-sxm'"):
+        read_datasheet("h100")
