@@ -114,8 +114,8 @@ def _shipped() -> dict[str, list[dict[str, str]]]:
 
 
 def _quantity(row: Mapping[str, str]) -> Quantity:
-    source = "; ".join(text for text in (row["source"], row["basis"], row["note"]) if text)
-    return Quantity(float(row["value"]), row["unit"], row["kind"], source, row["date"])
+    source = "; ".join(text for text in (row["source"], row["note"]) if text)
+    return Quantity(float(row["value"]), row["unit"], row["kind"], source, row["date"], basis=row["basis"])
 
 
 def list_datasheets() -> tuple[str, ...]:

@@ -71,9 +71,9 @@ def test_dense_and_sparse_one_way_and_both_are_told_apart() -> None:
     """Twice the dense rate, or both ways of a link, is what the sheets print; the platforms need half of it."""
     h100 = read_datasheet("h100-sxm")
     assert h100.device.peaks["fp8"].value == pytest.approx(3957.8e12 / 2, rel=1e-4)
-    assert "quoted with sparsity, divided by 2" in h100.device.peaks["fp8"].source
+    assert "quoted with sparsity, divided by 2" in h100.device.peaks["fp8"].basis
     assert h100.links["NVLink"].value == 900e9 / 2
-    assert "both ways, divided by 2" in h100.links["NVLink"].source
+    assert "both ways, divided by 2" in h100.links["NVLink"].basis
     assert read_datasheet("a100-sxm").device.memory[0].capacity.value == 40 * 2**20
 
 
