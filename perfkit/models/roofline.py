@@ -75,7 +75,7 @@ def smooth_maximum(*terms: Values, sharpness: float) -> Values:
     -----
     .. math:: \left(\sum_i x_i^q\right)^{1/q}
 
-    The largest term is factored out, so that no power over- or underflows.
+    The largest term is factored out, so that no power over- or underflows; terms are zero or above 1e-290.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def smooth_maximum(*terms: Values, sharpness: float) -> Values:
         largest = np.maximum(largest, term)
     if sharpness == np.inf:
         return largest
-    # Adding the smallest normal number leaves every other number as it is, and makes 0 / 0 a zero.
+    # Adding the smallest normal number leaves numbers above 1e-290 as they are, and makes 0 / 0 a zero.
     return largest * sum((term / (largest + _TINY)) ** sharpness for term in terms) ** (1 / sharpness)
 
 
