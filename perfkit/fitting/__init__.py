@@ -2,7 +2,7 @@
 
 from perfkit.fitting.collectives import fit_pipelined
 from perfkit.fitting.context import fit_context, fit_iteration
-from perfkit.fitting.kernels import fit_additive
+from perfkit.fitting.kernels import fit_additive, fit_roofline
 from perfkit.fitting.parameters import Fit
 
-__all__ = ["Fit", "fit_additive", "fit_context", "fit_iteration", "fit_pipelined"]
+__all__ = ["Fit", "fit_additive", "fit_context", "fit_iteration", "fit_pipelined", "fit_roofline"]
