@@ -25,7 +25,7 @@ from perfkit.resources import (
 )
 from perfkit.units import Values
 
-__all__ = ["EXAMPLE", "FORMAT", "UNITS", "PlatformError", "encode", "expect_platform"]
+__all__ = ["EXAMPLE", "FORMAT", "UNITS", "PlatformError", "encode", "expect_platform", "format_toml"]
 
 #: Version of the file format that this perfkit reads and writes.
 FORMAT = 1
@@ -59,6 +59,67 @@ def encode(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [encode(entry) for entry in value]
     return value.item() if isinstance(value, np.generic) else value
+
+
+def format_toml(data: Mapping[str, Any], place: tuple[str, ...] = ()) -> str:
+    """Write plain tables as TOML, one line per number or group of parameters.
+
+    Parameters
+    ----------
+    data : mapping
+        Tables, lists, numbers and text.
+    place : tuple of str, optional
+        Keys of the tables around `data` [-].
+
+    Returns
+    -------
+    text : str
+        TOML that reads back as `data` [-].
+
+    Examples
+    --------
+    >>> print(format_toml({"kernels": {"gemm": {"n": 3, "parameters": {"launch": 1e-6, "sharpness": 2.0}}}}))
+    [kernels.gemm]
+    n = 3
+    parameters = { launch = 1e-06, sharpness = 2.0 }
+    """
+    plain, tables = [], []
+    for key, value in data.items():
+        below = (*place, key)
+        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+            name = ".".join(map(_toml_key, below))
+            tables += [f"[[{name}]]\n" + format_toml(entry, below).partition("\n")[2] for entry in value]
+        elif isinstance(value, Mapping) and (not place or "form" in value or _holds_tables(value)):
+            tables.append(format_toml(value, below))
+        else:
+            plain.append(f"{_toml_key(key)} = {_toml_value(value)}")
+    head = [f"[{'.'.join(map(_toml_key, place))}]"] if place and plain else []
+    return "\n\n".join(part for part in ("\n".join(head + plain), *tables) if part)
+
+
+def _holds_tables(table: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, Mapping) for value in table.values())
+
+
+def _toml_key(key: str) -> str:
+    import tomli_w
+
+    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
+
+
+def _toml_value(value: Any) -> str:
+    """One value on one line, tables and lists included."""
+    import tomli_w
+
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_toml_key(key)} = {_toml_value(entry)}' for key, entry in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(_toml_value(entry) for entry in value)}]"
+    if isinstance(value, float) and abs(value) >= 1e6:
+        digits, _, exponent = f"{value:.15e}".partition("e")
+        short = f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+        return short if float(short) == value else repr(value)
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")
 
 
 def _expect_fit(known: Mapping[str, Callable[..., Values]]) -> Reader:

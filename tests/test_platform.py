@@ -37,7 +37,11 @@ from perfkit.resources import find_reference
 GALLERY = sorted(path.stem for path in find_reference("platforms").glob("*.toml"))
 HOSTILE = "<script>alert(1)</script>"
 H100 = load_platform("h100-sxm-8")
-TEXT = H100.to_toml()
+CURVE = Fit(
+    "pipelined", {"alpha": 6e-6, "beta": 3e-12, "sharpness": 0.6}, ranges={"nbytes": (512.0, 5e8)}, source="test",
+    units={"alpha": "s", "beta": "s/B", "sharpness": "-"},
+)  # fmt: skip
+TEXT = replace(H100, collectives={"all_reduce.2": CURVE}).to_toml()
 
 # Round trip.
 words = st.text(min_size=1, max_size=12) | st.sampled_from(
@@ -136,21 +140,21 @@ def test_gallery_entries_are_whole(name: str) -> None:
 
 
 # Refusals: what is changed in a good file, and what the message must say.
-PEAK = '[device.peaks.bf16]\nvalue = 989400000000000.0\nunit = "FLOP/s"\nkind = "datasheet"'
-FIT = '[collectives."all_reduce.2".parameters]\nalpha = '
+PEAK = 'bf16 = { value = 9.894e14, unit = "FLOP/s", kind = "datasheet"'
+FIT = '[collectives."all_reduce.2"]\nform = "pipelined"\nparameters = { alpha = 6e-06'
 BROKEN = {
-    "value is text": (PEAK, PEAK.replace("989400000000000.0", '"fast"'), 'device.peaks.bf16.value is "fast"; it must'),
-    "value is nan": (PEAK, PEAK.replace("989400000000000.0", "nan"), "device.peaks.bf16.value is NaN; .* above 0"),
-    "value is inf": (PEAK, PEAK.replace("989400000000000.0", "inf"), "value is Infinity; it must be a number above 0"),
-    "value is huge": (PEAK, PEAK.replace("989400000000000.0", "1" + "0" * 400), "bf16.value is 1000"),
-    "value is zero": (PEAK, PEAK.replace("989400000000000.0", "0"), r"value is 0; .* number above 0 \[FLOP/s\]"),
-    "value is a truth": (PEAK, PEAK.replace("989400000000000.0", "true"), "device.peaks.bf16.value is true"),
-    "value is a date": (PEAK, PEAK.replace("989400000000000.0", "2026-01-01"), 'bf16.value is "2026-01-01"'),
-    "value is missing": (PEAK, PEAK.replace("value = 989400000000000.0", ""), "device.peaks.bf16.value is missing"),
+    "value is text": (PEAK, PEAK.replace("9.894e14", '"fast"'), 'device.peaks.bf16.value is "fast"; it must'),
+    "value is nan": (PEAK, PEAK.replace("9.894e14", "nan"), "device.peaks.bf16.value is NaN; .* above 0"),
+    "value is inf": (PEAK, PEAK.replace("9.894e14", "inf"), "value is Infinity; it must be a number above 0"),
+    "value is huge": (PEAK, PEAK.replace("9.894e14", "1" + "0" * 400), "bf16.value is 1000"),
+    "value is zero": (PEAK, PEAK.replace("9.894e14", "0"), r"value is 0; .* number above 0 \[FLOP/s\]"),
+    "value is a truth": (PEAK, PEAK.replace("9.894e14", "true"), "device.peaks.bf16.value is true"),
+    "value is a date": (PEAK, PEAK.replace("9.894e14", "2026-01-01"), 'bf16.value is "2026-01-01"'),
+    "value is missing": (PEAK, PEAK.replace("value = 9.894e14, ", ""), "device.peaks.bf16.value is missing"),
     "wrong unit": (PEAK, PEAK.replace('"FLOP/s"', '"TFLOP/s"'), 'bf16.unit is "TFLOP/s"; it must be one of FLOP/s'),
     "unknown kind": (PEAK, PEAK.replace('"datasheet"', '"rumour"'), "kind is .*rumour.* datasheet, measured, fitted"),
     "unknown dtype": (PEAK, PEAK.replace("bf16", "bf17"), "device.peaks.bf17 is not known; .* did you mean bf16"),
-    "unknown key": (PEAK, PEAK + "\nsuorce = ''", "device.peaks.bf16.suorce is not known; .* did you mean source"),
+    "unknown key": (PEAK, PEAK + ", suorce = ''", "device.peaks.bf16.suorce is not known; .* did you mean source"),
     "table is a number": (
         "[network]\nranks_per_node = 8\nnodes = 1\nrails = 1",
         "[[network]]",
@@ -159,7 +163,7 @@ BROKEN = {
     "unknown table": ("[provenance]", "[provenanse]", "provenanse is not known"),
     "no ranks": ("ranks_per_node = 8\n", "", "network.ranks_per_node is missing; it must be a whole number"),
     "broken ranks": ("ranks_per_node = 8\n", "ranks_per_node = 8.5\n", "network.ranks_per_node is 8.5"),
-    "unknown link": ("[network.links.intra.", "[network.links.nvlink.", "network.links.nvlink is not known"),
+    "unknown link": ("[network.links.intra]", "[network.links.nvlink]", "network.links.nvlink is not known"),
     "unknown device": ('kind = "cuda"', 'kind = "tpu"', "device.kind is .*tpu.*; it must be one of cpu, cuda"),
     "no format": ("format = 1\n", "", "format is missing; this perfkit reads format 1"),
     "later format": ("format = 1\n", "format = 2\n", "format is 2; this perfkit reads format 1"),
@@ -173,10 +177,14 @@ BROKEN = {
         r'collectives."all_reduce.2".form is "magic"; .*pipelined',
     ),
     "missing parameter": (FIT, FIT.replace("alpha", "alfa"), r'"all_reduce.2".parameters.alfa is not a parameter'),
-    "alpha is zero": (FIT, FIT + "0 #", r'"all_reduce.2".parameters.alpha is 0.0; it must be a number above 0 \[s\]'),
+    "alpha is zero": (
+        FIT,
+        FIT.replace("6e-06", "0"),
+        r'"all_reduce.2".parameters.alpha is 0.0; it must be a number above 0 \[s\]',
+    ),
     "unknown unit": ('alpha = "s"', 'alpha = "furlong"', r"units.alpha is .*furlong.*; it must be a base unit"),
-    "missing unit": ('alpha = "s"\n', "", r'collectives."all_reduce.2".units.alpha is missing'),
-    "upside-down range": ("nbytes = [\n    512.0,", "nbytes = [\n    1e30,", "ranges.nbytes is .*the lower one first"),
+    "missing unit": ('alpha = "s", ', "", r'collectives."all_reduce.2".units.alpha is missing'),
+    "upside-down range": ("nbytes = [512.0,", "nbytes = [1e30,", "ranges.nbytes is .*the lower one first"),
     "unknown operation": ('"all_reduce.2"', '"all_redoce.2"', "all_redoce.2.*must be <operation>.<ranks or any>"),
     "one rank": ('"all_reduce.2"', '"all_reduce.1"', "all_reduce.1.*must be <operation>.<ranks or any>"),
 }
@@ -430,7 +438,7 @@ def test_kernels_take_arrays() -> None:
 
 def test_a_platform_shows_every_number() -> None:
     table = H100.table()
-    assert table.columns == ["group", "name", "value", "unit", "kind", "stderr", "source", "date"]
+    assert table.columns == ["group", "name", "value", "unit", "kind", "stderr", "source", "date", "basis"]
     assert set(table["group"]) == {"peak", "memory", "link", "host", "kernel", "collective"}
     assert table.filter(pl.col("name") == "bf16")["value"].item() == 989.4e12
     assert repr(H100).startswith("Platform('h100-sxm-8': 8 ranks of 'NVIDIA H100") and "\n" not in repr(H100)
