@@ -136,6 +136,7 @@ def _expect_fit(known: Mapping[str, Callable[..., Values]]) -> Reader:
         parameters=expect_each(number),
         stderr=expect_each(share),
         spread=share,
+        spread_time=expect_number("s", low=0.0, above=True),
         bias=number,
         ranges=expect_each(expect_list(number)),
         n=expect_whole(),

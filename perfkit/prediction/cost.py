@@ -155,6 +155,12 @@ def find_iteration(platform: Platform, family: str, ranks: int) -> Fit | None:
     return parallel or platform.context.get(f"iteration.{family}") or platform.context.get("iteration")
 
 
+def _class_spread(fit: Fit, seconds: Array) -> float:
+    """Spread of the operations of a class together, the long ones counting more: they err alike."""
+    total = float(seconds.sum())
+    return float(fit.spread_at(seconds) @ seconds) / total if total else fit.spread
+
+
 def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
     """Price every operation of a graph.
 
@@ -203,5 +209,5 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
         context = find_context(platform, kind, variant)
         part = {"hot": hot[members], "cold": cold[members], "page_walks": part["page_walks"]}
         seconds[members] = in_context(part, **(context if context is not None else {}))
-        spread[members] = context.spread if context else fit.spread if fit else 1.0
+        spread[members] = context.spread if context else _class_spread(fit, hot[members] + cold[members]) if fit else 1.0
     return Costs(seconds, hot, cold, sizes["page_walks"], spread, unmodelled)
