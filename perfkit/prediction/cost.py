@@ -209,5 +209,6 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
         context = find_context(platform, kind, variant)
         part = {"hot": hot[members], "cold": cold[members], "page_walks": part["page_walks"]}
         seconds[members] = in_context(part, **(context if context is not None else {}))
-        spread[members] = context.spread if context else _class_spread(fit, hot[members] + cold[members]) if fit else 1.0
+        alone = _class_spread(fit, hot[members] + cold[members]) if fit else 1.0
+        spread[members] = context.spread if context else alone
     return Costs(seconds, hot, cold, sizes["page_walks"], spread, unmodelled)
