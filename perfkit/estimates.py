@@ -20,10 +20,12 @@ __all__ = [
     "CONTEXT_FORMS",
     "EQUATIONS",
     "FORMS",
+    "TRANSFERRED",
     "Estimate",
     "ExtrapolationWarning",
     "fill_in",
     "find_extrapolations",
+    "find_transfers",
     "warn_once",
 ]
 
@@ -43,6 +45,8 @@ CONTEXT_FORMS: dict[str, Callable[..., Any]] = {
     "iteration": lambda *, scale, per_operation=0.0, per_collective=0.0: None,
     "caches": lambda *, l2, l3, pages=math.inf: None,
 }
+#: How the note begins that marks a fit as carried over from another machine.
+TRANSFERRED = "transferred from "
 
 
 class ExtrapolationWarning(UserWarning):
@@ -169,6 +173,24 @@ def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) ->
             worst = outside.max() if outside.max() > high else outside.min()
             found.append(f"{label}: {name} {worst:.4g} is outside the fitted range {low:.4g} to {high:.4g}")
     return tuple(found)
+
+
+def find_transfers(label: str, fit: Fit) -> tuple[str, ...]:
+    """Say that a fit was carried over from another machine, where it was.
+
+    Parameters
+    ----------
+    label : str
+        What the fit is for, as the user knows it [-].
+    fit : Fit
+        The fit with its notes [-].
+
+    Returns
+    -------
+    warnings : tuple of str
+        One sentence, none for a fit of the machine itself [-].
+    """
+    return tuple(f"{label}: {note}" for note in fit.notes if note.startswith(TRANSFERRED))
 
 
 def fill_in(fit: Fit) -> str:

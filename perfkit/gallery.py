@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfkit.inventory import list_numbers
 from perfkit.platform import Platform
 from perfkit.platform_file import PlatformError
 from perfkit.resources import find_reference
@@ -83,8 +84,8 @@ def platforms() -> "polars.DataFrame":
     rows = []
     for path in sorted(find_reference("platforms").glob("*.toml")):
         platform = load_platform(path)
-        entries = list(platform._numbers())
-        evidence = ", ".join(sorted({kind for _, _, _, _, kind, *_ in entries}))
-        newest = max((date for *_, date in entries), default="")
+        numbers = list(list_numbers(platform))
+        evidence = ", ".join(sorted({number.kind for number in numbers}))
+        newest = max((number.date for number in numbers), default="")
         rows.append((path.stem, platform.device.name, platform.network.ranks, evidence, newest))
     return polars.DataFrame(rows, schema=["name", "device", "ranks", "evidence", "date"], orient="row")

@@ -1,10 +1,9 @@
 """Platforms: devices, links, fitted kernels and collectives, with the origin of every number; in and out of TOML."""
 
-import html
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfkit.communication import CollectiveTime, price_collective
-from perfkit.estimates import FORMS, Estimate, ExtrapolationWarning, fill_in, find_extrapolations, warn_once
+from perfkit.computation import estimate_kernels, find_kernel, price_kernels, size_lookups
+from perfkit.estimates import FORMS, Estimate, ExtrapolationWarning, find_extrapolations, warn_once
 from perfkit.fitting import Fit
 from perfkit.hardware import DTYPES, KINDS, Device, Link, MemoryLevel, Network, Quantity
-from perfkit.models import embedding
-from perfkit.models.caches import lru_misses, miss_share, page_walks, unique_rows
+from perfkit.inventory import list_numbers, render_numbers, tabulate_numbers
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.platform_file import EXAMPLE, FORMAT, PlatformError, encode, expect_platform
+from perfkit.platform_file import EXAMPLE, FORMAT, PlatformError, encode, expect_platform, format_toml
 from perfkit.resources import write_text
-from perfkit.units import Array, Values, check_choice, check_positive, format_bytes, format_rate, significant
+from perfkit.units import Array, Values, check_choice, check_positive, format_bytes
 
 if TYPE_CHECKING:
     import polars
@@ -41,8 +40,6 @@ __all__ = [
     "Quantity",
     "find_extrapolations",
 ]
-
-COLUMNS = ("group", "name", "value", "unit", "kind", "stderr", "source", "date")
 
 
 @dataclass(frozen=True)
@@ -137,8 +134,7 @@ class Platform:
         >>> load_platform("h100-sxm-8").find_kernel("gemm", variant="nt", dtype="fp8")[0]
         'gemm'
         """
-        keys = ((f"{kind}.{variant}",) if variant else ()) + (f"{kind}.{dtype}", kind)
-        return next(((key, self.kernels[key]) for key in keys if key in self.kernels), None)
+        return find_kernel(self.kernels, kind, variant=variant, dtype=dtype)
 
     def kernel_time(self, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32") -> Array:
         """Time of kernels of one class, alone on the device, for arrays of sizes and without warnings.
@@ -166,11 +162,8 @@ class Platform:
         """
         found = self.find_kernel(kind, dtype=dtype)
         if found is None:
-            raise self._lacks(f"kernel model for {kind!r}", self.kernels)
-        fit = found[1]
-        check_choice("dtype", dtype, self.device.peaks)
-        ready = fit.form == "additive" and "beyond_l3" in features  # needs nothing of the device
-        return np.asarray(FORMS[fit.form](features if ready else self._on_device(features, dtype), **fit))
+            raise self._lacks_kernel(kind)
+        return price_kernels(found[1], self.device, features, dtype=dtype, capacities=self.cache_capacities)
 
     def gemm(self, m: int, n: int, k: int, *, dtype: str = "fp32", batch: int = 1) -> Estimate:
         """Time of a matrix product y[m, n] = x[m, k] w[k, n], alone on the device.
@@ -222,25 +215,9 @@ class Platform:
             For a batch that is not a whole number above 0, or no table.
         """
         batch = check_positive("batch", batch, integer=True)
-        if not tables:
-            raise ValueError("tables is empty; pass at least one embedding table")
-        granularity = 32.0 if self.device.kind == "cuda" else 64.0  # sectors of a GPU, cache lines of a CPU
-        columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize) for t in tables]
-        rows, dim, bags, lookups, itemsize = np.array(columns, dtype=float).T
-        distributions = [table.distribution for table in tables]
-        row = embedding.row_traffic(dim, itemsize, granularity)
-        unique = np.array([float(unique_rows(d, n)) for d, n in zip(distributions, lookups, strict=True)])
-        features = {"rows": rows, "dim": dim, "bags": bags, "lookups": lookups, "flops": lookups * dim}
-        features |= {"row_bytes": lookups * row, "unique_bytes": unique * row}
-        features["nbytes"] = embedding.forward_bytes(bags, lookups, dim, itemsize=itemsize, granularity=granularity)
-        features["working_set"] = features["nbytes"] - features["row_bytes"] + features["unique_bytes"]
-        for level, capacity in zip(("l2", "l3"), self.cache_capacities, strict=True):
-            misses = lru_misses(distributions, lookups, row, capacity=max(capacity, 1.0))
-            features[f"beyond_{level}"] = misses * features["row_bytes"]
-        walks = page_walks(distributions, lookups, row, entries=self.page_entries)
-        features["page_walks"] = walks * lookups
-        title = f"lookup in {len(columns)} tables, batch {batch},"
-        return self._kernel(title, "embedding_forward", features, "fp32")
+        capacities, entries = self.cache_capacities, self.page_entries
+        features = size_lookups(tables, batch, self.device, capacities=capacities, entries=entries)
+        return self._kernel(f"lookup in {len(tables)} tables, batch {batch},", "embedding_forward", features, "fp32")
 
     def collective_time(self, operation: str, nbytes: Values, *, ranks: int, algorithm: str | None = None) -> Array:
         """Time of collectives of one operation, for arrays of sizes and without warnings.
@@ -312,87 +289,30 @@ class Platform:
             ranks=ranks, algorithm=algorithm, owner=f"platform {self.name!r}",
         )  # fmt: skip
 
-    def _lacks(self, what: str, known: Iterable[str]) -> ValueError:
-        have = ", ".join(dict.fromkeys(known)) or "none"
-        return ValueError(
-            f"platform {self.name!r} has no {what}; it has {have}; calibrate it or choose another platform"
-        )
-
-    def _on_device(self, features: Mapping[str, Values], dtype: str) -> dict[str, Array]:
-        """Put the peak and the bandwidth that apply beside the sizes."""
-        sizes: dict[str, Array] = {name: np.asarray(value, dtype=float) for name, value in features.items()}
-        if "peak" not in sizes:
-            sizes["peak"] = np.asarray(self.device.peaks[check_choice("dtype", dtype, self.device.peaks)].value)
-        working_set = sizes.get("working_set", sizes["nbytes"])
-        if "bandwidth" not in sizes:
-            sizes["bandwidth"] = (
-                self._mixed_bandwidth(sizes) if "beyond_l3" in sizes else self.device.bandwidth(working_set)
-            )
-        for level, capacity in zip(("l2", "l3"), self.cache_capacities, strict=True):
-            if f"beyond_{level}" not in sizes:
-                sizes[f"beyond_{level}"] = sizes["nbytes"] * miss_share(working_set, capacity=capacity)
-        return sizes
-
-    def _mixed_bandwidth(self, sizes: Mapping[str, Array]) -> Array:
-        """Bandwidth of traffic that comes in part from behind the last cache."""
-        main = self.device.memory[-1].bandwidth
-        near = self.device.memory[-2].bandwidth if len(self.device.memory) > 1 else None
-        slow, fast = (main.value if main else 1e9), (near.value if near else main.value if main else 1e9)
-        far = np.clip(sizes["beyond_l3"] / np.maximum(sizes["nbytes"], 1.0), 0.0, 1.0)
-        return np.asarray(1.0 / (far / slow + (1.0 - far) / fast))
+    def _lacks_kernel(self, kind: str) -> ValueError:
+        have = ", ".join(dict.fromkeys(self.kernels)) or "none"
+        lack = f"platform {self.name!r} has no kernel model for {kind!r}"
+        return ValueError(f"{lack}; it has {have}; calibrate it or choose another platform")
 
     def _kernel(self, title: str, kind: str, features: Mapping[str, Values], dtype: str) -> Estimate:
-        """Estimate kernels of one class, one after the other, and say which resource they are up against."""
         variants = (item for item in self.kernels.items() if item[0].startswith(f"{kind}."))
         found = self.find_kernel(kind, dtype=dtype) or next(variants, None)  # any variant stands in for the class
         if found is None:
-            raise self._lacks(f"kernel model for {kind!r}", self.kernels)
-        key, fit = found
-        times = np.atleast_1d(self.kernel_time(key, features, dtype=dtype))
-        sizes, time = self._on_device(features, dtype), float(times.sum())
-        compute, memory = sizes["flops"] / sizes["peak"], sizes["nbytes"] / sizes["bandwidth"]
-        name = "arithmetic" if np.sum(compute) > np.sum(memory) else "memory traffic"
-        launch = min(times.size * fit.get("launch", 0.0), time)
-        bound = min(float(np.maximum(compute, memory).sum()), time - launch)
-        terms = {"launch": launch, f"{name} at the full rate": bound, "below that rate": time - launch - bound}
-        peak, bandwidth = float(np.max(sizes["peak"])), float(np.max(sizes["bandwidth"]))
-        rates = f"peak {format_rate(peak, 'FLOP/s')}, memory {format_rate(bandwidth, 'B/s')}"
-        formula = f"{title} on {self.name}: {fill_in(fit)}; {rates}"
-        return Estimate(time, fit.spread, terms, formula, warn_once(find_extrapolations(title, fit, features), 4))
+            raise self._lacks_kernel(kind)
+        settings: dict[str, Any] = {"dtype": dtype, "capacities": self.cache_capacities}
+        estimate = estimate_kernels(found[1], self.device, features, title=title, place=self.name, **settings)
+        warn_once(estimate.warnings, 4)
+        return estimate
 
     def __repr__(self) -> str:
-        evidence = "/".join(sorted({row[4] for row in self._numbers()}))
+        evidence = "/".join(sorted({number.kind for number in list_numbers(self)}))
         return (
             f"Platform({self.name!r}: {self.network.ranks} ranks of {self.device.name!r}, {len(self.kernels)} kernel "
             f"and {len(self.collectives)} collective models, {evidence})"
         )
 
     def _repr_html_(self) -> str:
-        rows = [COLUMNS]
-        for group, name, value, unit, kind, error, source, date in self._numbers():
-            doubt = "" if error is None else f"{error:.2g}"
-            rows.append((group, name, significant(value, error), unit, kind, doubt, source, date))
-        cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
-        body = "".join(f"<tr>{row}</tr>" for row in cells)
-        return f"<table><caption>{html.escape(repr(self))}</caption>{body}</table>"
-
-    def _numbers(self) -> Iterator[tuple[str, str, float, str, str, float | None, str, str]]:
-        """Every number as (group, name, value, unit, kind, stderr, source, date)."""
-        quantities = [("peak", dtype, peak) for dtype, peak in self.device.peaks.items()]
-        for level in self.device.memory:
-            quantities.append(("memory", f"{level.name} capacity", level.capacity))
-            quantities += [("memory", f"{level.name} bandwidth", level.bandwidth)] if level.bandwidth else []
-        for name, link in self.network.links.items():
-            quantities += [("link", f"{name} bandwidth", link.bandwidth), ("link", f"{name} latency", link.latency)]
-        quantities += [("host", name, overhead) for name, overhead in self.host.items()]
-        for group, name, q in quantities:
-            yield group, name, q.value, q.unit, q.kind, q.stderr, q.source, q.date
-        for group, fits in (("kernel", self.kernels), ("collective", self.collectives), ("context", self.context)):
-            for key, fit in fits.items():
-                for name, value in fit.items():
-                    unit, error = fit.units.get(name, "-"), fit.stderr.get(name)
-                    yield group, f"{key} {name}", value, unit, fit.kind, error, fit.source, fit.date
-                yield group, f"{key} spread", fit.spread, "-", fit.kind, None, fit.source, fit.date
+        return render_numbers(self)
 
     def table(self) -> "polars.DataFrame":
         """Every number of the platform with its unit and origin.
@@ -400,12 +320,9 @@ class Platform:
         Returns
         -------
         table : polars.DataFrame
-            Columns group, name, value, unit, kind, stderr, source and date; values in the unit of their row.
+            Columns group, name, value, unit, kind, stderr, source, date and basis; values in the unit of their row.
         """
-        import polars
-
-        types = {name: polars.Float64 if name in ("value", "stderr") else polars.String for name in COLUMNS}
-        return polars.DataFrame(list(self._numbers()), schema=types, orient="row")
+        return tabulate_numbers(self)
 
     def to_toml(self) -> str:
         """Write the platform as TOML, losslessly.
@@ -420,9 +337,7 @@ class Platform:
         PlatformError
             For a platform that `from_toml` would refuse.
         """
-        import tomli_w
-
-        text = tomli_w.dumps({"format": FORMAT, **encode(self)})
+        text = format_toml({"format": FORMAT, **encode(self)}) + "\n"
         Platform.from_toml(text, origin=f"platform {self.name!r}")
         return text
 

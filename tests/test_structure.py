@@ -22,6 +22,8 @@ FLOORS = [
         "datasheets",
         "hardware",
         "estimates",
+        "computation",
+        "inventory",
         "communication",
         "platform_file",
         "platform",

@@ -1,0 +1,199 @@
+"""What kernels cost on a device: the fit of a class, the peak and the memory level that apply, and where rows lie."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from perfkit.estimates import FORMS, Estimate, fill_in, find_extrapolations, find_transfers
+from perfkit.fitting import Fit
+from perfkit.hardware import Device
+from perfkit.models import embedding
+from perfkit.models.caches import lru_misses, miss_share, page_walks, unique_rows
+from perfkit.units import Array, Values, check_choice, format_rate
+
+__all__ = ["estimate_kernels", "find_kernel", "price_kernels", "size_lookups"]
+
+
+def find_kernel(
+    kernels: Mapping[str, Fit], kind: str, *, variant: str = "", dtype: str = "fp32"
+) -> tuple[str, Fit] | None:
+    """Find the fit of a class: that of its variant, else of its number format, else of the whole class.
+
+    Parameters
+    ----------
+    kernels : mapping of str to Fit
+        Fits by ``<kind>.<variant>``, ``<kind>.<dtype>`` or ``<kind>`` [-].
+    kind : str
+        Operation class, such as ``gemm`` [-].
+    variant : str, optional
+        Finer class, such as ``nt`` [-].
+    dtype : str, optional
+        Number format [-].
+
+    Returns
+    -------
+    found : (str, Fit) or None
+        Key and fit; None where the class has no model [-].
+    """
+    keys = ((f"{kind}.{variant}",) if variant else ()) + (f"{kind}.{dtype}", kind)
+    return next(((key, kernels[key]) for key in keys if key in kernels), None)
+
+
+def price_kernels(
+    fit: Fit, device: Device, features: Mapping[str, Values], *, dtype: str, capacities: tuple[float, float]
+) -> Array:
+    """Price kernels of one class, alone on the device, for arrays of sizes.
+
+    Parameters
+    ----------
+    fit : Fit
+        Model of the class [-].
+    device : Device
+        Where they run [-].
+    features : mapping of str to float or array
+        Sizes by name, see `perfkit.platform.Platform.kernel_time` [-].
+    dtype : str
+        Number format whose peak applies [-].
+    capacities : (float, float)
+        Bytes that the last two caches before the main memory hold [B].
+
+    Returns
+    -------
+    time : array
+        One time per element of the features [s].
+
+    Raises
+    ------
+    ValueError
+        For a dtype without a peak.
+    """
+    check_choice("dtype", dtype, device.peaks)
+    ready = fit.form == "additive" and "beyond_l3" in features  # needs nothing of the device
+    return np.asarray(FORMS[fit.form](features if ready else _on_device(features, device, dtype, capacities), **fit))
+
+
+def estimate_kernels(
+    fit: Fit,
+    device: Device,
+    features: Mapping[str, Values],
+    *,
+    dtype: str,
+    capacities: tuple[float, float],
+    title: str,
+    place: str,
+) -> Estimate:
+    """Estimate kernels of one class, one after the other, and say which resource they are up against.
+
+    Parameters
+    ----------
+    fit : Fit
+        Model of the class [-].
+    device : Device
+        Where they run [-].
+    features : mapping of str to float or array
+        Sizes by name, see `perfkit.platform.Platform.kernel_time` [-].
+    dtype : str
+        Number format whose peak applies [-].
+    capacities : (float, float)
+        Bytes that the last two caches before the main memory hold [B].
+    title, place : str
+        What is estimated, and on which platform, in words [-].
+
+    Returns
+    -------
+    estimate : Estimate
+        Predicted time with interval and parts; its warnings are not raised yet [s].
+
+    Raises
+    ------
+    ValueError
+        For a dtype without a peak.
+    """
+    times = np.atleast_1d(price_kernels(fit, device, features, dtype=dtype, capacities=capacities))
+    sizes, time = _on_device(features, device, dtype, capacities), float(times.sum())
+    compute, memory = sizes["flops"] / sizes["peak"], sizes["nbytes"] / sizes["bandwidth"]
+    name = "arithmetic" if np.sum(compute) > np.sum(memory) else "memory traffic"
+    launch = min(times.size * fit.get("launch", 0.0), time)
+    bound = min(float(np.maximum(compute, memory).sum()), time - launch)
+    terms = {"launch": launch, f"{name} at the full rate": bound, "below that rate": time - launch - bound}
+    peak, bandwidth = float(np.max(sizes["peak"])), float(np.max(sizes["bandwidth"]))
+    rates = f"peak {format_rate(peak, 'FLOP/s')}, memory {format_rate(bandwidth, 'B/s')}"
+    formula = f"{title} on {place}: {fill_in(fit)}; {rates}"
+    spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
+    return Estimate(
+        time, spread, terms, formula, find_extrapolations(title, fit, features) + find_transfers(title, fit)
+    )
+
+
+def size_lookups(
+    tables: Sequence[Any], batch: int, device: Device, *, capacities: tuple[float, float], entries: float
+) -> dict[str, Values]:
+    """Sizes of the forward lookups of embedding tables as the kernel forms take them.
+
+    Parameters
+    ----------
+    tables : sequence of Table
+        Tables with ``rows``, ``dim``, ``pooling``, ``distribution`` and ``itemsize`` [-].
+    batch : int
+        Samples [-].
+    device : Device
+        Where they run [-].
+    capacities : (float, float)
+        Bytes that the last two caches before the main memory hold [B].
+    entries : float
+        Pages that the translation buffer effectively holds [-].
+
+    Returns
+    -------
+    sizes : dict of str to array
+        Traffic by the level it comes from [B], page walks and lookups [-], one element per table.
+
+    Raises
+    ------
+    ValueError
+        For no table.
+    """
+    if not tables:
+        raise ValueError("tables is empty; pass at least one embedding table")
+    granularity = 32.0 if device.kind == "cuda" else 64.0  # sectors of a GPU, cache lines of a CPU
+    columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize) for t in tables]
+    rows, dim, bags, lookups, itemsize = np.array(columns, dtype=float).T
+    distributions = [table.distribution for table in tables]
+    row = embedding.row_traffic(dim, itemsize, granularity)
+    unique = np.array([float(unique_rows(d, n)) for d, n in zip(distributions, lookups, strict=True)])
+    sizes = {"rows": rows, "dim": dim, "bags": bags, "lookups": lookups, "flops": lookups * dim}
+    sizes |= {"row_bytes": lookups * row, "unique_bytes": unique * row}
+    sizes["nbytes"] = embedding.forward_bytes(bags, lookups, dim, itemsize=itemsize, granularity=granularity)
+    sizes["working_set"] = sizes["nbytes"] - sizes["row_bytes"] + sizes["unique_bytes"]
+    for level, capacity in zip(("l2", "l3"), capacities, strict=True):
+        misses = lru_misses(distributions, lookups, row, capacity=max(capacity, 1.0))
+        sizes[f"beyond_{level}"] = misses * sizes["row_bytes"]
+    sizes["page_walks"] = page_walks(distributions, lookups, row, entries=entries) * lookups
+    return sizes
+
+
+def _on_device(
+    features: Mapping[str, Values], device: Device, dtype: str, capacities: tuple[float, float]
+) -> dict[str, Array]:
+    """Put the peak and the bandwidth that apply beside the sizes."""
+    sizes: dict[str, Array] = {name: np.asarray(value, dtype=float) for name, value in features.items()}
+    if "peak" not in sizes:
+        sizes["peak"] = np.asarray(device.peaks[check_choice("dtype", dtype, device.peaks)].value)
+    working_set = sizes.get("working_set", sizes["nbytes"])
+    if "bandwidth" not in sizes:
+        mixed = "beyond_l3" in sizes
+        sizes["bandwidth"] = _mixed_bandwidth(sizes, device) if mixed else device.bandwidth(working_set)
+    for level, capacity in zip(("l2", "l3"), capacities, strict=True):
+        if f"beyond_{level}" not in sizes:
+            sizes[f"beyond_{level}"] = sizes["nbytes"] * miss_share(working_set, capacity=capacity)
+    return sizes
+
+
+def _mixed_bandwidth(sizes: Mapping[str, Array], device: Device) -> Array:
+    """Bandwidth of traffic that comes in part from behind the last cache."""
+    main = device.memory[-1].bandwidth
+    near = device.memory[-2].bandwidth if len(device.memory) > 1 else None
+    slow, fast = (main.value if main else 1e9), (near.value if near else main.value if main else 1e9)
+    far = np.clip(sizes["beyond_l3"] / np.maximum(sizes["nbytes"], 1.0), 0.0, 1.0)
+    return np.asarray(1.0 / (far / slow + (1.0 - far) / fast))
