@@ -1,0 +1,3 @@
+"""Readers of what other people's tools have measured: text logs and databases become tidy frames."""
+
+__all__: list[str] = []

@@ -1,0 +1,382 @@
+"""The reader of the public kernel database: three layouts and every trap in small files, and the real files."""
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from perfkit.models.collectives import bus_bandwidth
+from perfkit.readers.kernel_database import (
+    find_database,
+    list_tables,
+    read_attention,
+    read_casts,
+    read_collectives,
+    read_gemms,
+    read_table,
+)
+
+LAYOUTS = ("0.8", "0.10", "0.12")
+FAMILIES = {"nccl": "comm", "oneccl": "comm", "moe_a2a": "comm", "wideep_deepep_ll": "comm", "gemm": "gemm"}
+Rows = list[dict[str, Any]]
+Add = Callable[..., Path]
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def writer(home: Path, layout: str) -> Add:
+    """Function that adds a table to a database of one layout below `home`, as its release would have written it."""
+    package = "aiconfigurator_core" if layout == "0.12" else "aiconfigurator"
+
+    def add(place: str, table: str, rows: Rows) -> Path:
+        system, collector, version = place.split("/")
+        family = [FAMILIES.get(table, "attention")] if layout == "0.12" else []
+        folder = home.joinpath(package, "systems", "data", system, *family, collector, version)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{table}_perf.{'txt' if layout == '0.8' else 'parquet'}"
+        frame = pl.DataFrame(rows, infer_schema_length=None)
+        if layout == "0.8":
+            path.write_bytes(frame.write_csv().replace("\n", "\r\n").encode())
+        else:
+            frame.write_parquet(path)
+        return path
+
+    return add
+
+
+@pytest.fixture
+def add(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> Add:
+    monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(tmp_path))
+    return writer(tmp_path, layout)
+
+
+def sweep(version: str | None, latency: float = 0.01, **changes: Any) -> Rows:
+    """One message; without a version as the oldest files have it: fewer columns, in another order."""
+    row = {"nccl_dtype": "half", "num_gpus": 8, "message_size": 1024, "op_name": "all_reduce", "latency": latency}
+    about = {"framework": "TRTLLM", "version": version, "device": "X", "kernel_source": "NCCL"}
+    return [(row if version is None else {**about, **row}) | changes]
+
+
+def product(latency: float = 0.1, **changes: Any) -> dict[str, Any]:
+    about = {"framework": "SGLang", "version": "0.5.14", "device": "X", "op_name": "gemm", "kernel_source": "torch"}
+    return {**about, "gemm_dtype": "bfloat16", "m": 64, "n": 128, "k": 256, "latency": latency} | changes
+
+
+def attend(**changes: Any) -> dict[str, Any]:
+    about = {"framework": "SGLang", "version": "0.5.14", "op_name": "context_attention", "kernel_source": "fa3"}
+    shape = {"batch_size": 2, "isl": 512, "num_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "step": 0}
+    return {**about, **shape, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "latency": 0.05} | changes
+
+
+def test_messages_are_bytes_and_times_seconds(add: Add, layout: str) -> None:
+    rows = sweep("2.29.2") + sweep("2.29.2", nccl_dtype="int8", op_name="alltoall", num_gpus=2)
+    path = add("h/nccl/2.27.3", "nccl", rows)
+    frame = read_collectives("h")
+    assert frame.columns == (
+        "system operation ranks nodes dtype nbytes seconds algbw busbw library library_version repeat file".split()
+    )
+    first, second = frame.rows(named=True)
+    assert first["dtype"] == "fp16" and first["nbytes"] == 2048 and first["seconds"] == pytest.approx(1e-5)
+    assert second["dtype"] == "int8" and second["nbytes"] == 1024 and second["operation"] == "all_to_all"
+    assert first["algbw"] == pytest.approx(2048e5)
+    for row in (first, second):
+        expected = bus_bandwidth(row["nbytes"], row["seconds"], ranks=row["ranks"], operation=row["operation"])
+        assert row["busbw"] == pytest.approx(expected)
+    assert (find_database() / first["file"]) == path
+    assert first["library"] == "nccl" and first["nodes"] is None
+
+
+def test_the_version_of_the_rows_counts_not_that_of_the_folder(add: Add) -> None:
+    add("h/nccl/2.23", "nccl", sweep(None, 0.04))
+    add("h/nccl/2.27.3", "nccl", sweep("2.29.2", 0.01) + sweep("2.29.2", 0.02))
+    add("h/nccl/2.29.2", "nccl", sweep("2.29.2", 0.03))
+    newest = read_collectives("h")
+    assert newest["seconds"].to_list() == pytest.approx([1e-5, 2e-5, 3e-5])
+    assert newest["repeat"].to_list() == [0, 1, 2] and set(newest["library_version"]) == {"2.29.2"}
+    every = read_collectives("h", version="all")
+    assert every["library_version"].to_list() == [None, "2.29.2", "2.29.2", "2.29.2"]
+    assert every["repeat"].to_list() == [0, 0, 1, 2], "another version is no repeat"
+    assert read_collectives("h", version="2.29.2").equals(newest)
+    with pytest.raises(ValueError, match=r"version is '2\.23'; known are newest, all, 2\.29\.2"):
+        read_collectives("h", version="2.23")
+
+
+@pytest.mark.parametrize(
+    ("versions", "newest"),
+    [
+        (("0.5.6.post2", "0.5.14"), "0.5.14"),
+        (("1.3.0rc20", "1.3.0rc3"), "1.3.0rc20"),
+        (("1.3.0", "1.3.0rc20"), "1.3.0"),
+        (("0.12", "0.9"), "0.12"),
+        (("0.5.9", "0.5.9.post1"), "0.5.9.post1"),
+        (("0.20.1.dev3+g99d20260430", "0.20.0"), "0.20.1.dev3+g99d20260430"),
+    ],
+)
+def test_newest_version(add: Add, versions: tuple[str, str], newest: str) -> None:
+    for version in versions:
+        add(f"h/sglang/{version}", "gemm", [product(version=version)])
+    assert read_gemms("h")["collector_version"].to_list() == [newest]
+    assert sorted(read_gemms("h", version="all")["collector_version"]) == sorted(versions)
+
+
+def test_each_collector_has_its_newest_version(add: Add) -> None:
+    add("h/sglang/0.5.14", "gemm", [product(0.3)])
+    add("h/vllm/0.24.0", "gemm", [product(0.1, framework="VLLM", version="0.24.0")])
+    frame = read_gemms("h")
+    assert frame.select("collector", "collector_version").rows() == [("sglang", "0.5.14"), ("vllm", "0.24.0")]
+    assert frame["seconds"].to_list() == pytest.approx([3e-4, 1e-4]) and frame["repeat"].to_list() == [0, 0]
+    assert frame.columns == "system dtype m n k seconds collector collector_version kernel repeat file".split()
+
+
+def test_number_formats(add: Add, layout: str) -> None:
+    add("h/sglang/0.5.14", "gemm", [product(gemm_dtype=name) for name in ("bfloat16", "fp8", "fp8_block")])
+    assert read_gemms("h")["dtype"].to_list() == ["bf16"]
+    assert read_gemms("h", dtype="fp8")["dtype"].to_list() == ["fp8"], "a part of a name is not the name"
+    assert read_gemms("h", dtype=None)["dtype"].to_list() == ["bf16", "fp8", "fp8_block"]
+    with pytest.raises(ValueError, match="dtype is 'fp4'; known are bf16, fp8, fp8_block"):
+        read_gemms("h", dtype="fp4")
+
+
+def test_texts_call_bf16_float16(add: Add, layout: str) -> None:
+    add("h/sglang/0.5.14", "gemm", [product(gemm_dtype="float16")])
+    add("h/sglang/0.5.14", "context_attention", [attend(attn_dtype="float16", kv_cache_dtype="float16")])
+    name = "bf16" if layout == "0.8" else "fp16"
+    assert read_gemms("h", dtype=name)["dtype"].to_list() == [name]
+    assert read_attention("h", dtype=name).select("dtype", "kv_dtype").rows() == [(name, name)]
+    with pytest.raises(ValueError, match=f"known are {name}"):
+        read_gemms("h", dtype="fp16" if name == "bf16" else "bf16")
+
+
+def test_texts_hold_numbers_that_look_like_others(tmp_path: Path) -> None:
+    rows = [product(1.0, version="0.12", n=n) for n in range(2000)] + [product(0.25, version="0.12", n=2000)]
+    writer(tmp_path, "0.8")("h/vllm/0.12", "gemm", rows)
+    frame = read_gemms("h", root=tmp_path)
+    assert frame["collector_version"].unique().to_list() == ["0.12"]
+    assert frame["seconds"][-1] == pytest.approx(2.5e-4) and frame["n"].dtype == pl.Int64
+
+
+def test_attention(add: Add) -> None:
+    add("h/sglang/0.5.14", "context_attention", [attend(), attend(window_size=128)][1:])
+    add("h/trtllm/1.0.0", "context_attention", [attend(framework="TRTLLM", version="1.0.0")])
+    encoder = attend(op_name="encoder_attention")
+    for name in ("num_key_value_heads", "kv_cache_dtype", "step"):
+        del encoder[name]
+    add("h/sglang/0.5.14", "encoder_attention", [encoder])
+    frame = read_attention("h")
+    shape = ["causal", "batch", "sequence", "past", "heads", "kv_heads", "head_dim", "window"]
+    assert frame.columns == [
+        *["system", "dtype", "kv_dtype", *shape, "seconds"],
+        *["collector", "collector_version", "kernel", "repeat", "file"],
+    ]
+    assert frame.select(shape).rows() == [
+        (True, 2, 512, 0, 16, 4, 128, 128),
+        (True, 2, 512, 0, 16, 4, 128, 0),
+        (False, 2, 512, 0, 16, 16, 128, 0),
+    ]
+    assert frame["kv_dtype"].to_list() == ["bf16"] * 3 and frame["seconds"].to_list() == pytest.approx([5e-5] * 3)
+    assert frame["collector"].to_list() == ["sglang", "trtllm", "sglang"]
+
+
+def test_casts_read_two_bytes_and_write_one(add: Add) -> None:
+    about = {"framework": "VLLM", "version": "0.24.0", "kernel_source": "static"}
+    add("h/vllm/0.24.0", "scale_matrix", [{**about, "m": 1000, "k": 4096, "quant_dtype": "fp8", "latency": 0.004}])
+    row = read_casts("h").row(0, named=True)
+    assert row["nbytes"] == 3 * 1000 * 4096 and row["seconds"] == pytest.approx(4e-6)
+    assert (row["rows"], row["columns"], row["dtype"]) == (1000, 4096, "fp8")
+
+
+def test_microseconds_of_the_expert_exchange(add: Add) -> None:
+    about = {"framework": "VLLM", "version": "0.24.0", "num_tokens": 512}
+    add("h/vllm/0.24.0", "moe_a2a", [{**about, "transmit_us": 60.0, "notify_us": 7.0, "latency": 67.0}])
+    row = read_table("h", "moe_a2a").row(0, named=True)
+    assert row["seconds"] == pytest.approx(67e-6)
+    assert row["seconds"] == pytest.approx(row["transmit_seconds"] + row["notify_seconds"])
+    low = {"combine_avg_t_us": 56.346, "combine_bandwidth_gbps": 446.63, "num_token": 256, "hidden_size": 6144}
+    add("h/sglang/0.5.12", "wideep_deepep_ll", [{"framework": "sglang", **low}])
+    row = read_table("h", "wideep_deepep_ll").row(0, named=True)
+    moved = row["combine_bandwidth"] * row["combine_avg_t_seconds"]
+    assert moved == pytest.approx(256 * 8 * 6144 * 2, rel=1e-3), "top 8 experts, two bytes a number"
+    add("h/sglang/0.5.6", "wideep_context_mlp", [{"framework": "sglang", "version": "1", "avg_ms": 0.5}])
+    assert read_table("h", "wideep_context_mlp")["avg_seconds"].to_list() == pytest.approx([5e-4])
+    add("h/sglang/0.5.6", "moe", [{"framework": "sglang", "version": "1", "latency": 0.5}])
+    assert read_table("h", "moe")["seconds"].to_list() == pytest.approx([5e-4])
+
+
+def test_layouts_agree(tmp_path: Path) -> None:
+    frames = []
+    for layout in LAYOUTS:
+        add = writer(tmp_path / layout, layout)
+        add("h/nccl/2.23", "nccl", sweep(None) + sweep(None, 0.02))
+        add("h/sglang/0.5.14", "gemm", [product(), product(0.2, m=8192), product(gemm_dtype="fp8")])
+        add("h/sglang/0.5.14", "context_attention", [attend(), attend(isl=1024)])
+        root = tmp_path / layout
+        frames.append([f.drop("file") for f in (read_collectives("h", root=root), read_gemms("h", root=root))])
+        frames[-1].append(read_attention("h", root=root).drop("file"))
+    for other in frames[1:]:
+        assert all(one.equals(two) and one.schema == two.schema for one, two in zip(frames[0], other, strict=True))
+
+
+def test_only_what_is_asked_is_read(add: Add) -> None:
+    add("h/sglang/0.5.14", "gemm", [product(), product(0.2, gemm_dtype="fp8")])
+    frame = read_table("h", "gemm", columns=["m", "latency"], where=pl.col("gemm_dtype") == "fp8")
+    assert frame.columns == ["system", "collector", "collector_version", "m", "seconds", "file"]
+    assert frame["seconds"].to_list() == pytest.approx([2e-4])
+    assert read_table("h", "gemm", columns=["m"], where=pl.col("m") < 0).height == 0
+    assert read_table("h", "gemm", columns=["m"], defaults={"power": 7.0})["power"].to_list() == [7.0, 7.0]
+    # Files of other tables are not even opened.
+    path = add("h/sglang/0.5.14", "moe", [product()])
+    path.write_text("nonsense")
+    assert read_gemms("h").height == 1
+
+
+def test_pointers_and_broken_files(add: Add, layout: str) -> None:
+    path = add("h/sglang/0.5.14", "gemm", [product()])
+    sound = path.read_bytes()
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ValueError, match=r"gemm_perf\.(txt|parquet) is a git-LFS pointer.*git lfs pull"):
+        read_gemms("h")
+    path.write_bytes(b"" if layout == "0.8" else sound[: len(sound) // 2])
+    with pytest.raises(ValueError, match=r"gemm_perf\.(txt|parquet) cannot be read"):
+        read_gemms("h")
+    if layout == "0.8":
+        path.write_bytes(sound.replace(b"0.1", b"n/a"))
+        with pytest.raises(ValueError, match=r"gemm_perf\.txt cannot be read: .*n/a"):
+            read_gemms("h")
+    else:
+        path.write_text("<html>")
+        with pytest.raises(ValueError, match=r"gemm_perf\.parquet is no parquet file, it starts with b'<html>'"):
+            read_gemms("h")
+
+
+def test_missing_columns_are_named_with_those_there_are(add: Add) -> None:
+    row = product()
+    del row["k"]
+    add("h/sglang/0.5.14", "gemm", [row])
+    with pytest.raises(ValueError, match=r"gemm_perf\.\w+ has no column k; it has framework, version.*, latency"):
+        read_gemms("h")
+    with pytest.raises(ValueError, match="has no column window_size"):
+        read_table("h", "gemm", where=pl.col("window_size") == 0)
+
+
+def test_unknown_names_are_answered_with_the_known_ones(add: Add) -> None:
+    path = add("h100_sxm/sglang/0.5.14", "gemm", [product()])
+    empty = find_database() / "a30"
+    empty.mkdir()
+    (empty / ".gitkeep").touch()
+    with pytest.raises(ValueError, match=r"system is 'h100'; known are h100_sxm; did you mean 'h100_sxm'\?"):
+        read_gemms("h100")
+    with pytest.raises(ValueError, match="system is 'a30'; known are h100_sxm"):
+        list_tables("a30")
+    with pytest.raises(ValueError, match="table of h100_sxm is 'context_attention'; known are gemm"):
+        read_attention("h100_sxm")
+    with pytest.raises(ValueError, match="h100_sxm has no table of collectives; it has gemm"):
+        read_collectives("h100_sxm")
+    add("h100_sxm/nccl/2.29.2", "nccl", sweep("2.29.2", nccl_dtype="fp5"))
+    with pytest.raises(ValueError, match="messages of h100_sxm hold fp5, whose size is unknown; known are fp64"):
+        read_collectives("h100_sxm")
+    row = list_tables().filter(pl.col("table") == "gemm").row(0, named=True)
+    assert (row["collector"], row["version"], row["nbytes"]) == ("sglang", "0.5.14", path.stat().st_size)
+
+
+def test_what_was_not_measured_is_left_out_aloud(add: Add) -> None:
+    add("h/sglang/0.5.14", "gemm", [product(), product(0.0, m=1), product(-1.0, m=2)])
+    with pytest.warns(
+        UserWarning, match=r"2 of 3 rows have no positive time and are left out; the first is in h/.*gemm"
+    ):
+        assert read_gemms("h")["m"].to_list() == [64]
+
+
+def test_parquet_counts_where_a_text_was_left_behind(tmp_path: Path) -> None:
+    writer(tmp_path, "0.8")("h/sglang/0.5.14", "gemm", [product(9.0)])
+    writer(tmp_path, "0.10")("h/sglang/0.5.14", "gemm", [product(0.1)])
+    assert read_gemms("h", root=tmp_path)["seconds"].to_list() == pytest.approx([1e-4])
+    assert list_tables(root=tmp_path).height == 1
+
+
+def test_every_folder_on_the_way_finds_the_database(tmp_path: Path, layout: str) -> None:
+    path = writer(tmp_path, layout)("h/sglang/0.5.14", "gemm", [product()])
+    data = next(parent for parent in path.parents if parent.name == "data")
+    for place in (data, data.parent, data.parent.parent, tmp_path):
+        assert find_database(place) == data
+        assert list_tables(root=str(place))["system"].to_list() == ["h"]
+
+
+def test_the_installed_package_is_found_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer(tmp_path, "0.12")("h/sglang/0.5.14", "gemm", [product()])
+    for package in ("aiconfigurator", "aiconfigurator_core"):
+        (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / package / "__init__.py").write_text("raise ImportError('imported')")
+    monkeypatch.delenv("PERFKIT_KERNEL_DATABASE", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_database() == tmp_path / "aiconfigurator_core/systems/data"
+    assert "aiconfigurator_core" not in sys.modules
+
+
+def test_no_database_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no kernel database in .*pip install --no-deps aiconfigurator-core"):
+        find_database(tmp_path)
+    monkeypatch.delenv("PERFKIT_KERNEL_DATABASE", raising=False)
+    monkeypatch.setattr("perfkit.readers.kernel_database.tables.find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=r"no kernel database installed; .*PERFKIT_KERNEL_DATABASE"):
+        read_gemms("h100_sxm")
+
+
+@pytest.fixture(scope="module")
+def database() -> Path:
+    """The database that the extracts of the validation data were made from."""
+    try:
+        folder = find_database()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    if not list(folder.parents[2].glob("aiconfigurator_core-0.12.0.dist-info")):
+        pytest.skip(f"{folder} is not release 0.12.0, which the validation data comes from")
+    return folder
+
+
+@pytest.mark.parametrize("system", ["a100_sxm", "h100_sxm"])
+def test_extracted_collectives_are_reproduced(system: str, database: Path, shared_data: Path) -> None:
+    theirs = pl.read_csv(shared_data / f"nccl/nccl_{system}.csv", infer_schema_length=None).with_columns(
+        operation=pl.col("op").replace("alltoall", "all_to_all"),
+        dtype=pl.col("dtype").replace("half", "fp16"),
+        version=pl.col("nccl_version_recorded").replace("unrecorded", ""),
+        nbytes="message_bytes",
+        ranks="num_gpus",
+    )
+    ours = read_collectives(system, version="all", root=database).with_columns(
+        version=pl.col("library_version").fill_null(""),
+        source_dir_version=pl.col("file").str.split("/").list.get(-2),
+    )
+    keys = ["operation", "dtype", "ranks", "nbytes", "version", "source_dir_version"]
+    joined = ours.with_columns(rep=pl.int_range(pl.len()).over(keys)).join(theirs, on=[*keys, "rep"], how="left")
+    assert ours.height == theirs.height == joined.height
+    assert (joined["seconds"] / joined["latency_us"] * 1e6 - 1).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("system", ["a100_sxm", "h100_sxm"])
+def test_extracted_products_are_reproduced(system: str, database: Path, shared_data: Path) -> None:
+    theirs = pl.read_csv(shared_data / f"gemm/gemm_bf16_{system}.csv", infer_schema_length=None)
+    wide = read_gemms(system, root=database).pivot(on="collector", index=["m", "n", "k"], values="seconds")
+    joined = theirs.join(wide, on=["m", "n", "k"], how="left")
+    assert joined.height == theirs.height == 3000
+    for collector in ("sglang", "trtllm", "vllm"):
+        expected = joined[f"latency_us_{collector}"]
+        assert joined[collector].null_count() == expected.null_count()
+        error = (joined[collector] * 1e6 / expected - 1).abs().max()
+        assert error < 2e-5, f"{collector}: extracts are rounded to 0.1 ns"
+
+
+@pytest.mark.parametrize("release", ["a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "l40s"])
+def test_real_systems_are_complete(release: str, database: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collectives, products = read_collectives(release, root=database), read_gemms(release, root=database)
+    assert set(collectives["operation"]) == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+    assert set(products["collector"]) == {"sglang", "trtllm", "vllm"} and products["repeat"].max() == 0
+    assert not products.null_count().sum_horizontal().item()
