@@ -30,12 +30,14 @@ __all__ = [
 ]
 
 #: Closed forms of `perfkit.models.collectives` that a collective can be fitted with.
-COLLECTIVE_FORMS = ("pipelined", "alpha_beta", "two_regime")
+COLLECTIVE_FORMS = ("pipelined", "alpha_beta", "two_regime", "two_branch", "over_ranks")
 #: Forms as `Estimate.explain` writes them; n is the message, e an efficiency, q the sharpness.
 EQUATIONS = {
     "pipelined": "t = (alpha^q + (beta n)^q)^(1/q)",
     "alpha_beta": "t = alpha + beta n",
     "two_regime": "t = min(alpha1 + beta1 n, alpha2 + beta2 n)",
+    "two_branch": "t = min over i of (alpha_i^q + (beta_i n)^q)^(1/q)",
+    "over_ranks": "t = (alpha^q + (beta n)^q)^(1/q), alpha = alpha0 + alpha1 steps, beta = beta0 + beta1 (p - 1) / p",
     "additive": "t = sum of parameter times term (bytes, rows, operations, ...)",
     "roofline": "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)",
 }
