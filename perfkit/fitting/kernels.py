@@ -147,10 +147,12 @@ def fit_roofline(
     seconds = check_times(seconds, len(_ROOFLINE))
     given = {"flops": flops, "nbytes": nbytes, "peak": peak, "bandwidth": bandwidth}
     work = {name: _check_work(name, values, len(seconds)) for name, values in given.items()}
+    if not np.any(work["flops"] + work["nbytes"]):
+        raise ValueError("flops and nbytes are 0 throughout: no work; say what the kernels compute and move")
     found, jacobian, predicted = _solve_roofline(work, seconds)
     rows = jacobian[: len(seconds)]
     leverage = np.einsum("ij,jk,ik->i", rows, np.linalg.inv(jacobian.T @ jacobian), rows)
-    left_out = np.log(seconds / predicted) / np.maximum(1.0 - leverage, 0.3)
+    left_out = np.log(seconds / predicted) / np.maximum(1.0 - leverage, 0.1)
     middle = float(np.exp(np.log(predicted).mean()))
     level = np.expm1(left_out * (predicted / middle) ** SPREAD_SLOPE)
     width, low, high = np.array([row[1:4] for row in _ROOFLINE.values()]).T
