@@ -1,15 +1,13 @@
 """The gallery: platforms that ship with perfkit, found by name; others are found by path."""
 
-import os
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfkit.inventory import list_numbers
 from perfkit.platform import Platform
-from perfkit.platform_file import PlatformError
+from perfkit.platform_file import find_file
 from perfkit.resources import find_reference
-from perfkit.units import check_choice
 
 if TYPE_CHECKING:
     import polars
@@ -48,21 +46,8 @@ def load_platform(platform: str | Path | Platform) -> Platform:
     """
     if isinstance(platform, Platform):
         return platform
-    gallery = {path.stem: path for path in sorted(find_reference("platforms").glob("*.toml"))}
-    is_path = isinstance(platform, Path) or (
-        isinstance(platform, str) and (platform.endswith(".toml") or os.sep in platform)
-    )
-    if not is_path:
-        try:
-            path = gallery[check_choice("platform", platform, gallery)]
-        except ValueError as error:
-            raise PlatformError(f"{error}; a file needs its .toml ending") from None
-    else:
-        path = Path(platform)
-    try:
-        facts = path.stat()
-    except (OSError, ValueError) as error:
-        raise PlatformError(f"platform {str(path)!r} cannot be read: {error}; gallery: {', '.join(gallery)}") from error
+    path = find_file(platform)
+    facts = path.stat()
     return _read(path.resolve(), facts.st_mtime_ns, facts.st_size)
 
 

@@ -20,6 +20,7 @@ from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform_file import EXAMPLE, FORMAT, PlatformError, encode, expect_platform, format_toml
 from perfkit.resources import write_text
 from perfkit.units import Array, Values, check_choice, check_positive, format_bytes
+from perfkit.variants import Variants
 
 if TYPE_CHECKING:
     import polars
@@ -43,7 +44,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Platform:
+class Platform(Variants):
     """Everything perfkit knows about a machine or a cluster.
 
     Parameters

@@ -1,8 +1,10 @@
 """Platform files: what TOML may hold, checked entry by entry, every fault named with its place."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,11 @@ from perfkit.resources import (
     expect_record,
     expect_text,
     expect_whole,
+    find_reference,
 )
-from perfkit.units import Values
+from perfkit.units import Values, check_choice
 
-__all__ = ["EXAMPLE", "FORMAT", "UNITS", "PlatformError", "encode", "expect_platform", "format_toml"]
+__all__ = ["EXAMPLE", "FORMAT", "UNITS", "PlatformError", "encode", "expect_platform", "find_file", "format_toml"]
 
 #: Version of the file format that this perfkit reads and writes.
 FORMAT = 1
@@ -36,6 +39,40 @@ EXAMPLE = "reference_data/platforms/h100-sxm-8.toml"
 
 class PlatformError(ValueError):
     """A platform file that cannot be used, with the place and the reason."""
+
+
+def find_file(platform: str | Path) -> Path:
+    """Find the file of a platform by gallery name or path.
+
+    Parameters
+    ----------
+    platform : str or Path
+        Name of a platform that ships with perfkit, or path of a TOML file [-].
+
+    Returns
+    -------
+    path : Path
+        An existing file.
+
+    Raises
+    ------
+    PlatformError
+        For a name or file that does not exist.
+    """
+    gallery = {path.stem: path for path in sorted(find_reference("platforms").glob("*.toml"))}
+    named = not isinstance(platform, str) or not (platform.endswith(".toml") or os.sep in platform)
+    if named and not isinstance(platform, Path):
+        try:
+            return gallery[check_choice("platform", platform, gallery)]
+        except ValueError as error:
+            raise PlatformError(f"{error}; a file needs its .toml ending") from None
+    try:
+        Path(platform).stat()
+    except (OSError, ValueError) as error:
+        raise PlatformError(
+            f"platform {str(platform)!r} cannot be read: {error}; gallery: {', '.join(gallery)}"
+        ) from error
+    return Path(platform)
 
 
 def encode(value: Any) -> Any:
