@@ -136,7 +136,7 @@ def test_breakdown_and_timeline_agree(platform: Platform, case: str) -> None:
     if platform.device.kind == "cpu":  # a device finishes one iteration while its host is in the next
         spans = timeline.group_by("rank").agg((polars.col("end_s").max() - polars.col("start_s").min()).alias("s"))
         assert spans["s"].max() <= prediction.time * (1 + 1e-9)
-    first = workload.graphs(ranks, foreach=platform.device.kind != "cpu")[0]
+    first = workload.graphs(ranks, accelerator=platform.device.kind != "cpu")[0]
     assert timeline.filter(timeline["rank"] == 0).height == len(first)
 
 

@@ -133,9 +133,9 @@ def test_adamw_has_eight_passes_over_every_weight() -> None:
     assert counts == {"adamw": 8.0, "sgd": 1.0}
 
 
-def test_foreach_updates_in_lists() -> None:
+def test_a_device_updates_in_lists() -> None:
     model = Transformer.bert(**TINY)
-    single, listed = (model.graphs(foreach=foreach)[0] for foreach in (False, True))
+    single, listed = (model.graphs(accelerator=accelerator)[0] for accelerator in (False, True))
     names = [label[0] for label in listed.labels if label[3] == "update"]
     assert len(names) == 9
     assert all(name.startswith("_foreach_") for name in names)
@@ -359,7 +359,7 @@ def test_bad_sizes_are_refused(build: Callable[[], object], name: str) -> None:
     ("build", "message"),
     [
         (lambda: DLRM("dlrm-defalt"), "preset is 'dlrm-defalt'; known are .*; did you mean 'dlrm-default'"),
-        (lambda: DLRM(5), "preset is 5; known are dlrm-default, dlrm-mlperf"),  # type: ignore[arg-type]
+        (lambda: DLRM(5), "preset is 5; known are dlrm-default, dlrm-ddp, dlrm-mlperf"),  # type: ignore[arg-type]
         (lambda: Transformer.bert("gpt2"), "preset is 'gpt2'; known are bert-base, bert-large"),
         (lambda: Transformer.gpt2("gtp2"), "preset is 'gtp2'; known are .*did you mean 'gpt2'"),
         (model(dtype="fp31"), "dtype is 'fp31'; known are .*; did you mean 'fp32'"),

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfkit.fitting import Fit
-from perfkit.models.caches import lru_misses, miss_share, page_walks, unique_rows
+from perfkit.hardware import DTYPES
+from perfkit.models.caches import cold_misses, lru_misses, miss_share, page_walks, unique_rows
 from perfkit.models.embedding import row_traffic
 from perfkit.models.kernels import in_context
 from perfkit.platform import Platform
@@ -47,32 +48,41 @@ class Costs:
     unmodelled: Mapping[str, float] = field(default_factory=dict)
 
 
-def _rows(graph: Graph, capacities: tuple[float, float], entries: float) -> dict[str, Array]:
+def _rows(
+    graph: Graph, capacities: tuple[float, float], entries: float, granularity: float, itemsize: float
+) -> dict[str, Array]:
     """Embedding rows by operation: bytes touched, distinct ones, bytes from behind each cache, and page walks."""
     out = {name: np.zeros(len(graph)) for name in ("row_bytes", "unique_bytes", "page_walks", "rows_l2", "rows_l3")}
     touched = np.flatnonzero(graph.column("lookups") > 0)
     if not len(touched):
         return out
-    nbytes = row_traffic(graph.column("dim")[touched], 4, 64)
-    out["row_bytes"][touched] = graph.column("lookups")[touched] * nbytes
-    kinds = np.array([graph.labels[i][1] for i in touched])
+    itemsize = graph.tables[0].itemsize if graph.tables else itemsize
+    counts, nbytes = graph.column("lookups"), row_traffic(graph.column("dim"), itemsize, granularity)
+    out["row_bytes"][touched] = counts[touched] * nbytes[touched]
+    kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
     forward = touched[kinds == "embedding_forward"]
     if not len(forward):
         return out
     number = graph.column("table").astype(int)
     tables = [graph.tables[t] for t in number[forward]]
-    laws, lookups = [t.distribution for t in tables], graph.column("lookups")[forward]
-    row = row_traffic(graph.column("dim")[forward], tables[0].itemsize, 64)
+    laws, lookups, row = [t.distribution for t in tables], counts[forward], nbytes[forward]
     unique, dense = np.array([float(unique_rows(d, n)) for d, n in zip(laws, lookups, strict=True)]), graph.footprint
-    distinct = np.zeros(len(graph.tables))
+    distinct, share = np.zeros(len(graph.tables)), np.zeros(len(graph.tables))
     distinct[number[forward]] = unique
     own = distinct[number]  # distinct rows of the table that each operation works on
     tabled = np.array([i for i in touched if graph.labels[i][0] != "embedding_dense_backward"])
-    out["unique_bytes"][tabled] = own[tabled] / graph.column("lookups")[tabled] * out["row_bytes"][tabled]
+    out["unique_bytes"][tabled] = own[tabled] / counts[tabled] * out["row_bytes"][tabled]
     update = touched[kinds == "embedding_update"]  # its rows were looked up earlier in the same iteration
+    fused = touched[variants == "fused"]
     for level, capacity in zip(("rows_l2", "rows_l3"), capacities, strict=True):
-        misses = lru_misses(laws, lookups, row, capacity=capacity, dense_bytes=dense)
-        out[level][forward] = misses * out["row_bytes"][forward]
+        if len(fused):  # the kernel goes from table to table, forward and backward, and finds nothing of its last run
+            rows = zip(laws, lookups, capacity / row, strict=True)
+            misses = np.array([float(cold_misses(law, n, held)) / n for law, n, held in rows])
+        else:
+            misses = lru_misses(laws, lookups, row, capacity=capacity, dense_bytes=dense)
+        share[number[forward]] = misses
+        looked = fused if len(fused) else forward
+        out[level][looked] = share[number[looked]] * out["row_bytes"][looked]
         again = miss_share(dense + float(unique @ row), capacity=capacity)
         out[level][update] = again * out["unique_bytes"][update]
     out["page_walks"][forward] = lookups * page_walks(laws, lookups, row, entries=entries, dense_bytes=dense)
@@ -85,7 +95,14 @@ def _rows(graph: Graph, capacities: tuple[float, float], entries: float) -> dict
     return out
 
 
-def size_operations(graph: Graph, *, capacities: tuple[float, float], entries: float) -> dict[str, Array]:
+def size_operations(
+    graph: Graph,
+    *,
+    capacities: tuple[float, float],
+    entries: float,
+    granularity: float = 64.0,
+    itemsize: float = 4.0,
+) -> dict[str, Array]:
     """Sizes of every operation as the kernel forms take them, with traffic by the cache it comes from.
 
     Parameters
@@ -96,6 +113,10 @@ def size_operations(graph: Graph, *, capacities: tuple[float, float], entries: f
         Bytes that the two cache levels effectively hold [B].
     entries : float
         Pages that the translation buffer effectively holds [-].
+    granularity : float
+        Smallest access: 64 for the cache lines of a CPU, 32 for the sectors of a GPU [B].
+    itemsize : float
+        Bytes of one number of a table that a Transformer looks words up in [B].
 
     Returns
     -------
@@ -104,14 +125,14 @@ def size_operations(graph: Graph, *, capacities: tuple[float, float], entries: f
         ``row_bytes``, ``unique_bytes`` [B] and ``page_walks`` [-].
     """
     sizes = {name: graph.features[:, index] for name, index in _SIZES.items()}
-    rows = _rows(graph, capacities, entries)
+    rows = _rows(graph, capacities, entries, granularity, itemsize)
     operation = graph.accesses[:, 0].astype(np.intp)
     for level, capacity in zip(("l2", "l3"), capacities, strict=True):
         far = graph.accesses[:, 2] * miss_share(graph.distances, capacity=capacity)
         sizes[f"beyond_{level}"] = np.bincount(operation, weights=far, minlength=len(graph)) + rows[f"rows_{level}"]
     collective = np.array([label[1] == "collective" for label in graph.labels], dtype=bool)
     sizes["nbytes"] = np.where(collective, sizes["nbytes"], graph.traffic)
-    return sizes | {name: rows[name] for name in ("row_bytes", "unique_bytes", "page_walks")}
+    return sizes | {name: rows[name] for name in ("row_bytes", "unique_bytes", "page_walks", "rows_l3")}
 
 
 def find_context(platform: Platform, kind: str, variant: str) -> Fit | None:
@@ -183,7 +204,11 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
     Every operand comes from the memory level that its reuse distance in the iteration asks for: that is the difference
     between ``hot`` and ``cold``. What an iteration adds beyond is in `perfkit.models.kernels.in_context`.
     """
-    sizes = size_operations(graph, capacities=platform.cache_capacities, entries=platform.page_entries)
+    device = platform.device.kind != "cpu"
+    sizes = size_operations(
+        graph, capacities=platform.cache_capacities, entries=platform.page_entries,
+        granularity=32.0 if device else 64.0, itemsize=DTYPES[dtype],
+    )  # fmt: skip
     n = len(graph)
     hot, cold, seconds, spread = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
     unmodelled: dict[str, float] = {}
@@ -191,24 +216,35 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
         if kind == "collective":
             continue
         part = {name: values[members] for name, values in sizes.items()}
-        key = f"{kind}.{variant}" if f"{kind}.{variant}" in platform.kernels else kind
-        fit = platform.kernels.get(key)
-        if fit is None:
+        found = platform.find_kernel(kind, variant=variant, dtype=dtype)
+        fit = found[1] if found else None
+        if found is None:
             hot[members] = (part["nbytes"] + part["row_bytes"]) / float(platform.device.bandwidth(1e12))
             unmodelled[graph.labels[members[0]][0]] = float(hot[members].sum())
-        elif fit.form == "roofline":  # compute and traffic overlap: there is no cold part to tell apart
-            passes = 2.0 if kind == "embedding_update" else 1.0
-            hot[members] = platform.kernel_time(
-                key, part | {"nbytes": part["nbytes"] + passes * part["row_bytes"]}, dtype=dtype
-            )
+        elif found[1].form == "roofline":  # compute and traffic overlap: there is no cold part to tell apart
+            features = _traffic(part, kind, variant, platform)
+            hot[members] = platform.kernel_time(found[0], features, dtype=dtype)
         else:
-            total = platform.kernel_time(key, part, dtype=dtype)
+            total = platform.kernel_time(found[0], part, dtype=dtype)
             near = part | {name: np.zeros(len(members)) for name in ("beyond_l2", "beyond_l3", "page_walks")}
-            hot[members] = np.minimum(platform.kernel_time(key, near, dtype=dtype), total)
+            hot[members] = np.minimum(platform.kernel_time(found[0], near, dtype=dtype), total)
             cold[members] = total - hot[members]
+        if fit and device:  # further kernels of the operation, or none where it is a part of the one before
+            hot[members] = np.maximum(hot[members] + (part["launches"] - 1) * fit.get("launch", 0.0), 0.0)
         context = find_context(platform, kind, variant)
         part = {"hot": hot[members], "cold": cold[members], "page_walks": part["page_walks"]}
         seconds[members] = in_context(part, **(context if context is not None else {}))
-        alone = _class_spread(fit, hot[members] + cold[members]) if fit else 1.0
-        spread[members] = context.spread if context else alone
+        spread[members] = context.spread if context else _class_spread(fit, hot[members]) if fit else 1.0
     return Costs(seconds, hot, cold, sizes["page_walks"], spread, unmodelled)
+
+
+def _traffic(part: dict[str, Array], kind: str, variant: str, platform: Platform) -> dict[str, Array]:
+    """Traffic of kernels under their roofs: rows are read, or read and written; only rows are looked for in a cache.
+
+    Element- and row-wise kernels of a V100 move 1 to 25 MB at one and the same rate, in its 6 MB L2 or not.
+    """
+    main = platform.device.memory[-1].bandwidth
+    passes = 2.0 if kind == "embedding_update" or (kind, variant) == ("embedding_backward", "fused") else 1.0
+    dense, rows = part["nbytes"], passes * part["row_bytes"]
+    features = part | {"nbytes": dense + rows, "beyond_l3": dense + passes * part["rows_l3"]}
+    return features if rows.any() else features | {"bandwidth": np.asarray(main.value if main else 1e9)}

@@ -16,6 +16,7 @@ from perfkit.gallery import load_platform
 from perfkit.models.kernels import in_context
 from perfkit.platform import ExtrapolationWarning, Platform
 from perfkit.prediction.cost import Costs, find_iteration, price
+from perfkit.prediction.host import find_doubt, price_host
 from perfkit.prediction.simulation import Host, RankTimes, Timeline, simulate
 from perfkit.units import Array, check_choice, check_positive, format_time
 from perfkit.workloads.dlrm import DLRM
@@ -35,7 +36,8 @@ _BOUND = {
     "gemm": "GEMM-bound", "bmm": "GEMM-bound", "attention": "attention-bound", "elementwise": "memory-bound",
     "rowwise": "memory-bound", "copy": "memory-bound", "embedding_forward": "embedding-bound",
     "embedding_backward": "embedding-bound", "embedding_update": "embedding-bound",
-    "collective": "communication-bound", "host": "host-bound", "waiting": "imbalance-bound",
+    "collective": "communication-bound", "transfer": "transfer-bound", "host": "host-bound",
+    "waiting": "imbalance-bound",
 }  # fmt: skip
 
 
@@ -290,7 +292,7 @@ def predict(
             f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer or another platform"
         )
     check_choice("dtype", workload.dtype, where.device.peaks)
-    graphs = workload.graphs(ranks, plan, foreach=where.device.kind != "cpu")
+    graphs = workload.graphs(ranks, plan, accelerator=where.device.kind != "cpu")
     alike = all(graph is graphs[0] for graph in graphs)
     graphs = graphs[:1] if alike else graphs
     costs = [price(graph, where, dtype=workload.dtype) for graph in graphs]
@@ -298,19 +300,18 @@ def predict(
     scale, host = (whole["scale"] if whole else 1.0), _host(where, whole)
     durations, notes = _collective_times(graphs[0], where, ranks)
     durations = scale * durations + (whole.get("per_collective", 0.0) if whole and ranks > 1 else 0.0)
-    overheads = [np.full(len(graph), host.per_operation) for graph in graphs]
-    times = [RankTimes(scale * c.seconds, o, g.collectives) for c, o, g in zip(costs, overheads, graphs, strict=True)]
+    times = [_rank_times(graph, scale * c.seconds, where, whole) for graph, c in zip(graphs, costs, strict=True)]
     timeline = simulate(times, durations, host)
     busy = [float(t.seconds.sum()) for t in times]
     slowest = int(np.argmax(busy))
     parts = _account(graphs[slowest], times[slowest], durations, timeline.waits[slowest], timeline.period)
-    hosts = float(overheads[slowest].sum()) + host.launch * len(graphs[slowest])
+    hosts = float(sum(part.sum() for part in times[slowest].issue(host)))
     notes += _notes(where, workload.family, ranks, costs[slowest])
     if notes:
         warnings.warn("; ".join(notes), ExtrapolationWarning, stacklevel=2)
     return Prediction(
         workload=workload, platform=where, ranks=ranks, time=timeline.period,
-        spread=_spread(whole, parts, costs[slowest], times[slowest], timeline.period), parts=parts,
+        spread=_spread(whole, parts, costs[slowest], times[slowest], timeline.period, find_doubt(where)), parts=parts,
         lower_bound=max(busy[slowest], float(durations.sum()), hosts if host.asynchronous else 0.0),
         serial=busy[slowest] + float(durations.sum()) + hosts, latency=timeline.latency,
         unmodelled=costs[slowest].unmodelled, warnings=notes, _timeline=timeline, _graphs=graphs,
@@ -318,13 +319,20 @@ def predict(
 
 
 def _host(platform: Platform, whole: Fit | None) -> Host:
-    """Host overheads: from real iterations where there are any, else the published ones of the platform."""
+    """Host clock: from real iterations where there are any, else with the published launch time of the platform."""
     asynchronous = platform.device.kind != "cpu"
     if whole is not None and "per_operation" in whole:
         return Host(whole["per_operation"], 0.0, asynchronous)
-    parts = {name: quantity.value for name, quantity in platform.host.items()}
-    gaps = sum(parts.get(name, 0.0) for name in ("gap", "before_launch", "after_launch"))
-    return Host(gaps, parts.get("launch", 0.0), asynchronous)
+    return Host(0.0, platform.host["launch"].value if "launch" in platform.host else 0.0, asynchronous)
+
+
+def _rank_times(graph: Graph, seconds: Array, platform: Platform, whole: Fit | None) -> RankTimes:
+    """What one rank executes, with the host time of every operation."""
+    if whole is not None and "per_operation" in whole:
+        first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
+    else:
+        first, more = price_host(graph, platform)
+    return RankTimes(seconds, first, graph.collectives, graph.transfers, graph.column("launches"), more)
 
 
 def _collective_times(graph: Graph, platform: Platform, ranks: int) -> tuple[Array, tuple[str, ...]]:
@@ -356,13 +364,18 @@ def _notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[s
 
 
 def _spread(
-    whole: Fit | None, parts: Mapping[tuple[str, str], tuple[int, float]], costs: Costs, times: RankTimes, period: float
+    whole: Fit | None,
+    parts: Mapping[tuple[str, str], tuple[int, float]],
+    costs: Costs,
+    times: RankTimes,
+    period: float,
+    doubt: float,
 ) -> float:
     """Spread of the logarithm of the total.
 
     Where whole iterations were calibrated, the errors of those left out say it all: what a class gets wrong and what
-    varies at random. Else the systematic errors of the classes, taken as independent, and 30 % on what the host and
-    other ranks add.
+    varies at random. Else the systematic errors of the classes, taken as independent, the `doubt` of the overheads on
+    what the host adds, and 30 % on what other ranks add.
     """
     if whole is not None:
         return whole.spread
@@ -370,5 +383,6 @@ def _spread(
     for spread, seconds in zip(costs.spread.tolist(), times.seconds.tolist(), strict=True):
         by_class[spread] = by_class.get(spread, 0.0) + seconds
     own = sum((spread * seconds / period) ** 2 for spread, seconds in by_class.items())
-    rest = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("host", "waiting", "collective"))
-    return math.sqrt(own + (0.3 * rest / period) ** 2)
+    waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
+    host = parts.get(("", "host"), (0, 0.0))[1]
+    return math.sqrt(own + (0.3 * waits / period) ** 2 + (doubt * host / period) ** 2)

@@ -1,7 +1,7 @@
 """From operation times to a timeline: host clock and streams of every rank, and where they meet."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,14 +38,40 @@ class RankTimes:
     seconds : array
         Time of each operation in program order; zero for collectives [s].
     overhead : array
-        Host time before each operation [s].
+        Host time before the first launch of each operation [s].
     collectives : array of int
         Positions of the collectives among the operations [-].
+    transfers : array of int, optional
+        Positions of the operations for whose end the host waits [-].
+    launches : array, optional
+        Kernels of each operation: one, unless given; an operation of none is a part of the one before [-].
+    spacing : array, optional
+        Host time from the first to the last launch of each operation; zero unless given [s].
     """
 
     seconds: Array
     overhead: Array
     collectives: np.ndarray
+    transfers: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))
+    launches: Array | None = None
+    spacing: Array | None = None
+
+    def issue(self, host: Host) -> tuple[Array, Array]:
+        """Host time of each operation up to its first launch, and from there to its last.
+
+        Parameters
+        ----------
+        host : Host
+            Host overheads.
+
+        Returns
+        -------
+        first, more : array
+            Times [s].
+        """
+        launches = np.ones(len(self.seconds)) if self.launches is None else self.launches
+        more = np.zeros(len(self.seconds)) if self.spacing is None else self.spacing
+        return self.overhead + host.launch * np.minimum(launches, 1.0), more
 
 
 @dataclass(frozen=True)
@@ -78,30 +104,40 @@ class _Rank:
         self.times, self.host = times, host
         self.clock = self.front = 0.0
         self.position = 0
+        self.first, self.more = times.issue(host)
         n = len(times.seconds)
+        self.last = times.seconds / (np.ones(n) if times.launches is None else np.maximum(times.launches, 1.0))
         self.starts, self.ends, self.waits = np.zeros(n), np.zeros(n), np.zeros(n)
 
     def run_until(self, stop: int) -> None:
-        """Run the operations before position `stop`."""
+        """Run the operations before position `stop`, waiting for each transfer among them."""
+        where = self.times.transfers
+        for transfer in where[(where >= self.position) & (where < stop)]:
+            self._run(int(transfer) + 1)
+            self.clock = max(self.clock, self.front)
+        self._run(stop)
+
+    def _run(self, stop: int) -> None:
         part = slice(self.position, stop)
-        seconds, overhead = self.times.seconds[part], self.times.overhead[part]
+        seconds = self.times.seconds[part]
         self.position = stop
         if not len(seconds):
             return
         if self.host.asynchronous:
-            issued = self.clock + np.cumsum(overhead + self.host.launch)
+            issued = self.clock + np.cumsum(self.first[part] + self.more[part])
             done = np.cumsum(seconds)
-            ends = done + np.maximum(np.maximum.accumulate(issued - done + seconds), self.front)
+            ready = np.maximum(issued - self.more[part] + seconds, issued + self.last[part])
+            ends = done + np.maximum(np.maximum.accumulate(ready - done), self.front)
             self.clock, self.front = float(issued[-1]), float(ends[-1])
         else:
-            ends = self.clock + np.cumsum(overhead + seconds)
+            ends = self.clock + np.cumsum(self.times.overhead[part] + seconds)
             self.clock = self.front = float(ends[-1])
         self.ends[part], self.starts[part] = ends, ends - seconds
 
     def meet(self, position: int) -> float:
         """Reach the collective at `position`; returns when this rank's part is ready."""
         self.run_until(position)
-        self.clock += float(self.times.overhead[position]) + self.host.launch
+        self.clock += float(self.first[position])
         return max(self.clock, self.front)
 
     def leave(self, ready: float, start: float, end: float) -> None:
@@ -138,7 +174,7 @@ def _settle(ranks: Sequence[RankTimes], durations: Array, host: Host) -> float:
         chain = float(durations.sum() + between.max(axis=0).sum())
     if not host.asynchronous:
         return chain
-    return max(chain, *(float(rank.overhead.sum()) + host.launch * len(rank.seconds) for rank in ranks))
+    return max(chain, *(float(sum(part.sum() for part in rank.issue(host))) for rank in ranks))
 
 
 def simulate(ranks: Sequence[RankTimes], durations: Array, host: Host, *, iterations: int = 50) -> Timeline:
@@ -165,7 +201,8 @@ def simulate(ranks: Sequence[RankTimes], durations: Array, host: Host, *, iterat
     A collective starts when the last rank's part is ready and ends on all ranks together; the compute stream waits for
     its end, as after a blocking PyTorch call. Kernels on a device start when the one before has ended and the host has
     launched them; kernels of a CPU run on the host clock itself. In the long run the slowest host sets the period, or
-    the chain from collective to collective by way of the slowest rank, whichever takes longer.
+    the chain from collective to collective by way of the slowest rank, whichever takes longer; where hosts wait for
+    transfers, both chains cross, and the period is what iterations that repeat take.
 
     Examples
     --------
@@ -176,12 +213,16 @@ def simulate(ranks: Sequence[RankTimes], durations: Array, host: Host, *, iterat
     (6.5, 3.0)
     """
     states, finished = [_Rank(times, host) for times in ranks], [0.0]
-    period, begin = _settle(ranks, durations, host), 0.0
+    crossed = host.asynchronous and any(len(rank.transfers) for rank in ranks)
+    period, begin = 0.0 if crossed else _settle(ranks, durations, host), 0.0
     for number in range(iterations):
         begin = min(min(state.clock, state.front) if host.asynchronous else state.clock for state in states)
         _iterate(states, durations)
         finished.append(max(max(state.clock, state.front) for state in states))
-        if number >= 2 and abs(finished[-1] - finished[-2] - period) <= 1e-9 * period:
+        settled = number >= 2 and abs(finished[-1] - finished[-2] - period) <= 1e-9 * period
+        if crossed:
+            period = finished[-1] - finished[-2]
+        if settled:
             break
     return Timeline(
         period=period,

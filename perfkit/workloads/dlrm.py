@@ -9,10 +9,10 @@ import numpy as np
 
 from perfkit.units import check_choice, check_positive
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.layers import Layers
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import EmbeddingTable
-from perfkit.workloads.tape import ITEMSIZE
+from perfkit.workloads.tape import ITEMSIZE, Tensor, check_switches
+from perfkit.workloads.training import Training
 
 __all__ = ["DLRM", "PRESETS"]
 
@@ -22,12 +22,16 @@ _MLPERF_ROWS = (
     14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36,
 )  # fmt: skip
 
-#: Named configurations: ``dlrm-default`` is the default of arXiv 2404.12674 (8 tables of a million rows, 64 columns,
-#: 100 lookups); ``dlrm-mlperf`` is MLPerf training v1-v2 (mlcommons/training_results_v2.1, one lookup a table).
+#: Named configurations: ``dlrm-default`` and ``dlrm-ddp`` are those of arXiv 2404.12674, whose layer lists start with
+#: the input (512-512-64 has two layers); ``dlrm-mlperf`` is MLPerf training v1-v2 (mlcommons/training_results_v2.1).
 PRESETS: dict[str, dict[str, Any]] = {
     "dlrm-default": {
-        "rows": (1_000_000,) * 8, "dim": 64, "pooling": 100, "bottom": (512, 512, 64), "top": (1024, 1024, 1024, 1),
+        "rows": (1_000_000,) * 8, "dim": 64, "pooling": 100, "bottom": (512, 64), "top": (1024, 1024, 1024, 1),
         "features": 512,
+    },
+    "dlrm-ddp": {
+        "rows": (80_000,) * 8, "dim": 128, "pooling": 10, "bottom": (128, 128, 128), "top": (512, 512, 512, 256, 1),
+        "features": 128,
     },
     "dlrm-mlperf": {
         "rows": _MLPERF_ROWS, "dim": 128, "pooling": 1, "bottom": (512, 256, 128), "top": (1024, 1024, 512, 256, 1),
@@ -77,8 +81,20 @@ class DLRM:
         Dense input features [-].
     sparse : bool
         Whether table gradients hold one row per lookup instead of the whole table.
+    embedding : str
+        ``separate`` (one bag operation a table) or ``fused`` (one kernel looks up all tables, and one updates their
+        rows in the backward pass, lookup by lookup; `sparse` then has no say).
+    loop : str
+        ``lean`` (inputs are on the device, nothing is read back) or ``reference``, the training loop of the authors'
+        implementation on PyTorch until 1.12: inputs, labels and the indices of the interaction are copied from pageable
+        memory and the loss is read before the backward pass, each of which the host waits for; gradients are zeroed and
+        added to, and weights updated, by a kernel each. On a CPU both are taken alike.
+    fused : bool
+        Whether the optimizer updates all dense weights by one kernel.
+    mixed : bool
+        Whether weights, gradients and all that is not a product stay fp32 while products run in `dtype` (autocast).
     dtype : str
-        Data type of weights, activations and gradients.
+        Data type of products, and unless `mixed` of weights, activations and gradients.
     optimizer : str
         ``sgd``.
 
@@ -100,6 +116,10 @@ class DLRM:
     top: tuple[int, ...]
     features: int
     sparse: bool
+    embedding: str
+    loop: str
+    fused: bool
+    mixed: bool
     dtype: str
     optimizer: str
     family: str = field(default="dlrm", repr=False)
@@ -117,6 +137,10 @@ class DLRM:
         top: Sequence[int] | None = None,
         features: int | None = None,
         sparse: bool = True,
+        embedding: str = "separate",
+        loop: str = "lean",
+        fused: bool = False,
+        mixed: bool = False,
         dtype: str = "fp32",
         optimizer: str = "sgd",
     ) -> None:
@@ -127,8 +151,11 @@ class DLRM:
         base |= {key: value for key, value in given.items() if value is not None}
         check_choice("dtype", dtype, ITEMSIZE)
         check_choice("optimizer", optimizer, ("sgd",))
+        check_choice("embedding", embedding, ("separate", "fused"))
+        check_choice("loop", loop, ("lean", "reference"))
         if not isinstance(sparse, bool):
             raise ValueError(f"sparse is {sparse!r}; it must be True (one gradient row per lookup) or False")
+        check_switches(dtype, fused=fused, mixed=mixed)
         width = check_positive("dim", base["dim"], integer=True)
         listed = isinstance(base["rows"], Sequence | np.ndarray) and not isinstance(base["rows"], str)
         sizes = base["rows"] if listed else (base["rows"],)
@@ -137,7 +164,12 @@ class DLRM:
         )
         tables = tuple(
             EmbeddingTable(
-                int(check_positive("rows", r, integer=True)), int(width), p, e, ITEMSIZE[dtype], f"table {i}"
+                int(check_positive("rows", r, integer=True)),
+                int(width),
+                p,
+                e,
+                4 if mixed else ITEMSIZE[dtype],
+                f"table {i}",
             )
             for i, (r, p, e) in enumerate(zip(sizes, poolings, exponents, strict=True))
         )
@@ -150,7 +182,8 @@ class DLRM:
         values = {
             "name": preset or "dlrm", "batch": int(check_positive("batch", batch, integer=True)), "tables": tables,
             "features": int(check_positive("features", base["features"], integer=True)), "sparse": sparse,
-            "dtype": dtype, "optimizer": optimizer, "family": "dlrm", **layers,
+            "embedding": embedding, "loop": loop, "fused": fused, "mixed": mixed, "dtype": dtype,
+            "optimizer": optimizer, "family": "dlrm", **layers,
         }  # fmt: skip
         if not tables:
             raise ValueError("rows is empty; a DLRM needs at least one table; give the rows of each table")
@@ -160,10 +193,10 @@ class DLRM:
     @property
     def description(self) -> str:
         """What is computed, in a few words."""
-        gradients = "sparse" if self.sparse else "dense"
-        return (
-            f"{self.name}, batch {self.batch}, {len(self.tables)} tables × {self.tables[0].dim}, {gradients} gradients"
-        )
+        tables = f"{len(self.tables)} tables × {self.tables[0].dim}"
+        gradients = "fused" if self.embedding == "fused" else f"{'sparse' if self.sparse else 'dense'} gradients"
+        loop = ", reference loop" if self.loop == "reference" else ""
+        return f"{self.name}, batch {self.batch}, {tables}, {gradients}{loop}"
 
     def place(self, plan: Plan | None, ranks: int) -> Plan:
         """The plan itself if it fits, or the tables dealt out in turn.
@@ -200,7 +233,7 @@ class DLRM:
             )
         return plan
 
-    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, foreach: bool = False) -> tuple[Graph, ...]:
+    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
         """What every rank computes in one iteration.
 
         Parameters
@@ -209,8 +242,8 @@ class DLRM:
             Ranks [-].
         plan : Plan, optional
             Placement of the tables; by default they are dealt out in turn.
-        foreach : bool
-            Whether the optimizer updates lists of tensors, the framework's default on a GPU.
+        accelerator : bool
+            Whether it runs on a device of its own, where the optimizer updates lists of tensors and `loop` matters.
 
         Returns
         -------
@@ -218,31 +251,47 @@ class DLRM:
             One per rank.
         """
         placed = self.place(plan, ranks)
-        return tuple(_record(self, placed, rank, foreach) for rank in range(placed.ranks))
+        return tuple(_record(self, placed, rank, accelerator) for rank in range(placed.ranks))
 
 
 @lru_cache(maxsize=256)
-def _record(model: DLRM, plan: Plan, rank: int, foreach: bool) -> Graph:
+def _record(model: DLRM, plan: Plan, rank: int, accelerator: bool) -> Graph:
     """Record one rank's iteration."""
-    tape, ranks, dim = Layers(ITEMSIZE[model.dtype]), plan.ranks, model.tables[0].dim
+    ranks, dim, reference = plan.ranks, model.tables[0].dim, accelerator and model.loop == "reference"
+    tape = Training(ITEMSIZE[model.dtype], mixed=model.mixed, reference=reference)
     local, batch = [model.tables[t] for t in plan.tables_of(rank)], model.batch // ranks
+    inputs = tape.tensor(batch, model.features, itemsize=tape.wide)
+    if reference:
+        lookups, bags = sum(round(model.batch * table.pooling) for table in local), model.batch * len(local) + 1
+        for part in (inputs, *(tape.tensor(count, itemsize=4) for count in (lookups, bags) if local)):
+            tape.transfer("to_device", part)
     tape.module = "bottom"
-    dense = tape.mlp(tape.tensor(batch, model.features), model.bottom, last_relu=True)
+    dense = tape.mlp(inputs, model.bottom, last_relu=True)
     tape.module = "embeddings"
-    pooled = [tape.embedding_bag(table, model.batch, sparse=model.sparse) for table in local]
+    pooled = _look_up(tape, model, local, index=4 if reference else 8)
     if ranks > 1:
         send = tape.cat(pooled) if len(pooled) > 1 else (pooled[0] if pooled else None)
         widths = [dim * len(plan.tables_of(r)) for r in range(ranks)]
-        nbytes = model.batch * max(widths) * tape.itemsize  # the fullest rank's whole buffer bounds an uneven exchange
+        nbytes = model.batch * max(widths) * tape.wide  # the fullest rank's whole buffer bounds an uneven exchange
         pooled = tape.exchange(send, batch, widths, nbytes)
     tape.module = "interaction"
     vectors = tape.cat([dense, *pooled]).view(batch, len(model.tables) + 1, dim)
+    tape.views(2)  # rows by table, and these transposed
     products = tape.lower_triangle(tape.bmm(vectors, vectors, "nt"))
     joined = tape.cat([dense, products])
     tape.module = "top"
     tape.binary_cross_entropy(tape.mlp(joined, model.top, last_relu=False))
+    if reference:
+        tape.zero_gradients()
     tape.backward()
     if ranks > 1:
         tape.all_reduce_gradients()
-    tape.step(model.optimizer, foreach=foreach)
+    tape.step(model.optimizer, lists=accelerator, fused=model.fused)
     return tape.graph()
+
+
+def _look_up(tape: Training, model: DLRM, tables: Sequence[EmbeddingTable], *, index: int) -> list[Tensor]:
+    """Pooled rows of every table; indices and offsets take `index` bytes each."""
+    if model.embedding == "fused":
+        return tape.fused_embeddings(tables, model.batch, itemsize=index) if tables else []
+    return [tape.embedding_bag(table, model.batch, sparse=model.sparse) for table in tables]

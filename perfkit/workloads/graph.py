@@ -27,13 +27,19 @@ KINDS = (
     "embedding_forward",
     "embedding_backward",
     "embedding_update",
+    "transfer",
     "collective",
 )
 PHASES = ("forward", "backward", "update")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
-#: Sizes that the closed forms consume, one number per operation; zero where they do not apply.
-FEATURES = ("flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim", "table", "nbytes")
+#: Sizes that the closed forms consume, one number per operation; zero where they do not apply. The last three are what
+#: the host does for it: kernels launched (0 for a part of the kernel before), calls of the framework opened (0 for a
+#: further kernel of the call before), and calls without a kernel that come first.
+FEATURES = (
+    "flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim", "table", "nbytes",
+    "launches", "calls", "bare",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,11 @@ class Graph:
     def collectives(self) -> np.ndarray:
         """Positions of the collectives in program order."""
         return np.flatnonzero([label[1] == "collective" for label in self.labels])
+
+    @cached_property
+    def transfers(self) -> np.ndarray:
+        """Positions of the copies between host and device that the host waits for, in program order."""
+        return np.flatnonzero([label[1] == "transfer" for label in self.labels])
 
     @cached_property
     def traffic(self) -> np.ndarray:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.tape import Tape, Tensor
 
 __all__ = ["Layers"]
@@ -15,15 +14,33 @@ class Layers(Tape):
     Parameters
     ----------
     itemsize : int
-        Bytes of one activation, weight or gradient element [B].
+        Bytes of one element that products work on [B].
+    mixed : bool
+        Whether weights, and what is not a product, stay fp32 (autocast).
+    reference : bool
+        Whether to run as PyTorch did until 1.12.
     """
 
     # -- elementwise and row-wise ------------------------------------------------------------------------------------
 
     def elementwise(self, name: str, reads: Sequence[Tensor], like: Tensor, variant: str = "") -> Tensor:
         """One pass over tensors into a fresh one of the shape of `like`."""
-        out = self.tensor(*like.shape, grad=True)
+        out = self.tensor(*like.shape, itemsize=max(t.itemsize for t in (like, *reads)), grad=True)
         self.emit(name, "elementwise", reads, [out], variant, elements=out.numel)
+        return out
+
+    def cast(self, x: Tensor, itemsize: int) -> Tensor:
+        """The same numbers in another data type, if it is another; the gradient is cast back."""
+        if x.itemsize == itemsize:
+            return x
+        out = self._cast(x, itemsize)
+        if x.grad:
+            self.node(lambda: self.arrive(x, self._cast(self.gradient(out), x.itemsize)))
+        return out
+
+    def _cast(self, x: Tensor, itemsize: int) -> Tensor:
+        out = self.tensor(*x.shape, itemsize=itemsize, grad=x.grad)
+        self.emit("_to_copy", "elementwise", [x], [out], elements=out.numel)
         return out
 
     def update(self, name: str, target: Tensor, *reads: Tensor) -> None:
@@ -53,11 +70,11 @@ class Layers(Tape):
 
         def backward() -> None:
             gradient = self.gradient(out)
-            self.arrive(x, gradient)
+            self.arrive(x, self._cast(gradient, x.itemsize) if x.itemsize < gradient.itemsize else gradient)
             if y.grad:
                 if y.numel < x.numel:
                     gradient = self.column_sum(gradient.view(x.numel // y.numel, y.numel))
-                self.arrive(y, gradient)
+                self.arrive(y, self._cast(gradient, y.itemsize) if y.itemsize < gradient.itemsize else gradient)
 
         self.node(backward)
         return out
@@ -74,17 +91,18 @@ class Layers(Tape):
 
     def column_sum(self, x: Tensor) -> Tensor:
         """Sum over all but the last dimension, as bias gradients need it."""
-        out = self.tensor(x.shape[-1])
+        out = self.tensor(x.shape[-1], itemsize=x.itemsize)
         self.rowwise("sum", [x], [out], x)
         return out
 
     def softmax(self, x: Tensor) -> Tensor:
         """Softmax over the last dimension."""
-        y = self.tensor(*x.shape, grad=True)
+        x = self.cast(x, self.wide)
+        y = self.tensor(*x.shape, itemsize=x.itemsize, grad=True)
         self.rowwise("_softmax", [x], [y], x)
 
         def backward() -> None:
-            g = self.tensor(*x.shape)
+            g = self.tensor(*x.shape, itemsize=x.itemsize)
             self.rowwise("_softmax_backward_data", [self.gradient(y), y], [g], x)
             self.arrive(x, g)
 
@@ -94,12 +112,13 @@ class Layers(Tape):
     def layer_norm(self, x: Tensor) -> Tensor:
         """Layer norm with trained weight and bias."""
         weight, bias = self.parameter(x.shape[-1]), self.parameter(x.shape[-1])
-        rows = x.numel // x.shape[-1]
-        mean, inverse, y = self.tensor(rows), self.tensor(rows), self.tensor(*x.shape, grad=True)
+        x, rows, wide = self.cast(x, self.wide), x.numel // x.shape[-1], self.wide
+        mean, inverse = self.tensor(rows, itemsize=wide), self.tensor(rows, itemsize=wide)
+        y = self.tensor(*x.shape, itemsize=wide, grad=True)
         self.rowwise("native_layer_norm", [x, weight, bias], [y, mean, inverse], x)
 
         def backward() -> None:
-            g, gw, gb = self.tensor(*x.shape), self.tensor(*weight.shape), self.tensor(*bias.shape)
+            g, gw, gb = (self.tensor(*t.shape, itemsize=wide) for t in (x, weight, bias))
             reads = [self.gradient(y), x, mean, inverse, weight, bias]
             self.rowwise("native_layer_norm_backward", reads, [g, gw, gb], x)
             for tensor, gradient in ((x, g), (weight, gw), (bias, gb)):
@@ -133,7 +152,7 @@ class Layers(Tape):
         return out
 
     def _clone(self, x: Tensor) -> Tensor:
-        out = self.tensor(*x.shape, grad=True)
+        out = self.tensor(*x.shape, itemsize=x.itemsize, grad=True)
         self.emit("clone", "copy", [x], [out], elements=x.numel, rows=x.numel // x.shape[-1])
         return out
 
@@ -143,7 +162,7 @@ class Layers(Tape):
         outs = [Tensor(x.storage, (*leading, width // parts), x.itemsize, True) for _ in range(parts)]
 
         def backward() -> None:
-            g = self.tensor(*x.shape)
+            g = self.tensor(*x.shape, itemsize=x.itemsize)
             reads = [self.gradient(out) for out in outs]
             self.emit("cat", "copy", reads, [g], elements=g.numel, rows=parts * g.numel // width)
             self.arrive(x, g)
@@ -153,8 +172,9 @@ class Layers(Tape):
 
     def cat(self, parts: Sequence[Tensor]) -> Tensor:
         """Concatenation along the last dimension; the gradients are slices of one tensor."""
-        rows = parts[0].shape[0]
-        out = self.tensor(rows, sum(p.numel // rows for p in parts), grad=True)
+        rows, wide = parts[0].shape[0], max(part.itemsize for part in parts)
+        parts = [self.cast(part, wide) for part in parts]
+        out = self.tensor(rows, sum(p.numel // rows for p in parts), itemsize=wide, grad=True)
         self.emit("cat", "copy", parts, [out], elements=out.numel, rows=rows * len(parts))
 
         def backward() -> None:
@@ -167,33 +187,55 @@ class Layers(Tape):
         return out
 
     def lower_triangle(self, x: Tensor) -> Tensor:
-        """The entries below the diagonal of a batch of square matrices, gathered by index."""
+        """The entries below the diagonal of a batch of square matrices, gathered by index.
+
+        The backward sorts the indices on a GPU, so that it can add without conflicts: ten kernels.
+        """
         batch, n, _ = x.shape
         pairs = n * (n - 1) // 2
         index = [self.tensor(pairs, itemsize=8) for _ in range(2)]
-        out = self.tensor(batch, pairs, grad=True)
+        if self.reference:
+            self._slice(x)
+            for part in index:
+                self.transfer("to_device", part)
+        out = self.tensor(batch, pairs, itemsize=x.itemsize, grad=True)
         self.emit("index", "copy", [x, *index], [out], elements=out.numel, rows=batch)
 
         def backward() -> None:
-            zeros, g = self.tensor(*x.shape), self.tensor(*x.shape)
+            zeros, g = (self.tensor(*x.shape, itemsize=x.itemsize) for _ in range(2))
             self.emit("new_zeros", "copy", [], [zeros], elements=x.numel)
             reads = [zeros, *index, self.gradient(out)]
-            self.emit("index_put", "copy", reads, [g], elements=out.numel, rows=batch)
+            self.emit("index_put", "copy", reads, [g], elements=out.numel, rows=batch, launches=10)
             self.arrive(x, g)
 
         self.node(backward)
         return out
+
+    def _slice(self, x: Tensor) -> None:
+        """A slice that takes all of `x`; its gradient is copied into zeros all the same."""
+        self._bare += 1
+
+        def backward() -> None:
+            zeros = self.tensor(*x.shape, itemsize=x.itemsize)
+            self.emit("new_zeros", "copy", [], [zeros], elements=x.numel)
+            self.emit("copy_", "copy", [self.gradient(x)], [zeros], elements=x.numel, rows=x.shape[0])
+
+        self.node(backward)
 
     # -- matrix products ---------------------------------------------------------------------------------------------
 
     def gemm(self, name: str, layout: str, reads: Sequence[Tensor], m: int, n: int, k: int) -> Tensor:
         """One product of m×k by k×n; `layout` says which operand lies transposed."""
         out = self.tensor(m, n, grad=True)
+        if self.reference and name == "addmm":  # the bias is copied to where the product is then added to it
+            self.emit("expand", "copy", [reads[0]], [out], "expand", elements=out.numel, rows=m, calls=0)
         self.emit(name, "gemm", reads, [out], layout, flops=2.0 * m * n * k, batch=1, m=m, n=n, k=k)
         return out
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Linear layer with a weight of outputs × inputs."""
+        x, weight = self.cast(x, self.itemsize), self._narrow(weight)
+        bias = self._narrow(bias) if bias else None
         n, k = weight.shape
         m = x.numel // k
         y = (
@@ -204,6 +246,7 @@ class Layers(Tape):
 
         def backward() -> None:
             g = self.gradient(y)
+            self._bare += 1  # the transposed weight
             if g.storage in self._strided:
                 g = self._clone(g)
             first = [] if bias else [self.gemm("mm", "tn", [g, x], n, k, m)]
@@ -217,6 +260,14 @@ class Layers(Tape):
 
         self.node(backward)
         return y.view(*x.shape[:-1], n)
+
+    def _narrow(self, weight: Tensor) -> Tensor:
+        """A weight as products take it, cast once an iteration."""
+        if weight.itemsize == self.itemsize:
+            return weight
+        if weight not in self._narrowed:
+            self._narrowed[weight] = self.cast(weight, self.itemsize)
+        return self._narrowed[weight]
 
     def mlp(self, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Tensor:
         """Linear layers with rectifiers in between."""
@@ -235,6 +286,8 @@ class Layers(Tape):
 
     def bmm(self, a: Tensor, b: Tensor, layout: str) -> Tensor:
         """Batched product of (batch, m, k) with (batch, k, n), or with ``nt`` of (batch, n, k)."""
+        same, a = a is b, self.cast(a, self.itemsize)
+        b = a if same else self.cast(b, self.itemsize)
         batch, m, k = a.shape
         n = b.shape[1] if layout == "nt" else b.shape[2]
         out = self.product(layout, a, b, (batch, m, n, k), batch, m, n)
@@ -267,160 +320,3 @@ class Layers(Tape):
 
         self.node(backward)
         return out
-
-    # -- embeddings --------------------------------------------------------------------------------------------------
-
-    def embedding_bag(self, table: EmbeddingTable, bags: int, *, sparse: bool) -> Tensor:
-        """Sum-pooled lookup of one table, with a gradient of one row per lookup or as large as the table."""
-        lookups = round(bags * table.pooling)
-        sizes: dict[str, Any] = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": len(self.tables)}
-        self.tables.append(table)
-        weight = self.parameter(table.rows, table.dim)
-        self.local.add(weight)
-        index = [self.tensor(lookups, itemsize=8), self.tensor(bags, itemsize=8)]
-        out = self.tensor(bags, table.dim, grad=True)
-        self.emit("_embedding_bag", "embedding_forward", index, [out], elements=lookups * table.dim, **sizes)
-
-        def backward() -> None:
-            g = self.tensor(lookups if sparse else table.rows, table.dim)
-            reads, variant = [self.gradient(out), *index], "sparse" if sparse else "dense"
-            name = "_embedding_bag_backward"
-            self.emit(name, "embedding_backward", reads, [g], variant, elements=g.numel, rows=g.shape[0], **sizes)
-            self.arrive(weight, g)
-            if sparse:
-                self._sparse[weight] = {"elements": g.numel, "rows": lookups, **sizes}
-
-        self.node(backward)
-        return out
-
-    def embedding(self, weight: Tensor, indices: int, *leading: int, trained: bool = True) -> Tensor:
-        """Lookup of `indices` rows of a dense table; the gradient is as large as the table."""
-        rows, dim = weight.shape
-        index = self.tensor(indices, itemsize=8)
-        out = self.tensor(*leading, dim, grad=trained)
-        sizes: dict[str, Any] = {"lookups": indices, "bags": indices, "dim": dim}
-        self.emit("embedding", "rowwise", [index], [out], elements=out.numel, rows=indices, n=dim)
-
-        def backward() -> None:
-            g = self.tensor(rows, dim)
-            reads = [self.gradient(out), index]
-            name = "embedding_dense_backward"
-            self.emit(name, "embedding_backward", reads, [g], "dense_rows", elements=g.numel, rows=rows, **sizes)
-            self.arrive(weight, g)
-
-        self.node(backward)
-        return out
-
-    # -- collectives -------------------------------------------------------------------------------------------------
-
-    def collective(self, operation: str, reads: Sequence[Tensor], writes: Sequence[Tensor], nbytes: float) -> None:
-        """One collective; `nbytes` is its size in the nccl-tests convention."""
-        self.emit(operation, "collective", reads, writes, nbytes=nbytes)
-
-    def exchange(self, send: Tensor | None, batch: int, widths: Sequence[int], nbytes: float) -> list[Tensor]:
-        """All_to_all of pooled rows: one part of (batch, width) from every rank; the backward sends gradients back."""
-        received = self.tensor(batch * sum(widths), grad=True)
-        self.collective("all_to_all", [send] if send else [], [received], nbytes)
-        parts = [Tensor(received.storage, (batch, width), self.itemsize, True) for width in widths if width]
-
-        def backward() -> None:
-            gradients = [self._clone(self.gradient(part)) for part in parts]
-            flat = self.tensor(received.numel)
-            self.emit("cat", "copy", gradients, [flat], elements=flat.numel, rows=len(parts))
-            back = [self.tensor(*send.shape)] if send else []
-            self.collective("all_to_all", [flat], back, nbytes)
-            if send:
-                self.arrive(send, back[0])
-
-        self.node(backward)
-        return parts
-
-    def all_reduce_gradients(self) -> None:
-        """Average the dense gradients over ranks: flattened, reduced in one piece, divided."""
-        dense = [w for w in self.trained if w not in self.local]
-        flat = self.tensor(sum(w.numel for w in dense))
-        self.emit("cat", "copy", [self._gradients[w] for w in dense], [flat], elements=flat.numel, rows=len(dense))
-        self.collective("all_reduce", [flat], [flat], flat.nbytes)
-        self.update("div_", flat)
-        for weight in dense:
-            self._gradients[weight] = flat.view(*weight.shape)
-
-    # -- losses and optimizers ---------------------------------------------------------------------------------------
-
-    def binary_cross_entropy(self, logits: Tensor) -> None:
-        """Mean binary cross entropy with logits."""
-        labels, loss, one = self.tensor(*logits.shape), self.tensor(1), self.tensor(1)
-        self.elementwise("binary_cross_entropy_with_logits", [logits, labels], logits)
-
-        def backward() -> None:
-            self.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1)
-            probability = self.elementwise("sigmoid", [logits], logits)
-            g = self.elementwise("sub", [probability, labels], logits)
-            g = self.elementwise("mul", [g, one], logits)
-            self.update("div_", g)
-            self.arrive(logits, g)
-
-        self.node(backward)
-
-    def cross_entropy(self, logits: Tensor, rows: int) -> None:
-        """Mean cross entropy of `rows` decoded tokens."""
-        logits = logits.view(rows, logits.numel // rows)
-        labels, loss, total = self.tensor(rows, itemsize=8), self.tensor(1), self.tensor(1)
-        probability = self.tensor(*logits.shape)
-        self.rowwise("_log_softmax", [logits], [probability], logits)
-        self.emit("nll_loss_forward", "rowwise", [labels], [loss, total], elements=rows, rows=rows)
-
-        def backward() -> None:
-            one, g, out = self.tensor(1), self.tensor(*logits.shape), self.tensor(*logits.shape)
-            self.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1)
-            self.rowwise("nll_loss_backward", [one, labels, total], [g], logits)
-            self.rowwise("_log_softmax_backward_data", [g, probability], [out], logits)
-            self.arrive(logits, out)
-
-        self.node(backward)
-
-    def step(self, optimizer: str, *, foreach: bool = False) -> None:
-        """Parameter updates as the framework's defaults run them: one by one on a CPU, in lists on a GPU."""
-        dense = [weight for weight in self.trained if weight not in self._sparse]
-        for group in [dense] if foreach else [[weight] for weight in self.trained]:
-            if group[0] in self._sparse:
-                reads = [self._gradients[group[0]]]
-                self.emit("add_", "embedding_update", reads, [], "sparse", **self._sparse[group[0]])
-            elif optimizer == "sgd":
-                self._pass("add_", group, [self._gradients[weight] for weight in group])
-            else:
-                self._adamw(group)
-        for weight in self._sparse if foreach else ():
-            self.emit("add_", "embedding_update", [self._gradients[weight]], [], "sparse", **self._sparse[weight])
-
-    def _adamw(self, group: Sequence[Tensor]) -> None:
-        """The eight passes of AdamW over a list of weights, and the step counters."""
-        gradients = [self._gradients[weight] for weight in group]
-        first, second = ([self.tensor(*w.shape) for w in group] for _ in range(2))
-        counts = [self.tensor(1) for _ in group]
-        self._pass("add_", counts, variant="add_scalar_")
-        self._pass("mul_", group)
-        self._pass("lerp_", first, gradients)
-        self._pass("mul_", second)
-        self._pass("addcmul_", second, gradients)
-        roots = [self.tensor(*w.shape) for w in group]
-        self._pass("sqrt", roots, second, fresh=True)
-        scaled = [self.tensor(*w.shape) for w in group]
-        self._pass("div", scaled, roots, fresh=True, variant="div_scalar")
-        self._pass("add_", scaled, variant="add_scalar_")
-        self._pass("addcdiv_", group, [*first, *scaled])
-
-    def _pass(
-        self,
-        name: str,
-        targets: Sequence[Tensor],
-        reads: Sequence[Tensor] = (),
-        *,
-        fresh: bool = False,
-        variant: str = "",
-    ) -> None:
-        """One pass over a list of tensors, in place unless the targets are `fresh`."""
-        elements = sum(t.numel for t in targets)
-        listed = name if len(targets) == 1 else "_foreach_" + name
-        sources = list(reads) if fresh else [*targets, *reads]
-        self.emit(listed, "elementwise", sources, targets, variant or name, elements=elements)

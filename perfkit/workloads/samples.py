@@ -193,6 +193,6 @@ def load(data: dict[str, Any]) -> DLRM | Transformer:
     """
     if data["family"] != "dlrm":
         return Transformer(**data)
-    tables, keys = data["tables"], ("batch", "bottom", "top", "features", "sparse", "dtype", "optimizer")
+    tables, same = data["tables"], {"name", "tables", "family"}
     columns: dict[str, Any] = {key: [t[key] for t in tables] for key in ("rows", "pooling", "exponent")}
-    return DLRM(dim=tables[0]["dim"], **columns, **{key: data[key] for key in keys})
+    return DLRM(dim=tables[0]["dim"], **columns, **{key: value for key, value in data.items() if key not in same})

@@ -8,12 +8,38 @@ import numpy as np
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.tables import EmbeddingTable
 
-__all__ = ["ITEMSIZE", "Tape", "Tensor"]
+__all__ = ["ITEMSIZE", "Tape", "Tensor", "check_switches"]
 
 #: Bytes of one number by data type [B].
 ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 _COLUMN = {name: index for index, name in enumerate(FEATURES)}
+
+
+def check_switches(dtype: str, *, fused: bool, mixed: bool) -> None:
+    """Refuse settings of a workload that make no sense.
+
+    Parameters
+    ----------
+    dtype : str
+        Data type of products.
+    fused : bool
+        Whether one kernel updates all weights.
+    mixed : bool
+        Whether weights stay fp32.
+
+    Raises
+    ------
+    ValueError
+        For anything but True and False, and for mixed precision without a narrower data type.
+    """
+    for name, value in (("fused", fused), ("mixed", mixed)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}; it must be True or False")
+    if mixed and ITEMSIZE[dtype] != 2:
+        raise ValueError(
+            f"mixed is True with dtype {dtype!r}; weights are fp32 already; take bf16 or fp16, or leave it"
+        )
 
 
 class Tensor:
@@ -61,18 +87,24 @@ class Tape:
     """Records operations in the order PyTorch's eager mode and its autograd engine dispatch them.
 
     Backward nodes run in reverse order of creation, as the engine's sequence numbers have it; a gradient that arrives
-    second is added to the first. Views cost nothing and are not recorded.
+    second is added to the first. Views cost no kernel: they are counted among the calls without one.
 
     Parameters
     ----------
     itemsize : int
-        Bytes of one activation, weight or gradient element [B].
+        Bytes of one element that products work on [B].
+    mixed : bool
+        Whether weights, and what is not a product, stay fp32 (autocast).
+    reference : bool
+        Whether to run as PyTorch did until 1.12: gradients are zeroed and then added to, and biases copied to where a
+        product is added to them.
     """
 
-    def __init__(self, itemsize: int = 4) -> None:
-        self.itemsize = itemsize
+    def __init__(self, itemsize: int = 4, *, mixed: bool = False, reference: bool = False) -> None:
+        self.itemsize, self.wide, self.reference = itemsize, 4 if mixed else itemsize, reference
         self.phase, self.module = "forward", ""
         self.trained: list[Tensor] = []
+        self._weights: set[Tensor] = set()
         self.tables: list[EmbeddingTable] = []
         self._labels: list[tuple[str, str, str, str, str]] = []
         self._features: list[list[float]] = []
@@ -81,8 +113,13 @@ class Tape:
         self._nodes: list[tuple[str, Callable[[], None]]] = []
         self._gradients: dict[Tensor, Tensor] = {}
         self._sparse: dict[Tensor, dict[str, float]] = {}
+        self._updated: set[Tensor] = set()
         self._strided: set[int] = set()
         self.local: set[Tensor] = set()
+        self._bare, self._grouped, self._opened = 0, False, False
+        self._arrived: list[Tensor] = []
+        self._kept: dict[Tensor, Tensor] = {}
+        self._narrowed: dict[Tensor, Tensor] = {}
 
     def tensor(self, *shape: int, itemsize: int = 0, grad: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
@@ -91,8 +128,9 @@ class Tape:
 
     def parameter(self, *shape: int) -> Tensor:
         """A trained tensor."""
-        weight = self.tensor(*shape, grad=True)
+        weight = self.tensor(*shape, itemsize=self.wide, grad=True)
         self.trained.append(weight)
+        self._weights.add(weight)
         return weight
 
     def emit(
@@ -104,15 +142,33 @@ class Tape:
         variant: str = "",
         **features: float,
     ) -> None:
-        """Append one operation with the tensors it reads and writes and its sizes."""
+        """Append one operation with the tensors it reads and writes and its sizes.
+
+        Inside one backward node all operations belong to one call of the framework.
+        """
         index = len(self._labels)
         self._labels.append((name, kind, variant or name, self.phase, self.module))
         row = [0.0] * len(FEATURES)
+        row[_COLUMN["launches"]], row[_COLUMN["calls"]] = 1.0, 0.0 if self._grouped and self._opened else 1.0
+        row[_COLUMN["bare"]], self._bare, self._opened = self._bare, 0, True
         for key, value in features.items():
             row[_COLUMN[key]] = value
         self._features.append(row)
         self._accesses += [(index, t.storage, t.nbytes, 0) for t in reads]
         self._accesses += [(index, t.storage, t.nbytes, 1) for t in writes]
+
+    def transfer(self, direction: str, tensor: Tensor) -> None:
+        """A copy ``to_device`` or ``to_host`` through pageable memory, for which the host waits."""
+        self.emit("to", "transfer", [], [tensor], direction, elements=tensor.numel)
+
+    def views(self, count: int) -> None:
+        """Count views: calls without a kernel here, and as many again on the way back."""
+        self._bare += count
+
+        def backward() -> None:
+            self._bare += count - 1  # a node without a kernel counts as one itself
+
+        self.node(backward)
 
     def node(self, backward: Callable[[], None]) -> None:
         """Append one backward step, which runs before all that were appended earlier."""
@@ -126,19 +182,34 @@ class Tape:
         """A gradient reaches a tensor."""
         first = self._gradients.get(tensor.root)
         if first is not None:
-            total = self.tensor(*first.shape)
+            total = self.tensor(*first.shape, itemsize=first.itemsize)
             self.emit("add", "elementwise", [first, gradient], [total], elements=total.numel)
             gradient = total
         self._gradients[tensor.root] = gradient
+        if tensor.root in self._weights:
+            self._arrived.append(tensor.root)
 
     def backward(self) -> None:
-        """Run the backward steps."""
+        """Run the backward steps, each one call, and after each the calls that keep gradients of weights."""
         self.phase = "backward"
         for module, run in reversed(self._nodes):
-            self.module = module
+            self.module, self._grouped, self._opened = module, True, False
             run()
+            self._bare += not self._opened
+            self._grouped = False
+            self._keep_gradients()
         self._nodes.clear()
         self.phase, self.module = "update", ""
+
+    def _keep_gradients(self) -> None:
+        for weight in self._arrived:
+            if weight in self._kept:
+                gradient, kept = self._gradients[weight], self._kept[weight]
+                self.emit("accumulate", "elementwise", [kept, gradient], [kept], elements=kept.numel)
+                self._gradients[weight] = kept
+            else:
+                self._bare += 1
+        self._arrived.clear()
 
     def graph(self) -> Graph:
         """Everything recorded so far as columns."""

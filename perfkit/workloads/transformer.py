@@ -6,9 +6,9 @@ from typing import Any
 
 from perfkit.units import check_choice, check_positive
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.layers import Layers
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.tape import ITEMSIZE, Tensor
+from perfkit.workloads.tape import ITEMSIZE, Tensor, check_switches
+from perfkit.workloads.training import Training
 
 __all__ = ["PRESETS", "Transformer"]
 
@@ -51,9 +51,14 @@ class Transformer:
     attention : str
         ``fused`` (scaled dot-product attention in one kernel) or ``eager`` (scores in memory).
     dtype : str
-        Data type of weights, activations and gradients.
+        Data type of products, and unless `mixed` of weights, activations and gradients.
     optimizer : str
         ``adamw`` or ``sgd``.
+    fused : bool
+        Whether the optimizer updates all weights by one kernel.
+    mixed : bool
+        Whether weights, gradients, optimizer states, norms, softmax and loss stay fp32 while products run in `dtype`
+        (autocast); the scaling of an fp16 loss is not modelled.
     family : str
         Workload family, by which platforms are calibrated.
 
@@ -81,6 +86,8 @@ class Transformer:
     attention: str = "fused"
     dtype: str = "fp32"
     optimizer: str = "adamw"
+    fused: bool = False
+    mixed: bool = False
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +97,7 @@ class Transformer:
         check_choice("attention", self.attention, ("fused", "eager"))
         check_choice("dtype", self.dtype, ITEMSIZE)
         check_choice("optimizer", self.optimizer, ("adamw", "sgd"))
+        check_switches(self.dtype, fused=self.fused, mixed=self.mixed)
         if self.hidden % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide hidden, {self.hidden}; change one of them")
         if self.sequence > self.positions:
@@ -147,7 +155,7 @@ class Transformer:
     ) -> "Transformer":
         check_choice("preset", preset, [name for name in PRESETS if name.startswith(family)])
         for key in changes:
-            check_choice("argument", key, [*PRESETS[preset], "attention", "dtype", "optimizer"])
+            check_choice("argument", key, [*PRESETS[preset], "attention", "dtype", "optimizer", "fused", "mixed"])
         values = {**PRESETS[preset], **changes}
         changed = any(values[key] != size for key, size in PRESETS[preset].items() if key != "positions")
         return cls(family if changed else preset, causal, batch, sequence, **values)
@@ -157,7 +165,7 @@ class Transformer:
         """What is computed, in a few words."""
         return f"{self.name}, batch {self.batch}, sequence {self.sequence}"
 
-    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, foreach: bool = False) -> tuple[Graph, ...]:
+    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
         """What every rank computes in one iteration: the same on each.
 
         Parameters
@@ -166,8 +174,8 @@ class Transformer:
             Ranks [-].
         plan : None
             A Transformer has no tables to place.
-        foreach : bool
-            Whether the optimizer updates lists of tensors, the framework's default on a GPU.
+        accelerator : bool
+            Whether it runs on a device of its own, where the optimizer updates lists of tensors.
 
         Returns
         -------
@@ -184,13 +192,13 @@ class Transformer:
             raise ValueError("plan is given; a Transformer has no tables to place; leave it out")
         if self.batch % ranks:
             raise ValueError(f"batch is {self.batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
-        return (_record(self, ranks, foreach),) * ranks
+        return (_record(self, ranks, accelerator),) * ranks
 
 
 @lru_cache(maxsize=64)
-def _record(model: Transformer, ranks: int, foreach: bool) -> Graph:
+def _record(model: Transformer, ranks: int, accelerator: bool) -> Graph:
     """Record one rank's iteration."""
-    tape, hidden = Layers(ITEMSIZE[model.dtype]), model.hidden
+    tape, hidden = Training(ITEMSIZE[model.dtype], mixed=model.mixed), model.hidden
     batch, tokens = model.batch // ranks, model.batch // ranks * model.sequence
     tape.module = "embeddings"
     words, places = tape.parameter(model.vocabulary, hidden), tape.parameter(model.positions, hidden)
@@ -210,11 +218,11 @@ def _record(model: Transformer, ranks: int, foreach: bool) -> Graph:
     tape.backward()
     if ranks > 1:
         tape.all_reduce_gradients()
-    tape.step(model.optimizer, foreach=foreach)
+    tape.step(model.optimizer, lists=accelerator, fused=model.fused)
     return tape.graph()
 
 
-def _layer(tape: Layers, model: Transformer, x: Tensor, module: str) -> Tensor:
+def _layer(tape: Training, model: Transformer, x: Tensor, module: str) -> Tensor:
     """One Transformer layer: normalised before (GPT-2) or after (BERT) each residual sum."""
     tape.module = module + ".attention"
     if model.causal:
@@ -230,7 +238,7 @@ def _layer(tape: Layers, model: Transformer, x: Tensor, module: str) -> Tensor:
     return x if model.causal else tape.layer_norm(x)
 
 
-def _attention(tape: Layers, model: Transformer, x: Tensor) -> Tensor:
+def _attention(tape: Training, model: Transformer, x: Tensor) -> Tensor:
     """Self-attention with its projections."""
     hidden = model.hidden
     if model.causal:
@@ -238,14 +246,16 @@ def _attention(tape: Layers, model: Transformer, x: Tensor) -> Tensor:
         q, k, v = tape.split(joint, 3)
     else:
         q, k, v = (tape.linear(x, tape.parameter(hidden, hidden), tape.parameter(hidden)) for _ in range(3))
+    tape.views(6)  # each of the three by heads, and transposed
     if model.attention == "fused":
         mixed = tape.fused_attention(q, k, v, heads=model.heads, causal=model.causal)
     else:
         mixed = _eager_attention(tape, model, q, k, v)
+    tape.views(2)
     return tape.linear(mixed, tape.parameter(hidden, hidden), tape.parameter(hidden))
 
 
-def _eager_attention(tape: Layers, model: Transformer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _eager_attention(tape: Training, model: Transformer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention with the scores in memory; heads are gathered by copies, as matmul does with permuted views."""
     batch, sequence, hidden = q.shape
     heads, width = batch * model.heads, hidden // model.heads
