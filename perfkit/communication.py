@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfkit.estimates import fill_in, find_extrapolations
+from perfkit.estimates import fill_in, find_extrapolations, find_transfers
 from perfkit.fitting import Fit
 from perfkit.hardware import Network
 from perfkit.models import collectives as forms
@@ -148,7 +148,9 @@ def price_collective(
     form = getattr(forms, fit.form)
     time, start = form(nbytes, **fit), form(0.0 * nbytes, **fit)
     notes += find_extrapolations(f"{operation} on {ranks} ranks", fit, {"nbytes": nbytes})
-    return CollectiveTime(time, {"start-up": start, "transfer": time - start}, fill_in(fit), fit.spread, notes)
+    notes += find_transfers(operation, fit)
+    spread = float(np.mean(fit.spread_at(time)))
+    return CollectiveTime(time, {"start-up": start, "transfer": time - start}, fill_in(fit), spread, notes)
 
 
 def _lacks(owner: str, what: str, fits: Mapping[str, Fit]) -> ValueError:
