@@ -12,7 +12,7 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.models.kernels import additive, in_context
-from perfkit.models.roofline import smooth_maximum
+from perfkit.models.roofline import round_up, smooth_maximum
 from perfkit.units import Array, Values, check_positive, format_time
 
 __all__ = [
@@ -40,6 +40,7 @@ EQUATIONS = {
     "over_ranks": "t = (alpha^q + (beta n)^q)^(1/q), alpha = alpha0 + alpha1 steps, beta = beta0 + beta1 (p - 1) / p",
     "additive": "t = sum of parameter times term (bytes, rows, operations, ...)",
     "roofline": "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)",
+    "tiled": "as roofline, with the flops of whole tiles",
 }
 #: What real iterations add: to operations, to whole iterations, and to what the caches effectively hold.
 CONTEXT_FORMS: dict[str, Callable[..., Any]] = {
@@ -138,10 +139,26 @@ def _roofline(
     return launch + smooth_maximum(arithmetic, traffic, sharpness=sharpness)
 
 
+def _tiled(
+    sizes: Mapping[str, Array],
+    *,
+    launch: float,
+    compute_efficiency: float,
+    memory_efficiency: float,
+    sharpness: float,
+    tile_m: float,
+    tile_n: float,
+) -> Array:
+    """Products whose results are computed in whole tiles: of small batched ones most of a tile is thrown away."""
+    whole = round_up(sizes["m"], tile_m) * round_up(sizes["n"], tile_n) / np.maximum(sizes["m"] * sizes["n"], 1.0)
+    rates = {"compute_efficiency": compute_efficiency, "memory_efficiency": memory_efficiency}
+    return _roofline({**sizes, "flops": whole * sizes["flops"]}, launch=launch, sharpness=sharpness, **rates)
+
+
 #: Kernel forms by name: ``form(sizes, **fit)`` gives seconds; its keyword arguments are the parameters of the fit.
 #: `Platform.kernel_time` puts ``peak`` [FLOP/s] and ``bandwidth`` [B/s] of the device beside the sizes of operations,
 #: all of them arrays that broadcast.
-FORMS: dict[str, Callable[..., Values]] = {"roofline": _roofline, "additive": additive}
+FORMS: dict[str, Callable[..., Values]] = {"roofline": _roofline, "tiled": _tiled, "additive": additive}
 
 
 def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) -> tuple[str, ...]:

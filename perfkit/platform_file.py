@@ -205,8 +205,8 @@ def _expect_fit(known: Mapping[str, Callable[..., Values]]) -> Reader:
         for name, ends in fit.ranges.items():
             if len(ends) != 2 or ends[0] > ends[1]:
                 raise ValueError(f"{place}.ranges.{name} is {list(ends)}; it must be two numbers, the lower one first")
-        # A time, rate or exponent of zero would divide by zero in these two; a launch may cost nothing.
-        for name in set(fit) - {"launch"} if fit.form in ("pipelined", "roofline") else ():
+        # A time, rate or exponent of zero would divide by zero in these; a launch may cost nothing.
+        for name in set(fit) - {"launch"} if fit.form in ("pipelined", "roofline", "tiled") else ():
             expect_number(fit.units[name], low=0.0, above=True)(fit[name], f"{place}.parameters.{name}")
         return fit
 

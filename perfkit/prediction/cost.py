@@ -221,7 +221,7 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
         if found is None:
             hot[members] = (part["nbytes"] + part["row_bytes"]) / float(platform.device.bandwidth(1e12))
             unmodelled[graph.labels[members[0]][0]] = float(hot[members].sum())
-        elif found[1].form == "roofline":  # compute and traffic overlap: there is no cold part to tell apart
+        elif found[1].form in ("roofline", "tiled"):  # compute and traffic overlap: there is no cold part to tell apart
             features = _traffic(part, kind, variant, platform)
             hot[members] = platform.kernel_time(found[0], features, dtype=dtype)
         else:

@@ -134,7 +134,6 @@ class Training(Layers):
         self.elementwise("binary_cross_entropy_with_logits", [logits, labels], logits)
 
         def backward() -> None:
-            self.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1)
             probability = self.elementwise("sigmoid", [logits], logits)
             g = self.elementwise("sub", [probability, labels], logits)
             g = self.elementwise("mul", [g, one], logits)
@@ -142,6 +141,11 @@ class Training(Layers):
             self.arrive(logits, g)
 
         self.node(backward)
+        self._seed(loss, one)
+
+    def _seed(self, loss: Tensor, one: Tensor) -> None:
+        """The gradient of the loss itself, which the backward pass starts with."""
+        self.node(lambda: self.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1))
 
     def _separate_loss(self, logits: Tensor, labels: Tensor, loss: Tensor, one: Tensor) -> None:
         """Sigmoid, loss of every sample and mean; labels arrive late, loss and predictions are read at once."""
@@ -157,31 +161,29 @@ class Training(Layers):
             self.transfer("to_host", tensor)
 
         def backward() -> None:
-            self.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1)
             g = self.elementwise("binary_cross_entropy_backward", [one, scores, labels], scores)
             self.update("div_", g)
             self.arrive(scores, g)
 
         self.node(backward)
+        self._seed(loss, one)
 
     def cross_entropy(self, logits: Tensor, rows: int) -> None:
         """Mean cross entropy of `rows` decoded tokens."""
-        logits = self.cast(logits.view(rows, logits.numel // rows), self.wide)
-        labels, loss, total = (
-            self.tensor(*shape, itemsize=i) for shape, i in (((rows,), 8), ((1,), self.wide), ((1,), self.wide))
-        )
-        probability = self.tensor(*logits.shape, itemsize=self.wide)
+        logits, wide = self.cast(logits.view(rows, logits.numel // rows), self.wide), self.wide
+        labels = self.tensor(rows, itemsize=8)
+        loss, total, one = (self.tensor(1, itemsize=wide) for _ in range(3))
+        probability, g, out = (self.tensor(*logits.shape, itemsize=wide) for _ in range(3))
         self.rowwise("_log_softmax", [logits], [probability], logits)
         self.emit("nll_loss_forward", "rowwise", [labels], [loss, total], elements=rows, rows=rows)
 
         def backward() -> None:
-            one, g, out = (self.tensor(*shape, itemsize=self.wide) for shape in ((1,), logits.shape, logits.shape))
-            self.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1)
-            self.rowwise("nll_loss_backward", [one, labels, total], [g], logits)
             self.rowwise("_log_softmax_backward_data", [g, probability], [out], logits)
             self.arrive(logits, out)
 
         self.node(backward)
+        self.node(lambda: self.rowwise("nll_loss_backward", [one, labels, total], [g], logits))
+        self._seed(loss, one)
 
     def zero_gradients(self) -> None:
         """Fill the gradients of the dense weights with zeros, so that the backward adds to them: a kernel each."""
