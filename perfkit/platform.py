@@ -232,7 +232,8 @@ class Platform(Variants):
         ranks : int
             Ranks taking part [-].
         algorithm : str, optional
-            ``ring``, ``tree`` or ``in_network``; by default what the library chose when it was measured [-].
+            ``ring``, ``tree``, ``in_network`` or ``two_level`` (inside nodes, then between them); by default what the
+            library chose when it was measured [-].
 
         Returns
         -------
@@ -258,7 +259,8 @@ class Platform(Variants):
         ranks : int
             Ranks taking part [-].
         algorithm : str, optional
-            ``ring``, ``tree`` or ``in_network``; by default what the library chose when it was measured [-].
+            ``ring``, ``tree``, ``in_network`` or ``two_level`` (inside nodes, then between them); by default what the
+            library chose when it was measured [-].
 
         Returns
         -------
@@ -272,22 +274,24 @@ class Platform(Variants):
 
         Notes
         -----
-        A rank count that was fitted uses its fit. One between two fitted counts interpolates start-up over ring steps
-        and time per byte over ring traffic; one outside scales the nearest fit in proportion. Across nodes the shares
-        inside and between nodes use different resources and combine as ``(intra^q + inter^q)^(1/q)``, q = 2.5; for
-        all_to_all the longer one counts. Interpolated, scaled and composed estimates have a wider interval and a
-        warning.
+        A rank count that was fitted uses its fit, another one the law over rank counts, else the geometric mean of the
+        two counts around it or the nearest count, scaled as a ring. Across nodes what was not measured is composed of
+        its shares inside and between nodes, see `perfkit.models.hierarchy`; an algorithm that was asked for and not
+        measured takes its textbook form. All of these have a wider interval and a warning, which names the one
+        measurement that would help most.
         """
         size = check_positive("nbytes", nbytes, zero=True)
         found = self._collective(operation, np.asarray(size, dtype=float), ranks, algorithm)
         title = f"{operation} of {format_bytes(size)} on {ranks} ranks of {self.name}: {found.formula}"
         terms = {name: float(part) for name, part in found.terms.items()}
-        return Estimate(float(found.time), found.spread, terms, title, warn_once(found.notes, 3))
+        return Estimate(float(found.time), float(found.spread), terms, title, warn_once(found.notes, 3))
 
     def _collective(self, operation: str, nbytes: Array, ranks: int, algorithm: str | None) -> CollectiveTime:
+        memory = self.device.memory[-1].bandwidth
         return price_collective(
             self.collectives, self.network, operation, nbytes,
             ranks=ranks, algorithm=algorithm, owner=f"platform {self.name!r}",
+            memory_bandwidth=memory.value if memory else math.inf,
         )  # fmt: skip
 
     def _lacks_kernel(self, kind: str) -> ValueError:
