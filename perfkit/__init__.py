@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perfkit.gallery import load_platform, platforms
     from perfkit.platform import Device, Estimate, Network, Platform
     from perfkit.prediction.comparison import Comparison
+    from perfkit.prediction.contrast import PlatformComparison, compare
     from perfkit.prediction.result import Prediction, predict
     from perfkit.workloads.dlrm import DLRM
     from perfkit.workloads.placement import Plan
@@ -37,6 +38,7 @@ __all__ = [
     "predict",
     "calibrate",
     "check",
+    "compare",
     "Platform",
     "Device",
     "Network",
@@ -44,6 +46,7 @@ __all__ = [
     "Fit",
     "Prediction",
     "Comparison",
+    "PlatformComparison",
     "fitting",
     "models",
     "plots",
@@ -57,6 +60,7 @@ _HOMES = {
     "gallery": ("load_platform", "platforms"),
     "platform": ("Device", "Estimate", "Network", "Platform"),
     "prediction.comparison": ("Comparison",),
+    "prediction.contrast": ("PlatformComparison", "compare"),
     "prediction.result": ("Prediction", "predict"),
     "workloads.dlrm": ("DLRM",),
     "workloads.placement": ("Plan",),

@@ -122,7 +122,7 @@ def estimate_kernels(
     formula = f"{title} on {place}: {fill_in(fit)}; {rates}"
     spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
     return Estimate(
-        time, spread, terms, formula, find_extrapolations(title, fit, features) + find_transfers(title, fit)
+        time, spread, terms, formula, find_extrapolations(title, fit, features) + find_transfers(title.split()[0], fit)
     )
 
 

@@ -101,6 +101,23 @@ def some_collectives() -> tuple[list[Row], list[Row]]:
     return points, curves
 
 
+def some_ways() -> tuple[list[Row], list[Row]]:
+    points, curves = some_collectives()
+    rows = [
+        row | {"ranks": ranks, "way": way} for row in points for ranks, way in ((2, ""), (8, ""), (8, "in_network"))
+    ]
+    return rows, [row | {"ranks": ranks} for row in curves for ranks in (2, 8)]
+
+
+def some_ratios() -> list[Row]:
+    return [
+        {"group": "peak", "quantity": "bf16 peak", "unit": "FLOP/s", "a": 312e12, "b": 989e12},
+        {"group": "peak", "quantity": "fp8 peak", "unit": "FLOP/s", "a": None, "b": 1979e12},
+        {"group": "gemm", "quantity": "GEMM", "unit": "s", "a": 2e-3, "b": 1e-3, "a_low": 1e-3, "a_high": 4e-3}
+        | {"b_low": 1e-3, "b_high": 1e-3},
+    ]
+
+
 def some_learning() -> list[Row]:
     return [
         {
@@ -136,7 +153,15 @@ CHARTS = {
     "roofline_chart": lambda: plots.roofline_chart(
         some_points(), {"fp32": 1e11}, {"L1": 3e11, "L2": 1e11, "L3": 3e10, "DRAM": 1.2e10}
     ),
+    "roofline_of_a_gpu": lambda: plots.roofline_chart(
+        [row | {"dtype": dtype} for row in some_points() for dtype in ("bf16", "fp8")],
+        {"fp64": 33.5e12, "fp32": 67e12, "bf16": 989.5e12, "fp16": 989.5e12, "fp8": 1979e12},
+        {"HBM3": 3.35e12},
+    ),
     "collective_curves": lambda: plots.collective_curves(*some_collectives()),
+    "collective_ways": lambda: plots.collective_curves(*some_ways()),
+    "collective_fits": lambda: plots.collective_curves([], some_ways()[1]),
+    "platform_ratios": lambda: plots.platform_ratios(some_ratios(), a="a100-sxm-8", b="h100-sxm-8"),
     "kernel_curves": lambda: plots.kernel_curves(*some_kernels()),
     "calibration_learning": lambda: plots.calibration_learning(some_learning()),
     "error_bars_by_class": lambda: plots.error_bars_by_class(some_errors()),
@@ -210,6 +235,38 @@ def test_roofline_meets_at_the_ridge_and_wants_roofs() -> None:
     assert (10.0, 1e11) in roofs
     with pytest.raises(ValueError, match="at least one peak"):
         plots.roofline_chart(some_points(), {}, {"DRAM": 1e10})
+
+
+def roof_labels(peaks: dict[str, float], bandwidths: dict[str, float]) -> list[tuple[str, int]]:
+    spec = plots.roofline_chart(some_points(), peaks, bandwidths).to_dict()
+    marks = [part for part in spec["layer"] if part["mark"]["type"] == "text"]
+    return [(spec["datasets"][part["data"]["name"]][0]["text"], part["mark"]["dy"]) for part in marks]
+
+
+def test_roofs_that_lie_close_do_not_cross_each_others_labels() -> None:
+    """The label of L3 would stand on the line of L2: either it goes below its line, or both share a label above."""
+    apart = roof_labels({"fp32": 1e11}, {"L1": 3e11, "L2": 1e11, "L3": 8e10, "DRAM": 1.2e10})
+    assert apart[:4] == [("L1 300 GB/s", -6), ("L2 100 GB/s", -6), ("L3 80 GB/s", 11), ("DRAM 12 GB/s", -6)]
+    assert roof_labels({"fp32": 1e11}, {"L2": 6e10, "L3": 4.8e10, "DRAM": 2.4e10})[0] == ("L2 60 GB/s; L3 48 GB/s", -6)
+    shared = roof_labels({"bf16": 989.5e12, "fp16": 989.5e12, "fp8": 1979e12}, {"HBM3": 3.35e12})
+    assert [text for text, _ in shared[1:]] == ["fp8 1.98 PFLOP/s", "bf16, fp16 990 TFLOP/s"]
+
+
+def test_ranks_and_ways_of_several_operations_are_dashes_and_shapes() -> None:
+    encoding = plots.collective_curves(*some_ways()).to_dict()["hconcat"][0]["layer"][0]["encoding"]
+    assert encoding["color"]["scale"]["domain"] == ["all_reduce", "all_to_all", "all_gather"]
+    assert encoding["strokeDash"]["scale"]["domain"] == ["2 ranks", "8 ranks", "8 ranks, in-network"]
+    alone = [[row for row in rows if row["operation"] == "all_reduce"] for rows in some_ways()]
+    encoding = plots.collective_curves(*alone).to_dict()["hconcat"][0]["layer"][0]["encoding"]
+    assert len(encoding["color"]["scale"]["domain"]) == 3 and "strokeDash" not in encoding
+
+
+def test_ratios_say_which_platform_is_better() -> None:
+    chart = plots.platform_ratios(some_ratios(), a="a", b="b")
+    peak, gemm = values(chart, 1)
+    assert peak["times"] == pytest.approx(989 / 312) and peak["low"] == peak["high"] == peak["times"]
+    assert gemm["times"] == pytest.approx(2.0), "half the time is twice as good"
+    assert (gemm["low"], gemm["high"]) == pytest.approx((1.0, 4.0))
 
 
 def test_kernel_curves_show_bandwidth() -> None:

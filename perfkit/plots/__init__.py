@@ -1,0 +1,29 @@
+"""Charts from frames: Altair values, returned and never shown, in colours that colour-blind readers can tell apart."""
+
+from perfkit.plots.canvas import INK, PALETTE, Chart, Frame, Row, use_svg
+from perfkit.plots.machines import collective_curves, kernel_curves, platform_ratios, roofline_chart
+from perfkit.plots.runs import (
+    breakdown_bars,
+    calibration_learning,
+    error_bars_by_class,
+    predicted_vs_measured,
+    timeline_lanes,
+)
+
+__all__ = [
+    "INK",
+    "PALETTE",
+    "Chart",
+    "Frame",
+    "Row",
+    "breakdown_bars",
+    "calibration_learning",
+    "collective_curves",
+    "error_bars_by_class",
+    "kernel_curves",
+    "platform_ratios",
+    "predicted_vs_measured",
+    "roofline_chart",
+    "timeline_lanes",
+    "use_svg",
+]

@@ -1,0 +1,285 @@
+"""What all charts share: colours, theme, axes with SI units, rows that JSON can hold."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import altair as alt
+
+__all__ = [
+    "INK",
+    "PALETTE",
+    "Chart",
+    "Frame",
+    "Row",
+    "colour",
+    "draw",
+    "label_si",
+    "layer",
+    "log_axis",
+    "log_domain",
+    "mark_series",
+    "order",
+    "read_rows",
+    "tips",
+    "use_svg",
+]
+
+#: A polars or pandas-like frame with ``to_dicts``, or rows as mappings.
+Frame: TypeAlias = Any
+Row: TypeAlias = dict[str, Any]
+Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart
+
+#: Okabe and Ito, "Color Universal Design", 2008; black gives way to grey, and pale yellow comes last.
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#F0E442"]
+#: Text, axes and reference lines.
+INK = "#24292f"
+_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
+
+
+@alt.theme.register("perfkit", enable=False)
+def _theme() -> alt.theme.ThemeConfig:
+    font = "Inter, Helvetica Neue, Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif"
+    ink = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), INK)
+    sizes = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 8}
+    words = {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "titleFontSize": 12, "labelLimit": 240}
+    title = {"color": INK, "subtitleColor": INK, "fontSize": 14, "subtitleFontSize": 11, "anchor": "start"}
+    config: Any = {
+        "background": "white",
+        "font": font,
+        "axis": {**ink, **sizes, "gridOpacity": 0.12, "labelFlush": False},
+        "legend": {**words, "titleFontWeight": "normal", "symbolOpacity": 1, "symbolSize": 70},
+        "header": words,
+        "title": {**title, "offset": 10},
+        "view": {"stroke": None, "continuousWidth": 460, "continuousHeight": 300},
+        "range": {"category": PALETTE},
+    }
+    return {"config": config}
+
+
+def use_svg() -> None:
+    """Show charts as SVG in notebooks, with perfkit's theme: small, stored in the file, and readable without a network.
+
+    Examples
+    --------
+    >>> use_svg()
+    >>> alt.renderers.active, alt.theme.active
+    ('svg', 'perfkit')
+    """
+    alt.renderers.enable("svg")
+    alt.theme.enable("perfkit")
+
+
+def read_rows(frame: Frame) -> list[Row]:
+    """Rows as plain dictionaries; what JSON cannot hold becomes null.
+
+    Parameters
+    ----------
+    frame : frame or list of dict
+        Any rows.
+
+    Returns
+    -------
+    rows : list of dict
+        New dictionaries.
+    """
+    rows = frame.to_dicts() if hasattr(frame, "to_dicts") else frame
+    return [
+        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+        for row in rows
+    ]
+
+
+def draw(rows: Sequence[Row], **settings: Any) -> alt.Chart:
+    """Start a chart of rows, which it holds.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        What to draw.
+    **settings : object
+        Settings of `altair.Chart`.
+
+    Returns
+    -------
+    chart : altair.Chart
+        Without a mark.
+    """
+    return alt.Chart(alt.InlineData(values=list(rows)), **settings)
+
+
+def layer(*charts: alt.Chart) -> alt.LayerChart:
+    """Lay charts over each other.
+
+    Parameters
+    ----------
+    *charts : altair.Chart
+        From the back to the front.
+
+    Returns
+    -------
+    chart : altair.LayerChart
+        All of them.
+    """
+    return alt.LayerChart(layer=list(charts))
+
+
+def order(values: Iterable[Any]) -> list[Any]:
+    """List different values in the order in which they come.
+
+    Parameters
+    ----------
+    values : iterable
+        Any values.
+
+    Returns
+    -------
+    ordered : list
+        Each once.
+    """
+    return list(dict.fromkeys(values))
+
+
+def colour(name: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined) -> alt.Color:
+    """Give each value of a column its colour.
+
+    Parameters
+    ----------
+    name : str
+        Column.
+    values : sequence
+        Its values, in order.
+    title : str, optional
+        Title of the legend.
+    legend : altair.Legend, optional
+        The legend.
+
+    Returns
+    -------
+    channel : altair.Color
+        Colours of `PALETTE`.
+    """
+    scale = alt.Scale(domain=list(values), range=[PALETTE[i % len(PALETTE)] for i in range(len(values))])
+    return alt.Color(f"{name}:N", scale=scale, title=title, legend=legend)
+
+
+def mark_series(name: str, values: Sequence[Any], **settings: Any) -> dict[str, Any]:
+    """Colour and shape of a series, so that either alone tells it from the others.
+
+    Parameters
+    ----------
+    name : str
+        Column.
+    values : sequence
+        Its values, in order.
+    **settings : object
+        As for `colour`.
+
+    Returns
+    -------
+    channels : dict
+        ``color`` and ``shape``.
+    """
+    scale = alt.Scale(domain=list(values), range=[_SHAPES[i % len(_SHAPES)] for i in range(len(values))])
+    shape = alt.Shape(
+        f"{name}:N", scale=scale, title=settings.get("title"), legend=settings.get("legend", alt.Undefined)
+    )
+    return {"color": colour(name, values, **settings), "shape": shape}
+
+
+def tips(*names: str, **formats: str) -> list[alt.Tooltip]:
+    """Say what the pointer shows.
+
+    Parameters
+    ----------
+    *names : str
+        Columns of text.
+    **formats : str
+        Columns of numbers and their format.
+
+    Returns
+    -------
+    tooltips : list of altair.Tooltip
+        One per column.
+    """
+    numbers = [alt.Tooltip(f"{name}:Q", format=text) for name, text in formats.items()]
+    return [*(alt.Tooltip(f"{name}:N") for name in names), *numbers]
+
+
+def label_si(unit: str) -> str:
+    """Write tick labels such as ``20 ms`` or ``1 GB``; pure numbers take no prefix.
+
+    Parameters
+    ----------
+    unit : str
+        Base unit, empty for pure numbers [-].
+
+    Returns
+    -------
+    expression : str
+        For Vega.
+    """
+    if not unit:
+        return "format(datum.value, '~g')"
+    return f"replace(format(datum.value, '.3~s'), regexp('([a-zA-Zµ]?)$'), ' $1{unit}')"
+
+
+def log_domain(values: Iterable[float | None], *, room: float = 1.25) -> tuple[float, float]:
+    """Find the ends of a logarithmic axis.
+
+    Parameters
+    ----------
+    values : iterable of float or None
+        What is drawn, in the unit of the axis; only values above zero count.
+    room : float, optional
+        Factor left free at either end [-].
+
+    Returns
+    -------
+    low, high : float
+        Ends, in the unit of the axis.
+    """
+    known = [value for value in values if value is not None and value > 0]
+    return (min(known) / room, max(known) * room) if known else (0.1, 10.0)
+
+
+def _choose_ticks(domain: tuple[float, float], unit: str) -> alt.Axis:
+    """Even steps within a decade, 1-2-5 over few decades, powers of ten over many, so that labels never collide."""
+    low, high = domain
+    decades = math.log10(high / low)
+    if decades < 1:
+        raw = (high - low) / 4
+        step = next(step for step in (1, 2, 5, 10) if step * 10 ** math.floor(math.log10(raw)) >= raw)
+        step *= 10 ** math.floor(math.log10(raw))
+        ticks = [float(f"{step * i:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    else:
+        every = 1 if decades < 7 else 2 if decades < 11 else 3
+        steps = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
+        powers = [power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+        ticks = [float(f"{step}e{power}") for power in powers if power % every == 0 for step in steps]
+    return alt.Axis(values=[tick for tick in ticks if low <= tick <= high], labelExpr=label_si(unit))
+
+
+def log_axis(name: str, title: str, domain: tuple[float, float], unit: str, channel: Any = alt.X) -> Any:
+    """Make a logarithmic axis with SI units.
+
+    Parameters
+    ----------
+    name : str
+        Column.
+    title : str
+        What it is, in words.
+    domain : (float, float)
+        Ends, see `log_domain` [unit].
+    unit : str
+        Base unit, empty for pure numbers [-].
+    channel : class, optional
+        `altair.X` or `altair.Y`.
+
+    Returns
+    -------
+    channel : altair.X or altair.Y
+        The axis.
+    """
+    scale = alt.Scale(type="log", domain=list(domain), nice=False)
+    return channel(f"{name}:Q", title=title, scale=scale, axis=_choose_ticks(domain, unit))
