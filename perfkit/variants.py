@@ -123,11 +123,13 @@ class Variants:
 
         Notes
         -----
-        What is added to the spread was chosen on A100 and H100, each priced with the other's datasheet. Elsewhere
-        (aiconfigurator-core 0.12.0): bf16 GEMMs of at least 512 in each size carry over from H100 to H200 with 5.4 /
-        9.5 % error (geometric mean / mean), to B200 with 12 / 15 %, to GB300 with 4.3 / 7.6 %, to L40S with 24 / 27 %;
-        own fits leave 4 to 7 / 6 to 10 %. Collectives on 2 to 8 ranks: H100 to H200 7 % mean, A100 to B200 12 %, H100
-        to B200 27 %, nearly all of it in the start-up, which takes a third less time on Hopper nodes than on others.
+        What is added to the spread was chosen on A100 and H100, each priced with the other's datasheet, and judged on
+        the rest of aiconfigurator-core 0.12.0. bf16 GEMMs of at least 512 in each size: mean error 8.5 % from H100 to
+        H200, 12 % to B200, 9 % to B300, 23 % to L40S, and 13 to 19 % from A100 to these, where own fits leave 6 to 10
+        %; 82 to 95 % of them lie inside the 80 % interval (on L40S 44 and 70 %), and 56 to 84 % of all shapes.
+        Collectives on 2 to 8 ranks: mean error 7 % from H100 to H200, 26 to 28 % to B200, GB200 and B300, nearly all of
+        it start-up, which takes a third less on Hopper nodes than on others; 10 to 13 % from A100 to those; 83 to 99 %
+        of them inside the interval.
 
         Examples
         --------
