@@ -23,7 +23,10 @@ import numpy as np
 from benchmarks import save_rows
 from perfkit.__main__ import run_command
 from perfkit.calibration import fit_platform
+from perfkit.communication import price_collective
+from perfkit.fitting import Fit
 from perfkit.gallery import load_platform
+from perfkit.hardware import Network
 from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
@@ -81,6 +84,13 @@ def _log(rows: int) -> str:
     return "\n".join([*lines, "# Avg bus bandwidth : 100"])
 
 
+def _compose(nbytes: np.ndarray) -> Any:
+    """Two stages inside nodes of 8 and one between 8 of them."""
+    curve = Fit("two_branch", {"alpha1": 1e-5, "beta1": 6e-12, "alpha2": 3e-5, "beta2": 3e-12})
+    fits = {"reduce_scatter.8": curve, "all_gather.8": curve, "all_reduce.8.rail": curve}
+    return price_collective(fits, Network(8, 8), "all_reduce", nbytes, ranks=64)
+
+
 def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | None) -> list[Job]:
     """Everything that is timed."""
     jobs = [
@@ -101,6 +111,7 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
     rank = RankTimes(seconds, np.zeros(10_000), places)
     jobs += [
         Job("collective, pipelined form", repeat(partial(pipelined, nbytes, alpha=2e-5, beta=1e-11)), _N, 1e-6),
+        Job("all_reduce composed over 8 nodes", repeat(partial(_compose, nbytes)), _N, 1e-6),
         Job("GEMM, smooth roofline", repeat(lambda: roofline_time(
             gemm_flops(m, n, k), gemm_bytes(m, n, k), peak=1e14, bandwidth=1e12)), _N, 1e-6),
         Job("GEMM, additive terms", repeat(lambda: additive(sizes, **terms)), _N, 1e-6),

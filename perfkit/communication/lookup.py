@@ -23,8 +23,8 @@ ALGORITHMS = ("ring", "tree", "in_network", "two_level")
 WAYS = (*ALGORITHMS, "rail")
 #: Names of collective fits: ``<operation>.<ranks or any>[.<way>]``.
 KEY = re.compile(rf"({'|'.join(OPERATIONS)})\.([2-9]|[1-9][0-9]+|any)(?:\.({'|'.join(WAYS)}))?", re.ASCII)
-#: Doubt for each doubling of ranks: between two fitted counts or beyond a law, and beyond a single count.
-BETWEEN, BEYOND = 0.1, 0.25
+#: Doubt for each doubling of ranks: beyond a law, between two fitted counts, beyond a single count.
+LAW, BETWEEN, BEYOND = 0.05, 0.1, 0.25
 #: A size that is nearly all transfer on any network; what the advice to measure names at least [B].
 LARGE = 2.0**27
 
@@ -154,7 +154,7 @@ def find_match(
         if (high <= edge) == (ranks <= edge):
             far = abs(math.log2(ranks / min(max(ranks, low), high)))
             text = f"the law of {operation} was fitted on {low:g} to {high:g} ranks, {ranks} are outside{advice}"
-            return Match(operation, ((law, ranks, 1.0),), BETWEEN * far, text if far else "", way)
+            return Match(operation, ((law, ranks, 1.0),), LAW * far, text if far else "", way)
     keys = {split_key(key): fit for key, fit in fits.items()}
     own = {p: fit for (name, p, how), fit in keys.items() if (name, how) == (operation, way) and p is not None}
     usable = {p: fit for p, fit in own.items() if (p <= edge) == (ranks <= edge)}

@@ -78,7 +78,8 @@ def _finish(
     known = ~(low | high) & np.isfinite(relative)
     parameters = {name: float(x) for name, x in zip(names, values, strict=True)} | dict(found.fixed)
     left_out = np.clip(found.left_out, -0.7, 0.7)
-    spread = math.sqrt((TRUST * PRIOR**2 + float(np.sum(left_out**2))) / (TRUST + len(left_out)))
+    variance = math.pi / 2 * float(np.abs(left_out).mean()) ** 2 if len(left_out) else 0.0
+    spread = math.sqrt((TRUST * PRIOR**2 + len(left_out) * variance) / (TRUST + len(left_out)))
     return Fit(
         found.form,
         parameters,

@@ -1,0 +1,102 @@
+"""Collectives on GPUs: curves, their chosen form and the law over ranks, fitted on one part and judged on the rest."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from benchmarks.gpu_bars import POOLED, find_shared_data, make_record
+from perfkit.communication import price_collective
+from perfkit.estimates import ExtrapolationWarning
+from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_pipelined
+from perfkit.hardware import Network
+from perfkit.readers.kernel_database import read_collectives
+from perfkit.units import Array
+
+__all__ = ["read_curves", "records"]
+
+Frame = pl.DataFrame
+#: Held-out errors of one curve, predicted / measured - 1, and whether each lay inside the 80 % interval.
+_Judged = tuple[Array, np.ndarray]
+_CURVE = ["operation", "dtype", "ranks", "library_version"]
+
+
+def read_curves(system: str) -> Frame:
+    """Collectives of one system, medians over repeats: operation, dtype, ranks, library_version, nbytes, seconds."""
+    if system in POOLED.split("+"):
+        raw = pl.read_csv(find_shared_data() / "nccl" / f"nccl_{system}.csv", infer_schema_length=None)
+        frame = raw.select(
+            pl.col("op").replace("alltoall", "all_to_all").alias("operation"),
+            "dtype",
+            ranks="num_gpus",
+            library_version="nccl_version_recorded",
+            nbytes=pl.col("message_bytes").cast(pl.Float64),
+            seconds=pl.col("latency_us") * 1e-6,
+        )
+    else:
+        frame = read_collectives(system).with_columns(pl.col("nbytes").cast(pl.Float64))
+    medians = frame.group_by([*_CURVE, "nbytes"]).agg(pl.col("seconds").median())
+    return medians.sort([*_CURVE, "nbytes"], nulls_last=True)
+
+
+def _judge(fits: dict[str, Fit], operation: str, ranks: int, nbytes: Array, seconds: Array) -> _Judged:
+    """Errors and coverage of what a platform with these fits would say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        found = price_collective(fits, Network(ranks), operation, nbytes, ranks=ranks)
+    return found.time / seconds - 1, np.abs(np.log(seconds / found.time)) < 1.2816 * found.spread
+
+
+def _arrays(rows: Frame, *names: str) -> list[Array]:
+    return [rows[name].to_numpy() for name in names]
+
+
+def _every_other_size(frame: Frame, fit: Callable[..., Fit]) -> Iterator[_Judged]:
+    """Each half of the sizes of a curve predicts the other."""
+    for rows in frame.partition_by(_CURVE, maintain_order=True):
+        operation, ranks = rows["operation"][0], rows["ranks"][0]
+        nbytes, seconds = _arrays(rows, "nbytes", "seconds")
+        for half in (np.arange(len(nbytes)) % 2 == side for side in (0, 1)):
+            fits = {f"{operation}.{ranks}": fit(nbytes[half], seconds[half])}
+            yield _judge(fits, operation, ranks, nbytes[~half], seconds[~half])
+
+
+def _two_and_four_to_eight(frame: Frame) -> Iterator[_Judged]:
+    """2 and 4 ranks predict 8 of the same operation, dtype and library, whatever algorithm that takes there."""
+    for rows in frame.partition_by([name for name in _CURVE if name != "ranks"], maintain_order=True):
+        few, eight = rows.filter(pl.col("ranks") < 8), rows.filter(pl.col("ranks") == 8)
+        if few["ranks"].n_unique() == 2 and eight.height:
+            operation = rows["operation"][0]
+            law = fit_over_ranks(operation, *_arrays(few, "ranks", "nbytes", "seconds"))
+            yield _judge({f"{operation}.any": law}, operation, 8, *_arrays(eight, "nbytes", "seconds"))
+
+
+#: Quantity, form as printed, most parameters fitted, split, and what judges one system.
+_ROWS: tuple[tuple[str, str, int, str, Callable[[Frame], Iterator[_Judged]]], ...] = (
+    (
+        "collective, two parameters", "pipelined, q = 0.6", 2, "every other size",
+        lambda frame: _every_other_size(frame, fit_pipelined),
+    ),
+    (
+        "collective, chosen form", "by left-out sizes", 4, "every other size",
+        lambda frame: _every_other_size(frame, fit_collective),
+    ),
+    ("collective, rank law", "over_ranks, q = 0.6", 4, "2 and 4 ranks to 8", _two_and_four_to_eight),
+)  # fmt: skip
+
+
+def records(systems: Sequence[str]) -> list[dict[str, Any]]:
+    """One record per quantity and system, and of A100 and H100 together where both are among the systems."""
+    rows, pair = [], POOLED.split("+")
+    frames = {system: read_curves(system) for system in systems}
+    for quantity, form, parameters, split, judge in _ROWS:
+        judged = {system: list(judge(frame)) for system, frame in frames.items()}
+        if set(pair) <= set(judged):
+            judged[POOLED] = [found for system in pair for found in judged[system]]
+        for system, found in judged.items():
+            if found:
+                errors, inside = (np.concatenate(parts) for parts in zip(*found, strict=True))
+                rows.append(make_record(system, quantity, form, parameters, split, errors, inside=inside))
+    return rows
