@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.readers.nccl_tests import LogWarning, parse_nccl_tests, read_nccl_tests
+from perfkit.resources import find_reference
 
 PROGRAMS = {"all_to_all": "alltoall_perf", "send_recv": "sendrecv_perf"}
 REDUCING = ("all_reduce", "reduce_scatter", "reduce", "send_recv")  # send_recv prints a redop all the same
@@ -287,6 +288,20 @@ def test_real_figures(shared_data: Path) -> None:
         "nbytes": pl.Int64, "seconds": pl.Float64, "algbw": pl.Float64, "busbw": pl.Float64, "in_place": pl.Boolean,
         "file": pl.String, "line": pl.Int64,
     }  # fmt: skip
+
+
+def test_the_cited_figures_are_those_of_the_logs(shared_data: Path) -> None:
+    cited = pl.read_csv(find_reference("published") / "nccl_h100_cluster.csv")
+    names = ("h100x8_1node", "h100x10_10node_g1", "h100x80_10node")
+    logs = read_nccl_tests([shared_data / "nccl_logs" / f"{name}_multi_collective.log" for name in names])
+    for in_place, column in ((False, "time_us"), (True, "in_place_time_us")):
+        both = cited.join(
+            logs.filter(in_place=in_place),
+            left_on=["test", "nodes", "ranks", "size_B"],
+            right_on=["operation", "nodes", "ranks", "nbytes"],
+        )
+        assert both.height == cited.height == 36
+        assert (both[column] - 1e6 * both["seconds"]).abs().max() < 1e-3  # type: ignore[operator]
 
 
 # What a log says of itself.
