@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import accuracy, learning, speed
+from benchmarks import accuracy, gpu_forms, learning, speed
 from benchmarks.bars import BARS, evaluate, format_accuracy
 from perfkit.calibration import judge_kernels
 from perfkit.measure.kernels import draw_cases
@@ -237,7 +237,7 @@ def test_speed_shows_medians_beside_bars(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_speed_lists_jobs_that_run(toy: Platform) -> None:
     jobs = speed.list_jobs([toy], None)
-    assert {job.bar for job in jobs} == {0.5, 5e-3, 1e-6, None}
+    assert {job.bar for job in jobs} == {0.5, 0.05, 5e-3, 1e-6, None}
     for job in jobs:
         if not job.slow:
             next(job.calls)()
@@ -256,11 +256,13 @@ def test_all_benchmarks_calibrate_only_without_a_platform(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(everything, "calibrate", calibrate)
-    for part in (accuracy, learning, speed):
+    monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path if given else tmp_path / "nowhere"))
+    (tmp_path / "gemm").mkdir()
+    for part in (accuracy, learning, speed, gpu_forms):
         monkeypatch.setattr(part, "main", lambda words, name=part.__name__: asked.append(name.split(".")[-1]) or 0)
     words = ["--quick", *(["--platform", "mine.toml"] if given else [])]
     assert everything.main(words) == 0
-    assert asked == (["accuracy", "speed"] if given else ["calibrate", "accuracy", "learning", "speed"])
+    assert asked == (["accuracy", "speed", "gpu_forms"] if given else ["calibrate", "accuracy", "learning", "speed"])
     assert everything.main(words) == 0
     assert asked.count("calibrate") == (0 if given else 1)
     assert given or "remove it to calibrate again" in capsys.readouterr().out

@@ -1,0 +1,68 @@
+"""Collectives and GEMM on GPUs: every form fitted on one part of public measurements and judged on the rest.
+
+    python -m benchmarks.gpu_forms --systems all --json gpu_forms.json
+
+A100 and H100 come from the folder that PERFKIT_SHARED_DATA names. Every other system comes from the kernel database
+(`pip install perfkit[kernel-database]`), is fitted with the forms and constants chosen on those two, and judged.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import gpu_collectives, gpu_gemm, save_rows
+from benchmarks.gpu_bars import BARS, DATASHEETS, POOLED, find_shared_data, format_records, is_met
+from perfkit.__main__ import run_command
+from perfkit.readers.kernel_database import find_database, list_tables
+from perfkit.units import check_choice
+
+__all__ = ["choose_systems", "list_faults", "main"]
+
+
+def choose_systems(words: str) -> list[str]:
+    """Systems of a comma-separated list; ``all`` are those whose measurements are here."""
+    if words != "all":
+        return [check_choice("systems", word.strip(), DATASHEETS) for word in words.split(",")]
+    systems = POOLED.split("+")
+    try:
+        found = set(list_tables(root=find_database())["system"])
+    except FileNotFoundError as error:
+        print(f"only {' and '.join(systems)}: {error}", file=sys.stderr)
+        return systems
+    return systems + [system for system in DATASHEETS if system in found and system not in systems]
+
+
+def list_faults(rows: Sequence[Mapping[str, Any]], systems: Sequence[str]) -> list[str]:
+    """Bars that are missed, and bars of these systems that no record belongs to, in words."""
+    keys = {tuple(row[name] for name in ("system", "quantity", "split")): is_met(row) for row in rows}
+    wanted = [key for key in BARS if set(key[0].split("+")) <= set(systems)]
+    said = {False: "missed", None: "not judged"}
+    return [f"{said[keys.get(key)]}: {', '.join(key)}" for key in wanted if not keys.get(key)]
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    systems = choose_systems(arguments.systems)
+    if set(systems) & set(POOLED.split("+")):
+        find_shared_data()
+    rows = [*gpu_collectives.records(systems), *gpu_gemm.records(systems)]
+    print(format_records(rows))
+    save_rows(arguments.json, rows, systems=systems)
+    faults = list_faults(rows, systems)
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(prog="gpu_forms", description="Errors of GPU forms on held-out measurements.")
+    parser.add_argument("--systems", default="all", help="comma-separated names, or all: every one whose data are here")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="file for the records")
+    arguments = parser.parse_args(words)
+    return run_command(lambda: _run(arguments), name="gpu_forms")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

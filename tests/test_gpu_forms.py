@@ -1,0 +1,174 @@
+"""Forms of GPUs on other people's measurements: the bars hold, and a new system needs no code."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from benchmarks import gpu_bars, gpu_forms, gpu_gemm
+from benchmarks.gpu_bars import BARS, DATASHEETS, POOLED
+from perfkit.datasheets import read_datasheet
+from perfkit.estimates import FORMS
+from perfkit.models.roofline import gemm_bytes, gemm_flops
+
+PUBLISHED = Path(__file__).resolve().parent.parent / "reference_data" / "published"
+KEYS = ["system", "quantity", "form", "parameters", "split", "n", "geomean", "mean", "p95", "bias"]
+TRUE = {"launch": 3e-6, "compute_efficiency": 0.7, "memory_efficiency": 0.85, "sharpness": 2.2}
+
+
+def record(errors: Any, key: tuple[str, str, str], **more: Any) -> dict[str, Any]:
+    system, quantity, split = key
+    return gpu_bars.make_record(system, quantity, "roofline", 4, split, errors, **more)
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """GEMMs of an H200 that follow the form, with the scatter of a real kernel, as the kernel database holds them."""
+    rng = np.random.default_rng(0)
+    m, n, k = np.array(np.meshgrid(*[2.0 ** np.arange(*ends) for ends in ((0, 15), (7, 14), (7, 14))])).reshape(3, -1)
+    device = read_datasheet("h200-sxm").device
+    rates = {"peak": np.asarray(device.peaks["bf16"].value), "bandwidth": np.asarray(device.memory[-1].bandwidth.value)}
+    work = {"flops": gemm_flops(m, n, k), "nbytes": gemm_bytes(m, n, k, itemsize=2)}
+    seconds = FORMS["roofline"](work | rates, **TRUE) * np.exp(0.05 * rng.standard_normal(m.size))
+    frame = pl.DataFrame({"m": m, "n": n, "k": k}).cast(pl.Int64).with_columns(
+        latency=seconds * 1e3, gemm_dtype=pl.lit("bfloat16"), framework=pl.lit("SGLang"), version=pl.lit("0.5.14"),
+        device=pl.lit("NVIDIA H200"), op_name=pl.lit("gemm"), kernel_source=pl.lit("torch"),
+    )  # fmt: skip
+    folder = tmp_path / "aiconfigurator_core/systems/data/h200_sxm/gemm/sglang/0.5.14"
+    folder.mkdir(parents=True)
+    frame.write_parquet(folder / "gemm_perf.parquet")
+    monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(tmp_path))
+    return tmp_path
+
+
+# The bars, on real measurements.
+
+
+def test_bars_hold_and_records_are_complete(
+    shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "records.json"
+    assert gpu_forms.main(["--systems", POOLED.replace("+", ","), "--json", str(out)]) == 0
+    text = capsys.readouterr().out
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert all(set(KEYS) <= set(row) for row in rows)
+    met = {(row["system"], row["quantity"], row["split"]) for row in rows if gpu_bars.is_met(row)}
+    assert met == {key for key in BARS if key[0] == POOLED}
+    assert text.count("yes") == len(met) and "NO" not in text
+    few = next(row for row in rows if (row["system"], row["split"]) == (POOLED, "32 shapes"))
+    assert few["n"] == 750 and 70 <= few["inside"] <= 90
+
+
+def test_cited_shapes_are_those_of_the_source(shared_data: Path) -> None:
+    with (PUBLISHED / "gemm_bf16.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) <= 60 and all(row["source"] and row["date"] and row["kind"] == "measured" for row in rows)
+    found = 0
+    for system in POOLED.split("+"):
+        shapes = gpu_gemm.load_shapes(system)
+        sides = zip(shapes.m, shapes.n, shapes.k, strict=True)
+        known = dict(zip(sides, shapes.seconds, strict=True))
+        for row in rows:
+            time = known.get(tuple(float(row[side]) for side in "mnk")) if row["system"] == system else None
+            assert time is None or float(row["seconds"]) == pytest.approx(time, rel=1e-4)
+            found += time is not None
+    assert found >= 48
+
+
+# Any other system.
+
+
+def test_a_new_system_is_fitted_and_judged_by_the_same_code(database: Path) -> None:
+    rows = {(row["quantity"], row["split"]): row for row in gpu_gemm.records(["h200_sxm"])}
+    assert len(rows) == 6 and {row["system"] for row in rows.values()} == {"h200_sxm"}
+    for row in rows.values():
+        assert list(row)[: len(KEYS)] == KEYS and row["parameters"] == 4
+        assert 3 < row["mean"] < 5.5 and abs(row["bias"]) < 2.5  # the mean of 5 % of scatter is 4 %
+        assert 55 <= row["inside"] <= 98
+    assert rows["GEMM, any size", "random fifth"]["n"] == pytest.approx(735 / 5, abs=30)
+
+
+def test_fits_are_put_to_other_systems_by_their_datasheet(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_gemm, "_SWAPS", (("h200_sxm", "h200_sxm"), ("h200_sxm", "b200_sxm")))
+    (swap,) = gpu_gemm.records(["h200_sxm"])[6:]
+    assert swap["form"] == "roofline of h200_sxm" and swap["parameters"] == 0 and swap["mean"] < 5
+
+
+def test_all_systems_are_those_at_hand(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu_forms.choose_systems("all") == ["a100_sxm", "h100_sxm", "h200_sxm"]
+    assert gpu_forms.choose_systems("h200_sxm, l40s") == ["h200_sxm", "l40s"]
+    monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(tmp_path / "nowhere"))
+    assert gpu_forms.choose_systems("all") == ["a100_sxm", "h100_sxm"]
+    assert "only a100_sxm and h100_sxm: no kernel database" in capsys.readouterr().err
+
+
+# Records, bars and the table.
+
+
+def test_figures_are_in_percent_and_draws_are_averaged() -> None:
+    key = (POOLED, "GEMM", "32 shapes")
+    rows = [record(np.full(10, error), key, inside=np.arange(10) < hits) for error, hits in ((0.04, 8), (-0.08, 6))]
+    assert [rows[0][name] for name in ("n", "geomean", "mean", "p95", "bias", "inside")] == [10, 4, 4, 4, 4, 80]
+    whole = gpu_bars.pool_draws(rows)
+    assert [whole[name] for name in ("n", "geomean", "mean", "bias", "inside")] == [10, 6, 6, -2, 70]
+
+
+@pytest.mark.parametrize(
+    ("system", "errors", "inside", "met"),
+    [
+        (POOLED, 0.05, 80, True),
+        (POOLED, 0.09, 80, False),
+        (POOLED, 0.05, 95, False),
+        ("h200_sxm", 0.068, 95, True),
+        ("b200_sxm", 0.5, 10, None),
+    ],
+)
+def test_a_bar_holds_for_errors_and_on_both_first_gpus_for_intervals(
+    system: str, errors: float, inside: int, met: bool | None
+) -> None:
+    row = record(np.full(100, errors), (system, "GEMM", "random fifth"), inside=np.arange(100) < inside)
+    assert gpu_bars.is_met(row) is met
+
+
+def test_the_table_shows_bars_and_what_missed_them() -> None:
+    key = (POOLED, "GEMM", "random fifth")
+    text = gpu_bars.format_records([record([0.05], key), record([0.2], key), record([0.2], ("l40s", *key[1:]))])
+    lines = text.splitlines()
+    assert lines[1].endswith("5.5 / 8.5 / 25  yes") and lines[2].endswith("NO") and lines[3].endswith("+20.0")
+
+
+def test_a_missed_bar_is_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gemm").mkdir()
+    monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path))
+    rows = [record([0.2] if key[1] == "GEMM" else [0.01], key) for key in BARS if key[0] == POOLED]
+    monkeypatch.setattr(gpu_forms.gpu_collectives, "records", lambda systems: rows[:2])
+    monkeypatch.setattr(gpu_forms.gpu_gemm, "records", lambda systems: rows[3:])
+    assert gpu_forms.main(["--systems", "a100_sxm"]) == 0  # has no bars of its own
+    assert gpu_forms.main(["--systems", "a100_sxm,h100_sxm"]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert f"missed: {POOLED}, GEMM, random fifth" in told and len(told) == 4
+    assert told[0] == f"not judged: {POOLED}, collective, rank law, 2 and 4 ranks to 8"
+
+
+def test_missing_measurements_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path))
+    assert gpu_forms.main(["--systems", "h100_sxm"]) == 2
+    assert "PERFKIT_SHARED_DATA" in capsys.readouterr().err
+    assert gpu_forms.main(["--systems", "h101_sxm"]) == 2
+    assert "did you mean 'h100_sxm'" in capsys.readouterr().err
+
+
+def test_every_system_has_a_datasheet() -> None:
+    for system in DATASHEETS.values():
+        device = read_datasheet(system).device
+        assert device.peaks["bf16"].value > 1e14 and device.memory[-1].bandwidth is not None
