@@ -1,0 +1,83 @@
+"""Two platforms side by side: every quantity of both, what only one has, and the iterations they predict."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+import perfkit as pk
+from perfkit.platform import ExtrapolationWarning, PlatformError
+
+A100, H100 = pk.load_platform("a100-sxm-8"), pk.load_platform("h100-sxm-8")
+BERT = pk.Transformer.bert("bert-base", batch=16, sequence=128, dtype="bf16")
+
+
+def compare(*args: object, **settings: object) -> pk.PlatformComparison:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        return pk.compare(*args, **settings)  # type: ignore[arg-type]
+
+
+def find(comparison: pk.PlatformComparison, quantity: str) -> dict[str, object]:
+    (row,) = comparison.table().filter(pl.col("quantity").str.starts_with(quantity)).to_dicts()
+    return row
+
+
+def test_datasheets_kernels_and_collectives_stand_side_by_side() -> None:
+    comparison = compare(A100, "h100-sxm-8")
+    table = comparison.table()
+    assert table.columns[:6] == ["group", "quantity", "unit", "a", "b", "ratio"]
+    assert set(table["group"]) == {"peak", "memory", "network", "gemm", "collective"}
+    assert find(comparison, "bf16 peak")["ratio"] == pytest.approx(989.4 / 312, rel=1e-3)
+    assert find(comparison, "fp8 peak")["a"] is None and find(comparison, "fp8 peak")["ratio"] is None
+    assert find(comparison, "main memory bandwidth")["b"] == 3.35e12
+    product = find(comparison, "GEMM 4096 x 4096 x 1024, bf16")
+    estimate = H100.gemm(4096, 4096, 1024, dtype="bf16")
+    assert product["b"] == estimate.time and (product["b_low"], product["b_high"]) == estimate.interval()
+    message = find(comparison, "all_reduce of 4.19 MB, 8 ranks")
+    assert message["a"] == A100.collective("all_reduce", 4 * 2**20, ranks=8).time
+    assert compare(H100, H100).table()["ratio"].drop_nulls().to_list() == pytest.approx([1.0] * table.height)
+    json.dumps(table.to_dicts())
+
+
+def test_a_workload_is_predicted_on_both() -> None:
+    comparison = compare(A100, H100, BERT)
+    row = find(comparison, "bert-base")
+    assert row["group"] == "iteration" and row["quantity"].endswith("8 ranks")  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        prediction = pk.predict(BERT, A100, ranks=8)
+    assert row["a"] == prediction.time and (row["a_low"], row["a_high"]) == prediction.interval()
+    assert "of the time" in repr(comparison) and "bert-base" in comparison.explain()
+    single = compare(A100, H100, BERT, ranks=1)
+    assert find(single, "bert-base")["quantity"].endswith("1 rank")  # type: ignore[attr-defined]
+    assert "collective" not in set(single.table()["group"])
+
+
+def test_platforms_of_different_size_use_all_their_ranks() -> None:
+    cluster = H100.with_link("inter", bandwidth=50e9, latency=5e-6).with_nodes(2)
+    comparison = compare(H100, cluster)
+    assert find(comparison, "all_gather of 268 MB")["quantity"] == "all_gather of 268 MB, 8 and 16 ranks"
+    assert find(comparison, "ranks")["ratio"] == 2 and find(comparison, "inter link")["b"] == 50e9
+    with pytest.warns(ExtrapolationWarning):
+        assert pk.compare(H100, cluster).warnings
+    with pytest.raises(ValueError, match=r"ranks is 16; h100-sxm-8 and h100-.* both have 8; take fewer"):
+        pk.compare(H100, cluster, ranks=16)
+
+
+def test_what_one_platform_lacks_is_left_empty() -> None:
+    bare = replace(H100, kernels={}, collectives={"broadcast.8": H100.collectives["broadcast.8"]})
+    comparison = compare(H100, bare)
+    row = find(comparison, "GEMM 4096 x 4096 x 1024")
+    assert row["a"] is not None and row["b"] is row["ratio"] is row["b_low"] is None
+    assert "-" in comparison.explain() and len(comparison.chart().to_dict()["layer"]) == 3
+    with pytest.raises(PlatformError, match="did you mean 'h100-sxm-8'"):
+        pk.compare("h100-smx-8", H100)
+
+
+def test_names_are_text_in_a_notebook() -> None:
+    comparison = compare(replace(H100, name="<script>"), A100)
+    assert "<script>" not in comparison._repr_html_() and "&lt;script&gt;" in comparison._repr_html_()
+    assert "\n" not in repr(comparison)
