@@ -125,7 +125,7 @@ def fit_roofline(
     Every parameter is held weakly where GEMMs of A100 and H100 have it, as firmly as one measurement of their scatter
     would; so what the measurements cannot tell, such as the share of the arithmetic peak of kernels that only move
     data, stays there, without a standard error and with a note. That makes few shapes enough: held-out bf16 GEMMs
-    (M, N, K of at least 512) of A100 and H100 err by 4.6 % in geometric mean and 7.2 % on average after a fit to
+    (M, N, K of at least 512) of A100 and H100 err by 4.5 % in geometric mean and 7.2 % on average after a fit to
     thousands, by 4.7 and 7.7 % after 32 random ones (mean over draws), by 5.4 and 8.7 % after 4 of spread sizes.
 
     Two effects are left out on purpose, since neither is there on both devices. Where tiles of 128 x 256 fill the last
