@@ -72,7 +72,7 @@ class Platform(Variants):
     >>> from perfkit.gallery import load_platform
     >>> platform = load_platform("h100-sxm-8")
     >>> platform.collective("all_reduce", 64e6, ranks=8)
-    Estimate(318 µs, 80 % within 291 µs to 348 µs)
+    Estimate(314 µs, 80 % within 290 µs to 340 µs)
     """
 
     name: str

@@ -142,7 +142,9 @@ class Variants:
             raise ValueError(
                 f"{name} is {device.kind}, {self.name} is {self.device.kind}; fits do not carry over between kinds"
             )
-        absolute = [key for key, fit in self.kernels.items() if fit.form != "roofline"]
+        # Transfers are the host's; what a tile holds is taken to be the same.
+        shares = ("roofline", "tiled")
+        absolute = [key for key, fit in self.kernels.items() if fit.form not in shares and key != "transfer"]
         if absolute:
             raise ValueError(
                 f"platform {self.name!r} holds seconds per byte for {absolute[0]}, not shares of a datasheet's "

@@ -1,0 +1,354 @@
+"""The GPU platforms of the gallery, every number from its source; `make gallery` writes them again.
+
+    python -m benchmarks.gallery [--check] [NAME ...]
+
+Sources: reference_data/datasheets.csv; measurements of others beside the checkout (PERFKIT_SHARED_DATA); the package
+aiconfigurator-core (installed, or in PERFKIT_KERNEL_DATABASE). With --check nothing is written: differences are listed.
+"""
+
+import argparse
+import math
+import sys
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks import gallery_v100
+from benchmarks.gpu_bars import find_shared_data
+from perfkit.__main__ import run_command
+from perfkit.assembly import assemble, fit_database, fit_rails, start_platform
+from perfkit.fitting import Fit, fit_collective
+from perfkit.fitting.frames import POOR, fit_curves, fit_gemms
+from perfkit.hardware import Device
+from perfkit.models.collectives import bus_factor
+from perfkit.platform import Platform
+from perfkit.resources import find_reference, write_text
+from perfkit.units import check_choice
+
+if TYPE_CHECKING:
+    import polars
+
+__all__ = [
+    "DATE",
+    "NAMES",
+    "RECIPES",
+    "AbsentError",
+    "Part",
+    "Recipe",
+    "build",
+    "find_differences",
+    "main",
+    "read_parts",
+]
+
+#: Day the numbers were entered; the measurements bear none.
+DATE = "2026-11-21"
+_DATABASE = "aiconfigurator-core 0.12.0 (Apache-2.0)"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Fits that one source gives: to what they belong, and how they are read."""
+
+    group: str
+    read: Callable[[Platform], Mapping[str, Fit]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a platform is made from."""
+
+    system: str
+    ranks: int
+    parts: Sequence[Part] = ()
+    nodes: int = 1
+    node: str = ""
+    rails: int = 1
+
+
+class AbsentError(ValueError):
+    """A source is not there."""
+
+
+def _shared(*parts: str) -> Path:
+    try:
+        return find_shared_data().joinpath(*parts)
+    except ValueError as error:
+        raise AbsentError(str(error)) from error
+
+
+# -- sources ---------------------------------------------------------------------------------------------------------
+
+
+def _shared_collectives(system: str, platform: Platform) -> dict[str, Fit]:
+    """Sweeps that lie beside the checkout, of the newest library."""
+    import polars as pl
+
+    frame = pl.read_csv(_shared("nccl", f"nccl_{system}.csv"), infer_schema_length=None)
+    version = max(set(frame["nccl_version_recorded"]) - {"unrecorded"}, key=lambda v: [int(x) for x in v.split(".")])
+    tidy = frame.filter(pl.col("nccl_version_recorded") == version).select(
+        operation=pl.col("op").replace("alltoall", "all_to_all"), ranks="num_gpus", nodes=pl.lit(1, pl.Int64),
+        dtype=pl.col("dtype").replace("half", "fp16"), nbytes="message_bytes", seconds=pl.col("latency_us") * 1e-6,
+    )  # fmt: skip
+    return fit_curves(tidy, source=f"{_DATABASE}, nccl {system}, NCCL {version}, medians over repeats", date=DATE)
+
+
+def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
+    """Products that lie beside the checkout, with random data as in training; a fifth is kept for tests."""
+    import polars as pl
+
+    frame = pl.read_csv(_shared("gemm", f"gemm_bf16_{system}.csv")).filter(pl.col("split_random") == "train")
+    tidy = frame.select("m", "n", "k", dtype=pl.lit("bf16"), seconds=pl.col("latency_us_sglang") * 1e-6)
+    text = f"{_DATABASE}, {system}, collector sglang, split_random train"
+    return fit_gemms(tidy, platform.device, source=text, date=DATE)
+
+
+def _database(system: str, part: str, platform: Platform) -> dict[str, Fit]:
+    """One part of what the kernel database knows."""
+    curves, kernels = fit_database(system, platform.device, parts=(part,), label=_DATABASE, date=DATE)
+    return {**curves, **kernels}
+
+
+def _log(name: str, source: str, platform: Platform) -> dict[str, Fit]:
+    """Collectives of one log of nccl-tests that the platform has no fit of."""
+    fits = fit_curves(_read_log(name), source=source, date=DATE)
+    known = {key.partition(".")[0] for key, fit in platform.collectives.items() if fit.kind == "fitted"}
+    return {key: fit for key, fit in fits.items() if key.partition(".")[0] not in known}
+
+
+def _read_log(name: str) -> "polars.DataFrame":
+    from perfkit.readers.nccl_tests import read_nccl_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # labels and busbw disagree in one of them, which the reader resolves
+        return read_nccl_tests(_shared("nccl_logs", name))
+
+
+def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
+    """Fits between nodes: of a log with one rank per node, or what one of whole nodes leaves for the rails."""
+    frame = _read_log(name)
+    fits = fit_curves(frame, ranks_per_node=platform.network.ranks_per_node, source=source, date=DATE)
+    rails = {key: fit for key, fit in fits.items() if key.endswith(".rail")}
+    return rails or fit_rails(frame, platform, source=source, date=DATE)
+
+
+def _volta_kernels(platform: Platform) -> dict[str, Fit]:
+    """Kernels of a V100 at locked clocks, as shares of the datasheet's bandwidth instead of the measured one."""
+    kernels, locked = gallery_v100.fit_kernels(_shared()), gallery_v100.build("v100-locked-1", _shared()).device
+    scale = _bandwidth(locked) / _bandwidth(platform.device)
+    note = "measured at 1297 MHz; taken to reach the same share of the peak at the boost clock"
+    out = {}
+    for key, fit in kernels.items():
+        known = {name: value * scale if name == "memory_efficiency" else value for name, value in fit.items()}
+        errors = {name: value * scale if name == "memory_efficiency" else value for name, value in fit.stderr.items()}
+        notes = (*fit.notes, note)
+        out[key] = replace(fit, parameters=known, stderr=errors, spread=1.25 * fit.spread, notes=notes)
+    return out
+
+
+def _bandwidth(device: Device) -> float:
+    main = device.memory[-1].bandwidth
+    return main.value if main else math.nan
+
+
+def _volta_collectives(platform: Platform) -> dict[str, Fit]:
+    """Curves read off the plots of a paper, and on 8 ranks the curves that it published."""
+    import polars as pl
+
+    paper = "arXiv 2404.12674, ml_perf_model (BSD-3)"
+    folder = _shared("nccl")
+    frame = pl.read_csv(folder / "collectives_4xV100_dgx1_digitized.csv").filter(pl.col("kind") == "line")
+    names = {"all_gather_base": "all_gather", "all_gather": "all_gather_into_list"}
+    tidy = frame.select(
+        operation=pl.col("collective").replace(names), ranks=pl.lit(4, pl.Int64), nodes=pl.lit(1, pl.Int64),
+        dtype=pl.lit("fp32"), nbytes=pl.col("size_B").cast(pl.Int64), seconds=pl.col("latency_us") * 1e-6,
+    )  # fmt: skip
+    fits = fit_curves(tidy, source=f"{paper}, 4 V100 of a DGX-1, read off a plot (3 %)", date=DATE)
+    published = pl.read_csv(folder / "collective_fit_params_v100.csv").filter(pl.col("n_gpus") == 8)
+    for row in published.iter_rows(named=True):
+        operation = row["collective"].removesuffix("v")
+        exponents = np.arange(row["ln_p_log2B"], row["sats_p_log2B"] + 1.0)
+        bend = row["sig_L"] / (1.0 + np.exp(-row["sig_k"] * (exponents - row["sig_x0"]))) + row["sig_b"]
+        nbytes = np.append(2.0**exponents, 2.0**28)
+        busbw = np.append(np.minimum(10.0**bend, row["max_bus_bw_GBps"]), row["max_bus_bw_GBps"]) * 1e9
+        seconds = np.maximum(nbytes * bus_factor(operation, 8) / busbw, row["overhead_us"] * 1e-6)
+        fit = fit_collective(nbytes, seconds, source=f"{paper}, published curve of 8 V100, sampled", date=DATE)
+        note = "not measurements but a published curve; the same kind is up to 25 % off the measurements on 4 ranks"
+        fits[f"{operation}.8"] = replace(fit, spread=max(fit.spread, 0.25), notes=(*fit.notes, note))
+    return fits
+
+
+# -- recipes ---------------------------------------------------------------------------------------------------------
+
+
+def _from_database(system: str, sheet: str, ranks: int = 8) -> Recipe:
+    """A node whose every measurement is in the kernel database."""
+    parts = [Part("collectives", partial(_database, system, "collectives"))]
+    parts += [Part("kernels", partial(_database, system, part)) for part in ("gemm", "attention", "elementwise")]
+    return Recipe(sheet, ranks, parts)
+
+
+def _from_shared(system: str, sheet: str, log: tuple[str, str], *more: str) -> Recipe:
+    """A node whose collectives and products lie beside the checkout; the database knows the rest."""
+    parts = [Part("collectives", partial(_shared_collectives, system)), Part("collectives", partial(_log, *log))]
+    parts += [Part("kernels", partial(_shared_gemms, system))]
+    return Recipe(sheet, 8, parts + [Part("kernels", partial(_database, system, part)) for part in more])
+
+
+_LOGS = "nccl-tests log of {}, {}"
+_A100_LOG = _LOGS.format("8 A100-SXM4-40GB, one process", "microsoft/superbenchmark@700d650 (MIT)")
+_H100_NODE = _LOGS.format("8 H100", "xxrjun/nccl-tests-cluster@455de4f (Apache-2.0)")
+_H100_RAIL = _LOGS.format("10 nodes with one H100 each", "xxrjun/nccl-tests-cluster@455de4f (Apache-2.0)")
+_A100_PAIR = _LOGS.format(
+    "2 p4de.24xlarge, EFA of 4 x 100 Gb/s a node", "aws-samples/awsome-distributed-training@9bfddb3 (MIT-0)"
+)
+
+RECIPES: Mapping[str, Recipe] = {
+    "a100-sxm-8": _from_shared("a100_sxm", "a100-sxm", ("a100x8_nvswitch_broadcast.log", _A100_LOG), "attention"),
+    "h100-sxm-8": _from_shared(
+        "h100_sxm", "h100-sxm", ("h100x8_1node_multi_collective.log", _H100_NODE), "attention", "elementwise"
+    ),
+    "h200-sxm-8": _from_database("h200_sxm", "h200-sxm"),
+    "b200-sxm-8": _from_database("b200_sxm", "b200-sxm"),
+    "b300-sxm-8": _from_database("b300_sxm", "b300-sxm"),
+    "gb200-4": _from_database("gb200", "gb200", 4),
+    "l40s-8": _from_database("l40s", "l40s"),
+    "rtx-pro-6000-8": _from_database("rtx_pro_6000_server", "rtx-pro-6000"),
+    "v100-sxm-8": Recipe(
+        "v100-sxm", 8, [Part("collectives", _volta_collectives), Part("kernels", _volta_kernels)]
+    ),
+    "a100-sxm-8x8": Recipe(
+        "a100-sxm", 8, nodes=8, node="a100-sxm-8", rails=4,
+        parts=[Part("collectives", partial(_rail, "a100x16_2node_p4de_efa_allreduce.log", _A100_PAIR))],
+    ),
+    "h100-sxm-8x8": Recipe(
+        "h100-sxm", 8, nodes=8, node="h100-sxm-8", rails=8,
+        parts=[Part("collectives", partial(_rail, "h100x10_10node_g1_multi_collective.log", _H100_RAIL))],
+    ),
+}  # fmt: skip
+
+
+#: All platforms of GPUs: of the recipes, and those of a study that locked the clocks.
+NAMES = (*RECIPES, *gallery_v100.NAMES)
+
+
+def read_parts(name: str) -> tuple[Platform, list[str]]:
+    """A platform of the parts whose sources are there, and what the others lack."""
+    recipe = RECIPES[check_choice("name", name, RECIPES)]
+    missing: list[str] = []
+    if recipe.node:
+        platform, missing = read_parts(recipe.node)
+    else:
+        platform = start_platform(recipe.system, name=name, ranks_per_node=recipe.ranks, date=DATE)
+    platform = replace(platform, name=name, network=replace(platform.network, nodes=recipe.nodes, rails=recipe.rails))
+    for part in recipe.parts:
+        try:
+            fits = part.read(platform)
+        except (FileNotFoundError, AbsentError) as error:
+            missing.append(str(error))
+            continue
+        of_kernels = part.group == "kernels"
+        platform = assemble(platform, kernels=fits) if of_kernels else assemble(platform, collectives=fits)
+    return platform, missing
+
+
+def build(name: str) -> Platform:
+    """A platform of the gallery with every part; an error where a source is missing."""
+    if name in gallery_v100.NAMES:
+        return _round(gallery_v100.build(name, _shared()))
+    platform, missing = read_parts(name)
+    if missing:
+        raise AbsentError(f"{name} cannot be built: {'; '.join(dict.fromkeys(missing))}")
+    return _round(replace(platform, provenance=_describe(platform)))
+
+
+def _describe(platform: Platform) -> dict[str, str]:
+    """What the platform rests on, and which forms do not fit."""
+    fits = {**platform.kernels, **platform.collectives}
+    poor = [f"{key} ({fit.spread:.0%})" for key, fit in fits.items() if fit.kind == "fitted" and fit.spread > POOR]
+    about = {
+        "evidence": "datasheets and public measurements by others; nothing was calibrated in context",
+        "terms": "figures are facts with their citation; the measurements themselves are not copied",
+        "entered": DATE,
+    }
+    return about | ({"poor_fits": f"measurements scatter widely around {', '.join(poor)}"} if poor else {})
+
+
+def _round(platform: Platform) -> Platform:
+    """What fits know: six digits of a parameter, three of an error."""
+
+    def short(values: Mapping[str, float], digits: int) -> dict[str, float]:
+        return {name: float(f"{value:.{digits}g}") for name, value in values.items()}
+
+    def trim(fit: Fit) -> Fit:
+        figures = short({"spread": fit.spread, "bias": fit.bias, "time": fit.spread_time or 0.0}, 3)
+        ranges = {name: (float(f"{low:.6g}"), float(f"{high:.6g}")) for name, (low, high) in fit.ranges.items()}
+        return replace(
+            fit, parameters=short(fit.parameters, 6), stderr=short(fit.stderr, 3), ranges=ranges,
+            spread=figures["spread"], bias=figures["bias"], spread_time=figures["time"] or None,
+        )  # fmt: skip
+
+    links = {
+        name: replace(
+            link,
+            bandwidth=replace(link.bandwidth, value=float(f"{link.bandwidth.value:.6g}")),
+            latency=replace(link.latency, value=float(f"{link.latency.value:.3g}")),
+        )
+        for name, link in platform.network.links.items()
+    }
+    return replace(
+        platform,
+        network=replace(platform.network, links=links),
+        kernels={name: trim(fit) for name, fit in platform.kernels.items()},
+        collectives={name: trim(fit) for name, fit in platform.collectives.items()},
+    )
+
+
+def find_differences(new: Any, old: Any, place: str = "") -> Iterator[str]:
+    """Places where two platform files, read as plain tables, differ by more than another machine's rounding."""
+    if isinstance(new, Mapping) and isinstance(old, Mapping):
+        for key in sorted({*new, *old}):
+            yield from find_differences(new.get(key), old.get(key), f"{place}.{key}".lstrip("."))
+    elif isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
+        for i, (one, other) in enumerate(zip(new, old, strict=True)):
+            yield from find_differences(one, other, f"{place}[{i}]")
+    elif isinstance(new, float) and isinstance(old, float):
+        if not math.isclose(new, old, rel_tol=5e-3, abs_tol=2e-3 if place.endswith(("spread", "bias")) else 0.0):
+            yield f"{place}: {old} in the file, {new} from the sources"
+    elif new != old:
+        yield f"{place}: {old!r} in the file, {new!r} from the sources"
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    changed = 0
+    for name in arguments.names or NAMES:
+        path = find_reference("platforms") / f"{name}.toml"
+        text = build(name).to_toml()
+        old = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found = list(find_differences(tomllib.loads(text), old))
+        changed += bool(found)
+        print(f"{name}: {len(found)} differences" if found else f"{name}: as committed")
+        if arguments.check:
+            print("".join(f"  {line}\n" for line in found[:20]), end="")
+        elif found:
+            write_text(path, text)
+    return int(arguments.check and changed > 0)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code, 1 where --check found a difference."""
+    parser = argparse.ArgumentParser(prog="gallery", description="Build the GPU platforms of the gallery.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"platforms, all by default: {', '.join(NAMES)}")
+    parser.add_argument("--check", action="store_true", help="write nothing, list what differs from the files")
+    arguments = parser.parse_args(words)
+    return run_command(lambda: _run(arguments), name="gallery")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Platforms put together from datasheets, logs and a kernel database, on small data that the tests make."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from perfkit.assembly import ASSUMED_KERNELS, assemble, fit_rails, start_platform
+from perfkit.datasheets import read_datasheet
+from perfkit.fitting.frames import fit_attention, fit_casts, fit_curves, fit_gemms
+from perfkit.models.collectives import bus_factor, over_ranks, pipelined
+from perfkit.models.hierarchy import OVERLAP
+from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
+from perfkit.platform import Platform
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = 2.0 ** np.arange(10, 30, 2)
+LAW = {"alpha0": 5e-6, "alpha1": 1e-6, "beta0": 1e-12, "beta1": 3e-12}
+H100 = read_datasheet("h100-sxm").device
+
+
+def sweep(operation: str, ranks: int, dtype: str, seconds: np.ndarray, nodes: int | None = 1) -> pl.DataFrame:
+    columns = {"operation": operation, "ranks": ranks, "dtype": dtype, "nbytes": SIZES.astype(int), "seconds": seconds}
+    return pl.DataFrame(columns).with_columns(nodes=pl.lit(nodes, pl.Int64))
+
+
+def law(operation: str, ranks: int) -> np.ndarray:
+    return np.asarray(over_ranks(SIZES, ranks, operation, **LAW))
+
+
+def test_curves_are_sorted_into_the_entries_of_a_platform() -> None:
+    frame = pl.concat(
+        [sweep("all_gather", p, "fp16", law("all_gather", p)) for p in (2, 4, 8)]
+        + [sweep("all_gather", 16, "fp16", 3 * law("all_gather", 8), nodes=2)]
+        + [sweep("all_gather", 10, "fp64", 10 * law("all_gather", 8), nodes=10)]
+        + [sweep("alltoallv", 8, "fp16", law("all_gather", 8))]
+    )
+    fits = fit_curves(frame, source="made", date="2026-11-21")
+    assert list(fits) == [
+        "all_gather.16",
+        "all_gather.2",
+        "all_gather.4",
+        "all_gather.8",
+        "all_gather.any",
+        "all_gather.10.rail",
+    ]
+    found = fits["all_gather.any"]
+    assert found.form == "over_ranks" and found.ranges["ranks"] == (2, 8)
+    assert {name: found[name] for name in LAW} == pytest.approx(LAW, rel=0.1)
+    assert {fit.date for fit in fits.values()} == {"2026-11-21"}
+    assert fits["all_gather.8"].source == "made, fp16" and fits["all_gather.10.rail"].source == "made, fp64"
+
+
+def test_ranks_of_a_node_tell_what_lies_across_nodes() -> None:
+    frame = pl.concat([sweep("all_reduce", p, "fp32", law("all_reduce", p), nodes=None) for p in (4, 8, 16)])
+    assert fit_curves(frame)["all_reduce.any"].ranges["ranks"] == (4, 16)
+    assert fit_curves(frame, ranks_per_node=8)["all_reduce.any"].ranges["ranks"] == (4, 8)
+
+
+@pytest.mark.parametrize(("gain", "in_network"), [(0.78, True), (0.96, False)])
+def test_in_network_reduction_is_an_algorithm_of_its_own(gain: float, in_network: bool) -> None:
+    """The switch adds up half precision but not int8; where int8 is no slower, both go around the ring."""
+    faster = np.where(SIZES >= 2**22, gain, 1.0)
+    frame = pl.concat(
+        [sweep("all_reduce", p, dtype, law("all_reduce", p)) for p in (2, 4) for dtype in ("fp16", "int8")]
+        + [
+            sweep("all_reduce", 8, "fp16", faster * law("all_reduce", 8)),
+            sweep("all_reduce", 8, "int8", law("all_reduce", 8)),
+        ]
+    )
+    fits = fit_curves(frame)
+    assert ("all_reduce.8.in_network" in fits) == in_network == ("all_reduce.8.ring" in fits)
+    if in_network:
+        assert fits["all_reduce.8"].parameters == fits["all_reduce.8.in_network"].parameters
+        assert any("NVLS" in note for note in fits["all_reduce.8"].notes)
+        assert {name: fits["all_reduce.any"][name] for name in LAW} == pytest.approx(LAW, rel=0.1)
+
+
+def test_a_form_that_does_not_fit_says_so() -> None:
+    wild = law("all_gather", 8) * np.where(np.arange(len(SIZES)) % 2, 3.0, 1.0)
+    fit = fit_curves(sweep("all_gather", 8, "fp16", wild))["all_gather.8"]
+    assert fit.spread > 0.25 and "poor fit: measurements scatter by" in fit.notes[-1]
+
+
+def test_curves_that_begin_late_do_not_show_the_start_up() -> None:
+    late = sweep("all_gather", 8, "fp16", law("all_gather", 8)).filter(pl.col("nbytes") >= 2**22)
+    fit = fit_curves(late)["all_gather.8"]
+    assert fit.form == "pipelined" and "the start-up is a guess" in fit.notes[0]
+
+
+def test_a_frame_without_collectives_is_refused() -> None:
+    with pytest.raises(ValueError, match="frame holds alltoallv; it must hold times of all_reduce"):
+        fit_curves(sweep("alltoallv", 8, "fp16", law("all_gather", 8)))
+
+
+SHAPES = [(m, n, k) for m in (16, 256, 4096) for n in (512, 8192) for k in (512, 8192)]
+
+
+def products(dtype: str, itemsize: float, peak: float, kernel: str) -> pl.DataFrame:
+    m, n, k = np.array(SHAPES, dtype=float).T
+    nbytes = gemm_bytes(m, n, k, itemsize=itemsize) + (2 - itemsize) * m * n
+    rates = {"peak": 0.7 * peak, "bandwidth": 0.8 * 3.35e12}
+    seconds = roofline_time(gemm_flops(m, n, k), nbytes, **rates, launch=4e-6)
+    columns = dict(zip("mnk", np.array(SHAPES).T, strict=True))
+    return pl.DataFrame({**columns, "dtype": dtype, "seconds": seconds, "kernel": kernel})
+
+
+def test_products_are_fitted_by_number_format() -> None:
+    frame = pl.concat(
+        [products("bf16", 2, 989.4e12, "a"), products("fp8", 1, 1978.9e12, "b"), products("fp8_block", 1, 1e12, "c")]
+    )
+    fits = fit_gemms(frame, H100, source="made")
+    assert list(fits) == ["gemm", "gemm.fp8"]
+    for fit in fits.values():
+        assert fit["compute_efficiency"] == pytest.approx(0.7, rel=0.05)
+        assert fit["memory_efficiency"] == pytest.approx(0.8, rel=0.1)
+    assert fits["gemm.fp8"].source == "made, gemm fp8 b"
+    with pytest.raises(ValueError, match=r"frame holds products in fp4; NVIDIA H100 .* has peaks for fp64"):
+        fit_gemms(products("fp4", 0.5, 1e15, "a"), H100)
+
+
+def test_attention_counts_half_the_work_where_it_is_causal() -> None:
+    rows = [(c, b, s, h, h, 64) for c in (True, False) for b in (1, 8) for s in (128, 1024, 8192) for h in (8, 32)]
+    names = ["causal", "batch", "sequence", "heads", "kv_heads", "head_dim"]
+    frame = pl.DataFrame(rows, schema=names, orient="row")
+    flops = 4.0 * pl.col("batch") * pl.col("heads") * pl.col("sequence") ** 2 * 64 * (1 - 0.5 * pl.col("causal"))
+    frame = frame.with_columns(
+        seconds=1e-5 + flops / (0.5 * 989.4e12), window=0, past=0, dtype=pl.lit("bf16"), kv_dtype=pl.lit("bf16")
+    )
+    fit = fit_attention(frame, H100)["attention"]
+    assert fit["compute_efficiency"] == pytest.approx(0.5, rel=0.1) and fit.n == len(rows)
+
+
+def test_casts_are_those_that_the_cache_cannot_serve() -> None:
+    nbytes = 2 ** np.arange(14, 34)
+    seconds = 2e-6 + nbytes / np.where(nbytes > 4 * 50 * 2**20, 0.9 * 3.35e12, 9e12)
+    fit = fit_casts(pl.DataFrame({"nbytes": nbytes, "seconds": seconds}), H100)["elementwise"]
+    assert fit["memory_efficiency"] == pytest.approx(0.9, rel=0.03) and fit.n == 6 + 6
+
+
+@pytest.fixture(scope="module")
+def node() -> Platform:
+    """A node of 8 H100 with a law for every operation."""
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    frame = pl.concat([sweep(name, p, "fp16", law(name, p)) for name in names for p in (2, 4, 8)])
+    return assemble(
+        start_platform("h100-sxm", name="node", ranks_per_node=8, date="2026-11-21"),
+        collectives=fit_curves(frame, source="made"),
+    )
+
+
+def test_a_datasheet_alone_makes_a_platform_that_says_what_it_assumed(tmp_path: Path) -> None:
+    platform = start_platform("b200-sxm", name="b", ranks_per_node=8, date="2026-11-21")
+    assert Platform.load(platform.save(tmp_path / "b.toml")) == platform
+    assert set(platform.kernels) == {*ASSUMED_KERNELS, "transfer"}
+    assert all(fit.kind == "assumed" and fit.spread >= 0.25 and not fit.stderr for fit in platform.kernels.values())
+    assert platform.collectives == {} and platform.network.links["intra"].bandwidth.value == 900e9
+    table = platform.table()
+    assert table.filter(pl.col("kind") == "datasheet")["basis"].str.len_chars().min() > 3
+    assert {"assumed", "datasheet"} == set(table["kind"])
+
+
+def test_what_nobody_measured_follows_what_was(node: Platform) -> None:
+    fits = fit_gemms(products("bf16", 2, 989.4e12, "a"), H100, source="made")
+    platform = assemble(node, kernels=fits)
+    assert platform.kernels["bmm"].kind == "assumed" and platform.kernels["bmm"].source.startswith("as gemm: made")
+    assert platform.kernels["bmm"].parameters == platform.kernels["gemm"].parameters
+    assert platform.kernels["copy"].source == ASSUMED_KERNELS["copy"][3]
+    assert platform.collectives["broadcast.8"].source.startswith("as all_gather.8, with the same start-up and busbw")
+    gather, broadcast = (platform.collective_time(name, 1e9, ranks=8) for name in ("all_gather", "broadcast"))
+    assert float(broadcast / gather) == pytest.approx(1 / bus_factor("all_gather", 8), rel=0.02)
+    assert platform.network.links["intra"].latency.kind == "fitted"
+
+
+def test_rails_are_what_whole_nodes_leave(node: Platform) -> None:
+    rail = {"alpha": 3e-5, "beta": 2.5e-11, "sharpness": 0.6}
+    inside = sum(node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather"))
+    whole = (inside**OVERLAP + pipelined(SIZES / 8, **rail) ** OVERLAP) ** (1 / OVERLAP)
+    fits = fit_rails(sweep("all_reduce", 16, "fp32", whole, nodes=2), node, source="made")
+    assert list(fits) == ["all_reduce.2.rail"]
+    assert fits["all_reduce.2.rail"]["beta"] == pytest.approx(rail["beta"], rel=0.05)
+    cluster = assemble(node, nodes=8, collectives=fits)
+    assert cluster.network.links["inter"].bandwidth.value == pytest.approx(1 / rail["beta"], rel=0.05)
+    assert cluster.network.ranks == 64
