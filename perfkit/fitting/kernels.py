@@ -126,11 +126,11 @@ def fit_roofline(
     would; so what the measurements cannot tell, such as the share of the arithmetic peak of kernels that only move
     data, stays there, without a standard error and with a note. That makes few shapes enough: held-out bf16 GEMMs
     (M, N, K of at least 512) of A100 and H100 err by 4.5 % in geometric mean and 7.2 % on average after a fit to
-    thousands, by 4.7 and 7.7 % after 32 random ones (mean over draws), by 5.4 and 8.7 % after 4 of spread sizes.
+    thousands, by 4.7 and 7.6 % after 32 random ones (mean over draws), by 5.4 and 8.7 % after 4 of spread sizes.
 
     Two effects are left out on purpose, since neither is there on both devices. Where tiles of 128 x 256 fill the last
-    wave of multiprocessors in part, a term of its own takes the A100 from 7.2 to 6.2 % mean error and the H100 nowhere;
-    one for long kernels, which the power cap slows, takes the H100 from 6.9 to 6.2 % and the A100 nowhere.
+    wave of multiprocessors in part, a term of its own takes the A100 from 7.2 to 6.2 % cross-validated mean error and the H100
+    nowhere; one for long kernels, which the power cap slows, takes the H100 from 6.9 to 6.2 % and the A100 nowhere.
 
     Examples
     --------
