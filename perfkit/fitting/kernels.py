@@ -129,8 +129,9 @@ def fit_roofline(
     thousands, by 4.7 and 7.6 % after 32 random ones (mean over draws), by 5.4 and 8.7 % after 4 of spread sizes.
 
     Two effects are left out on purpose, since neither is there on both devices. Where tiles of 128 x 256 fill the last
-    wave of multiprocessors in part, a term of its own takes the A100 from 7.2 to 6.2 % cross-validated mean error and the H100
-    nowhere; one for long kernels, which the power cap slows, takes the H100 from 6.9 to 6.2 % and the A100 nowhere.
+    wave of multiprocessors in part, a term of its own takes the cross-validated mean error of the A100 from 7.2 to
+    6.2 % and leaves that of the H100; one for long kernels, which the power cap slows, takes the H100 from 6.9 to 6.2 %
+    and leaves the A100.
 
     Examples
     --------
