@@ -107,11 +107,11 @@ class Fit(Mapping[str, float]):
         -----
         .. math:: s(t) = s \, (t / t_s)^{-0.2}
 
-        Launches, tiles and waves that do not fill the device weigh on short kernels. The exponent was chosen on A100 and
-        H100, where it is 0.18 and 0.22 over all bf16 GEMMs of aiconfigurator-core 0.12.0, and 0.12 to 0.29 over those
-        at hand then; seven other GPUs have 0.15 to 0.30. Long kernels err together, with the power cap, so their spread
-        stops at a half: that limit was set with all nine in view, and the largest products of B300 and GB200, 13 to
-        15 % slower than smaller ones let expect, still lie outside.
+        Launches, tiles and waves that do not fill the device weigh on short kernels. The exponent was chosen on A100
+        and H100, where it is 0.18 and 0.22 over all bf16 GEMMs of aiconfigurator-core 0.12.0, and 0.12 to 0.29 over
+        those at hand then; seven other GPUs have 0.15 to 0.30. Long kernels err together, with the power cap, so their
+        spread stops at a half: that limit was set with all nine in view, and the largest products of B300 and GB200,
+        predicted 13 to 15 % too fast from smaller ones, still lie outside.
 
         Examples
         --------
