@@ -28,6 +28,8 @@ SAME_LINK_DOUBT, START_DOUBT = 0.06, 0.3
 DOUBT_AT = (0.46 / START_DOUBT) ** 5
 #: Share of the logarithm of a change of bandwidth or latency that may not arrive: 0.12 of log 1.5, A100 to H100.
 SCALE_DOUBT = 0.3
+#: Latency between nodes where no log tells it.
+HOP = Quantity(7.4e-7, "s", "assumed", "as 10 nodes with one H100 each on InfiniBand, see platform h100-sxm-8x8")
 _SHOWN = {"bandwidth": lambda value: format_rate(value, "B/s"), "latency": format_time}
 
 
@@ -74,31 +76,29 @@ class Variants:
         -------
         variant : Platform
             The platform with so many nodes; its collectives between nodes are composed, see `Platform.collective`.
+            Where nothing is known of the links between them, they are the network adapters of the device's datasheet.
 
         Raises
         ------
         ValueError
-            For several nodes where nothing is known of the links between them.
+            For several nodes where nothing is known of the links between them, not even by a datasheet.
 
         Examples
         --------
         >>> from perfkit.gallery import load_platform
-        >>> node = load_platform("h100-sxm-8").with_link("inter", bandwidth=50e9, latency=5e-6)
-        >>> node.with_nodes(4).network.ranks
-        32
+        >>> cluster = load_platform("h100-sxm-8").with_nodes(4)
+        >>> cluster.network.ranks, cluster.network.links["inter"].bandwidth.value
+        (32, 50000000000.0)
         """
         nodes, before = check_positive("nodes", nodes, integer=True), self.network.nodes
-        rails = any(split_key(key)[2] == "rail" for key in self.collectives)
-        if nodes > 1 and "inter" not in self.network.links and not rails:
-            raise ValueError(
-                f"platform {self.name!r} knows nothing between nodes; add a link first, such as "
-                ".with_link('inter', bandwidth=50e9, latency=5e-6) for 400 Gb/s per rank"
-            )
+        links, change = self.network.links, f"{nodes} nodes instead of {before}"
+        if nodes > 1 and "inter" not in links and not any(split_key(key)[2] == "rail" for key in self.collectives):
+            links = {**links, "inter": _find_adapter(self)}
+            change += ", linked by the network adapters of the datasheet"
         gallery = re.fullmatch(rf"([^\s,]*-\d+?)(?:x{before})?", self.name)
         stem = gallery[1] if gallery else self.name.removesuffix(f", {before} nodes")
         suffix = "" if nodes == 1 else f"x{nodes}" if gallery else f", {nodes} nodes"
-        network = replace(self.network, nodes=nodes)
-        return _derive(self, stem + suffix, f"{nodes} nodes instead of {before}", network=network)
+        return _derive(self, stem + suffix, change, network=replace(self.network, nodes=nodes, links=links))
 
     def with_datasheet(self: M, other: "M | Datasheet | Device | str") -> M:
         """Take another device: keep what was fitted as shares of a datasheet's numbers, and swap those numbers.
@@ -126,9 +126,9 @@ class Variants:
         What is added to the spread was chosen on A100 and H100, each priced with the other's datasheet, and judged on
         the rest of aiconfigurator-core 0.12.0. bf16 GEMMs of at least 512 in each size: mean error 8.5 % from H100 to
         H200, 12 % to B200, 9 % to B300, 23 % to L40S, and 13 to 19 % from A100 to these, where own fits leave 6 to 10
-        %; 82 to 95 % of them lie inside the 80 % interval (on L40S 44 and 70 %), and 56 to 84 % of all shapes.
-        Collectives on 2 to 8 ranks: mean error 7 % from H100 to H200, 26 to 28 % to B200, GB200 and B300, nearly all of
-        it start-up, which takes a third less on Hopper nodes than on others; 10 to 13 % from A100 to those; 83 to 99 %
+        %; 80 to 97 % of them lie inside the 80 % interval (on L40S 32 and 59 %), and 53 to 90 % of all shapes.
+        Collectives on 2 to 8 ranks: mean error 6 % from H100 to H200, 26 to 28 % to B200, GB200 and B300, nearly all of
+        it start-up, which takes a third less on Hopper nodes than on others; 11 to 12 % from A100 to those; 87 to 99 %
         of them inside the interval.
 
         Examples
@@ -265,6 +265,17 @@ def _derive(platform: M, name: str, change: str, **changes: Any) -> M:
     story = {"derived_from": past.get("derived_from", platform.name)}
     story["changes"] = "; ".join([past["changes"], change] if "changes" in past else [change])
     return replace(platform, name=name, provenance={**past, **story}, **changes)
+
+
+def _find_adapter(platform: Machine) -> Link:
+    """Link between nodes as the datasheet of the device tells it."""
+    for sheet in map(read_datasheet, list_datasheets()):
+        if sheet.device.name == platform.device.name and "NIC" in sheet.links:
+            return Link(sheet.links["NIC"], HOP)
+    raise ValueError(
+        f"platform {platform.name!r} knows nothing between nodes; add a link first, such as "
+        ".with_link('inter', bandwidth=50e9, latency=1e-6) for 400 Gb/s per rank"
+    )
 
 
 def _resolve(platform: Machine, other: Any) -> tuple[str, Device, dict[str, Link]]:

@@ -76,11 +76,17 @@ def test_nodes_come_and_go() -> None:
             assert NODES.collective("all_reduce", 1e9, ranks=ranks).time > 0
 
 
-def test_nodes_without_a_link_between_them_are_refused() -> None:
-    alone = replace(H100, network=replace(H100.network, links={}), collectives={})
+def test_nodes_without_a_known_link_take_the_adapters_of_the_datasheet() -> None:
+    alone = replace(NODE, network=replace(NODE.network, links={"intra": LINKS["intra"]}))
+    alone = replace(alone, collectives={"all_reduce.8": NODE.collectives["all_reduce.8"]})
+    link = alone.with_nodes(2).network.links["inter"]
+    assert link.bandwidth == read_datasheet("h100-sxm").links["NIC"] and link.latency.kind == "assumed"
+    assert "network adapters of the datasheet" in survives(alone.with_nodes(2)).provenance["changes"]
+    assert "inter" not in alone.with_nodes(1).network.links
+    unknown = replace(alone, device=replace(alone.device, name="NVIDIA H300"))
     with pytest.raises(ValueError, match=r"h100-sxm-8' knows nothing between nodes; add a link first.*with_link"):
-        alone.with_nodes(2)
-    rails = replace(alone, collectives={"all_reduce.4.rail": NODE.collectives["all_reduce.4.rail"]})
+        unknown.with_nodes(2)
+    rails = replace(unknown, collectives={"all_reduce.4.rail": NODE.collectives["all_reduce.4.rail"]})
     assert rails.with_nodes(4).network.nodes == 4
     for nodes in (0, -1, 2.5, "4", None):
         with pytest.raises(ValueError, match="nodes is"):
