@@ -14,12 +14,13 @@ BIN := $(VENV)/bin
 EXTRAS_run := measure
 EXTRAS_lab := measure,notebooks
 EXTRAS_test := measure,notebooks,dev
+EXTRAS_gallery := kernel-database
 
 # Jupyter refuses to run as root, which is what most containers are, unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab test bench lint refresh clean
+.PHONY: help run lab test bench gallery lint refresh clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +36,9 @@ test: lint  ## lint, types, unit and property tests, doctests, notebooks
 
 bench: $(VENV)/installed-run  ## the accuracy, learning and speed tables; calibrates first unless PLATFORM names a file
 	$(BIN)/python -m benchmarks $(if $(PLATFORM),--platform $(PLATFORM)) $(ARGS)
+
+gallery: $(VENV)/installed-gallery  ## build the GPU platforms of the gallery again from their sources
+	$(BIN)/python -m benchmarks.gallery $(ARGS)
 
 lint: $(VENV)/installed-test  ## ruff and mypy
 	$(BIN)/ruff check .

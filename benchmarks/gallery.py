@@ -265,6 +265,11 @@ def build(name: str) -> Platform:
     platform, missing = read_parts(name)
     if missing:
         raise AbsentError(f"{name} cannot be built: {'; '.join(dict.fromkeys(missing))}")
+    return finish(platform)
+
+
+def finish(platform: Platform) -> Platform:
+    """A platform as its file holds it: numbers rounded to what they are known to, and what they rest on."""
     return _round(replace(platform, provenance=_describe(platform)))
 
 

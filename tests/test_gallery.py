@@ -1,12 +1,18 @@
 """The gallery of GPU platforms: every datasheet number says what it is, and every file is what its sources give."""
 
 import csv
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gallery import NAMES, RECIPES, find_differences, finish, main, read_parts
+from benchmarks.gpu_bars import find_shared_data
 from perfkit.datasheets import COLUMNS, list_datasheets, read_datasheet, read_rows
+from perfkit.gallery import load_platform
 from perfkit.hardware import DTYPES
+from perfkit.readers.kernel_database import find_database
+from perfkit.resources import find_reference
 
 GOOD = {
     "system": "x1", "device": "Example X1", "quantity": "peak", "dtype": "bf16", "value": "1e12", "unit": "FLOP/s",
@@ -80,3 +86,69 @@ def test_dense_and_sparse_one_way_and_both_are_told_apart() -> None:
 def test_an_unknown_datasheet_names_what_there_is() -> None:
     with pytest.raises(ValueError, match=r"system is 'h100'; known are .*did you mean 'h100-sxm'"):
         read_datasheet("h100")
+
+
+@pytest.fixture(scope="module")
+def sources() -> None:
+    """At least one source of measurements; without any the test is skipped."""
+    try:
+        find_shared_data()
+    except ValueError as missing:
+        try:
+            find_database()
+        except FileNotFoundError as also:
+            pytest.skip(f"{missing}; {also}")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_committed_file_is_what_its_sources_give(name: str, sources: None) -> None:
+    """Every fit whose source is there, and the whole file where all of them are."""
+    committed = load_platform(name)
+    built, missing = read_parts(name)
+    if not missing:
+        whole = tomllib.loads(finish(built).to_toml())
+        assert not list(find_differences(whole, tomllib.loads(committed.to_toml())))
+    fitted = {k: f for k, f in {**built.kernels, **built.collectives}.items() if f.kind == "fitted"}
+    if not fitted:
+        pytest.skip("; ".join(dict.fromkeys(missing)))
+    for key, fit in fitted.items():
+        old = {**committed.kernels, **committed.collectives}[key]
+        assert (fit.form, fit.n, fit.source, fit.date) == (old.form, old.n, old.source, old.date)
+        for part in ("parameters", "stderr"):
+            assert getattr(fit, part) == pytest.approx(getattr(old, part), rel=1e-2), f"{name} {key} {part}"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in find_reference("platforms").glob("*.toml")))
+def test_every_gpu_of_the_gallery_has_a_recipe(name: str) -> None:
+    platform = load_platform(name)
+    assert name in NAMES or platform.device.kind == "cpu"
+    if name in RECIPES:
+        sheet = read_datasheet(RECIPES[name].system)
+        assert platform.device == sheet.device
+        assert platform.provenance["terms"] and platform.provenance["evidence"]
+
+
+def test_a_platform_says_where_its_forms_do_not_fit() -> None:
+    l40s = load_platform("l40s-8")
+    poor = [key for key, fit in l40s.collectives.items() if fit.spread > 0.25 and fit.kind == "fitted"]
+    assert poor and all("poor fit" in l40s.collectives[key].notes[-1] for key in poor)
+    assert all(key in l40s.provenance["poor_fits"] for key in poor)
+    assert "poor_fits" not in load_platform("a100-sxm-8").provenance
+
+
+def test_differences_name_their_place_and_forgive_rounding() -> None:
+    old = {"a": {"spread": 0.1, "beta": 1e-12}, "b": [1.0, 2.0], "c": "x"}
+    assert not list(find_differences({"a": {"spread": 0.101, "beta": 1.001e-12}, "b": [1.0, 2.0], "c": "x"}, old))
+    new = {"a": {"spread": 0.2, "beta": 2e-12}, "b": [1.0], "c": "y", "d": 1}
+    assert [line.partition(":")[0] for line in find_differences(new, old)] == ["a.beta", "a.spread", "b", "c", "d"]
+
+
+def test_the_builder_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path))
+    monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(tmp_path))
+    assert main(["--check", "h100-sxm-8x8"]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("gallery: h100-sxm-8x8 cannot be built: ")
+    assert "PERFKIT_SHARED_DATA" in text and "PERFKIT_KERNEL_DATABASE" in text
+    assert main(["nonsense"]) == 2
+    assert "name is 'nonsense'; known are a100-sxm-8" in capsys.readouterr().err
