@@ -72,6 +72,55 @@ def test_limits_of_small_and_large_messages(a: float, b: float) -> None:
     assert low == pytest.approx(high) and low <= high
 
 
+branches = st.tuples(alpha, beta, st.floats(1, 100), st.floats(1, 100), st.floats(0.3, 5)).map(
+    lambda x: {"alpha1": x[0], "beta1": x[3] * x[1], "alpha2": x[2] * x[0], "beta2": x[1], "sharpness": x[4]}
+)
+
+
+@given(nbytes, branches)
+def test_two_branches_are_the_better_of_two_pipelines(n: float, p: dict[str, float]) -> None:
+    time, q = c.two_branch(n, **p), p["sharpness"]
+    pair = [c.pipelined(n, alpha=p[f"alpha{i}"], beta=p[f"beta{i}"], sharpness=q) for i in (1, 2)]
+    assert time == min(pair) and time >= max(p["alpha1"], p["beta2"] * n) * (1 - 1e-12)
+    assert c.two_branch(n * 1.1 + 1, **p) >= time * (1 - 1e-12)
+    assert c.two_branch(0.0, **p) == pytest.approx(p["alpha1"])
+    swapped = {f"{name}{3 - i}": p[f"{name}{i}"] for name in ("alpha", "beta") for i in (1, 2)}
+    assert c.two_branch(n, **swapped, sharpness=q) == time
+
+
+@given(branches)
+def test_two_branches_meet_without_a_jump(p: dict[str, float]) -> None:
+    sizes = np.geomspace(1, 1e13, 4001)
+    steps = np.diff(np.log(c.two_branch(sizes, **p)))
+    assert np.all(steps >= -1e-12) and np.all(steps <= np.diff(np.log(sizes)) * (1 + 1e-9))
+
+
+laws = st.fixed_dictionaries({"alpha0": alpha, "alpha1": alpha, "beta0": beta, "beta1": beta})
+
+
+@given(nbytes, st.integers(2, 4096), laws, st.sampled_from(c.OPERATIONS))
+def test_the_law_over_ranks_is_pipelined_at_every_count(
+    n: float, p: int, law: dict[str, float], operation: str
+) -> None:
+    start, move = law["alpha0"] + law["alpha1"] * c.ring_steps(operation, p), law["beta0"] + law["beta1"] * (p - 1) / p
+    time = c.over_ranks(n, p, operation, **law)
+    assert time == pytest.approx(c.pipelined(n, alpha=start, beta=move, sharpness=0.6))
+    assert c.over_ranks(n, p + 1, operation, **law) >= time * (1 - 1e-12)
+    assert c.over_ranks(n * 1.1 + 1, p, operation, **law) >= time * (1 - 1e-12)
+    assert c.over_ranks(n, np.array([p, p + 1]), operation, **law)[0] == pytest.approx(time)
+
+
+@given(nbytes, st.integers(2, 4096), alpha, beta)
+def test_no_algorithm_beats_the_link_and_the_switch_saves_traffic(n: float, p: int, a: float, b: float) -> None:
+    """In the limit a switch that reduces halves the traffic of a ring; one rank has nothing to do."""
+    link = {"alpha_hop": a, "beta_link": b}
+    switch, ring = (form(n, ranks=p, **link) for form in (c.in_network_all_reduce, c.ring_all_reduce))
+    assert switch >= n * b and ring >= c.bus_factor("all_reduce", p) * n * b * (1 - 1e-12)
+    assert c.in_network_all_reduce(n, ranks=1, **link) == 0
+    gain = c.ring_all_reduce(1e30, ranks=p, **link) / c.in_network_all_reduce(1e30, ranks=p, **link)
+    assert gain == pytest.approx(2 * (p - 1) / (p + 1)) and gain < 2
+
+
 @given(nbytes, st.integers(1, 4096), alpha, beta)
 def test_textbook_forms(n: float, p: int, a: float, b: float) -> None:
     link = {"ranks": p, "alpha_hop": a, "beta_link": b}
@@ -142,6 +191,9 @@ def test_arrays_series_and_expressions_agree() -> None:
         "alpha_beta": lambda n: c.alpha_beta(n, alpha=1e-5, beta=1e-11),
         "pipelined": lambda n: c.pipelined(n, alpha=1e-5, beta=1e-11),
         "two_regime": lambda n: c.two_regime(n, alpha1=1e-5, beta1=1e-10, alpha2=3e-5, beta2=1e-11),
+        "two_branch": lambda n: c.two_branch(n, alpha1=1e-5, beta1=1e-10, alpha2=3e-5, beta2=1e-11),
+        "over_ranks": lambda n: c.over_ranks(n, 8, "all_reduce", alpha0=1e-5, alpha1=1e-6, beta0=1e-12, beta1=3e-12),
+        "in_network": lambda n: c.in_network_all_reduce(n, **link),
         "ring": lambda n: c.ring_all_reduce(n, **link),
         "tree": lambda n: c.tree_all_reduce(n, **link),
     }

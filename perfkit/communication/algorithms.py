@@ -38,7 +38,7 @@ def time_textbook(
     beta_link : float
         Time per byte of the slowest link, one way [s/B].
     nodes : int, optional
-        Nodes; a tree has a level for each doubling of nodes and of ranks in a node [-].
+        Nodes, for a tree only: it has a level for each doubling of nodes and of ranks in a node [-].
     alpha_rail : float, optional
         Latency of a hop between nodes [s].
 
@@ -52,11 +52,10 @@ def time_textbook(
     ValueError
         For an operation without such an algorithm.
     """
-    if operation not in _KNOWN[way] or (way == "in_network" and nodes > 1):
-        where = " across nodes" if nodes > 1 else ""
+    if operation not in _KNOWN[way]:
         raise ValueError(
-            f"algorithm is {way!r}; a textbook form is known for {', '.join(_KNOWN[way])} and not for {operation}"
-            f"{where}; leave the algorithm out, or calibrate it as {operation}.{ranks}.{way}"
+            f"algorithm is {way!r}; a textbook form is known for {', '.join(_KNOWN[way])} and not for {operation}; "
+            f"leave the algorithm out, or calibrate it as {operation}.{ranks}.{way}"
         )
     if way == "ring":
         steps, traffic = forms.ring_steps(operation, ranks), forms.bus_factor(operation, ranks)

@@ -158,8 +158,19 @@ class _Pricing:
         ranks, way = nodes * self.network.ranks_per_node, way or ACROSS_NODES.get(operation, "")
         if not way:
             raise self.lacks(f"model of {operation} over {ranks} ranks and no rule to compose one")
-        rules = {"ring": self.ring, "tree": self.tree, "flat": self.flat, "rail": self.one_rail}
-        found = rules.get(way, self.two_level)(operation, nbytes, nodes)
+        rules = {
+            "ring": self.ring,
+            "tree": self.tree,
+            "two_level": self.two_level,
+            "flat": self.flat,
+            "rail": self.one_rail,
+        }
+        if way not in rules:
+            raise ValueError(
+                f"algorithm is {way!r}; across nodes there is no form of it; leave the algorithm out, or calibrate it "
+                f"as {operation}.{ranks}.{way}"
+            )
+        found = rules[way](operation, nbytes, nodes)
         note = f"{operation} on {ranks} ranks was not measured: composed of its shares inside and between {nodes} nodes"
         measured = any(split_key(key)[0::2] == (operation, "rail") for key in self.fits)
         if not measured:

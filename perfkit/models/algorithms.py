@@ -277,5 +277,4 @@ def in_network_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, be
     >>> round(float(in_network_all_reduce(1e9, ranks=8, alpha_hop=2e-6, beta_link=1 / 450e9)) * 1e3, 2)
     2.5
     """
-    several = np.minimum(ranks - 1, 1)
-    return several * (2.0 * alpha_hop + (ranks + 1) / ranks * beta_link * nbytes)
+    return ((ranks + 1) / ranks * beta_link * nbytes + 2.0 * alpha_hop) * np.minimum(ranks - 1, 1)
