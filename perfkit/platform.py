@@ -1,11 +1,8 @@
 """Platforms: devices, links, fitted kernels and collectives, with the origin of every number; in and out of TOML."""
 
-import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +14,7 @@ from perfkit.fitting import Fit
 from perfkit.hardware import DTYPES, KINDS, Device, Link, MemoryLevel, Network, Quantity
 from perfkit.inventory import list_numbers, render_numbers, tabulate_numbers
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.platform_file import EXAMPLE, FORMAT, PlatformError, encode, expect_platform, format_toml
-from perfkit.resources import write_text
+from perfkit.platform_file import FORMAT, PlatformError, Stored
 from perfkit.units import Array, Values, check_choice, check_positive, format_bytes
 from perfkit.variants import Variants
 
@@ -44,7 +40,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Platform(Variants):
+class Platform(Variants, Stored):
     """Everything perfkit knows about a machine or a cluster.
 
     Parameters
@@ -328,98 +324,3 @@ class Platform(Variants):
             Columns group, name, value, unit, kind, stderr, source, date and basis; values in the unit of their row.
         """
         return tabulate_numbers(self)
-
-    def to_toml(self) -> str:
-        """Write the platform as TOML, losslessly.
-
-        Returns
-        -------
-        text : str
-            The file's content [-].
-
-        Raises
-        ------
-        PlatformError
-            For a platform that `from_toml` would refuse.
-        """
-        text = format_toml({"format": FORMAT, **encode(self)}) + "\n"
-        Platform.from_toml(text, origin=f"platform {self.name!r}")
-        return text
-
-    @classmethod
-    def from_toml(cls, text: str, *, origin: str = "platform file") -> "Platform":
-        """Read a platform from TOML.
-
-        Parameters
-        ----------
-        text : str
-            The file's content [-].
-        origin : str, optional
-            What errors call the file [-].
-
-        Returns
-        -------
-        platform : Platform
-            The platform [-].
-
-        Raises
-        ------
-        PlatformError
-            With the place and the reason, for anything that is not a platform of this `FORMAT`.
-        """
-        try:
-            data = tomllib.loads(text)
-            version = data.pop("format", None)
-            if type(version) is not int or version != FORMAT:
-                found = "missing" if version is None else json.dumps(version, default=str)
-                raise ValueError(f"format is {found}; this perfkit reads format {FORMAT}")
-            return expect_platform(Platform)(data, "")
-        except (ValueError, RecursionError) as error:
-            raise PlatformError(f"{origin}: {error}; compare with {EXAMPLE}") from error
-
-    def save(self, path: str | Path) -> Path:
-        """Write the platform to a file, whole or not at all.
-
-        Parameters
-        ----------
-        path : str or Path
-            File to write; an existing one is replaced [-].
-
-        Returns
-        -------
-        path : Path
-            The file [-].
-
-        Raises
-        ------
-        PlatformError
-            For a platform that could not be read back.
-        OSError
-            Where the file cannot be written.
-        """
-        return write_text(Path(path), self.to_toml())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Platform":
-        """Read a platform file.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file [-].
-
-        Returns
-        -------
-        platform : Platform
-            The platform [-].
-
-        Raises
-        ------
-        PlatformError
-            For a file that is missing, unreadable or not a platform.
-        """
-        try:
-            text = Path(path).read_bytes().decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlatformError(f"{path} cannot be read: {error}; pass a platform file or a gallery name") from error
-        return cls.from_toml(text, origin=str(path))

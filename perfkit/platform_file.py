@@ -1,11 +1,13 @@
 """Platform files: what TOML may hold, checked entry by entry, every fault named with its place."""
 
+import json
 import os
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,10 +27,21 @@ from perfkit.resources import (
     expect_text,
     expect_whole,
     find_reference,
+    write_text,
 )
 from perfkit.units import Values, check_choice
 
-__all__ = ["EXAMPLE", "FORMAT", "UNITS", "PlatformError", "encode", "expect_platform", "find_file", "format_toml"]
+__all__ = [
+    "EXAMPLE",
+    "FORMAT",
+    "UNITS",
+    "PlatformError",
+    "Stored",
+    "encode",
+    "expect_platform",
+    "find_file",
+    "format_toml",
+]
 
 #: Version of the file format that this perfkit reads and writes.
 FORMAT = 1
@@ -248,3 +261,103 @@ def expect_platform(record: type) -> Reader:
         context=expect_each(_expect_fit(CONTEXT_FORMS)),
         provenance=expect_each(text),
     )
+
+
+class Stored:
+    """What makes a platform a file and a file a platform."""
+
+    def to_toml(self) -> str:
+        """Write the platform as TOML, losslessly.
+
+        Returns
+        -------
+        text : str
+            The file's content [-].
+
+        Raises
+        ------
+        PlatformError
+            For a platform that `from_toml` would refuse.
+        """
+        plain = encode(self)
+        text = format_toml({"format": FORMAT, **plain}) + "\n"
+        type(self).from_toml(text, origin=f"platform {plain.get('name', '')!r}")
+        return text
+
+    @classmethod
+    def from_toml(cls, text: str, *, origin: str = "platform file") -> Self:
+        """Read a platform from TOML.
+
+        Parameters
+        ----------
+        text : str
+            The file's content [-].
+        origin : str, optional
+            What errors call the file [-].
+
+        Returns
+        -------
+        platform : Platform
+            The platform [-].
+
+        Raises
+        ------
+        PlatformError
+            With the place and the reason, for anything that is not a platform of this `FORMAT`.
+        """
+        try:
+            data = tomllib.loads(text)
+            version = data.pop("format", None)
+            if type(version) is not int or version != FORMAT:
+                found = "missing" if version is None else json.dumps(version, default=str)
+                raise ValueError(f"format is {found}; this perfkit reads format {FORMAT}")
+            return expect_platform(cls)(data, "")
+        except (ValueError, RecursionError) as error:
+            raise PlatformError(f"{origin}: {error}; compare with {EXAMPLE}") from error
+
+    def save(self, path: str | Path) -> Path:
+        """Write the platform to a file, whole or not at all.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write; an existing one is replaced [-].
+
+        Returns
+        -------
+        path : Path
+            The file [-].
+
+        Raises
+        ------
+        PlatformError
+            For a platform that could not be read back.
+        OSError
+            Where the file cannot be written.
+        """
+        return write_text(Path(path), self.to_toml())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a platform file.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file [-].
+
+        Returns
+        -------
+        platform : Platform
+            The platform [-].
+
+        Raises
+        ------
+        PlatformError
+            For a file that is missing, unreadable or not a platform.
+        """
+        try:
+            text = Path(path).read_bytes().decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlatformError(f"{path} cannot be read: {error}; pass a platform file or a gallery name") from error
+        return cls.from_toml(text, origin=str(path))
