@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from perfkit.overheads import read_overheads
 from perfkit.platform import Platform
 from perfkit.prediction.cost import price
 from perfkit.workloads.dlrm import DLRM
+
+if TYPE_CHECKING:
+    import polars
 
 __all__ = ["DATE", "NAMES", "REFERENCE", "build", "fit_kernels", "read_trace", "tabulate_overheads"]
 
@@ -51,8 +54,8 @@ _GATHERED = (2048, 27, 27)
 _TILE = {"tile_m": 32.0, "tile_n": 128.0}
 
 
-def _quantity(value: float, unit: str, source: str, kind: str = "measured") -> Quantity:
-    return Quantity(float(f"{value:.6g}"), unit, kind, f"{_STUDY}: {source}", DATE)
+def _quantity(value: float, unit: str, source: str, kind: str = "measured", basis: str = "") -> Quantity:
+    return Quantity(float(f"{value:.6g}"), unit, kind, f"{_STUDY}: {source}", DATE, basis=basis)
 
 
 def _read_hardware(shared: Path, gpu: str) -> dict[str, float | str]:
@@ -65,15 +68,15 @@ def _device(name: str, shared: Path) -> Device:
     gpu, product, units = NAMES[name]
     hardware = _read_hardware(shared, gpu)
     clock = float(str(hardware["locked_clock_mem_MHz_sm_MHz"]).split(",")[1]) * 1e6
-    peak = _quantity(2 * units * clock, "FLOP/s", f"{units} fp32 units at {clock / 1e6:.0f} MHz", "datasheet")
+    peak = _quantity(2 * units * clock, "FLOP/s", f"{units} fp32 units at {clock / 1e6:.0f} MHz", "datasheet", "dense")
     cache = MemoryLevel(
         "L2",
-        _quantity(float(hardware["l2_mib"]) * 2**20, "B", "hw_params, l2_mib", "datasheet"),
+        _quantity(float(hardware["l2_mib"]) * 2**20, "B", "hw_params, l2_mib", "datasheet", "MiB as quoted"),
         _quantity(float(hardware["l2_gbps"]) * 1e9, "B/s", "hw_params, l2_gbps"),
     )
     memory = MemoryLevel(
         "DRAM",
-        _quantity(float(hardware["dram_gib"]) * 2**30, "B", "hw_params, dram_gib", "datasheet"),
+        _quantity(float(hardware["dram_gib"]) * 2**30, "B", "hw_params, dram_gib", "datasheet", "GiB as quoted"),
         _quantity(float(hardware["dram_gbps"]) * 1e9, "B/s", "hw_params, dram_gbps"),
     )
     return Device(product, "cuda", {"fp32": peak}, (cache, memory))
@@ -97,7 +100,7 @@ def read_trace(shared: Path) -> list[dict[str, Any]]:
 
 
 def _moved(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Class and traffic of a kernel that only moves data [B]; of no class where the trace does not say what it moves."""
+    """Class and traffic of a kernel that only moves data [B]; no class where the trace does not say what it moves."""
     passes = {
         "aten::relu": 8, "ReluBackward0": 12, "Optimizer.step#SGD.step": 12, "Optimizer.zero_grad#SGD.zero_grad": 4,
         "torch::autograd::AccumulateGrad": 12,
@@ -113,11 +116,16 @@ def _moved(row: Mapping[str, Any]) -> tuple[str, float]:
     return "", 0.0
 
 
+def _rates(device: Device) -> dict[str, Any]:
+    main = device.memory[-1].bandwidth
+    return {"peak": device.peaks["fp32"].value, "bandwidth": main.value if main else math.nan}
+
+
 def _fit_moves(rows: Sequence[Mapping[str, Any]], kind: str, device: Device) -> Fit:
+    """Kernels of the trace that only move data."""
     found = [(nbytes, row["seconds"]) for row in rows for name, nbytes in [_moved(row)] if name == kind]
     nbytes, seconds = np.array(found).T
-    rates = {"peak": device.peaks["fp32"].value, "bandwidth": device.memory[-1].bandwidth.value}  # type: ignore[union-attr]
-    return fit_roofline(0.0, nbytes, seconds, **rates, source=_TRACE, date=DATE)
+    return fit_roofline(0.0, nbytes, seconds, **_rates(device), source=_TRACE, date=DATE)
 
 
 def _fit_products(shared: Path, device: Device) -> Fit:
@@ -125,67 +133,9 @@ def _fit_products(shared: Path, device: Device) -> Fit:
     import polars as pl
 
     frame = pl.read_csv(shared / "kernels_v100" / "gemm_v100_fp32_from_trace.csv").filter(pl.col("B") == 1)
-    m, n, k, seconds = (frame[name].to_numpy().astype(float) for name in ("M", "N", "K", "mean_us"))
-    rates = {"peak": device.peaks["fp32"].value, "bandwidth": device.memory[-1].bandwidth.value}  # type: ignore[union-attr]
+    m, n, k, micros = (frame[name].to_numpy().astype(float) for name in ("M", "N", "K", "mean_us"))
     work = {"flops": gemm_flops(m, n, k), "nbytes": gemm_bytes(m, n, k)}
-    return fit_roofline(**work, seconds=seconds * 1e-6, **rates, source=_TRACE, date=DATE)
-
-
-def _share(reached: float, moves: Fit, *, n: int, spread: float, source: str, notes: Sequence[str] = ()) -> Fit:
-    """A class that moves data at a share of the bandwidth, with the launch of `moves`."""
-    parameters = {**moves, "memory_efficiency": min(reached, 1.0)}
-    return Fit("roofline", parameters, spread=spread, n=n, source=source, date=DATE, units=moves.units, notes=tuple(notes))
-
-
-def _measure_class(platform: Platform, model: DLRM, name: str, moves: Fit) -> float:
-    """Seconds that the operations of a name would take at the full bandwidth, launches aside."""
-    full = replace(moves, parameters={**moves, "memory_efficiency": 1.0, "launch": 1e-12})
-    graph = model.graphs(accelerator=True)[0]
-    keys = {f"{kind}.{variant}" for label, kind, variant, _, _ in graph.labels if label == name}
-    costs = price(graph, replace(platform, kernels={key: full for key in keys}))
-    return float(sum(t for t, label in zip(costs.seconds, graph.labels, strict=True) if label[0] == name))
-
-
-def fit_kernels(shared: Path) -> dict[str, Fit]:
-    """Kernel models of the V100: fitted to its kernel trace, or carried over from a class of the trace."""
-    device = _device("v100-locked-1", shared)
-    bare = Platform("v100", device, Network(1))
-    rows = read_trace(shared)
-    moves = {kind: _fit_moves(rows, kind, device) for kind in ("elementwise", "copy")}
-    kernels = {"gemm": _fit_products(shared, device), **moves}
-    kernels["bmm"] = _tile(kernels["gemm"], moves["elementwise"])
-    trace = DLRM("dlrm-mlperf", batch=2048, **REFERENCE)
-    launch = moves["copy"]["launch"]
-    for name, variant, launches in (("index", "index", 1), ("index_put", "index_put", 10)):
-        operation = {"index": "aten::index", "index_put": "IndexBackward"}[name]
-        taken = sum(row["seconds"] * row["each"] for row in rows if row["op"] == operation)
-        taken -= sum(r["seconds"] for r in rows if r["op"] == operation == "IndexBackward" and r["shapes"] == [_GATHERED])
-        reached = _measure_class(bare, trace, name, moves["copy"]) / (taken - launches * launch)
-        kernels[f"copy.{variant}"] = _share(reached, moves["copy"], n=1, spread=0.2, source=_TRACE)
-    kernels |= _fit_lookups(bare, rows, trace, moves["elementwise"])
-    kernels["rowwise"] = _carry(moves["elementwise"], "as element-wise kernels")
-    kernels["attention"] = _carry(kernels["gemm"], "as products")
-    for name in ("embedding_forward", "embedding_backward", "embedding_update"):
-        like = "embedding_forward.fused" if name == "embedding_forward" else "embedding_backward.fused"
-        kernels[name] = _carry(kernels[like], "as fused lookups")
-    return kernels
-
-
-def _fit_lookups(bare: Platform, rows: Sequence[Mapping[str, Any]], trace: DLRM, moves: Fit) -> dict[str, Fit]:
-    """Share of the bandwidth that fused lookups reach: the mean of the two kernels that were published."""
-    default = DLRM("dlrm-default", batch=2048, **REFERENCE)
-    found = {}
-    names = {"forward": ("LookupFunction", "fused_embeddings"), "backward": ("LookupFunctionBackward",) * 2}
-    for phase, (operation, name) in names.items():
-        name = name if phase == "forward" else "fused_embeddings_backward"
-        taken = next(row["seconds"] for row in rows if row["op"] == operation)
-        pairs = ((trace, taken), (default, _DEFAULT_LOOKUPS[phase]))
-        shares = np.log([_measure_class(bare, model, name, moves) / (t - moves["launch"]) for model, t in pairs])
-        notes = (f"two kernels, each {np.abs(shares - shares.mean()).max():.0%} from the mean of both",)
-        found[f"embedding_{phase}.fused"] = _share(
-            float(np.exp(shares.mean())), moves, n=2, spread=max(float(shares.std(ddof=1)), 0.1), source=_TRACE, notes=notes
-        )
-    return found
+    return fit_roofline(**work, seconds=micros * 1e-6, **_rates(device), source=_TRACE, date=DATE)
 
 
 def _tile(gemm: Fit, moves: Fit) -> Fit:
@@ -202,6 +152,60 @@ def _tile(gemm: Fit, moves: Fit) -> Fit:
 def _carry(fit: Fit, note: str) -> Fit:
     """A class that the trace does not show."""
     return replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.3), n=0, notes=(note,))
+
+
+def _time_at_full_rate(platform: Platform, model: DLRM, name: str, moves: Fit) -> float:
+    """Seconds that the operations of a name would take at the full bandwidth, launches aside [s]."""
+    full = replace(moves, parameters={**moves, "memory_efficiency": 1.0, "launch": 1e-12})
+    graph = model.graphs(accelerator=True)[0]
+    own = [label[0] == name for label in graph.labels]
+    keys = {f"{label[1]}.{label[2]}" for label, mine in zip(graph.labels, own, strict=True) if mine}
+    return float(price(graph, replace(platform, kernels=dict.fromkeys(keys, full))).seconds[own].sum())
+
+
+def _fit_share(shares: Sequence[float], moves: Fit) -> Fit:
+    """A class that moves data at a share of the bandwidth: the geometric mean of what was seen, at most all of it."""
+    logs = np.log(shares)
+    reached, off = min(float(np.exp(logs.mean())), 1.0), float(np.abs(np.expm1(logs - logs.mean())).max())
+    few = f"{len(shares)} kernel{'s' * (len(shares) > 1)}" + (f", each {off:.0%} from their mean" if off else "")
+    return Fit(
+        "roofline", {**moves, "memory_efficiency": reached}, spread=max(off, 0.2), n=len(shares), source=_TRACE,
+        date=DATE, units=moves.units, notes=(few,),
+    )  # fmt: skip
+
+
+def fit_kernels(shared: Path) -> dict[str, Fit]:
+    """Kernel models of the V100: fitted to its kernel trace, or carried over from a class of the trace."""
+    device, rows = _device("v100-locked-1", shared), read_trace(shared)
+    moves = {kind: _fit_moves(rows, kind, device) for kind in ("elementwise", "copy")}
+    kernels = {"gemm": _fit_products(shared, device), **moves}
+    kernels["bmm"] = _tile(kernels["gemm"], moves["elementwise"])
+    taken: dict[str, float] = {}
+    for row in rows:  # of an iteration; the gradient of the gather starts with zeros, which are a copy of their own
+        zeros = row["op"] == "IndexBackward" and row["shapes"] == [_GATHERED]
+        taken[row["op"]] = taken.get(row["op"], 0.0) + (0.0 if zeros else row["seconds"] * row["each"])
+    platform, trace = Platform("V100", device, Network(1)), DLRM("dlrm-mlperf", batch=2048, **REFERENCE)
+    for name, operation, launches in (("index", "aten::index", 1), ("index_put", "IndexBackward", 10)):
+        full = _time_at_full_rate(platform, trace, name, moves["copy"])
+        share = full / (taken[operation] - launches * moves["copy"]["launch"])
+        kernels[f"copy.{name}"] = _fit_share([share], moves["copy"])
+    default, launch = DLRM("dlrm-default", batch=2048, **REFERENCE), moves["elementwise"]["launch"]
+    for phase, operation, name in (
+        ("forward", "LookupFunction", ""),
+        ("backward", "LookupFunctionBackward", "_backward"),
+    ):
+        pairs = ((trace, taken[operation]), (default, _DEFAULT_LOOKUPS[phase]))
+        full_times = [
+            _time_at_full_rate(platform, m, f"fused_embeddings{name}", moves["elementwise"]) for m, _ in pairs
+        ]
+        shares = [full / (seconds - launch) for full, (_, seconds) in zip(full_times, pairs, strict=True)]
+        kernels[f"embedding_{phase}.fused"] = _fit_share(shares, moves["elementwise"])
+        kernels[f"embedding_{phase}"] = _carry(kernels[f"embedding_{phase}.fused"], "as fused lookups")
+    kernels["embedding_update"] = _carry(kernels["embedding_backward.fused"], "as the backward of fused lookups")
+    return kernels | {
+        "rowwise": _carry(moves["elementwise"], "as element-wise kernels"),
+        "attention": _carry(kernels["gemm"], "as products"),
+    }
 
 
 #: Class of operations, see `perfkit.prediction.host`, by what the study calls the operation: for T2 and T3, ...
@@ -229,9 +233,9 @@ _GAPS = {
 
 
 def _classify(term: str, name: str) -> str:
-    if term in ("t1", "t4"):
+    if term in ("T1", "T4"):
         return "all" if name in ("", "cudaLaunchKernel") else ""
-    return (_GAPS if term == "t5" else _CALLS).get(name, "")
+    return (_GAPS if term == "T5" else _CALLS).get(name, "")
 
 
 # -- platforms -------------------------------------------------------------------------------------------------------
@@ -242,7 +246,9 @@ def build(name: str, shared: Path) -> Platform:
     hardware, own = _read_hardware(shared, NAMES[name][0]), name == "v100-locked-1"
     note = "transferred from the V100: the same shares of peak and bandwidth"
     kernels = {
-        key: fit if own else replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.2), notes=(*fit.notes, note))
+        key: fit
+        if own
+        else replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.2), notes=(*fit.notes, note))
         for key, fit in fit_kernels(shared).items()
     }
     per_byte = 1e-9 / float(hardware["pcie_gbps"])
@@ -256,30 +262,35 @@ def build(name: str, shared: Path) -> Platform:
     return Platform(name, _device(name, shared), Network(1), kernels, {}, host, {}, provenance)
 
 
-def tabulate_overheads(shared: Path) -> str:
-    """The table of host overheads that perfkit ships, as CSV: means over the published traces of DLRM training."""
+def _read_overheads(shared: Path) -> "polars.DataFrame":
+    """Mean overhead by set, term and operation [s], and how often an iteration calls the operation."""
     import polars as pl
 
-    folder = shared / "kernels_v100"
+    folder, calls = shared / "kernels_v100", pl.col("count").fill_null(1.0)
     late = pl.read_csv(folder / "overheads_t1_t2_2022.csv").with_columns(set=pl.lit("2022"))
     late = late.filter(pl.col("model").str.starts_with("DLRM"), pl.col("batch") >= 512, pl.col("batch") <= 4096)
     early = pl.read_csv(folder / "overheads_t1_t5_dlrm_default_2048.csv").with_columns(set=pl.lit("2021"))
-    early = early.filter((pl.col("op") != "aten::to") | (pl.col("source") == "ad411a68"))  # in the other it waits as well
-    name = pl.col("op").fill_null("").str.strip_suffix("0")
-    columns = ["set", pl.col("type").alias("term"), name.alias("operation"), "mean_us"]
-    rows = pl.concat([early.select(*columns, count=pl.lit(None)), late.select(*columns, "count")], how="vertical_relaxed")
-    counts = pl.col("count").fill_null(1.0)
-    table = rows.group_by("set", "term", "operation").agg(
-        mean=(pl.col("mean_us") * counts).sum() / counts.sum() * 1e-6, deviation=pl.col("mean_us").std() * 1e-6,
+    early = early.filter((pl.col("op") != "aten::to") | (pl.col("source") == "ad411a68"))  # else with the wait itself
+    columns: list[Any] = ["set", "mean_us", pl.col("type").str.to_uppercase().alias("term")]
+    columns.append(pl.col("op").fill_null("").str.strip_suffix("0").alias("operation"))
+    parts = [early.select(*columns, count=pl.lit(None)), late.select(*columns, "count")]
+    table = pl.concat(parts, how="vertical_relaxed").group_by("set", "term", "operation").agg(
+        mean=(pl.col("mean_us") * calls).sum() / calls.sum() * 1e-6, deviation=pl.col("mean_us").std() * 1e-6,
         calls=pl.col("count").mean() / 100,
-    ).sort("set", "term", "operation")  # fmt: skip
-    calls = {row["operation"]: row["calls"] for row in table.iter_rows(named=True) if row["term"] == "t2" and row["calls"]}
+    )  # fmt: skip
+    counts = table.filter(pl.col("term") == "T2", pl.col("calls").is_not_null()).select("operation", "calls")
+    return table.drop("calls").join(counts, on="operation", how="left").sort("set", "term", "operation")
+
+
+def tabulate_overheads(shared: Path) -> str:
+    """The table of host overheads that perfkit ships, as CSV: means over the published traces of DLRM training."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["term", "operation", "set", "mean", "deviation", "unit", "calls", "class", "source"])
-    for row in table.iter_rows(named=True):
-        group = _classify(row["term"], row["operation"])
-        if group or (row["term"] == "t2" and row["operation"] in calls):
-            figures = (f"{row['mean']:.3g}", f"{row['deviation'] or 0:.2g}", "s", f"{calls.get(row['operation'], 1):.1f}")
-            writer.writerow([row["term"].upper(), row["operation"], row["set"], *figures, group, _SETS[row["set"]]])
+    for row in _read_overheads(shared).iter_rows(named=True):
+        term, name = row["term"], row["operation"]
+        group = _classify(term, name)
+        if group or (term == "T2" and row["calls"] is not None):
+            figures = (f"{row['mean']:.3g}", f"{row['deviation'] or 0:.2g}", "s", f"{row['calls'] or 1:.1f}")
+            writer.writerow([term, name, row["set"], *figures, group, _SETS[row["set"]]])
     return out.getvalue()

@@ -215,6 +215,80 @@ def test_a_gpu_is_bound_by_its_host_where_kernels_are_small() -> None:
     assert large.parts.get(("", "host"), (0, 0.0))[1] < 0.1 * large.time
 
 
+def test_waiting_for_copies_costs_time() -> None:
+    """The reference loop on the same kernels: the device stands still while the host catches up after every copy."""
+    v100 = load_platform("v100-locked-1")
+    lean, reference = (
+        quietly(DLRM("dlrm-ddp", batch=2048, embedding="fused", loop=loop), v100) for loop in ("lean", "reference")
+    )
+    assert reference.time > 1.2 * lean.time
+    consistent(reference)
+    timeline = reference.timeline()
+    starts, ends = (timeline[key].to_numpy() for key in ("start_s", "end_s"))
+    after = [i + 1 for i, kind in enumerate(timeline["kind"][:-1]) if kind == "transfer"]
+    assert (starts[after] > ends[[i - 1 for i in after]]).all(), "a gap after every transfer"
+
+
+def test_one_fused_kernel_spares_the_host() -> None:
+    fused, separate = (
+        quietly(DLRM("dlrm-mlperf", batch=64, embedding=embedding), H100) for embedding in ("fused", "separate")
+    )
+    assert fused.time < 0.7 * separate.time
+
+
+def test_overheads_of_a_class_come_before_those_of_all() -> None:
+    """A variant before its phase, before its class, before all operations."""
+    workload = Transformer.bert(batch=1, **{**TINY, "sequence": 16})
+    times = []
+    for key in ("before_launch", "before_launch.gemm", "before_launch.gemm.backward", "before_launch.gemm.tn"):
+        host = {name: q for name, q in H100.host.items() if not name.startswith("before_launch")}
+        host |= {"before_launch": replace(H100.host["gap"], value=1e-6), key: replace(H100.host["gap"], value=1e-4)}
+        times.append(quietly(workload, replace(H100, host=host)).time)
+    products = [label for label in workload.graphs(accelerator=True)[0].labels if label[1] == "gemm"]
+    assert times == sorted(times, reverse=True)
+    calls = sum(label[3] == "forward" for label in products) * 1.5  # in the backward, two products are one call
+    assert times[1] - times[2] == pytest.approx(1e-4 * calls * 2 / 3, rel=0.05)
+
+
+def test_the_kernel_of_a_variant_comes_before_that_of_a_dtype() -> None:
+    gemm = H100.kernels["gemm"] if "gemm" in H100.kernels else H100.kernels["gemm.bf16"]
+    slow = {name: replace(gemm, parameters={**gemm.parameters, "launch": launch}) for name, launch in
+            (("gemm", 1.0), ("gemm.bf16", 2.0), ("gemm.nt", 4.0))}  # fmt: skip
+    others = {key: fit for key, fit in H100.kernels.items() if key.partition(".")[0] != "gemm"}
+    workload = Transformer.bert(batch=4, dtype="bf16", **TINY)
+    graph = workload.graphs(accelerator=True)[0]
+    variants = [variant for _, kind, variant, _, _ in graph.labels if kind == "gemm"]
+    for names, each in ((["gemm"], 1), (["gemm", "gemm.bf16"], 2), (["gemm", "gemm.bf16", "gemm.nt"], None)):
+        platform = replace(H100, kernels={**others, **{name: slow[name] for name in names}})
+        seconds = price(graph, platform, dtype="bf16").seconds[[label[1] == "gemm" for label in graph.labels]]
+        expected = [4 if each is None and variant == "nt" else each or 2 for variant in variants]
+        assert seconds == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_is_assumed_errs_together_and_widens_the_interval() -> None:
+    workload = Transformer.bert("bert-base", batch=64, sequence=512, dtype="bf16")
+    spreads = []
+    for kind in ("fitted", "assumed"):
+        kernels = {key: replace(fit, kind=kind, spread=0.2, spread_time=None) for key, fit in H100.kernels.items()}
+        spreads.append(quietly(workload, replace(H100, kernels=kernels)).spread)
+    assert spreads[1] > 1.2 * spreads[0]
+    assert spreads[1] == pytest.approx(0.2, rel=0.1)
+    sure = {key: replace(q, stderr=0.01 * q.value) for key, q in H100.host.items()}
+    small = Transformer.bert("bert-base", batch=1, sequence=16)
+    assert quietly(small, replace(H100, host=sure)).spread < quietly(small, H100).spread
+
+
+def test_mixed_precision_lies_between_its_data_types() -> None:
+    sizes = {"batch": 64, "sequence": 512}
+    half, mixed, full = (
+        quietly(Transformer.bert(**sizes, **more), H100).time
+        for more in ({"dtype": "bf16"}, {"dtype": "bf16", "mixed": True}, {"dtype": "tf32"})
+    )
+    assert half < mixed < full
+    eager, fused = (quietly(Transformer.bert(**sizes, dtype="bf16", fused=f), H100).time for f in (False, True))
+    assert fused < eager
+
+
 def test_the_bottleneck_is_the_largest_part(toy: Platform) -> None:
     lookups = quietly(DLRM(rows=[10**6] * 8, dim=64, pooling=100, batch=2048, bottom=[16], top=[16]), toy)
     assert lookups.bottleneck == "embedding-bound"

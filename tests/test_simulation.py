@@ -81,6 +81,48 @@ def test_a_device_hides_the_host_only_where_kernels_are_long() -> None:
     assert timeline.period == pytest.approx(10 * 1e-6 + 10 * 1e-3)
 
 
+def test_the_host_waits_for_a_transfer() -> None:
+    """Launch 1, kernel 5, transfer 2, kernel 3: the host is back at 8 and launches the last kernel at 9."""
+    one = RankTimes(np.array([5.0, 2.0, 3.0]), np.zeros(3), np.zeros(0, dtype=int), np.array([1]))
+    timeline = simulate([one], np.zeros(0), Host(0.0, 1.0, True))
+    assert timeline.ends[0][1] - timeline.starts[0][0] == 7
+    assert timeline.starts[0][2] - timeline.ends[0][1] == 1
+    assert timeline.period == 5 + 2 + 1 + 3, "the launches of the first two hide behind the kernels before"
+    hidden = simulate([RankTimes(one.seconds, one.overhead, one.collectives)], np.zeros(0), Host(0.0, 1.0, True))
+    assert hidden.period == 10
+
+
+def test_a_call_of_many_launches_keeps_the_device_waiting() -> None:
+    """Ten kernels of 0.1 that are launched 1 apart: the last starts with its launch, at 10."""
+    many = RankTimes(
+        np.array([1.0]), np.zeros(1), np.zeros(0, dtype=int), launches=np.array([10.0]), spacing=np.array([9.0])
+    )
+    timeline = simulate([many], np.zeros(0), Host(0.0, 1.0, True))
+    assert timeline.latency == pytest.approx(10.1)
+    assert timeline.period == pytest.approx(10.0)
+
+
+def test_a_part_of_a_kernel_is_not_launched() -> None:
+    parts = RankTimes(np.array([1.0, 1.0]), np.zeros(2), np.zeros(0, dtype=int), launches=np.array([1.0, 0.0]))
+    assert simulate([parts], np.zeros(0), Host(0.0, 3.0, True)).period == 3.0
+    first, more = parts.issue(Host(0.0, 3.0, True))
+    assert (first.tolist(), more.tolist()) == ([3.0, 0.0], [0.0, 0.0])
+
+
+@given(schedules(), st.integers(0, 5))
+def test_waiting_for_transfers_never_takes_less_time(
+    schedule: tuple[list[RankTimes], np.ndarray, Host], where: int
+) -> None:
+    ranks, durations, host = schedule
+    free = [np.setdiff1d(np.arange(len(rank.seconds)), rank.collectives)[:where] for rank in ranks]
+    waiting = [RankTimes(r.seconds, r.overhead, r.collectives, at) for r, at in zip(ranks, free, strict=True)]
+    plain, slower = simulate(ranks, durations, host), simulate(waiting, durations, host)
+    assert slower.period >= plain.period * (1 - 1e-9) - 1e-9
+    assert slower.latency >= plain.latency * (1 - 1e-9) - 1e-9
+    if not host.asynchronous:
+        assert slower.period == plain.period, "kernels of a CPU run on the host clock"
+
+
 @given(schedules())
 def test_bounds(schedule: tuple[list[RankTimes], np.ndarray, Host]) -> None:
     ranks, durations, host = schedule
@@ -125,7 +167,8 @@ def run_long(ranks: list[RankTimes], durations: np.ndarray, host: Host, iteratio
                 while position[r] < len(rank.seconds) and position[r] not in rank.collectives:
                     clock[r] += rank.overhead[position[r]] + host.launch
                     front[r] = max(front[r], clock[r]) + rank.seconds[position[r]]
-                    clock[r] = clock[r] if host.asynchronous else front[r]
+                    waits = not host.asynchronous or position[r] in rank.transfers
+                    clock[r] = max(clock[r], front[r]) if waits else clock[r]
                     position[r] += 1
                 if duration is not None:
                     clock[r] += rank.overhead[position[r]] + host.launch
@@ -159,6 +202,18 @@ def whole_schedules(draw: st.DrawFn) -> tuple[list[RankTimes], np.ndarray, Host]
 @given(whole_schedules())
 def test_the_period_is_that_of_the_long_run(schedule: tuple[list[RankTimes], np.ndarray, Host]) -> None:
     assert simulate(*schedule).period == pytest.approx(run_long(*schedule), rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=60)
+@given(whole_schedules(), st.integers(0, 2))
+def test_the_period_with_transfers_is_that_of_the_long_run(
+    schedule: tuple[list[RankTimes], np.ndarray, Host], where: int
+) -> None:
+    ranks, durations, host = schedule
+    free = [np.setdiff1d(np.arange(len(rank.seconds)), rank.collectives)[where : where + 2] for rank in ranks]
+    waiting = [RankTimes(r.seconds, r.overhead, r.collectives, at) for r, at in zip(ranks, free, strict=True)]
+    found = simulate(waiting, durations, host).period
+    assert found == pytest.approx(run_long(waiting, durations, host), rel=1e-9, abs=1e-9)
 
 
 @given(schedules())

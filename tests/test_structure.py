@@ -24,6 +24,7 @@ FLOORS = [
         "estimates",
         "computation",
         "inventory",
+        "overheads",
         "communication",
         "platform_file",
         "platform",

@@ -143,6 +143,122 @@ def test_a_device_updates_in_lists() -> None:
     assert listed.parameters == single.parameters
 
 
+# On a device of its own.
+
+
+def labels(graph: Graph, *, kind: str = "", phase: str = "") -> list[str]:
+    return [label[0] for label in graph.labels if kind in ("", label[1]) and phase in ("", label[3])]
+
+
+def test_layer_lists_of_the_study_start_with_the_input() -> None:
+    """arXiv 2404.12674: 512-512-64 takes 512 features through two layers; 12 and 16 dense weights in its traces."""
+    for preset, weights in (("dlrm-default", 12), ("dlrm-mlperf", 16), ("dlrm-ddp", 16)):
+        model = DLRM(preset, batch=8)
+        assert 2 * (len(model.bottom) + len(model.top)) == weights
+    ddp = DLRM("dlrm-ddp", batch=8)
+    assert {(t.rows, t.dim, t.pooling) for t in ddp.tables} == {(80_000, 128, 10)}
+    dense = 3 * (128 * 128 + 128) + (128 + 36) * 512 + 512 + 2 * (512 * 512 + 512) + 512 * 256 + 256 + 257
+    assert ddp.graphs()[0].parameters == 8 * 80_000 * 128 + dense
+
+
+def test_fused_tables_are_one_kernel_each_way() -> None:
+    model = DLRM(batch=64, embedding="fused", **SMALL)
+    graph = model.graphs(accelerator=True)[0]
+    for kind in ("embedding_forward", "embedding_backward"):
+        own = graph.kernels[kind, "fused"]
+        assert graph.column("launches")[own].tolist() == [1, 0, 0]
+        assert graph.column("calls")[own].sum() == 1
+        assert graph.column("table")[own].tolist() == [0, 1, 2]
+        assert graph.column("lookups")[own].tolist() == [256.0] * 3
+    assert not labels(graph, kind="embedding_update"), "the backward has updated the rows"
+    separate = DLRM(batch=64, **SMALL).graphs(accelerator=True)[0]
+    assert graph.parameters == separate.parameters
+    assert graph.column("flops").sum() == separate.column("flops").sum()
+    spread = DLRM(batch=64, embedding="fused", **SMALL).graphs(2, accelerator=True)
+    assert [len(g.tables) for g in spread] == [2, 1]
+
+
+def test_the_reference_loop_copies_reads_zeroes_and_adds() -> None:
+    lean, reference = (DLRM(batch=64, loop=loop, **SMALL).graphs(accelerator=True)[0] for loop in ("lean", "reference"))
+    assert not len(lean.transfers)
+    assert [reference.labels[i][2:4] for i in reference.transfers] == [("to_device", "forward")] * 6 + [
+        ("to_host", "forward")
+    ] * 2
+    copied = reference.traffic[reference.transfers].tolist()
+    assert copied[:3] == [64 * 13 * 4, 3 * 256 * 4, (3 * 64 + 1) * 4], "dense inputs, indices, offsets"
+    weights = 2 * 4
+    for graph, kernels in ((lean, 1), (reference, weights)):
+        update = next(i for i, label in enumerate(graph.labels) if label[1] == "elementwise" and label[3] == "update")
+        assert graph.column("launches")[update] == kernels
+    assert labels(reference).count("accumulate") == labels(reference).count("expand") * 2 == weights
+    assert graph.column("launches")[labels(reference).index("zero_")] == weights
+    assert not {"accumulate", "expand", "zero_"} & set(labels(lean))
+    assert labels(DLRM(batch=64, loop="reference", **SMALL).graphs()[0]) == labels(DLRM(batch=64, **SMALL).graphs()[0])
+
+
+def test_kernels_of_one_backward_node_are_one_call() -> None:
+    graph = Transformer.bert(**TINY).graphs(accelerator=True)[0]
+    calls, launches = graph.column("calls"), graph.column("launches")
+    assert set(calls) == {0.0, 1.0}
+    assert set(launches) == {1.0}
+    products = [i for i, label in enumerate(graph.labels) if label[:2] == ("mm", "gemm") and label[3] == "backward"]
+    assert calls[products].sum() == len(products) / 2, "gradients of input and weight"
+    forward = [i for i, label in enumerate(graph.labels) if label[3] == "forward"]
+    assert calls[forward].all()
+    weights = 7 + 2 * 16
+    assert graph.column("bare").sum() >= weights, "every gradient is kept by a call of its own"
+
+
+@pytest.mark.parametrize(("optimizer", "passes"), [("adamw", 7), ("sgd", 3)])
+def test_a_fused_optimizer_is_one_kernel(optimizer: str, passes: int) -> None:
+    """28 bytes of fp32 for AdamW (weight, gradient and two states read, all but the gradient written), 12 for SGD."""
+    graph = Transformer.bert(**TINY, optimizer=optimizer, fused=True).graphs(accelerator=True)[0]
+    assert labels(graph, phase="update") == [f"_fused_{optimizer}_"]
+    assert graph.traffic[-1] == 4 * passes * graph.parameters
+    assert graph.column("elements")[-1] == graph.parameters
+
+
+def test_bytes_follow_the_data_type() -> None:
+    full, half = (DLRM(batch=64, dtype=dtype, **SMALL).graphs()[0] for dtype in ("fp32", "bf16"))
+    index = [
+        i
+        for i, label in enumerate(full.labels)
+        if "embedding" not in label[1] and label[0] not in ("index", "index_put")
+    ]
+    assert half.traffic[index].tolist() == (full.traffic[index] / 2).tolist()
+
+
+def test_mixed_precision_casts_what_products_need() -> None:
+    """Autocast: each weight is cast once and its gradient back, inputs of products as often as they are used."""
+    plain, mixed = (Transformer.bert(**TINY, dtype="bf16", mixed=m).graphs(accelerator=True)[0] for m in (False, True))
+    assert "_to_copy" not in labels(plain)
+    names = [label for label in labels(mixed) if label != "_to_copy"]
+    assert sorted(names) == sorted(labels(plain))
+    assert mixed.column("flops").sum() == plain.column("flops").sum()
+    casts = np.array([label[0] == "_to_copy" for label in mixed.labels])
+    forward = np.array([label[3] == "forward" for label in mixed.labels])
+    assert (mixed.traffic[casts] == 6 * mixed.column("elements")[casts]).all(), "2 bytes one way, 4 the other"
+    weights = 2 * (4 * 32 * 32 + 4 * 32 + 8 * 32 * 32 + 5 * 32) + 32 * 32 + 32 + 100 * 32 + 100
+    inputs = 2 * 16 * (2 * (3 * 32 + 32) + 32 + 32)
+    logits = 2 * 16 * 100
+    gelus = 2 * 16 * 32
+    cast = mixed.column("elements")[casts & forward].sum()
+    assert weights + inputs + logits <= cast <= weights + inputs + logits + 2 * gelus
+    for graph, itemsize in ((plain, 2), (mixed, 4)):
+        step = [i for i, label in enumerate(graph.labels) if label[3] == "update" and label[2] == "mul_"]
+        assert graph.traffic[step].tolist() == [2 * itemsize * graph.parameters] * 2
+
+
+def test_mixed_precision_of_a_dlrm() -> None:
+    model = DLRM(batch=64, dtype="bf16", mixed=True, **SMALL)
+    assert {table.itemsize for table in model.tables} == {4}
+    assert {table.itemsize for table in DLRM(batch=64, dtype="bf16", **SMALL).tables} == {2}
+    graph = model.graphs(accelerator=True)[0]
+    assert labels(graph).count("_to_copy") > 0
+    step = [i for i, label in enumerate(graph.labels) if label[3] == "update" and label[1] == "elementwise"]
+    assert graph.traffic[step].sum() == 12 * sum(graph.column("elements")[step])
+
+
 # Graphs.
 
 GRAPHS = {
@@ -151,6 +267,10 @@ GRAPHS = {
     "dlrm-rank": DLRM(batch=64, **SMALL).graphs(2)[1],
     "bert": Transformer.bert(**TINY, attention="eager").graphs()[0],
     "gpt2-ranks": Transformer.gpt2(**TINY).graphs(2)[0],
+    "reference": DLRM(batch=64, embedding="fused", loop="reference", **SMALL).graphs(accelerator=True)[0],
+    "mixed": Transformer.gpt2(**TINY, dtype="bf16", mixed=True, fused=True, attention="eager").graphs(accelerator=True)[
+        0
+    ],
     "empty": Tape().graph(),
 }
 
@@ -365,6 +485,11 @@ def test_bad_sizes_are_refused(build: Callable[[], object], name: str) -> None:
         (model(dtype="fp31"), "dtype is 'fp31'; known are .*; did you mean 'fp32'"),
         (model(dtype=None), "dtype is None; known are"),
         (model(optimizer="adamw"), "optimizer is 'adamw'; known are sgd"),
+        (model(embedding="joined"), "embedding is 'joined'; known are separate, fused"),
+        (model(loop="referense"), "loop is 'referense'; known are lean, reference; did you mean 'reference'"),
+        (model(fused=1), "fused is 1; it must be True or False"),
+        (bert(mixed="yes"), "mixed is 'yes'; it must be True or False"),
+        (bert(mixed=True), "mixed is True with dtype 'fp32'; weights are fp32 already; take bf16 or fp16"),
         (model(sparse="yes"), "sparse is 'yes'; it must be True .* or False"),
         (model(pooling=[1, 2]), "pooling has 2 entries; the model has 3 tables; give one number or one a table"),
         (model(exponent=[0.1]), "exponent has 1 entries; the model has 3 tables"),

@@ -67,6 +67,10 @@ class _Exchange(torch.autograd.Function):
         return (out if out.numel() else None), None  # nothing came, so nothing is accumulated
 
 
+#: Settings of a workload that this module builds.
+_BUILT = {"embedding": "separate", "loop": "lean", "fused": False, "mixed": False}
+
+
 class _DLRM(nn.Module):
     def __init__(self, model: DLRM, plan: Plan, rank: int) -> None:
         super().__init__()
@@ -197,7 +201,15 @@ def build_step(
         Zeroes gradients, runs forward, backward and the optimizer.
     module : torch.nn.Module
         The model.
+
+    Raises
+    ------
+    ValueError
+        For what can be predicted, but is not built here.
     """
+    for name, built in _BUILT.items():
+        if (value := getattr(workload, name, built)) != built:
+            raise ValueError(f"{name} is {value!r}; only {built!r} is measured, other values are predicted")
     torch.manual_seed(seed + rank)
     rng, dtype = np.random.default_rng(seed + 1000 * rank), _DTYPES[workload.dtype]
     ranks = plan.ranks if plan else 1

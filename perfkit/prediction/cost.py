@@ -10,6 +10,7 @@ from perfkit.hardware import DTYPES
 from perfkit.models.caches import cold_misses, lru_misses, miss_share, page_walks, unique_rows
 from perfkit.models.embedding import row_traffic
 from perfkit.models.kernels import in_context
+from perfkit.models.roofline import smooth_maximum
 from perfkit.platform import Platform
 from perfkit.units import Array
 from perfkit.workloads.graph import FEATURES, Graph
@@ -36,6 +37,8 @@ class Costs:
         Lookups whose page address has to be found by a walk [-].
     spread : array
         Standard deviation of the logarithm of each class's time, shared by its operations [-].
+    assumed : array of bool
+        Whether nothing but an assumption or another machine stands behind the class [-].
     unmodelled : mapping of str to float
         Time of operations priced as plain memory traffic, by name [s].
     """
@@ -45,6 +48,7 @@ class Costs:
     cold: Array
     page_walks: Array
     spread: Array
+    assumed: np.ndarray
     unmodelled: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -210,7 +214,7 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
         granularity=32.0 if device else 64.0, itemsize=DTYPES[dtype],
     )  # fmt: skip
     n = len(graph)
-    hot, cold, seconds, spread = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
+    hot, cold, seconds, spread, assumed = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
     unmodelled: dict[str, float] = {}
     for (kind, variant), members in graph.kernels.items():
         if kind == "collective":
@@ -235,16 +239,24 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
         part = {"hot": hot[members], "cold": cold[members], "page_walks": part["page_walks"]}
         seconds[members] = in_context(part, **(context if context is not None else {}))
         spread[members] = context.spread if context else _class_spread(fit, hot[members]) if fit else 1.0
-    return Costs(seconds, hot, cold, sizes["page_walks"], spread, unmodelled)
+        assumed[members] = context is None and (fit is None or fit.kind == "assumed")
+    return Costs(seconds, hot, cold, sizes["page_walks"], spread, assumed, unmodelled)
 
 
 def _traffic(part: dict[str, Array], kind: str, variant: str, platform: Platform) -> dict[str, Array]:
-    """Traffic of kernels under their roofs: rows are read, or read and written; only rows are looked for in a cache.
+    """Traffic of kernels under their roofs and the bandwidth it sees: rows are looked for in the last cache, no more.
 
-    Element- and row-wise kernels of a V100 move 1 to 25 MB at one and the same rate, in its 6 MB L2 or not.
+    Rows that are found there come at its bandwidth while others come from memory; where it is not known, all come from
+    memory. Element- and row-wise kernels of a V100 move 1 to 25 MB at one and the same rate, in its 6 MB L2 or not.
     """
-    main = platform.device.memory[-1].bandwidth
+    main, *near = (level.bandwidth for level in platform.device.memory[:-3:-1])
+    slow = main.value if main else 1e9
     passes = 2.0 if kind == "embedding_update" or (kind, variant) == ("embedding_backward", "fused") else 1.0
-    dense, rows = part["nbytes"], passes * part["row_bytes"]
-    features = part | {"nbytes": dense + rows, "beyond_l3": dense + passes * part["rows_l3"]}
-    return features if rows.any() else features | {"bandwidth": np.asarray(main.value if main else 1e9)}
+    nbytes, far = (part["nbytes"] + passes * part[rows] for rows in ("row_bytes", "rows_l3"))
+    seconds = nbytes / slow
+    if near and near[0]:
+        seconds = np.asarray(smooth_maximum(far / slow, (nbytes - far) / near[0].value, sharpness=2.0))
+    return part | {
+        "nbytes": nbytes,
+        "bandwidth": np.divide(nbytes, seconds, out=np.full(len(nbytes), slow), where=seconds > 0),
+    }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfkit.estimates import find_transfers
 from perfkit.fitting import Fit
 from perfkit.gallery import load_platform
 from perfkit.models.kernels import in_context
@@ -360,6 +361,7 @@ def _notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[s
     unmodelled = sum(costs.unmodelled.values())
     if unmodelled > 0.02 * float(costs.seconds.sum()):
         notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")
+    notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
     return tuple(notes)
 
 
@@ -374,15 +376,16 @@ def _spread(
     """Spread of the logarithm of the total.
 
     Where whole iterations were calibrated, the errors of those left out say it all: what a class gets wrong and what
-    varies at random. Else the systematic errors of the classes, taken as independent, the `doubt` of the overheads on
-    what the host adds, and 30 % on what other ranks add.
+    varies at random. Else the systematic errors of the classes, independent where they were fitted and alike where
+    they are only assumed, the `doubt` of the overheads on what the host adds, and 30 % on what other ranks add.
     """
     if whole is not None:
         return whole.spread
+    alike = float((costs.spread * times.seconds)[costs.assumed].sum())
     by_class: dict[float, float] = {}
-    for spread, seconds in zip(costs.spread.tolist(), times.seconds.tolist(), strict=True):
-        by_class[spread] = by_class.get(spread, 0.0) + seconds
-    own = sum((spread * seconds / period) ** 2 for spread, seconds in by_class.items())
+    for spread, seconds in zip(costs.spread[~costs.assumed], times.seconds[~costs.assumed], strict=True):
+        by_class[spread] = by_class.get(spread, 0.0) + float(seconds)
+    own = (alike / period) ** 2 + sum((spread * seconds / period) ** 2 for spread, seconds in by_class.items())
     waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
     host = parts.get(("", "host"), (0, 0.0))[1]
     return math.sqrt(own + (0.3 * waits / period) ** 2 + (doubt * host / period) ** 2)

@@ -173,15 +173,14 @@ class Layers(Tape):
     def cat(self, parts: Sequence[Tensor]) -> Tensor:
         """Concatenation along the last dimension; the gradients are slices of one tensor."""
         rows, wide = parts[0].shape[0], max(part.itemsize for part in parts)
-        parts = [self.cast(part, wide) for part in parts]
         out = self.tensor(rows, sum(p.numel // rows for p in parts), itemsize=wide, grad=True)
         self.emit("cat", "copy", parts, [out], elements=out.numel, rows=rows * len(parts))
 
         def backward() -> None:
-            gradient = self.gradient(out)
             for part in parts:
                 if part.grad:
-                    self.arrive(part, gradient.view(*part.shape))
+                    gradient = self.gradient(out).view(*part.shape)
+                    self.arrive(part, self._cast(gradient, part.itemsize) if part.itemsize < wide else gradient)
 
         self.node(backward)
         return out

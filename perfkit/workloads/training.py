@@ -170,19 +170,26 @@ class Training(Layers):
 
     def cross_entropy(self, logits: Tensor, rows: int) -> None:
         """Mean cross entropy of `rows` decoded tokens."""
-        logits, wide = self.cast(logits.view(rows, logits.numel // rows), self.wide), self.wide
+        logits, wide = logits.view(rows, logits.numel // rows), self.wide
         labels = self.tensor(rows, itemsize=8)
         loss, total, one = (self.tensor(1, itemsize=wide) for _ in range(3))
-        probability, g, out = (self.tensor(*logits.shape, itemsize=wide) for _ in range(3))
+        probability, out = (self.tensor(*logits.shape, grad=True) for _ in range(2))
         self.rowwise("_log_softmax", [logits], [probability], logits)
-        self.emit("nll_loss_forward", "rowwise", [labels], [loss, total], elements=rows, rows=rows)
 
         def backward() -> None:
-            self.rowwise("_log_softmax_backward_data", [g, probability], [out], logits)
+            self.rowwise("_log_softmax_backward_data", [self.gradient(probability), probability], [out], logits)
             self.arrive(logits, out)
 
         self.node(backward)
-        self.node(lambda: self.rowwise("nll_loss_backward", [one, labels, total], [g], logits))
+        scores = self.cast(probability, wide)
+        g = self.tensor(*logits.shape, itemsize=wide)
+        self.emit("nll_loss_forward", "rowwise", [labels], [loss, total], elements=rows, rows=rows)
+
+        def spread() -> None:
+            self.rowwise("nll_loss_backward", [one, labels, total], [g], logits)
+            self.arrive(scores, g)
+
+        self.node(spread)
         self._seed(loss, one)
 
     def zero_gradients(self) -> None:
