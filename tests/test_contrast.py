@@ -56,6 +56,16 @@ def test_a_workload_is_predicted_on_both() -> None:
     assert "collective" not in set(single.table()["group"])
 
 
+def test_a_prediction_on_another_datasheet_says_so() -> None:
+    with pytest.warns(ExtrapolationWarning, match="kernels: transferred from h100-sxm-8: datasheet of h200-sxm"):
+        other = pk.predict(BERT, H100.with_datasheet("h200-sxm"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        own = pk.predict(BERT, H100)
+    assert sum(text.startswith("kernels: transferred") for text in other.warnings) == 1
+    assert other.time <= own.time and other.spread > own.spread
+
+
 def test_platforms_of_different_size_use_all_their_ranks() -> None:
     cluster = H100.with_link("inter", bandwidth=50e9, latency=5e-6).with_nodes(2)
     comparison = compare(H100, cluster)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfkit.estimates import find_transfers
+from perfkit.estimates import find_transfers
 from perfkit.fitting import Fit
 from perfkit.gallery import load_platform
 from perfkit.models.kernels import in_context
@@ -361,6 +362,7 @@ def _notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[s
     unmodelled = sum(costs.unmodelled.values())
     if unmodelled > 0.02 * float(costs.seconds.sum()):
         notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")
+    notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
     notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
     return tuple(notes)
 
