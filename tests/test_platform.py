@@ -385,6 +385,36 @@ def test_gemm_grows_and_is_never_faster_than_the_hardware(m: int, n: int, k: int
     assert sum(estimate.terms.values()) == pytest.approx(estimate.time, rel=1e-9) and min(estimate.terms.values()) >= 0
 
 
+def test_kernels_are_found_by_variant_then_format_then_class() -> None:
+    gemm = H100.kernels["gemm"]
+    fits = {key: replace(gemm, n=n) for n, key in enumerate(("gemm", "gemm.fp8", "gemm.nt", "gemm.fp8.nt"), 1)}
+    platform = replace(H100, kernels=fits)
+    for variant, dtype, key in (
+        ("", "bf16", "gemm"), ("", "fp8", "gemm.fp8"), ("nt", "fp8", "gemm.nt"), ("tn", "fp8", "gemm.fp8"),
+        ("tn", "bf16", "gemm"),
+    ):  # fmt: skip
+        assert platform.find_kernel("gemm", variant=variant, dtype=dtype) == (key, fits[key])
+    assert platform.find_kernel("bmm") is None
+    slow = replace(gemm, parameters={**gemm.parameters, "launch": 1.0})
+    platform = replace(H100, kernels={"gemm": gemm, "gemm.fp8": slow})
+    assert platform.gemm(64, 64, 64, dtype="fp8").time > 1 > platform.gemm(64, 64, 64, dtype="bf16").time
+    only = replace(H100, kernels={"gemm.nt": gemm})
+    assert only.gemm(512, 512, 512, dtype="bf16") == replace(H100, kernels={"gemm": gemm}).gemm(
+        512, 512, 512, dtype="bf16"
+    )
+
+
+def test_small_formats_move_fewer_bytes_under_a_higher_peak() -> None:
+    b200 = load_platform("b200-sxm-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        thin, square = (
+            [b200.gemm(m, 8192, 8192, dtype=dtype).time for dtype in ("fp32", "bf16", "fp8", "fp4")] for m in (8, 8192)
+        )
+    assert thin == sorted(thin, reverse=True) and square == sorted(square, reverse=True)
+    assert DTYPES["fp4"] == 0.5 and b200.device.peaks["fp4"].value > b200.device.peaks["fp8"].value
+
+
 def test_gemm_turns_away_bad_sizes() -> None:
     for sizes in ((0, 1, 1), (1, -3, 1), (1, 1, 2.5), (1, 1, math.nan), ("8", 1, 1), (2**70, 1, 1)):
         with pytest.raises(ValueError, match=r"is .*; it must be a whole number above 0"):
