@@ -22,9 +22,9 @@ import numpy as np
 from benchmarks import gallery_v100
 from benchmarks.gpu_bars import find_shared_data
 from perfkit.__main__ import run_command
-from perfkit.assembly import assemble, fit_database, fit_rails, start_platform
+from perfkit.assembly import assemble, fit_rails, start_platform
 from perfkit.fitting import Fit, fit_collective
-from perfkit.fitting.frames import POOR, fit_curves, fit_gemms
+from perfkit.fitting.frames import POOR, fit_curves, fit_database, fit_gemms
 from perfkit.hardware import Device
 from perfkit.models.collectives import bus_factor
 from perfkit.platform import Platform

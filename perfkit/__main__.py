@@ -19,16 +19,50 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    if arguments.from_nccl_logs or arguments.from_kernel_database or arguments.base:
+        return _assemble(arguments)
     import perfkit as pk
     from perfkit.campaign import Campaign, launched_ranks, measure_collectives
 
-    place = launched_ranks()
+    place, device = launched_ranks(), arguments.device or "cpu"
     if place and place[0] > 0:  # this rank only takes part in the collectives
         seconds = 0.1 if arguments.quick else 0.2  # as rank 0 does
-        measure_collectives(Campaign(None), device=arguments.device, ranks=place[1], seconds=seconds)
+        measure_collectives(Campaign(None), device=device, ranks=place[1], seconds=seconds)
         return 0
-    platform = pk.calibrate(device=arguments.device, ranks=arguments.ranks, quick=arguments.quick, out=arguments.out)
+    platform = pk.calibrate(device=device, ranks=arguments.ranks, quick=arguments.quick, out=arguments.out)
     print(f"{platform!r}\nwritten to {arguments.out}, its raw measurements beside it")
+    return 0
+
+
+def _assemble(arguments: argparse.Namespace) -> int:
+    """Make a platform of what others have measured; this machine takes no part in it."""
+    from datetime import date
+
+    from perfkit.assembly import assemble_sources, find_base
+    from perfkit.campaign import check_target
+    from perfkit.gallery import load_platform
+    from perfkit.units import format_table
+
+    for name in ("device", "ranks", "quick"):
+        if getattr(arguments, name):
+            raise ValueError(
+                f"{name} is given; it is for measuring this machine, --from-... measure nothing; leave it out"
+            )
+    out = check_target("out", arguments.out)
+    if not (arguments.from_nccl_logs or arguments.from_kernel_database):
+        raise ValueError("base is given; name what to put into it: --from-nccl-logs, --from-kernel-database, or both")
+    base = load_platform(arguments.base) if arguments.base else find_base(arguments.from_kernel_database)
+    platform = assemble_sources(
+        base, name=out.stem, nccl_logs=arguments.from_nccl_logs, kernel_database=arguments.from_kernel_database,
+        partial=arguments.partial, date=date.today().isoformat(),
+    )  # fmt: skip
+    platform.save(out)
+    old = {**base.kernels, **base.collectives}
+    new = {key: fit for key, fit in {**platform.kernels, **platform.collectives}.items() if fit != old.get(key)}
+    rows = [(key, fit.form, f"{fit.spread:.0%}", f"{fit.n}", fit.source) for key, fit in new.items()]
+    print(format_table([("fitted", "form", "spread", "points", "source"), *rows]))
+    notes = [f"{key}: {note}" for key, fit in new.items() for note in fit.notes if "poor" in note]
+    print("\n".join([*notes, repr(platform), f"written to {out}"]))
     return 0
 
 
@@ -98,11 +132,19 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     add("doctor", _doctor, "Is this machine fit for a calibration? Exit code 1 where something would spoil it.")
-    command = add("calibrate", _calibrate, "Measure this machine and write a platform file.")
+    text = "Measure this machine, or fit what others have measured, and write a platform file."
+    command = add("calibrate", _calibrate, text)
     command.add_argument("--out", required=True, metavar="P.toml", help="platform file to write")
-    command.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    command.add_argument("--device", choices=("cpu", "cuda"), help="what to measure; default cpu")
     command.add_argument("--ranks", type=int, help="processes for collectives; default 2 where there are two cores")
     command.add_argument("--quick", action="store_true", help="about 90 seconds instead of four minutes")
+    logs = "measure nothing: fit the collectives in these logs of nccl-tests, a file or a folder"
+    command.add_argument("--from-nccl-logs", metavar="DIR", help=logs)
+    command.add_argument("--partial", action="store_true", help="keep what a log holds before a line that does not fit")
+    database = "measure nothing: fit what the package aiconfigurator-core knows of a system, such as h100_sxm"
+    command.add_argument("--from-kernel-database", metavar="SYSTEM", help=database)
+    base = "gallery name or platform file that gives what is not fitted; default: the gallery's node of the system"
+    command.add_argument("--base", metavar="NAME", help=base)
     command = add("predict", _predict, "Predict one training iteration.")
     command.add_argument("--model", required=True, help="preset: dlrm-default, dlrm-mlperf, bert-base, gpt2, ...")
     command.add_argument("--platform", required=True, help="gallery name or platform file")

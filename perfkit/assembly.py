@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,19 +9,18 @@ import numpy as np
 
 from perfkit.datasheets import list_datasheets, read_datasheet
 from perfkit.fitting import Fit, fit_collective
-from perfkit.fitting.frames import fit_attention, fit_casts, fit_curves, fit_gemms
+from perfkit.fitting.frames import fit_curves, fit_database, name_database
 from perfkit.gallery import load_platform, platforms
-from perfkit.hardware import Device, Link, Network, Quantity
+from perfkit.hardware import Link, Network, Quantity
 from perfkit.models.collectives import bus_factor, ring_steps
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.overheads import read_overheads
 from perfkit.platform import Platform
-from perfkit.units import check_choice
 
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["ASSUMED_KERNELS", "assemble", "assemble_sources", "fit_database", "fit_rails", "start_platform"]
+__all__ = ["ASSUMED_KERNELS", "assemble", "assemble_sources", "find_base", "fit_rails", "start_platform"]
 
 _GEMMS = "bf16 GEMMs of A100 and H100 (aiconfigurator-core 0.12.0, Apache-2.0)"
 _ROWS = "random rows were not measured; they move in 32 B sectors"
@@ -134,17 +132,19 @@ def assemble(
         name=name or base.name,
         network=network,
         collectives=_complete(fits, network),
-        kernels={**base.kernels, **_follow_kernels(kernels or {}), **(kernels or {})},
+        kernels={**base.kernels, **_follow_kernels(kernels or {}, base.kernels), **(kernels or {})},
         host={**base.host, **(host or {})},
         provenance={**base.provenance, **(provenance or {})},
     )
 
 
-def _follow_kernels(fits: Mapping[str, Fit]) -> dict[str, Fit]:
+def _follow_kernels(fits: Mapping[str, Fit], known: Mapping[str, Fit]) -> dict[str, Fit]:
     """Classes that nobody measured do as a fitted class of the same device does, less surely."""
     out = {}
     for model, followers in (("gemm", ("bmm",)), ("elementwise", ("rowwise", "copy"))):
         for kind in followers if model in fits else ():
+            if kind in known and known[kind].kind != "assumed":
+                continue
             fit = fits[model]
             why = f"as {model}: {fit.source}"
             spread = max(0.35, 1.5 * fit.spread)
@@ -198,83 +198,6 @@ def _fit_links(network: Network, fits: Mapping[str, Fit]) -> Network:
     return replace(network, links=links)
 
 
-def fit_database(
-    system: str, device: Device, *, parts: Sequence[str] = (), label: str = "", date: str = "", root: str | None = None
-) -> tuple[dict[str, Fit], dict[str, Fit]]:
-    """Fit what a kernel database knows of a system.
-
-    Parameters
-    ----------
-    system : str
-        System as the database names it, such as ``h100_sxm`` [-].
-    device : Device
-        What it was measured on, for peaks, bandwidth and cache.
-    parts : sequence of str, optional
-        Some of ``collectives``, ``gemm``, ``attention`` and ``elementwise``; by default all that the system has.
-    label : str, optional
-        Name and version of the database, by default that of the installed package [-].
-    date : str, optional
-        Day of the entry, ISO 8601.
-    root : str, optional
-        Where the database lies, see `perfkit.readers.kernel_database.find_database`.
-
-    Returns
-    -------
-    collectives, kernels : dict of str to Fit
-        Fits by the names that a platform uses.
-
-    Raises
-    ------
-    FileNotFoundError
-        Where there is no database.
-    ValueError
-        For an unknown system, or a part that it lacks.
-
-    Notes
-    -----
-    Products are those that the collector sglang timed with random data, in bf16 and, where measured, fp8 and fp4;
-    attention is flash attention of the version that vllm runs there, forward; casts are those of plain torch.
-    """
-    import polars as pl
-
-    from perfkit.readers import kernel_database as database
-
-    label = label or _name_database()
-    held = set(database.list_tables(system, root=root)["table"])
-    tables = {"collectives": "nccl", "gemm": "gemm", "attention": "context_attention", "elementwise": "scale_matrix"}
-    asked = [check_choice("part", part, tables) for part in parts or tables if parts or tables[part] in held]
-    about = {"source": f"{label}, {system}", "date": date}
-    curves: dict[str, Fit] = {}
-    kernels: dict[str, Fit] = {}
-    if "collectives" in asked:
-        frame = database.read_collectives(system, root=root)
-        library = f"NCCL {frame['library_version'][0]}, medians over repeats"
-        curves = fit_curves(frame, source=f"{label}, nccl {system}, {library}", date=date)
-    if "gemm" in asked:
-        frame = database.read_gemms(system, dtype=None, root=root).filter(pl.col("collector") == "sglang")
-        kernels |= fit_gemms(frame, device, **about)
-    if "attention" in asked:
-        flash = (pl.col("collector") == "vllm") & pl.col("kernel").str.contains("flash_attn")
-        frame = database.read_attention(system, root=root).filter(flash)
-        names = "/".join(sorted(frame["kernel"].unique()))
-        notes = ["forward only; the backward is taken to reach the same share of the peak"]
-        if "fa3" in names or "fa4" in names:
-            notes.append("torch's own flash attention is version 2: about half as fast there (arXiv 2407.08608)")
-        more = {"source": f"{label}, {system}, {names}", "date": date}
-        kernels |= fit_attention(frame, device, **more, notes=notes)
-    if "elementwise" in asked:
-        frame = database.read_casts(system, root=root).filter(pl.col("kernel") == "torch_ops")
-        kernels |= fit_casts(frame, device, source=f"{label}, {system}, torch_ops", date=date)
-    return curves, kernels
-
-
-def _name_database() -> str:
-    try:
-        return f"aiconfigurator-core {version('aiconfigurator-core')} (Apache-2.0)"
-    except PackageNotFoundError:
-        return "aiconfigurator-core (Apache-2.0)"
-
-
 def fit_rails(frame: "polars.DataFrame", platform: Platform, *, source: str = "", date: str = "") -> dict[str, Fit]:
     """Fit what the rails between nodes do to all_reduces over whole nodes, the share inside the nodes taken out.
 
@@ -325,6 +248,7 @@ def assemble_sources(
     name: str | None = None,
     nccl_logs: str | Path | Sequence[str | Path] | None = None,
     kernel_database: str | None = None,
+    partial: bool = False,
     date: str = "",
 ) -> Platform:
     """Make a platform from logs of nccl-tests, the kernel database and a platform to start from.
@@ -339,6 +263,8 @@ def assemble_sources(
         Logs or a folder of logs, see `perfkit.readers.nccl_tests.read_nccl_tests`; they win over the database.
     kernel_database : str, optional
         System of the kernel database, such as ``h100_sxm`` [-].
+    partial : bool, optional
+        Whether to keep, with a warning, what logs hold before a line that does not fit.
     date : str, optional
         Day of the entry, ISO 8601.
 
@@ -356,40 +282,61 @@ def assemble_sources(
     """
     if nccl_logs is None and kernel_database is None:
         raise ValueError("no source is given; name logs of nccl-tests, a system of the kernel database, or both")
-    if base is None:
-        base = _find_base(kernel_database)
-    platform = load_platform(base)
+    platform = find_base(kernel_database) if base is None else load_platform(base)
+    start = platform.name
     sources = []
     if kernel_database is not None:
         curves, kernels = fit_database(kernel_database, platform.device, date=date)
         platform = assemble(platform, collectives=curves, kernels=kernels)
-        sources.append(f"{_name_database()}, {kernel_database}")
+        sources.append(f"{name_database()}, {kernel_database}")
     if nccl_logs is not None:
-        platform = _add_logs(platform, nccl_logs, date)
+        platform = _add_logs(platform, nccl_logs, partial, date)
         logs = [nccl_logs] if isinstance(nccl_logs, str | Path) else nccl_logs
         sources.append(f"nccl-tests logs in {', '.join(map(str, logs))}")
-    return assemble(platform, name=name, provenance={"sources": "; ".join(sources), "base": platform.name})
+    return assemble(platform, name=name, provenance={"sources": "; ".join(sources), "base": start})
 
 
-def _find_base(system: str | None) -> str:
-    """The gallery's single node of a system of the kernel database."""
+def find_base(system: str | None) -> Platform:
+    """Find the gallery's single node of a system of the kernel database.
+
+    Parameters
+    ----------
+    system : str or None
+        System as the database names it, such as ``h100_sxm`` [-].
+
+    Returns
+    -------
+    platform : Platform
+        The node.
+
+    Raises
+    ------
+    ValueError
+        Without a system, and for one that the gallery does not have.
+
+    Examples
+    --------
+    >>> find_base("gb200").name, find_base("rtx_pro_6000_server").name
+    ('gb200-4', 'rtx-pro-6000-8')
+    """
     if system is None:
         raise ValueError("base is missing; name the platform whose collectives the logs replace, such as h100-sxm-8")
-    sheets = [sheet for sheet in list_datasheets() if system.replace("_", "-").startswith(sheet)]
-    names = [f"{sheet}-{count}" for sheet in sheets for count in (8, 4)]
+    names = [
+        f"{sheet}-{n}" for sheet in list_datasheets() if system.replace("_", "-").startswith(sheet) for n in (4, 8)
+    ]
     found = [name for name in platforms()["name"] if name in names]
     if not found:
         raise ValueError(f"base is missing and the gallery has no node of {system}; name the platform to start from")
-    return str(found[0])
+    return load_platform(str(found[0]))
 
 
-def _add_logs(platform: Platform, logs: str | Path | Sequence[str | Path], date: str) -> Platform:
+def _add_logs(platform: Platform, logs: str | Path | Sequence[str | Path], partial: bool, date: str) -> Platform:
     """Fits of logs in place of those of a platform, on as many nodes as the logs span."""
     import polars as pl
 
     from perfkit.readers.nccl_tests import read_nccl_tests
 
-    frame = read_nccl_tests(logs)
+    frame = read_nccl_tests(logs, partial=partial)
     local = platform.network.ranks_per_node
     spans = frame.select(pl.coalesce("nodes", (pl.col("ranks") / local).ceil().cast(pl.Int64)))["nodes"].max()
     fits = fit_curves(frame, ranks_per_node=local, source="nccl-tests", date=date)

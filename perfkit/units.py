@@ -259,6 +259,8 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     known = [str(choice) for choice in choices]
     if isinstance(value, str) and value in known:
         return str(value)
-    close = get_close_matches(value, known, n=1) if isinstance(value, str) else []
+    given = value if isinstance(value, str) else ""
+    begun = [choice for choice in known if given and choice.startswith(given)]  # h100 is h100-sxm-8 rather than p100-1
+    close = begun or get_close_matches(given, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"{name} is {reprlib.repr(value)}; known are {', '.join(known) or 'none'}{hint}")

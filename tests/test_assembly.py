@@ -1,14 +1,19 @@
 """Platforms put together from datasheets, logs and a kernel database, on small data that the tests make."""
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
-from perfkit.assembly import ASSUMED_KERNELS, assemble, fit_rails, start_platform
+from perfkit.assembly import ASSUMED_KERNELS, assemble, assemble_sources, fit_rails, start_platform
 from perfkit.datasheets import read_datasheet
 from perfkit.fitting.frames import fit_attention, fit_casts, fit_curves, fit_gemms
+from perfkit.gallery import load_platform
 from perfkit.models.collectives import bus_factor, over_ranks, pipelined
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
@@ -183,3 +188,160 @@ def test_rails_are_what_whole_nodes_leave(node: Platform) -> None:
     cluster = assemble(node, nodes=8, collectives=fits)
     assert cluster.network.links["inter"].bandwidth.value == pytest.approx(1 / rail["beta"], rel=0.05)
     assert cluster.network.ranks == 64
+
+
+# Whole platforms from files, in the library and on the command line.
+HALF = "     time   algbw   busbw #wrong"
+HEADER = f"#       size         count      type   redop    root{HALF}{HALF}\n"
+
+
+def write_log(path: Path, operation: str, ranks: int, nodes: int, seconds: np.ndarray) -> Path:
+    """A log as nccl-tests prints it."""
+    rows = []
+    for nbytes, time in zip(SIZES.astype(int), seconds, strict=True):
+        algbw = nbytes / time / 1e9
+        half = f"{time * 1e6:.2f} {algbw:.2f} {algbw * bus_factor(operation, ranks):.2f} 0"
+        rows.append(f"{nbytes} {nbytes // 4} float sum -1 {half} {half}\n")
+    places = [
+        f"#  Rank {i:2d} Group 0 Pid 1 on host-{i * nodes // ranks} device {i % 8} [0x0] NVIDIA H100\n"
+        for i in range(ranks)
+    ]
+    name = operation.replace("_", "")
+    text = f"# nThread 1 nGpus 1 minBytes 1024\n# Using devices\n{''.join(places)}#\n{HEADER}{''.join(rows)}"
+    path.write_text(f"# Collective test starting: {name}_perf\n{text}# Avg bus bandwidth : 1\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Logs of one node of 8 and of 4 nodes with one rank each."""
+    folder = tmp_path_factory.mktemp("logs")
+    for operation in ("all_reduce", "all_gather", "reduce_scatter"):
+        write_log(folder / f"{operation}_node.log", operation, 8, 1, 2 * law(operation, 8))
+        write_log(folder / f"{operation}_rail.log", operation, 4, 4, 20 * law(operation, 4))
+    return folder
+
+
+def test_logs_replace_the_collectives_of_a_platform(logs: Path) -> None:
+    base = load_platform("h100-sxm-8")
+    platform = assemble_sources(base, name="ours", nccl_logs=logs, date="2026-11-21")
+    assert (platform.name, platform.network.nodes, platform.network.ranks) == ("ours", 4, 32)
+    assert platform.kernels == base.kernels and platform.collectives["all_to_all.8"] == base.collectives["all_to_all.8"]
+    assert platform.collectives["all_gather.8"].source == "nccl-tests, all_gather_node.log, fp32"
+    assert platform.collective("all_gather", SIZES[5], ranks=8).time == pytest.approx(
+        2 * law("all_gather", 8)[5], rel=0.1
+    )
+    assert platform.collectives["all_reduce.4.rail"].source == "nccl-tests, all_reduce_rail.log, fp32"
+    assert (
+        platform.provenance["sources"].startswith("nccl-tests logs in ") and platform.provenance["base"] == "h100-sxm-8"
+    )
+    assert platform.network.links["inter"].bandwidth.kind == "fitted"
+
+
+def test_a_log_over_whole_nodes_gives_the_rails(tmp_path: Path) -> None:
+    whole = write_log(tmp_path / "two.log", "all_reduce", 16, 2, 30 * law("all_reduce", 8))
+    platform = assemble_sources("h100-sxm-8", nccl_logs=whole)
+    assert platform.network.ranks == 16 and {"all_reduce.16", "all_reduce.2.rail"} <= set(platform.collectives)
+    assert any("leaves beside" in note for note in platform.collectives["all_reduce.2.rail"].notes)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kernel database of one system with collectives and products."""
+    root = tmp_path_factory.mktemp("database")
+    comm = root / "h100_sxm" / "comm" / "nccl" / "2.99"
+    gemm = root / "h100_sxm" / "gemm" / "sglang" / "9.9"
+    about = {"framework": "TRTLLM", "version": "2.99", "device": "H100", "kernel_source": "NCCL"}
+    rows = pl.concat(
+        [
+            sweep(name, p, "fp16", law(name, p))
+            for name in ("all_reduce", "all_gather", "reduce_scatter")
+            for p in (2, 8)
+        ]
+    )
+    rows = rows.select(
+        op_name="operation", nccl_dtype=pl.lit("half"), num_gpus="ranks", message_size=pl.col("nbytes") // 2,
+        latency=pl.col("seconds") * 1e3, **{name: pl.lit(value) for name, value in about.items()},
+    )  # fmt: skip
+    shapes = products("bf16", 2, 989.4e12, "torch").select(
+        "m", "n", "k", gemm_dtype=pl.lit("bfloat16"), latency=pl.col("seconds") * 1e3, framework=pl.lit("SGLang"),
+        version=pl.lit("9.9"), device=pl.lit("H100"), op_name=pl.lit("gemm"), kernel_source=pl.lit("torch"),
+    )  # fmt: skip
+    for folder, name, frame in ((comm, "nccl", rows), (gemm, "gemm", shapes)):
+        folder.mkdir(parents=True)
+        frame.write_parquet(folder / f"{name}_perf.parquet")
+    return root
+
+
+@pytest.fixture
+def known_database(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(database))
+
+
+def test_the_database_finds_its_node_in_the_gallery(known_database: None) -> None:
+    platform = assemble_sources(kernel_database="h100_sxm", date="2026-11-21")
+    assert platform.name == "h100-sxm-8" and platform.device == H100
+    assert platform.kernels["gemm"]["compute_efficiency"] == pytest.approx(0.7, rel=0.05)
+    assert platform.kernels["gemm"].source.endswith("h100_sxm, gemm bf16 torch")
+    assert "NCCL 2.99" in platform.collectives["all_gather.any"].source
+    assert platform.kernels["attention"] == load_platform("h100-sxm-8").kernels["attention"]
+
+
+def test_logs_win_over_the_database_and_both_over_the_base(known_database: None, logs: Path, node: Platform) -> None:
+    mine = replace(node, kernels={**node.kernels, "rowwise": replace(node.kernels["rowwise"], kind="measured")})
+    platform = assemble_sources(mine, nccl_logs=logs, kernel_database="h100_sxm")
+    assert platform.collectives["all_gather.8"].source.startswith("nccl-tests")
+    assert platform.collectives["all_gather.2"].source.startswith("aiconfigurator-core")
+    assert platform.kernels["rowwise"].kind == "measured" and platform.kernels["gemm"].kind == "fitted"
+
+
+def test_what_was_measured_is_never_replaced_by_what_follows(node: Platform) -> None:
+    own = replace(node.kernels["bmm"], kind="measured")
+    platform = assemble(
+        replace(node, kernels={**node.kernels, "bmm": own}), kernels=fit_gemms(products("bf16", 2, 989.4e12, "a"), H100)
+    )
+    assert platform.kernels["bmm"] == own
+
+
+def test_sources_that_cannot_be_used_are_told(tmp_path: Path, known_database: None) -> None:
+    with pytest.raises(ValueError, match="no source is given"):
+        assemble_sources("h100-sxm-8")
+    with pytest.raises(ValueError, match="base is missing; name the platform whose collectives"):
+        assemble_sources(nccl_logs=tmp_path)
+    with pytest.raises(ValueError, match="the gallery has no node of b60; name the platform"):
+        assemble_sources(kernel_database="b60")
+    with pytest.raises(ValueError, match="is 'h100_smx'; known are h100_sxm"):
+        assemble_sources("h100-sxm-8", kernel_database="h100_smx")
+    with pytest.raises(ValueError, match=r"holds no \.log, \.out, \.txt file"):
+        assemble_sources("h100-sxm-8", nccl_logs=tmp_path)
+
+
+def run(words: list[object], **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line in its own process, which must not have loaded torch."""
+    code = (
+        "import sys; from perfkit.__main__ import main; code = main(sys.argv[1:]);"
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment})
+
+
+def test_the_command_line_makes_a_platform_that_predicts(logs: Path, database: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cluster.toml"
+    sources = ["--from-nccl-logs", logs, "--from-kernel-database", "h100_sxm", "--base", "h100-sxm-8"]
+    done = run(["calibrate", *sources, "--out", out], PERFKIT_KERNEL_DATABASE=str(database))
+    assert done.returncode == 0, done.stderr
+    assert "all_gather.8" in done.stdout and "all_gather_node.log" in done.stdout and f"written to {out}" in done.stdout
+    assert "attention" not in done.stdout, "only what was fitted now"
+    assert Platform.load(out).network.ranks == 32
+    done = run(
+        ["predict", "--model", "bert-large", "--platform", out, "--ranks", "32", "--batch", "64", "--dtype", "bf16"]
+    )
+    assert done.returncode == 0, done.stderr
+    assert "64, sequence 128 on 32 of 32 ranks of cluster" in done.stdout
+
+
+def test_predicting_on_a_cluster_of_the_gallery_needs_no_torch() -> None:
+    done = run("predict --model bert-large --platform h100-sxm-8x8 --ranks 64 --batch 512 --dtype bf16".split())
+    assert done.returncode == 0, done.stderr
+    assert "on 64 of 64 ranks of h100-sxm-8x8" in done.stdout and "was not measured: composed" in done.stdout

@@ -21,6 +21,7 @@ from perfkit.workloads.transformer import PRESETS
 ROOT = Path(__file__).resolve().parent.parent
 GPU = ["predict", "--platform", "h100-sxm-8", "--model"]
 BERT = [*GPU, "bert-base"]
+FROM = ["calibrate", "--out", "P.toml"]
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,13 @@ BAD = {
     "calibrate-a-folder": (["calibrate", "--out", "."], "out is '.'; it is a folder"),
     "calibrate-device": (["calibrate", "--out", "P.toml", "--device", "tpu"], "--device: invalid choice: 'tpu'"),
     "calibrate-ranks": (["calibrate", "--out", "P.toml", "--ranks", "0"], "ranks is 0"),
+    "calibrate-base-alone": ([*FROM, "--base", "h100-sxm-8"], "base is given; name what to put into it: --from-nccl"),
+    "calibrate-no-base": ([*FROM, "--from-nccl-logs", "."], "base is missing; name the platform whose collectives"),
+    "calibrate-base": ([*FROM, "--base", "h100", "--from-nccl-logs", "."], "did you mean 'h100-sxm-8'"),
+    "calibrate-no-logs": ([*FROM, "--base", "h100-sxm-8", "--from-nccl-logs", "."], "'.' holds no .log, .out, .txt"),
+    "calibrate-log": ([*FROM, "--base", "h100-sxm-8", "--from-nccl-logs", "no.log"], "'no.log' is no file; name a log"),
+    "calibrate-system": ([*FROM, "--from-kernel-database", "h101_sxm"], "gallery has no node of h101_sxm; name the"),
+    "calibrate-both": ([*FROM, "--from-nccl-logs", ".", "--quick"], "quick is given; it is for measuring this machine"),
     "check-no-platform": (["check", "--seed", "1"], "required: --platform"),
     "check-missing-file": (["check", "--platform", "no/such.toml"], "no/such.toml"),
     "check-seed": (["check", "--platform", "h100-sxm-8", "--seed", "-1"], "seed is -1"),

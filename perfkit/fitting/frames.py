@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from perfkit.fitting.collectives import fit_collective, fit_over_ranks, fit_pipelined
@@ -10,12 +11,12 @@ from perfkit.fitting.parameters import Fit
 from perfkit.hardware import DTYPES, Device
 from perfkit.models.collectives import OPERATIONS
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.units import Array, format_bytes
+from perfkit.units import Array, check_choice, format_bytes
 
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["POOR", "fit_attention", "fit_casts", "fit_curves", "fit_gemms"]
+__all__ = ["POOR", "fit_attention", "fit_casts", "fit_curves", "fit_database", "fit_gemms", "name_database"]
 
 #: Spread above which a platform says that a form does not fit its measurements [-].
 POOR = 0.25
@@ -255,3 +256,87 @@ def fit_casts(frame: "polars.DataFrame", device: Device, *, source: str = "", da
     return {
         "elementwise": _fit_kernel(0.0 * nbytes, nbytes, rows["seconds"].to_numpy(), device, dtype, source, date, note)
     }
+
+
+def fit_database(
+    system: str, device: Device, *, parts: Sequence[str] = (), label: str = "", date: str = "", root: str | None = None
+) -> tuple[dict[str, Fit], dict[str, Fit]]:
+    """Fit what a kernel database knows of a system.
+
+    Parameters
+    ----------
+    system : str
+        System as the database names it, such as ``h100_sxm`` [-].
+    device : Device
+        What it was measured on, for peaks, bandwidth and cache.
+    parts : sequence of str, optional
+        Some of ``collectives``, ``gemm``, ``attention`` and ``elementwise``; by default all that the system has.
+    label : str, optional
+        Name and version of the database, by default that of the installed package [-].
+    date : str, optional
+        Day of the entry, ISO 8601.
+    root : str, optional
+        Where the database lies, see `perfkit.readers.kernel_database.find_database`.
+
+    Returns
+    -------
+    collectives, kernels : dict of str to Fit
+        Fits by the names that a platform uses.
+
+    Raises
+    ------
+    FileNotFoundError
+        Where there is no database.
+    ValueError
+        For an unknown system, or a part that it lacks.
+
+    Notes
+    -----
+    Products are those that the collector sglang timed with random data, in bf16 and, where measured, fp8 and fp4;
+    attention is flash attention of the version that vllm runs there, forward; casts are those of plain torch.
+    """
+    import polars as pl
+
+    from perfkit.readers import kernel_database as database
+
+    label = label or name_database()
+    held = set(database.list_tables(system, root=root)["table"])
+    tables = {"collectives": "nccl", "gemm": "gemm", "attention": "context_attention", "elementwise": "scale_matrix"}
+    asked = [check_choice("part", part, tables) for part in parts or tables if parts or tables[part] in held]
+    about = {"source": f"{label}, {system}", "date": date}
+    curves: dict[str, Fit] = {}
+    kernels: dict[str, Fit] = {}
+    if "collectives" in asked:
+        frame = database.read_collectives(system, root=root)
+        library = f"NCCL {frame['library_version'][0]}, medians over repeats"
+        curves = fit_curves(frame, source=f"{label}, nccl {system}, {library}", date=date)
+    if "gemm" in asked:
+        frame = database.read_gemms(system, dtype=None, root=root).filter(pl.col("collector") == "sglang")
+        kernels |= fit_gemms(frame, device, **about)
+    if "attention" in asked:
+        flash = (pl.col("collector") == "vllm") & pl.col("kernel").str.contains("flash_attn")
+        frame = database.read_attention(system, root=root).filter(flash)
+        names = "/".join(sorted(frame["kernel"].unique()))
+        notes = ["forward only; the backward is taken to reach the same share of the peak"]
+        if "fa3" in names or "fa4" in names:
+            notes.append("torch's own flash attention is version 2: about half as fast there (arXiv 2407.08608)")
+        more = {"source": f"{label}, {system}, {names}", "date": date}
+        kernels |= fit_attention(frame, device, **more, notes=notes)
+    if "elementwise" in asked:
+        frame = database.read_casts(system, root=root).filter(pl.col("kernel") == "torch_ops")
+        kernels |= fit_casts(frame, device, source=f"{label}, {system}, torch_ops", date=date)
+    return curves, kernels
+
+
+def name_database() -> str:
+    """Name the kernel database that is installed, with its version where it is known.
+
+    Returns
+    -------
+    label : str
+        Package, version and licence [-].
+    """
+    try:
+        return f"aiconfigurator-core {version('aiconfigurator-core')} (Apache-2.0)"
+    except PackageNotFoundError:
+        return "aiconfigurator-core (Apache-2.0)"
