@@ -14,13 +14,11 @@ _DOUBT = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.1, "measured": 0.1}
 
 def _by_operation(graph: Graph, platform: Platform, term: str) -> Array:
     """Value of one overhead for every operation: that of its variant, else its phase, its class, or all operations."""
-    values: dict[tuple[str, str, str], float] = {}
-    for _, kind, variant, phase, _ in graph.labels:
-        if (kind, variant, phase) not in values:
-            keys = (f"{term}.{kind}.{variant}", f"{term}.{kind}.{phase}", f"{term}.{kind}", term)
-            found = next((platform.host[key].value for key in keys if key in platform.host), 0.0)
-            values[kind, variant, phase] = found
-    return np.array([values[kind, variant, phase] for _, kind, variant, phase, _ in graph.labels])
+    values = np.zeros(len(graph))
+    for (kind, variant, phase), members in graph.phases.items():
+        keys = (f"{term}.{kind}.{variant}", f"{term}.{kind}.{phase}", f"{term}.{kind}", term)
+        values[members] = next((platform.host[key].value for key in keys if key in platform.host), 0.0)
+    return values
 
 
 def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfkit.estimates import find_transfers
-from perfkit.estimates import find_transfers
 from perfkit.fitting import Fit
 from perfkit.gallery import load_platform
 from perfkit.models.kernels import in_context
@@ -363,7 +362,6 @@ def _notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[s
     if unmodelled > 0.02 * float(costs.seconds.sum()):
         notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")
     notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
-    notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
     return tuple(notes)
 
 
@@ -383,11 +381,10 @@ def _spread(
     """
     if whole is not None:
         return whole.spread
-    alike = float((costs.spread * times.seconds)[costs.assumed].sum())
-    by_class: dict[float, float] = {}
-    for spread, seconds in zip(costs.spread[~costs.assumed], times.seconds[~costs.assumed], strict=True):
-        by_class[spread] = by_class.get(spread, 0.0) + float(seconds)
-    own = (alike / period) ** 2 + sum((spread * seconds / period) ** 2 for spread, seconds in by_class.items())
+    errors = costs.spread * times.seconds / period
+    _, classes = np.unique(costs.spread, return_inverse=True)
+    each = np.bincount(classes, weights=np.where(costs.assumed, 0.0, errors))
+    own = float(errors[costs.assumed].sum() ** 2 + (each**2).sum())
     waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
     host = parts.get(("", "host"), (0, 0.0))[1]
     return math.sqrt(own + (0.3 * waits / period) ** 2 + (doubt * host / period) ** 2)

@@ -129,6 +129,14 @@ class Graph:
         return {key: np.array(members) for key, members in groups.items()}
 
     @cached_property
+    def phases(self) -> dict[tuple[str, str, str], np.ndarray]:
+        """Indices of the operations by (kind, variant, phase), in order of first appearance."""
+        groups: dict[tuple[str, str, str], list[int]] = {}
+        for index, (_, kind, variant, phase, _) in enumerate(self.labels):
+            groups.setdefault((kind, variant, phase), []).append(index)
+        return {key: np.array(members) for key, members in groups.items()}
+
+    @cached_property
     def collectives(self) -> np.ndarray:
         """Positions of the collectives in program order."""
         return np.flatnonzero([label[1] == "collective" for label in self.labels])
