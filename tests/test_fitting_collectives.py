@@ -14,6 +14,7 @@ from perfkit.fitting.curves import pipelined_curve, ranks_curve, two_branch_curv
 from perfkit.fitting.extrapolation import choose_sample, evaluate_collective, spread_beyond
 from perfkit.models.collectives import over_ranks, pipelined, two_branch
 from perfkit.readers.nccl_tests import LogWarning, read_nccl_tests
+from perfkit.resources import find_reference
 
 SIZES = 2.0 ** np.arange(9, 30)
 BRANCHES = {"alpha1": 1e-5, "beta1": 2e-11, "alpha2": 4e-5, "beta2": 4e-12}
@@ -84,7 +85,7 @@ def test_a_protocol_switch_earns_two_branches() -> None:
 
 
 def test_a_sharp_corner_earns_its_own_exponent() -> None:
-    fit = fit_collective(SIZES, noisy(pipelined(SIZES, alpha=9e-5, beta=4e-12, sharpness=2.5), 2, 0.01))
+    fit = fit_collective(SIZES, noisy(pipelined(SIZES, alpha=2e-5, beta=4e-12, sharpness=2.5), 2, 0.01))
     assert (fit.form, len(fit.stderr)) == ("pipelined", 3) and fit["sharpness"] == pytest.approx(2.5, rel=0.1)
 
 
@@ -106,6 +107,13 @@ def test_sizes_of_zero_are_left_out_and_the_order_does_not_matter() -> None:
     mixed = np.random.default_rng(0).permutation(22)
     again = fit_collective(np.append(SIZES, 0.0)[mixed], np.append(times, 1e-3)[mixed])
     assert dict(again) == pytest.approx(dict(fit)) and again.ranges == fit.ranges
+
+
+@pytest.mark.parametrize("part", [SIZES <= 2**22, SIZES >= 2**20], ids=["no transfer", "no start-up"])
+def test_a_form_takes_no_shape_from_sizes_that_show_half_of_it(part: np.ndarray) -> None:
+    times = noisy(two_branch(SIZES, **BRANCHES), 5)
+    assert fit_collective(SIZES, times).form == "two_branch"
+    assert dict(fit_collective(SIZES[part], times[part])) == dict(fit_pipelined(SIZES[part], times[part]))
 
 
 # Few points.
@@ -209,7 +217,28 @@ def test_a_law_is_evaluated_for_its_ranks() -> None:
     assert spread_beyond(fit, 1e12, "all_reduce", 8) > 0.1
 
 
-# Real logs.
+# Real measurements.
+
+
+def test_cited_points_are_those_of_the_sources(shared_data: Path) -> None:
+    """reference_data/published/nccl_curves.csv, which a notebook draws."""
+    cited = pl.read_csv(find_reference("published", "nccl_curves.csv"))
+    assert 30 <= cited.height <= 60 and cited["source"].str.len_chars().min() > 20
+    raw = pl.read_csv(shared_data / "nccl" / "nccl_h100_sxm.csv", infer_schema_length=None)
+    words = {"op": "operation", "num_gpus": "ranks", "message_bytes": "nbytes", "latency_us": "seconds"}
+    raw = raw.filter(nccl_version_recorded="2.29.2").rename(words).with_columns(pl.col("dtype").replace("half", "fp16"))
+    keys = ["operation", "ranks", "dtype", "nbytes"]
+    truth = raw.group_by(keys).agg(pl.col("seconds").median() * 1e-6)
+    for name in ("allreduce", "alltoall"):
+        nbytes, seconds = read_curve(shared_data, name)
+        about = {"operation": [A100[name]], "ranks": [8], "dtype": ["fp32"], "system": ["a100_sxm_40gb"]}
+        rows = pl.DataFrame(about).join(pl.DataFrame({"nbytes": nbytes, "seconds": seconds}), how="cross")
+        truth = pl.concat([truth, rows.select(truth.columns)])
+    both = cited.join(truth, on=keys, suffix="_source")
+    assert both.height == cited.height and both["seconds"].to_numpy() == pytest.approx(
+        both["seconds_source"].to_numpy(), rel=1e-5
+    )
+
 
 A100 = {
     "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "broadcast": "broadcast",

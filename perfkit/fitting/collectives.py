@@ -26,6 +26,10 @@ __all__ = ["fit_collective", "fit_over_ranks", "fit_pipelined"]
 #: spread), which counts as much as this many points.
 PRIOR, TRUST = 0.1, 4
 UNITS = {"alpha": "s", "beta": "s/B"}
+#: Share of the start-up at the smallest size, and of the transfer at the largest, from which a form may take its own
+#: shape from the sizes: curves of A100 and H100 that end at 4 MiB or begin at 1 MiB, fitted with the forms that their
+#: left-out sizes call for, miss the other sizes by twice as much as with two parameters.
+SEEN = 0.85
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     fit : Fit
         Parameters of ``pipelined`` with q = 0.6 (two fitted), of ``pipelined`` with its own q (three, from 6 sizes on)
         or of ``two_branch`` with q = 0.8 (four, from 8 sizes on), all in `perfkit.models.collectives`; a note says
-        what the choice rests on.
+        what the choice of more than two rests on.
 
     Raises
     ------
@@ -191,8 +195,9 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
 
     Notes
     -----
-    A form with more parameters is taken only where its left-out errors are smaller than those of the simpler one by
-    more than one standard error of that difference (the one-standard-error rule [1]_). Over 66 A100 and H100 curves,
+    A form with more parameters is taken only where the sizes reach from start-up to transfer, 85 % of either, and where
+    its left-out errors are smaller than those of the simpler one by more than one standard error of that difference
+    (the one-standard-error rule [1]_). Over 66 A100 and H100 curves,
     every other size held out, that leaves 3.4 / 6.0 / 17 % (geometric mean / mean / 95th percentile).
 
     References
@@ -208,15 +213,16 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     ('two_branch', 40.0, 'pipelined')
     """
     nbytes, times = _prepare(nbytes, seconds)
-    sizes, n = np.log(nbytes), len(times)
+    sizes, note = np.log(nbytes), ""
     best = _pipelined(sizes, times, 0.6)
-    note = ""
+    transfer = best.curve.evaluate(best.logs[None])[1][0, :, 1]
+    known = len(times) if min(1.0 - transfer[0], transfer[-1]) >= SEEN else 0
     for least, make in ((6, lambda: _pipelined(sizes, times, None)), (8, lambda: _two_branch(sizes, times))):
-        if n < least:
+        if known < least:
             continue
         other = make()
         gains = best.errors - other.errors
-        if gains.mean() > gains.std(ddof=1) / math.sqrt(n):
+        if gains.mean() > gains.std(ddof=1) / math.sqrt(known):
             note = f"sizes left out err {other.errors.mean():.1%}, with fewer parameters {best.errors.mean():.1%}"
             best = other
     return _finish(best, times, {"nbytes": nbytes}, source, date, (note,) if note else ())

@@ -206,7 +206,7 @@ def flat_all_to_all(
     -----
     .. math:: t = \max\left(t_{in},\; t_{out} + (g-1)(N-1)\, \alpha_m\right)
 
-    A share of 1/N of the message stays in the node. On 80 H100 it comes out within 4 % from 32 MiB to 16 GiB.
+    A share of 1/N of the message stays in the node. On 80 H100 it comes out within 6 % from 32 MiB to 16 GiB.
 
     Examples
     --------
