@@ -19,6 +19,9 @@ read off a plot (0.12 ms). They lie in reference_data/published/dlrm_single_gpu.
   `perfkit.overheads`. One table for all three machines.
 - TITAN Xp and P100 reach the shares of peak and bandwidth that the V100 reaches.
 
+The iterations were compared when all this stood. One change came later, for the sake of two kernels of the trace: rows
+that L2 serves overlap with rows from memory. It moved the figures of no GPU by more than 0.2.
+
 The published GPU active time follows from two published errors of the study's own prediction of it; it is shown to tell
 wrong kernels from a wrong host, and enters nothing. What remains: the host is 0.4 to 1.2 ms too slow where it sets the
 pace, as its overheads were measured under a profiler whose cost is only partly known; on TITAN Xp and P100 kernels are
