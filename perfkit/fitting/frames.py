@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from perfkit.fitting.collectives import fit_collective, fit_over_ranks, fit_pipelined
+from perfkit.fitting.collectives import fit_collective, fit_over_ranks
 from perfkit.fitting.kernels import fit_roofline
 from perfkit.fitting.parameters import Fit
 from perfkit.hardware import DTYPES, Device
@@ -22,7 +22,7 @@ __all__ = ["POOR", "fit_attention", "fit_casts", "fit_curves", "fit_database", "
 POOR = 0.25
 #: Half-precision sums faster than those of int8 by more than this are done by the switch, which adds up no int8 [-].
 IN_NETWORK, LARGE = 0.85, 2**26
-#: Curves that begin later do not show the start-up, so the form whose start-up fades slowly is taken [B].
+#: Curves that begin later do not show the start-up [B].
 LATE = 2**20
 #: What is added up in training comes first; the others are fitted where they are all there is.
 PREFERRED = ("bf16", "fp16", "fp32", "fp64")
@@ -107,11 +107,9 @@ def _fit_curve(rows: "polars.DataFrame", source: str, date: str, *notes: str) ->
     """One curve in one number format."""
     text = _name_source(rows, source)
     nbytes, seconds = rows["nbytes"].to_numpy(), rows["seconds"].to_numpy()
-    if nbytes.min() > LATE:
-        late = f"the start-up is a guess: no message under {format_bytes(float(nbytes.min()))} was measured"
-        return _say_poor(replace(fit_pipelined(nbytes, seconds, source=text, date=date), notes=(late, *notes)))
     fit = fit_collective(nbytes, seconds, source=text, date=date)
-    return _say_poor(replace(fit, notes=(*fit.notes, *notes)))
+    late = f"the start-up is a guess: no message under {format_bytes(float(nbytes.min()))} was measured"
+    return _say_poor(replace(fit, notes=(*fit.notes, *([late] if nbytes.min() > LATE else []), *notes)))
 
 
 def _is_in_network(rows: "polars.DataFrame") -> bool:
