@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from perfkit.prediction.comparison import Comparison
     from perfkit.prediction.contrast import PlatformComparison, compare
     from perfkit.prediction.result import Prediction, predict
+    from perfkit.sharding.planner import price_plan, shard
+    from perfkit.sharding.result import PlanPrice, ShardingResult
     from perfkit.workloads.dlrm import DLRM
-    from perfkit.workloads.placement import Plan
-    from perfkit.workloads.tables import EmbeddingTable
+    from perfkit.workloads.placement import Placement, Plan
+    from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
     from perfkit.workloads.transformer import Transformer
 
 __version__ = "0.1.0"
@@ -32,7 +34,14 @@ __all__ = [
     "DLRM",
     "Transformer",
     "EmbeddingTable",
+    "TableSet",
+    "draw_tables",
+    "Placement",
     "Plan",
+    "shard",
+    "price_plan",
+    "ShardingResult",
+    "PlanPrice",
     "load_platform",
     "platforms",
     "predict",
@@ -62,9 +71,11 @@ _HOMES = {
     "prediction.comparison": ("Comparison",),
     "prediction.contrast": ("PlatformComparison", "compare"),
     "prediction.result": ("Prediction", "predict"),
+    "sharding.planner": ("price_plan", "shard"),
+    "sharding.result": ("PlanPrice", "ShardingResult"),
     "workloads.dlrm": ("DLRM",),
-    "workloads.placement": ("Plan",),
-    "workloads.tables": ("EmbeddingTable",),
+    "workloads.placement": ("Placement", "Plan"),
+    "workloads.tables": ("EmbeddingTable", "TableSet", "draw_tables"),
     "workloads.transformer": ("Transformer",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,48 +1,205 @@
-"""Which embedding table lies on which rank."""
+"""Which embedding table lies on which rank, whole or in parts; the plain value, in and out of JSON and TorchRec."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.units import check_positive
+from perfkit.resources import expect, expect_list, expect_record, expect_text, expect_whole, write_text
+from perfkit.units import check_choice, check_positive
+from perfkit.workloads.tables import EmbeddingTable, name_tables
 
-__all__ = ["Plan"]
+__all__ = ["KINDS", "Placement", "Plan", "Shard"]
+
+#: Ways to place one table, by their TorchRec names: copied to every rank; whole on one rank; columns split over ranks;
+#: rows split over all ranks; rows split over the ranks of one node; columns split over ranks of one node.
+KINDS = ("data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise")
+_BY_COLUMNS, _BY_ROWS = ("column_wise", "table_column_wise"), ("row_wise", "table_row_wise")
+_EVERYWHERE = ("data_parallel", "row_wise")
+_FORMAT = 1
+
+
+class Shard(NamedTuple):
+    """A rectangle of a table on a rank: table and rank number, first row, rows, first column and columns."""
+
+    table: int
+    rank: int
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one table lies.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    ranks : tuple of int
+        Rank of every shard, in the order of rows or columns.
+    columns : tuple of int, optional
+        Columns of every shard of a table that is split by columns; by default all the same [-].
+
+    Raises
+    ------
+    ValueError
+        For an unknown kind, no rank, the same rank twice, or columns that do not fit.
+
+    Examples
+    --------
+    >>> Placement("column_wise", (0, 3), columns=(64, 64))
+    Placement(kind='column_wise', ranks=(0, 3), columns=(64, 64))
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    columns: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
+        for name in ("ranks", "columns"):
+            given = getattr(self, name)
+            if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str):
+                raise ValueError(f"{name} of a {self.kind} placement is {given!r}; it must be a sequence of numbers")
+            object.__setattr__(self, name, tuple(n.item() if isinstance(n, np.generic) else n for n in given))
+        for rank in self.ranks:
+            check_positive(f"rank of a {self.kind} shard", rank, integer=True, zero=True)
+        if not self.ranks or len(set(self.ranks)) < len(self.ranks):
+            raise ValueError(f"a {self.kind} table lies on ranks {self.ranks}; name at least one, and none twice")
+        if self.kind == "table_wise" and len(self.ranks) > 1:
+            raise ValueError(f"a table_wise table lies on one rank, not on {self.ranks}; split it another way")
+        if self.columns and (self.kind not in _BY_COLUMNS or len(self.columns) != len(self.ranks)):
+            raise ValueError(
+                f"columns {self.columns} do not belong to a {self.kind} placement on {len(self.ranks)} ranks; "
+                "give one number a rank, to column_wise and table_column_wise only"
+            )
+        for width in self.columns:
+            check_positive("columns of a shard", width, integer=True)
+
+    def cut(self, table: EmbeddingTable, number: int = 0) -> list[Shard]:
+        """Cut a table into the shards of this placement.
+
+        Parameters
+        ----------
+        table : EmbeddingTable
+            The table.
+        number : int
+            Its number [-].
+
+        Returns
+        -------
+        shards : list of Shard
+            One for every rank, in the order of `ranks`.
+
+        Raises
+        ------
+        ValueError
+            For fewer rows than shards, or columns that do not add up to those of the table.
+
+        Notes
+        -----
+        Rows are cut into blocks of the same height, rounded up, so that the last ones can be lower or empty.
+        """
+        n, name = len(self.ranks), table.name or f"table {number}"
+        if self.kind in _BY_COLUMNS:
+            if not self.columns and table.dim % n:
+                raise ValueError(f"{name!r} has {table.dim} columns; {n} equal shards need a multiple; give columns")
+            widths = self.columns or (table.dim // n,) * n
+            if sum(widths) != table.dim:
+                raise ValueError(f"the shards of {name!r} have {sum(widths)} columns together; the table {table.dim}")
+            starts = (0, *accumulate(widths))
+            spans = zip(self.ranks, starts, widths, strict=False)
+            return [Shard(number, rank, 0, table.rows, start, width) for rank, start, width in spans]
+        if self.kind in _BY_ROWS:
+            if table.rows < n:
+                raise ValueError(f"{name!r} has {table.rows} rows; it cannot be split by rows over {n} ranks")
+            block = -(-table.rows // n)
+            tops = [min(i * block, table.rows) for i in range(n + 1)]
+            spans = zip(self.ranks, tops, tops[1:], strict=False)
+            return [Shard(number, rank, top, end - top, 0, table.dim) for rank, top, end in spans]
+        return [Shard(number, rank, 0, table.rows, 0, table.dim) for rank in self.ranks]
+
+
+def _expect_placement(value: Any, place: str) -> tuple[Placement, str]:
+    many = expect("a list of whole numbers of at least 0", lambda v: isinstance(v, list | tuple), tuple)
+
+    def numbers(value: Any, place: str) -> tuple[int, ...]:
+        return tuple(expect_whole()(entry, f"{place}[{i}]") for i, entry in enumerate(many(value, place)))
+
+    readers = {"name": expect_text(), "kind": expect_text(*KINDS), "ranks": numbers, "columns": numbers}
+    entry = expect_record(_Entry, **readers)(value, place)
+    try:
+        return Placement(entry.kind, entry.ranks, entry.columns), entry.name
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    kind: str
+    ranks: tuple[int, ...]
+    columns: tuple[int, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Table-wise placement: every table whole on one rank.
+    """Where every table lies.
 
     Parameters
     ----------
     ranks : int
         Ranks that hold tables [-].
-    owners : tuple of int
-        Rank of every table, in table order.
+    owners : tuple of int or Placement
+        In table order the rank of a table that lies whole on one, or else its `Placement`.
+    names : tuple of str, optional
+        Names of the tables, for files; two plans that differ in names alone are the same.
 
     Raises
     ------
     ValueError
-        For an owner outside ``0 … ranks - 1``.
+        For a rank outside ``0 … ranks - 1``, and for tables on some ranks that their kind puts on all.
 
     Examples
     --------
     >>> Plan.round_robin(5, ranks=2).tables_of(0)
     (0, 2, 4)
+    >>> plan = Plan(2, (0, Placement("column_wise", (0, 1))))
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
     """
 
     ranks: int
-    owners: tuple[int, ...]
+    owners: tuple[int | Placement, ...]
+    names: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", int(check_positive("ranks", self.ranks, integer=True)))
-        for table, owner in enumerate(self.owners):
-            if isinstance(owner, bool) or not isinstance(owner, int) or not 0 <= owner < self.ranks:
+        object.__setattr__(self, "owners", tuple(self._check(i, owner) for i, owner in enumerate(self.owners)))
+        if self.names and len(self.names) != len(self.owners):
+            raise ValueError(f"names has {len(self.names)} entries for {len(self.owners)} tables; give one a table")
+
+    def _check(self, table: int, owner: Any) -> int | Placement:
+        placed = isinstance(owner, Placement)
+        for rank in owner.ranks if placed else (owner,):
+            if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.ranks:
                 raise ValueError(
-                    f"table {table} is placed on rank {owner!r}; ranks go from 0 to {self.ranks - 1}; "
+                    f"table {table} is placed on rank {rank!r}; ranks go from 0 to {self.ranks - 1}; "
                     "give every table the number of an existing rank"
                 )
+        if placed and owner.kind in _EVERYWHERE and len(owner.ranks) < self.ranks:
+            raise ValueError(
+                f"table {table} is {owner.kind} on {len(owner.ranks)} of {self.ranks} ranks; it must name all of them"
+            )
+        whole: int | Placement = owner.ranks[0] if placed and owner.kind == "table_wise" else owner
+        return whole
 
     @classmethod
     def round_robin(cls, tables: int, *, ranks: int) -> "Plan":
@@ -65,13 +222,13 @@ class Plan:
         return cls(ranks, tuple(table % ranks for table in range(tables)))
 
     @classmethod
-    def from_owners(cls, owners: Sequence[int], *, ranks: int) -> "Plan":
+    def from_owners(cls, owners: Sequence[int | Placement], *, ranks: int) -> "Plan":
         """Placement from any sequence of rank numbers.
 
         Parameters
         ----------
-        owners : sequence of int
-            Rank of every table.
+        owners : sequence of int or Placement
+            Rank of every table, or its `Placement`.
         ranks : int
             Number of ranks [-].
 
@@ -86,6 +243,16 @@ class Plan:
             )
         return cls(ranks, tuple(o.item() if isinstance(o, np.generic) else o for o in owners))
 
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Placement of every table, in table order."""
+        return tuple(o if isinstance(o, Placement) else Placement("table_wise", (o,)) for o in self.owners)
+
+    @property
+    def is_table_wise(self) -> bool:
+        """Whether every table lies whole on one rank."""
+        return not any(isinstance(owner, Placement) for owner in self.owners)
+
     def tables_of(self, rank: int) -> tuple[int, ...]:
         """Numbers of the tables on one rank.
 
@@ -98,5 +265,206 @@ class Plan:
         -------
         tables : tuple of int
             Table numbers in table order.
+
+        Raises
+        ------
+        ValueError
+            Where a table is not whole on one rank.
         """
+        for table, owner in enumerate(self.owners):
+            if isinstance(owner, Placement):
+                raise ValueError(
+                    f"table {table} is {owner.kind}; here every table must lie whole on one rank; "
+                    "price other plans with perfkit.price_plan"
+                )
         return tuple(table for table, owner in enumerate(self.owners) if owner == rank)
+
+    def cut(self, tables: Sequence[EmbeddingTable]) -> list[Shard]:
+        """Cut tables into shards.
+
+        Parameters
+        ----------
+        tables : sequence of EmbeddingTable
+            The tables of this plan.
+
+        Returns
+        -------
+        shards : list of Shard
+            All shards, in table order.
+
+        Raises
+        ------
+        ValueError
+            For another number of tables, or tables that cannot be split like that.
+        """
+        if len(tables) != len(self.owners):
+            raise ValueError(f"plan places {len(self.owners)} tables; there are {len(tables)}; make a plan for these")
+        pairs = enumerate(zip(self.placements, tables, strict=True))
+        return [shard for i, (placement, table) in pairs for shard in placement.cut(table, i)]
+
+    def to_json(self) -> str:
+        """Write the plan as JSON.
+
+        Returns
+        -------
+        text : str
+            ``format``, ``ranks`` and ``tables`` with ``name``, ``kind``, ``ranks`` and ``columns`` [-].
+        """
+        names = self.names or tuple(f"table {i}" for i in range(len(self.owners)))
+        entries = [
+            {
+                "name": name,
+                "kind": p.kind,
+                "ranks": list(p.ranks),
+                **({"columns": list(p.columns)} if p.columns else {}),
+            }
+            for name, p in zip(names, self.placements, strict=True)
+        ]
+        head = f'{{"format": {_FORMAT}, "ranks": {self.ranks}, "tables": [\n'
+        return head + ",\n".join(json.dumps(entry) for entry in entries) + "\n]}\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, origin: str = "plan") -> "Plan":
+        """Read a plan from JSON.
+
+        Parameters
+        ----------
+        text : str
+            What `to_json` wrote [-].
+        origin : str, optional
+            What errors call it [-].
+
+        Returns
+        -------
+        plan : Plan
+            The placement.
+
+        Raises
+        ------
+        ValueError
+            With the place and the reason, for anything that is not a plan of this format.
+        """
+        try:
+            data = expect("a table", lambda value: isinstance(value, dict))(json.loads(text), "plan")
+            if type(data.get("format")) is not int or data["format"] != _FORMAT:
+                raise ValueError(f"format is {data.get('format')!r}; this perfkit reads format {_FORMAT}")
+            if set(data) != {"format", "ranks", "tables"}:
+                raise ValueError(f"keys are {', '.join(map(str, data))}; they must be format, ranks and tables")
+            entries = expect_list(_expect_placement)(data["tables"], "tables")
+            return cls(expect_whole(1)(data["ranks"], "ranks"), *(tuple(part) for part in zip(*entries, strict=True)))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{origin}: {error}; compare with Plan.round_robin(2, ranks=2).to_json()") from error
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan to a file, whole or not at all.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write; an existing one is replaced [-].
+
+        Returns
+        -------
+        path : Path
+            The file [-].
+        """
+        return write_text(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Read a plan file.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file [-].
+
+        Returns
+        -------
+        plan : Plan
+            The placement.
+
+        Raises
+        ------
+        ValueError
+            For a file that is missing, unreadable or not a plan.
+        """
+        try:
+            text = Path(path).read_bytes().decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}; pass a file that Plan.save has written") from error
+        return cls.from_json(text, origin=str(path))
+
+    def to_torchrec(self, tables: Sequence[EmbeddingTable], *, module: str = "embeddings") -> dict[str, Any]:
+        """Describe the plan as the plain dictionary from which TorchRec plans are built.
+
+        Parameters
+        ----------
+        tables : sequence of EmbeddingTable
+            The tables of this plan.
+        module : str, optional
+            Path of the embedding collection in the model.
+
+        Returns
+        -------
+        plan : dict
+            Module to table to ``sharding_type``, ``compute_kernel``, ``ranks`` and ``shards``: a list of ``rank``,
+            ``offsets`` and ``sizes`` (rows, columns).
+
+        Examples
+        --------
+        >>> plan = Plan(2, (Placement("row_wise", (0, 1)),)).to_torchrec([EmbeddingTable(10, 16)])
+        >>> plan["embeddings"]["table 0"]["shards"][1]
+        {'rank': 1, 'offsets': [5, 0], 'sizes': [5, 16]}
+        """
+        shards: dict[int, list[dict[str, Any]]] = {}
+        for s in self.cut(tables):
+            box = {"rank": s.rank, "offsets": [s.first_row, s.first_column], "sizes": [s.rows, s.columns]}
+            shards.setdefault(s.table, []).append(box)
+        return {
+            module: {
+                name: {
+                    "sharding_type": placement.kind,
+                    "compute_kernel": "dense" if placement.kind == "data_parallel" else "fused",
+                    "ranks": list(placement.ranks),
+                    "shards": shards[number],
+                }
+                for number, (name, placement) in enumerate(zip(name_tables(tables), self.placements, strict=True))
+            }
+        }
+
+    @classmethod
+    def from_torchrec(cls, plan: Mapping[str, Any], tables: Sequence[EmbeddingTable], *, ranks: int) -> "Plan":
+        """Read a dictionary such as `to_torchrec` writes, with the tables of all its modules.
+
+        Parameters
+        ----------
+        plan : mapping
+            Module to table to ``sharding_type``, ``ranks`` and, for splits by columns, ``shards``.
+        tables : sequence of EmbeddingTable
+            The tables, by their names.
+        ranks : int
+            Number of ranks [-].
+
+        Returns
+        -------
+        plan : Plan
+            The placement.
+
+        Raises
+        ------
+        ValueError
+            For a table that is missing, unknown or placed in a way that perfkit does not know.
+        """
+        entries = {name: (f"{module}.{name}", entry) for module, part in plan.items() for name, entry in part.items()}
+        names = name_tables(tables)
+        if odd := set(names) ^ set(entries):
+            raise ValueError(f"{min(odd)!r} is in {'the tables' if min(odd) in names else 'the plan'} alone")
+        owners = []
+        for name in names:
+            place, entry = entries[name]
+            found: dict[str, Any] = {"kind": entry.get("sharding_type"), "ranks": entry.get("ranks") or []}
+            if found["kind"] in _BY_COLUMNS:
+                found["columns"] = [shard["sizes"][1] for shard in entry.get("shards", ())]
+            owners.append(_expect_placement(found, place)[0])
+        return cls(ranks, tuple(owners), tuple(names))

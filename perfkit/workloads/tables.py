@@ -1,11 +1,22 @@
-"""Embedding tables: how many rows, how wide, how often and how unevenly they are looked up."""
+"""Embedding tables: how many rows, how wide, how often and how unevenly they are looked up; and sets of them."""
 
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import TYPE_CHECKING
 
-from perfkit.models.caches import Uniform, Zipf
-from perfkit.units import check_positive
+import numpy as np
 
-__all__ = ["EmbeddingTable"]
+from perfkit.models.distributions import Distribution, ReuseHistogram, Uniform, Zipf, unique_rows
+from perfkit.models.embedding import STATE
+from perfkit.units import check_choice, check_positive, format_bytes
+
+if TYPE_CHECKING:
+    import polars
+
+__all__ = ["EmbeddingTable", "TableSet", "draw_tables", "name_tables"]
 
 
 @dataclass(frozen=True)
@@ -26,16 +37,23 @@ class EmbeddingTable:
         Bytes of one number [B].
     name : str
         Name shown in tables and plans.
+    law : Uniform, Zipf or ReuseHistogram, optional
+        Which rows are looked up, where more is known than an exponent; of as many rows as the table, or of a larger
+        one, of which this is a part.
+    spread : float
+        Standard deviation of the lookups of a sample, for information [-].
 
     Raises
     ------
     ValueError
-        For sizes that are not above zero.
+        For sizes that are not above zero, and a law of fewer rows than the table.
 
     Examples
     --------
     >>> EmbeddingTable(1_000_000, 64, pooling=8).nbytes
     256000000
+    >>> EmbeddingTable(1000, 16, law=Zipf(1000, 1.1, heavy_hitters=(0.3,))).exponent
+    1.1
     """
 
     rows: int
@@ -44,6 +62,8 @@ class EmbeddingTable:
     exponent: float = 0.0
     itemsize: int = 4
     name: str = ""
+    law: Distribution | None = field(default=None, repr=False)
+    spread: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
         check_positive("rows", self.rows, integer=True)
@@ -51,6 +71,15 @@ class EmbeddingTable:
         check_positive("pooling", self.pooling)
         check_positive("exponent", self.exponent, zero=True, maximum=10)
         check_positive("itemsize", self.itemsize, integer=True)
+        check_positive("spread", self.spread, zero=True)
+        if self.law is None:
+            return
+        if not isinstance(self.law, Uniform | Zipf | ReuseHistogram):
+            raise ValueError(f"law is {self.law!r}; it must be a Uniform, Zipf or ReuseHistogram, or None")
+        if self.law.rows < self.rows:
+            raise ValueError(f"law is of {self.law.rows} rows, the table has {self.rows}; make a law of all its rows")
+        if isinstance(self.law, Zipf) and not self.exponent:
+            object.__setattr__(self, "exponent", float(self.law.exponent))
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +87,177 @@ class EmbeddingTable:
         return self.rows * self.dim * self.itemsize
 
     @property
-    def distribution(self) -> "Uniform | Zipf":
+    def distribution(self) -> Distribution:
         """Distribution of the looked-up rows."""
+        if self.law is not None:
+            return self.law if self.law.rows == self.rows else self.law.resize(self.rows)
         return Zipf(self.rows, self.exponent) if self.exponent else Uniform(self.rows)
+
+
+@dataclass(frozen=True)
+class TableSet:
+    """Tables that every sample of a batch looks into: what a placement is searched for when the rest is not known.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingTable
+        The tables; unnamed ones are numbered.
+    batch : int
+        Samples of one iteration over all ranks [-].
+    embedding : str
+        ``separate`` (one bag operation a table) or ``fused`` (one kernel for all tables of a rank).
+    sparse : bool
+        Whether the gradient of a table holds one row per lookup instead of the whole table.
+    optimizer : str
+        What updates the rows, a key of `perfkit.models.embedding.STATE`.
+    name : str
+        Name shown in results.
+
+    Raises
+    ------
+    ValueError
+        For no table, two tables of one name, numbers of different size, more lookups per sample than rows, and unknown
+        settings.
+
+    Examples
+    --------
+    >>> TableSet(draw_tables(100, seed=0), batch=65536)
+    TableSet('tables': 100 tables, 19.6 GB, 1,450 lookups a sample)
+    """
+
+    tables: tuple[EmbeddingTable, ...]
+    batch: int = 65536
+    embedding: str = "separate"
+    sparse: bool = True
+    optimizer: str = "sgd"
+    name: str = "tables"
+
+    def __post_init__(self) -> None:
+        given = self.tables
+        if not isinstance(given, Sequence) or not given or not all(isinstance(t, EmbeddingTable) for t in given):
+            shown = f"of {len(given)}" if isinstance(given, Sequence) else repr(given)
+            raise ValueError(f"tables is {shown}; it must be a sequence of at least one EmbeddingTable")
+        if len(sizes := {table.itemsize for table in given}) > 1:
+            raise ValueError(
+                f"itemsize is {' and '.join(map(str, sorted(sizes)))}; one kernel reads numbers of one size"
+            )
+        names = name_tables(given)
+        if len(set(names)) < len(names):
+            twice = next(name for name, count in Counter(names).items() if count > 1)
+            raise ValueError(f"two tables are named {twice!r}; every table needs a name of its own")
+        deep = next((i for i, table in enumerate(given) if table.pooling > table.rows), None)
+        if deep is not None:
+            raise ValueError(
+                f"pooling of {names[deep]!r} is {given[deep].pooling:g}; it must be at most its {given[deep].rows} "
+                "rows; pooling is the mean number of lookups of one sample, not of the batch"
+            )
+        check_positive("batch", self.batch, integer=True)
+        check_choice("embedding", self.embedding, ("separate", "fused"))
+        check_choice("optimizer", self.optimizer, STATE)
+        if not isinstance(self.sparse, bool):
+            raise ValueError(f"sparse is {self.sparse!r}; it must be True (one gradient row per lookup) or False")
+        object.__setattr__(self, "tables", tuple(given))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights [B]."""
+        return sum(table.nbytes for table in self.tables)
+
+    def table(self) -> "polars.DataFrame":
+        """The tables as a Polars frame.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            name, rows [-], dim [-], pooling [-], exponent [-], nbytes [B] and unique_rows of a batch [-].
+        """
+        import polars
+
+        rows = [
+            {"name": name, "rows": t.rows, "dim": t.dim, "pooling": float(t.pooling),
+             "exponent": float(t.exponent), "nbytes": t.nbytes,
+             "unique_rows": float(unique_rows(t.distribution, self.batch * t.pooling))}
+            for name, t in zip(name_tables(self.tables), self.tables, strict=True)
+        ]  # fmt: skip
+        return polars.DataFrame(rows)
+
+    def __iter__(self) -> Iterator[EmbeddingTable]:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def __repr__(self) -> str:
+        lookups = sum(table.pooling for table in self.tables)
+        return (
+            f"TableSet({self.name!r}: {len(self.tables)} tables, {format_bytes(self.nbytes)}, "
+            f"{lookups:,.0f} lookups a sample)"
+        )
+
+
+def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
+    """Names of tables, their numbers where they have none.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingTable
+        The tables.
+
+    Returns
+    -------
+    names : list of str
+        One for each.
+    """
+    return [table.name or f"table {number}" for number, table in enumerate(tables)]
+
+
+def draw_tables(n: int, *, seed: int = 0, correlation: float = 0.0, itemsize: int = 4) -> tuple[EmbeddingTable, ...]:
+    """Draw tables as production models have them: sizes over four decades, few lookups in most and many in some.
+
+    Rows are 10^U(3, 7), columns one of 16, 32, 64 and 128, pooling is log-normal around 8 with a spread of e, clipped
+    to 1 to 64, and the Zipf exponent U(0, 1.2).
+
+    Parameters
+    ----------
+    n : int
+        Number of tables [-].
+    seed : int, optional
+        Seed; the same one gives the same tables [-].
+    correlation : float, optional
+        Correlation of the logarithms of rows and pooling before they are clipped, between -1 and 1 [-].
+    itemsize : int, optional
+        Bytes of one number [B].
+
+    Returns
+    -------
+    tables : tuple of EmbeddingTable
+        The tables, named ``table 0``, ``table 1``, ...
+
+    Raises
+    ------
+    ValueError
+        For a number of tables that is not above zero, or a correlation outside -1 to 1.
+
+    Notes
+    -----
+    Rows and pooling share a Gaussian copula, so that the distribution of each stays as it is.
+
+    Examples
+    --------
+    >>> draw_tables(3, seed=1)[0]
+    EmbeddingTable(rows=106662, dim=16, pooling=15.91, exponent=0.9, itemsize=4, name='table 0')
+    """
+    n = int(check_positive("n", n, integer=True, maximum=10_000_000))
+    if not -1 <= correlation <= 1:
+        raise ValueError(f"correlation is {correlation!r}; it must be between -1 and 1")
+    rng = np.random.default_rng([3, int(check_positive("seed", seed, integer=True, zero=True))])
+    first, second = rng.standard_normal((2, n))
+    normal = NormalDist()
+    rows = [10 ** (3 + 4 * normal.cdf(z)) for z in first.tolist()]
+    pooling = np.exp(math.log(8) + correlation * first + math.sqrt(1 - correlation**2) * second)
+    dims, exponents = rng.choice((16, 32, 64, 128), n), rng.uniform(0, 1.2, n)
+    columns = (rows, dims.tolist(), np.clip(pooling, 1, 64).tolist(), exponents.tolist())
+    return tuple(
+        EmbeddingTable(round(r), d, round(p, 2), round(e, 2), itemsize, f"table {i}")
+        for i, (r, d, p, e) in enumerate(zip(*columns, strict=True))
+    )

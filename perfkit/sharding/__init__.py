@@ -1,0 +1,3 @@
+"""What a placement of embedding tables costs, needs and at best could cost; the search for a good one."""
+
+__all__: list[str] = []

@@ -1,0 +1,292 @@
+"""The search: greedy orders and ways to split to start from, then trades between ranks, annealed on the iteration."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfkit.sharding.board import NODE_KINDS, Board, Rules, Snapshot
+from perfkit.sharding.objective import Objective
+from perfkit.sharding.options import Option
+from perfkit.units import Array
+
+__all__ = ["Found", "construct", "search_plan"]
+
+_PARTNERS = 16  # ranks that a rank considers trades with at a time
+#: Largest shard of a table that is split by columns, relative to what the average rank carries: the ways to start.
+_SPLITS = (0.7, 0.35, 2.0, 0.2, 100.0)
+_STAGES = 60
+_HEADS, _TRIAL, _DESCENT = 3, 0.12, 30  # starts that are annealed, the work on each but the last, and steps before
+#: Work of a step in seconds of one core of an AMD Zen 5 (2026-11): the clock of the search, the same on every machine.
+_STEP, _PAIR, _OPTION, _PLACE = 1.1e-4, 1.1e-7, 6e-5, 5e-5
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Parameters
+    ----------
+    best : Snapshot
+        The best placement.
+    bound : float
+        Time that no placement can beat [s].
+    work : float
+        Work spent, in seconds of the machine that steps were timed on [s].
+    overflow : float
+        Bytes by which the fullest rank exceeds its memory [B].
+    interrupted : bool
+        Whether Ctrl-C ended it early.
+    """
+
+    best: Snapshot
+    bound: float
+    work: float
+    overflow: float
+    interrupted: bool
+
+
+def construct(board: Board, choice: Sequence[int], key: Array) -> None:
+    """Place tables one after the other where they add least, those with the largest key first.
+
+    What finds no room lies where most is left.
+
+    Parameters
+    ----------
+    board : Board
+        Cleared first.
+    choice : sequence of int
+        Option of each table.
+    key : array
+        One number for each table [-].
+    """
+    board.expect(choice)
+    first = [t for t, o in enumerate(choice) if not len(board.items[t, o]) or t in board.rules.pinned]
+    rest = np.argsort(-key, kind="stable")
+    for table in (*first, *rest[~np.isin(rest, first)].tolist()):
+        found = board.best_ranks(table, choice[table])
+        board.put(table, choice[table], found[1] if found else _roomiest(board, table, choice[table]))
+
+
+def _roomiest(board: Board, table: int, option: int) -> np.ndarray:
+    """Ranks with the most memory left, where none has enough."""
+    if table in board.rules.pinned:
+        return np.array([board.rules.pinned[table]])
+    free = board.rules.capacity - board.loads[:, -1]
+    free[board.occupied[board.groups[table]].any(axis=0)] = -np.inf
+    ranks = np.argsort(-free, kind="stable")[: len(board.items[table, option])]
+    if board.options[table][option].kind in NODE_KINDS:
+        ranks = int(ranks[0]) // board.rules.node * board.rules.node + np.arange(len(ranks))
+    return ranks
+
+
+def _split(board: Board, base: Sequence[int], limit: Array) -> list[int]:
+    """Options in which no whole table is larger than a limit, as far as splitting by columns helps."""
+    out = []
+    for table, pick in enumerate(base):
+        own = board.options[table]
+        if own[pick].kind == "table_wise" and (board.load[board.items[table, pick]] > limit).any():
+            for option, chosen in enumerate(own):
+                if chosen.kind in ("table_wise", "column_wise"):
+                    pick = option
+                    if (board.load[board.items[table, option]] <= limit).all():
+                        break
+        out.append(pick)
+    return out
+
+
+def _starts(board: Board, bases: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Array]]:
+    """Options and orders to place tables by, the most promising first."""
+    alone = [0] * len(board.options)
+    average = np.sum([board.load[board.items[t, 0]].sum(axis=0) + board.everywhere[t, 0] * board.rules.ranks
+                      for t in range(len(alone))], axis=0) / board.rules.ranks  # fmt: skip
+    average = np.where(average > 0, average, np.inf)
+    room = np.append(average[:-1], max(board.rules.capacity, 1.0))
+    largest = np.array([(board.load[board.items[t, 0]].sum(axis=0) / room)[:].max() for t in range(len(alone))])
+    memory = np.array([board.load[board.items[t, 0]].sum(axis=0)[-1] for t in range(len(alone))])
+    seconds = np.array([board.load[board.items[t, 0]].sum(axis=0)[:2].sum() for t in range(len(alone))])
+    seen = set()
+    for key in (largest, seconds, memory):
+        for split in _SPLITS:
+            for base in (*bases, alone):
+                choice = _split(board, base, np.where(np.isfinite(average), split * average, np.inf))
+                name = (tuple(choice), id(key))
+                if name not in seen:
+                    seen.add(name)
+                    yield choice, key
+
+
+def search_plan(
+    objective: Objective,
+    options: Sequence[Sequence[Option]],
+    rules: Rules,
+    *,
+    seconds: float,
+    seed: int,
+    tolerance: float = 1e-4,
+    progress: Callable[[float, float], None] | None = None,
+) -> Found:
+    """Search for the placement with the least time.
+
+    Parameters
+    ----------
+    objective : Objective
+        What is to become small.
+    options : sequence of sequence of Option
+        Ways to place each table.
+    rules : Rules
+        What to keep.
+    seconds : float
+        Work to spend [s].
+    seed : int
+        Seed; work is counted and not timed, so that the same seed gives the same plan everywhere [-].
+    tolerance : float, optional
+        Gap to the bound that is good enough [-].
+    progress : callable, optional
+        Gets the part of the work that is done and the best time so far [s].
+
+    Returns
+    -------
+    found : Found
+        Placement and bound.
+
+    Notes
+    -----
+    A third of the work at most goes into starts: tables in the order of their largest load, seconds or memory, each
+    where it adds least, with options from the bound's relaxation or whole tables, large ones split by columns. Then the
+    best start is improved: a rank gives a shard away or trades it for another, or a table is placed another way, at a
+    temperature that falls. The time is stood in for by a power mean over ranks that becomes the maximum in the end.
+    """
+    bound, bases = objective.bound(options, rules.ranks)
+    run = _Annealing(Board(objective, options, rules), np.random.default_rng(seed), bound * (1 + tolerance))
+    try:
+        heads = run.start(bases, seconds / 4)
+        for head in heads[1:]:
+            run.anneal(head, seconds * _TRIAL, progress=None)
+        run.anneal(run.best, seconds - run.work, progress)
+    except KeyboardInterrupt:
+        if not hasattr(run, "best"):
+            raise
+        run.interrupted = True
+    return Found(run.best, bound, run.work, run.overflow, run.interrupted)
+
+
+class _Annealing:
+    """A placement that is being improved, and the best one so far."""
+
+    best: Snapshot
+
+    def __init__(self, board: Board, rng: np.random.Generator, goal: float) -> None:
+        self.board, self.rng, self.goal = board, rng, goal
+        pinned = board.rules.pinned
+        self.several = np.array(
+            [t for t, own in enumerate(board.options) if len(own) > 1 and t not in pinned], dtype=int
+        )
+        self.work, self.overflow, self.interrupted = 0.0, np.inf, False
+
+    def done(self) -> bool:
+        """Whether the best placement is good enough."""
+        return self.overflow == 0 and self.best.time <= self.goal
+
+    def start(self, bases: Sequence[Sequence[int]], seconds: float) -> list[Snapshot]:
+        """Try ways to start; returns the best few, worst first."""
+        found: list[tuple[float, Snapshot]] = []
+        for choice, key in _starts(self.board, bases):
+            construct(self.board, choice, key)
+            self.work += _PLACE * len(choice) * (1 + self.board.rules.ranks / 200)
+            self._keep(first=not found)
+            self.board.smooth(8)
+            for _ in range(_DESCENT):
+                if self._trade_full(1e-6 * self.best.time):
+                    self._keep()
+            found.append((self.board.overflow, self.board.snapshot()))
+            if self.work > seconds or self.done():
+                break
+        found.sort(key=lambda each: (each[0], each[1].time))
+        return [snapshot for _, snapshot in found[:_HEADS]][::-1]
+
+    def anneal(self, start: Snapshot, seconds: float, progress: Callable[[float, float], None] | None) -> None:
+        """Spend work on a placement."""
+        if self.done():  # nothing to do
+            return
+        self.board.restore(start)
+        begin, count = self.work, 0
+        for stage in range(_STAGES):
+            heat, squarings = _schedule(stage / _STAGES)
+            self.board.smooth(squarings)
+            while self.work < begin + seconds * (stage + 1) / _STAGES:
+                count += 1
+                change = len(self.several) and count % 6 == 0
+                act = self._change_option if change else self._trade_full if count % 2 else self._trade_any
+                if act(heat * self.best.time):
+                    self._keep()
+            if progress is not None:
+                progress((stage + 1) / _STAGES, self.best.time)
+            if self.done():
+                break
+
+    def _keep(self, *, first: bool = False) -> None:
+        over = self.board.overflow
+        if (
+            first
+            or over < self.overflow
+            or (over == self.overflow and self.board.time() < self.best.time * (1 - 1e-12))
+        ):
+            self.best, self.overflow = self.board.snapshot(), over
+
+    def _draw(self, costs: Array, heat: float) -> int:
+        """Pick one of several changes as chance at a temperature has it."""
+        summed = np.cumsum(np.exp(np.maximum((costs.min() - costs) / heat, -700.0)))
+        return min(int(np.searchsorted(summed, self.rng.random() * summed[-1])), len(costs) - 1)
+
+    def _trade_full(self, heat: float) -> bool:
+        """Let the fullest rank trade a shard; returns whether anything changed."""
+        pressure = self.board.pressure()
+        return self._trade(int(np.argmax(pressure)), pressure, heat)
+
+    def _trade_any(self, heat: float) -> bool:
+        """Let a rank by chance trade a shard."""
+        return self._trade(int(self.rng.integers(self.board.rules.ranks)), self.board.pressure(), heat)
+
+    def _trade(self, rank: int, pressure: Array, heat: float) -> bool:
+        board, ranks = self.board, len(pressure)
+        if ranks - 1 <= _PARTNERS:
+            partners = np.delete(np.arange(ranks), rank)
+        else:
+            light = np.argpartition(pressure, _PARTNERS // 2)[: _PARTNERS // 2]
+            partners = np.unique(np.concatenate([light, self.rng.integers(0, ranks, _PARTNERS // 2)]))
+            partners = partners[partners != rank]
+        growth, mine, others = board.trades(rank, partners)
+        self.work += _STEP + _PAIR * growth.size
+        pick = self._draw(np.append(growth.ravel(), 0.0), heat)  # the last one leaves everything as it is
+        if pick < growth.size:
+            row, place = divmod(pick, growth.shape[1])
+            board.swap(int(mine[row]), int(others[place]))
+        return pick < growth.size
+
+    def _change_option(self, heat: float) -> bool:
+        """Place a table another way, or the same way elsewhere."""
+        board, several = self.board, self.several
+        table = int(several[self.rng.integers(len(several))])
+        if self.rng.random() < 0.5:  # one that lies on the fullest rank
+            here = np.unique(board.table[board.rank == int(np.argmax(board.pressure()))])
+            here = here[np.isin(here, several)]
+            table = int(here[self.rng.integers(len(here))]) if len(here) else table
+        old, ranks = board.take(table)
+        found = [board.best_ranks(table, option) for option in range(len(board.options[table]))]
+        self.work += _OPTION * (2 + len(found))
+        costs = np.array([each[0] if each else np.inf for each in found])
+        if np.isfinite(costs).any():
+            option = self._draw(costs, heat)
+            board.put(table, option, found[option][1])  # type: ignore[index]
+        else:
+            board.put(table, old, ranks)
+        return True
+
+
+def _schedule(done: float) -> tuple[float, int]:
+    """Temperature relative to the time, and how sharply the smooth time counts the fullest rank."""
+    if done < 0.1 or done > 0.85:  # a descent first, and one at the end
+        return 1e-6, 8 if done < 0.1 else 11
+    part = (done - 0.1) / 0.75
+    return float(1e-3 * 10 ** (-2.5 * part)), 4 + int(4 * part)
