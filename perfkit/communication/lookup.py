@@ -11,10 +11,20 @@ from perfkit.communication.algorithms import scale_ring, scale_textbook
 from perfkit.estimates import fill_in, find_extrapolations, find_transfers
 from perfkit.fitting import Fit
 from perfkit.fitting.extrapolation import choose_sample, evaluate_collective, spread_beyond
-from perfkit.models.collectives import OPERATIONS
+from perfkit.models.collectives import OPERATIONS, bus_factor, ring_steps
 from perfkit.units import Array, format_bytes
 
-__all__ = ["ALGORITHMS", "KEY", "WAYS", "CollectiveTime", "Match", "evaluate_match", "find_match", "split_key"]
+__all__ = [
+    "ALGORITHMS",
+    "KEY",
+    "WAYS",
+    "CollectiveTime",
+    "Match",
+    "evaluate_match",
+    "find_hop",
+    "find_match",
+    "split_key",
+]
 
 #: Algorithms a user may ask for: around a ring, up and down a tree, reduced by the switch, or inside nodes and then
 #: between them.
@@ -27,6 +37,7 @@ KEY = re.compile(rf"({'|'.join(OPERATIONS)})\.([2-9]|[1-9][0-9]+|any)(?:\.({'|'.
 LAW, BETWEEN, BEYOND = 0.05, 0.1, 0.25
 #: A size that is nearly all transfer on any network; what the advice to measure names at least [B].
 LARGE = 2.0**27
+_HUGE = np.array(1e18)  # nothing but transfer
 
 
 @dataclass(frozen=True)
@@ -183,6 +194,37 @@ def _scale(fit: Fit, operation: str, ranks: int, near: int, way: str) -> Fit:
     factors = {"alpha": start / start_near, "beta": move / move_near}
     parameters = {name: value * factors.get(name.rstrip("012"), 1.0) for name, value in fit.items()}
     return replace(fit, parameters=parameters, stderr={})
+
+
+def find_hop(match: Match, *, ranks: int) -> tuple[float, float]:
+    """Find latency and bandwidth of the link that a ring goes around, from fits of what it does.
+
+    Parameters
+    ----------
+    match : Match
+        From `find_match`.
+    ranks : int
+        Ranks of the ring, or nodes on a rail [-].
+
+    Returns
+    -------
+    alpha_hop : float
+        What the smallest fitted size takes beyond its transfer, by the steps it makes; the start-up itself is a guess
+        where no small size was measured [s].
+    beta_link : float
+        Time per byte of the link, one way [s/B].
+
+    Examples
+    --------
+    >>> fit = Fit("alpha_beta", {"alpha": 63e-6, "beta": 18e-12}, ranges={"nbytes": (2.0**25, 2.0**34)})
+    >>> find_hop(Match("all_gather", ((fit, 10, 1.0),)), ranks=10)
+    (7e-06, 2e-11)
+    """
+    small = np.array(min(fit.ranges.get("nbytes", (0.0, 0.0))[0] for fit, *_ in match.parts))
+    beta = float(match.time(_HUGE) / _HUGE)
+    start = max(float(match.time(small)) - beta * float(small), 0.0)
+    steps, traffic = (float(law(match.operation, ranks)) for law in (ring_steps, bus_factor))
+    return start / steps, beta / traffic
 
 
 def _place(ranks: int, way: str) -> str:

@@ -13,6 +13,7 @@ from perfkit.communication.lookup import (
     CollectiveTime,
     Match,
     evaluate_match,
+    find_hop,
     find_match,
     split_key,
 )
@@ -37,7 +38,6 @@ COMPOSED, PAIR = 0.15, 0.4
 #: Spread of start-up and transfer that only a datasheet or a textbook tells: all_reduce on two nodes of A100 on EFA
 #: takes twice the time when small and 14 % more when large.
 START, MOVE = 0.9, 0.3
-_HUGE = np.array(1e18)  # a message [B] that is nothing but transfer
 
 
 def price_collective(
@@ -196,25 +196,21 @@ class _Pricing:
     def beta_inside(self, operation: str, nodes: int) -> float:
         """Time per byte of the link inside nodes, from the fits of the stages where there are all."""
         local = self.network.ranks_per_node
-        stages = [(name, self.match(name, local, "")) for name in hierarchy.LEVELS.get(operation, ())]
-        times = [float(match.time(_HUGE) / _HUGE) for _, match in stages if match is not None]
-        if local == 1 or len(times) < len(stages) or not stages:
-            return 1.0 / self.link("intra", f"{operation} over {nodes} nodes").bandwidth.value if local > 1 else 0.0
-        return sum(times) / sum(float(forms.bus_factor(name, local)) for name, _ in stages)
+        if local == 1:
+            return 0.0
+        matches = [self.match(stage, local, "") for stage in hierarchy.LEVELS.get(operation, ())]
+        found = [find_hop(match, ranks=local)[1] for match in matches if match is not None]
+        if matches and len(found) == len(matches):
+            return sum(found) / len(found)
+        return 1.0 / self.link("intra", f"{operation} over {nodes} nodes").bandwidth.value
 
     def hop_between(self, operation: str, nodes: int) -> tuple[float, float]:
-        """Latency of a hop between nodes, and time per byte of a rail; from the fit on a rail where there is one.
-
-        The hop is what the smallest size of that fit takes beyond its transfer, by the steps it makes.
-        """
+        """Latency of a hop between nodes, and time per byte of a rail; from the fit on a rail where there is one."""
         match = self.match(operation, nodes, "rail")
-        if match is None:
-            link = self.link("inter", f"{operation} over {nodes} nodes")
-            return link.latency.value, 1.0 / link.bandwidth.value
-        small = np.array(min(fit.ranges.get("nbytes", (0.0, 0.0))[0] for fit, *_ in match.parts))
-        beta = float(match.time(_HUGE) / _HUGE)
-        start = max(float(match.time(small)) - beta * float(small), 0.0)
-        return start / float(forms.ring_steps(operation, nodes)), beta / float(forms.bus_factor(operation, nodes))
+        if match is not None:
+            return find_hop(match, ranks=nodes)
+        link = self.link("inter", f"{operation} over {nodes} nodes")
+        return link.latency.value, 1.0 / link.bandwidth.value
 
     def ring(self, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
         if operation in ("all_to_all", "send_recv"):
