@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from perfkit.fitting import Fit
 from perfkit.models.kernels import additive, in_context
 from perfkit.models.roofline import round_up, smooth_maximum
-from perfkit.units import Array, Values, check_positive, format_time
+from perfkit.units import Array, Values, check_positive, format_bytes, format_rate, format_time
 
 __all__ = [
     "COLLECTIVE_FORMS",
@@ -182,15 +183,17 @@ def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) ->
     --------
     >>> fit = Fit("pipelined", {"alpha": 2e-5, "beta": 5e-12}, ranges={"nbytes": (512, 5e8)})
     >>> find_extrapolations("all_reduce", fit, {"nbytes": 4e9})
-    ('all_reduce: nbytes 4e+09 is outside the fitted range 512 to 5e+08',)
+    ('all_reduce: nbytes 4 GB is outside the fitted range 512 B to 500 MB',)
     """
+    write: dict[str, Callable[[float], str]] = {"nbytes": format_bytes, "flops": partial(format_rate, unit="FLOP")}
     found = []
     for name, (low, high) in fit.ranges.items():
         values = np.atleast_1d(np.asarray(features.get(name, low), dtype=float))
         outside = values[(values < low) | (values > high)]
         if outside.size:
             worst = outside.max() if outside.max() > high else outside.min()
-            found.append(f"{label}: {name} {worst:.4g} is outside the fitted range {low:.4g} to {high:.4g}")
+            size, least, most = (write.get(name, "{:.4g}".format)(value) for value in (worst, low, high))
+            found.append(f"{label}: {name} {size} is outside the fitted range {least} to {most}")
     return tuple(found)
 
 

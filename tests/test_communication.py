@@ -262,7 +262,7 @@ def test_sizes_far_outside_name_the_one_sample_that_helps_most() -> None:
     fits = {"all_reduce.8": curve(4e-12, ranges={"nbytes": (512.0, 2.0**22)})}
     inside, beyond = price("all_reduce", 2.0**22, 8, fits), price("all_reduce", 2.0**32, 8, fits)
     assert inside.notes == () and beyond.spread > 2 * inside.spread
-    assert "outside the fitted range 512 to 4.194e+06; one all_reduce of" in beyond.notes[0]
+    assert "outside the fitted range 512 B to 4.19 MB; one all_reduce of" in beyond.notes[0]
     assert "MB on 8 ranks would help most" in beyond.notes[0]
     assert "one all_reduce of 64 B on 8 ranks" in price("all_reduce", 64.0, 8, fits).notes[0]
     many = price("all_reduce", [2.0**20, 2.0**32], 8, fits).spread
