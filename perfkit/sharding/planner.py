@@ -1,13 +1,14 @@
 """Shard a workload's tables, or price a plan that is already there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from perfkit.platform import Platform
-from perfkit.sharding.baselines import BASELINES, place_greedily
+from perfkit.sharding.baselines import place_greedily
 from perfkit.sharding.board import Board, Rules, Snapshot
 from perfkit.sharding.constraints import Constraints, InfeasibleError, check_memory, read_constraints
 from perfkit.sharding.options import Option, list_options, price_placement
@@ -179,15 +180,19 @@ def shard(
             f"rank by {format_bytes(found.overflow)}; allow more kinds, give more seconds, ranks or memory, or drop "
             "constraints"
         )
-    board, units = Board(problem.objective, options, rules), [[tables[t] for t in unit] for unit in constraints.units]
-    results = {"search": found.best} | {
-        name: place_greedily(board, name, units, workload.batch, seed=seed) for name in BASELINES
-    }  # fmt: skip
-    prices = {name: _price(problem, board, constraints, snapshot) for name, snapshot in results.items()}
-    best = prices.pop("search")
-    if best is None:
-        raise InfeasibleError("no placement was found")
-    return ShardingResult(best.plan, best, found.bound, prices, objective, found.work, found.interrupted, problem)
+    best = _price(problem, constraints, options, found.best)
+    place = partial(_place, problem, constraints, options, rules, seed)
+    return ShardingResult(best.plan, best, found.bound, objective, found.work, found.interrupted, problem, place)
+
+
+def _place(
+    problem: Problem, constraints: Constraints, options: list[list[Option]], rules: Rules, seed: int, name: str
+) -> PlanPrice | None:
+    """What a rule of thumb comes to."""
+    workload = problem.rates.workload
+    units = [[workload.tables[t] for t in unit] for unit in constraints.units]
+    found = place_greedily(Board(problem.objective, options, rules), name, units, workload.batch, seed=seed)
+    return _price(problem, constraints, options, found) if found else None
 
 
 def _options(problem: Problem, constraints: Constraints) -> list[list[Option]]:
@@ -212,25 +217,20 @@ def _options(problem: Problem, constraints: Constraints) -> list[list[Option]]:
     ]  # fmt: skip
 
 
-def _price(problem: Problem, board: Board, constraints: Constraints, found: Snapshot | None) -> PlanPrice | None:
+def _price(problem: Problem, constraints: Constraints, options: list[list[Option]], found: Snapshot) -> PlanPrice:
     """Turn a placement of units into a plan of tables with its price."""
-    if found is None:
-        return None
     tables = problem.rates.workload.tables
     owners: list[int | Placement] = [0] * len(tables)
-    for number, unit in enumerate(constraints.units):
-        option = board.options[number][found.choice[number]]
-        at = tuple(found.rank[board.items[number, int(found.choice[number])]].tolist())
-        ranks = at or tuple(range(problem.rates.ranks))
-        for table in unit:
-            owners[table] = Placement(option.kind, ranks, option.columns)
+    first = np.cumsum([0, *(len(option.shards) for own in options for option in own)])
+    number = np.cumsum([0, *map(len, options)])
+    for unit, members in enumerate(constraints.units):
+        chosen = int(found.choice[unit])
+        place = number[unit] + chosen
+        at = tuple(found.rank[first[place] : first[place + 1]].tolist())
+        for table in members:
+            option = options[unit][chosen]
+            owners[table] = Placement(option.kind, at or tuple(range(problem.rates.ranks)), option.columns)
     plan = Plan(problem.rates.ranks, tuple(owners), tuple(name_tables(tables)))
-    by_table = _by_table(board, constraints, found, len(tables))
-    return price_options(problem, by_table or price_placement(problem.rates, plan.placements), plan)
-
-
-def _by_table(board: Board, constraints: Constraints, found: Snapshot, n: int) -> Sequence[Option] | None:
-    """Options of the tables where every unit is one; else they have to be priced again."""
-    if len(constraints.units) < n:
-        return None
-    return [board.options[number][found.choice[number]] for number in range(n)]
+    if len(constraints.units) < len(tables):  # costs of tables that lie together are known as a sum only
+        return price_options(problem, price_placement(problem.rates, plan.placements), plan)
+    return price_options(problem, [own[int(o)] for own, o in zip(options, found.choice, strict=True)], plan)

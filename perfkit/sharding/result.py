@@ -2,17 +2,19 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfkit.sharding.baselines import BASELINES
 from perfkit.sharding.options import Option, price_placement
 from perfkit.sharding.pricing import COLUMNS, MEMORY, RESOURCES, SECONDS, column
 from perfkit.sharding.problem import Problem
-from perfkit.units import Array, check_positive, format_bytes, format_time
+from perfkit.units import Array, check_choice, check_positive, format_bytes, format_time
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import name_tables
 
@@ -181,8 +183,6 @@ class ShardingResult:
         What it costs and needs.
     bound : float
         Time that no plan of the kinds that were tried can beat [s].
-    baselines : mapping of str to PlanPrice
-        What rules of thumb come to; None for one that finds no room.
     objective : str
         What became small: ``iteration`` or ``additive``.
     work : float
@@ -194,16 +194,41 @@ class ShardingResult:
     plan: Plan
     prediction: PlanPrice
     bound: float
-    baselines: Mapping[str, PlanPrice | None] = field(repr=False)
     objective: str
     work: float
     interrupted: bool
     _problem: Problem = field(repr=False)
+    _place: Callable[[str], PlanPrice | None] = field(repr=False)
 
     @property
     def gap(self) -> float:
         """How far the time can be above that of the best plan, relative to the bound [-]."""
         return self.prediction.time / self.bound - 1 if self.bound else 0.0
+
+    @cached_property
+    def baselines(self) -> Mapping[str, PlanPrice | None]:
+        """What rules of thumb come to, see `perfkit.sharding.baselines.BASELINES`; None for one that finds no room."""
+        return {name: self.place(name) for name in BASELINES}
+
+    def place(self, name: str) -> PlanPrice | None:
+        """Place the same tables by a rule of thumb.
+
+        Parameters
+        ----------
+        name : str
+            ``random``, ``size``, ``lookup``, ``size-lookup``, ``unique-rows`` or ``storage``.
+
+        Returns
+        -------
+        price : PlanPrice or None
+            Its plan and what that costs; None where a table finds no rank with room.
+
+        Raises
+        ------
+        ValueError
+            For an unknown rule.
+        """
+        return self._place(check_choice("name", name, BASELINES))
 
     def table(self) -> "polars.DataFrame":
         """Where every table lies and what it costs.

@@ -1,0 +1,163 @@
+"""How near to the bound placements come, how fast, and what rules of thumb come to.
+
+    python -m benchmarks.placement [--tables T --ranks R] [--seed S] [--huge] [--json OUT]
+
+Without sizes: the standard cases, five seeds each, beside their bars. Tables are those of `perfkit.draw_tables`, on
+nodes of eight H100; the iteration is that of the tables alone: no dense part hides a gap.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfkit.__main__ import run_command
+from perfkit.gallery import load_platform
+from perfkit.measure.machine import describe_machine, list_versions
+from perfkit.platform import Platform
+from perfkit.resources import write_text
+from perfkit.sharding.baselines import BASELINES
+from perfkit.sharding.objective import OBJECTIVES
+from perfkit.sharding.planner import shard
+from perfkit.units import format_table, format_time
+from perfkit.workloads.placement import KINDS
+from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
+
+__all__ = ["CASES", "Case", "draw_case", "format_cases", "main", "run_case"]
+
+#: Work on the search by objective, for up to 856 tables; more tables get more in proportion [s].
+_SECONDS = {"additive": 0.35, "iteration": 0.9}
+_SEEDS = 5
+#: One table with more lookups than 20 average ones, wide and with 20 GB of rows.
+_HUGE = EmbeddingTable(40_000_000, 128, 64.0, 0.6, name="huge")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tables and ranks, and what a search should reach: gap, seconds, how many times faster than whole tables."""
+
+    tables: int
+    ranks: int
+    objectives: tuple[str, ...] = OBJECTIVES
+    huge: bool = False
+    gap: float = np.inf
+    seconds: float = np.inf
+    speedup: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return f"{self.tables} × {self.ranks}{', one huge' if self.huge else ''}"
+
+
+CASES = (
+    Case(856, 64, ("additive",), gap=1e-3, seconds=1.0),
+    Case(100, 16, ("iteration",), gap=0.05, seconds=2.0),
+    Case(26, 8, ("iteration",), huge=True, speedup=1.5),
+    Case(5000, 512, ("iteration",), seconds=30.0),
+)
+
+
+def draw_case(case: Case, seed: int, batch: int = 65536) -> TableSet:
+    """Tables of a case, looked up by fused kernels."""
+    tables = draw_tables(case.tables, seed=seed)
+    return TableSet((_HUGE, *tables[1:]) if case.huge else tables, batch=batch, embedding="fused")
+
+
+@lru_cache
+def _platform(ranks: int) -> Platform:
+    platform = load_platform("h100-sxm-8")
+    return platform if ranks <= 8 else platform.with_nodes(-(-ranks // 8))
+
+
+def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dict[str, Any]]:
+    """One record for the search, one for a search among whole tables, and one for every rule of thumb."""
+    tables, platform, records = draw_case(case, seed), _platform(case.ranks), []
+    for objective in case.objectives:
+        settings: dict[str, Any] = {"ranks": case.ranks, "objective": objective, "seed": seed}
+        work = seconds or _SECONDS[objective] * max(1.0, case.tables / 856)
+
+        def record(
+            method: str, taken: float, price: Any, bound: float, about: Mapping[str, Any] = settings
+        ) -> dict[str, Any]:
+            found = float(price.time) if price else None
+            return {
+                "method": method, "objective": about["objective"], "seed": seed, "seconds": taken, "predicted_s": found,
+                "bound_s": bound, "gap": found / bound - 1 if found is not None else None,
+                "loads_s": price.loads.tolist() if price else None,
+            }  # fmt: skip
+
+        for method, forbid in (("search", ()), ("search-whole", [kind for kind in KINDS if kind != "table_wise"])):
+            start = time.perf_counter()
+            result = shard(tables, platform, seconds=work, forbid=forbid, **settings)
+            records.append(record(method, time.perf_counter() - start, result.prediction, result.bound))
+            if method == "search":
+                best = result
+        for name in BASELINES:
+            start = time.perf_counter()
+            price = best.place(name)
+            records.append(record(name, time.perf_counter() - start, price, best.bound))
+    return records
+
+
+def format_cases(cases: Sequence[Case], records: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """The table as text: mean and worst of the seeds."""
+    rows = [("case", "objective", "method", "time", "gap", "worst gap", "seconds", "most", "met")]
+    for case, own in zip(cases, records, strict=True):
+        for objective in case.objectives:
+            part = [record for record in own if record["objective"] == objective]
+            whole = [r["predicted_s"] for r in part if r["method"] == "search-whole"]
+            for method in dict.fromkeys(record["method"] for record in part):
+                found = [r for r in part if r["method"] == method and r["predicted_s"] is not None]
+                if not found:
+                    rows.append((case.name, objective, method, "no room", "", "", "", "", ""))
+                    continue
+                times, gaps, taken = (np.array([r[key] for r in found]) for key in ("predicted_s", "gap", "seconds"))
+                ratio = float(np.min(np.array(whole) / times)) if method == "search" else np.inf
+                met = gaps.max() <= case.gap and taken.max() <= case.seconds and ratio >= case.speedup
+                rows.append((
+                    case.name, objective, method, format_time(float(times.mean())), f"{gaps.mean():.3%}",
+                    f"{gaps.max():.3%}", f"{taken.mean():.2f}", f"{taken.max():.2f}",
+                    ("yes" if met else "NO") if method == "search" else "",
+                ))  # fmt: skip
+    return format_table(rows)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run cases; returns 0."""
+    parser = argparse.ArgumentParser(prog="benchmarks.placement", description="Placements beside their bound.")
+    parser.add_argument("--tables", type=int, metavar="T", help="number of tables; default: the standard cases")
+    parser.add_argument("--ranks", type=int, metavar="R", default=8, help="number of ranks")
+    parser.add_argument("--seed", type=int, metavar="S", help="one seed; default: five, or one where sizes are given")
+    parser.add_argument("--seconds", type=float, metavar="W", help="work on each search")
+    parser.add_argument("--huge", action="store_true", help="make one of the tables huge")
+    parser.add_argument("--quick", action="store_true", help="one seed, and not the largest case")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the records")
+    arguments = parser.parse_args(words)
+
+    def run() -> int:
+        given = Case(arguments.tables, arguments.ranks, huge=arguments.huge) if arguments.tables else None
+        cases = [given] if given else list(CASES[:3] if arguments.quick else CASES)
+        one = arguments.seed is not None or given is not None or arguments.quick
+        seeds = [arguments.seed or 0] if one else list(range(_SEEDS))
+        records = [[r for seed in seeds for r in run_case(case, seed, seconds=arguments.seconds)] for case in cases]
+        print(format_cases(cases, records))
+        if arguments.json is not None:
+            facts = {"date": date.today().isoformat(), "machine": describe_machine(), "versions": list_versions()}
+            flat = [{"case": case.name, **r} for case, own in zip(cases, records, strict=True) for r in own]
+            write_text(arguments.json, json.dumps({"format": 1, **facts, "records": flat}, indent=1) + "\n")
+        return 0
+
+    return run_command(run, name="benchmarks.placement")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
