@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perfkit.prediction.comparison import Comparison
     from perfkit.prediction.contrast import PlatformComparison, compare
     from perfkit.prediction.result import Prediction, predict
+    from perfkit.readers.table_configs import read_tables
     from perfkit.sharding.planner import price_plan, shard
     from perfkit.sharding.result import PlanPrice, ShardingResult
     from perfkit.workloads.dlrm import DLRM
@@ -45,6 +46,7 @@ __all__ = [
     "load_platform",
     "platforms",
     "predict",
+    "read_tables",
     "calibrate",
     "check",
     "compare",
@@ -71,6 +73,7 @@ _HOMES = {
     "prediction.comparison": ("Comparison",),
     "prediction.contrast": ("PlatformComparison", "compare"),
     "prediction.result": ("Prediction", "predict"),
+    "readers.table_configs": ("read_tables",),
     "sharding.planner": ("price_plan", "shard"),
     "sharding.result": ("PlanPrice", "ShardingResult"),
     "workloads.dlrm": ("DLRM",),

@@ -1,17 +1,23 @@
-"""Which rows are looked up, how many distinct ones, and what share of them a cache still holds."""
+"""What share of the looked-up rows, pages and tensors a cache still holds."""
 
 import math
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from perfkit.models.distributions import (
+    ALMOST_ONE,
+    Distribution,
+    Index,
+    ReuseHistogram,
+    Uniform,
+    Zipf,
+    unique_rows,
+)
 from perfkit.models.roofline import smooth_maximum
-from perfkit.units import Array, Values, check_positive
+from perfkit.units import Array, Values
 
 __all__ = [
     "Distribution",
@@ -27,266 +33,6 @@ __all__ = [
     "unique_rows",
 ]
 
-_EXACT_RANKS = 48  # first ranks that get a bucket of their own
-_ALMOST_ONE = 1 - 2.0**-53  # keeps log(1 - p) finite for a table of one row
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """Every row is looked up equally often.
-
-    Parameters
-    ----------
-    rows : int
-        Rows of the table [-].
-
-    Examples
-    --------
-    >>> float(unique_rows(Uniform(1000), 1000)) / 1000
-    0.632
-    """
-
-    rows: int
-
-    def __post_init__(self) -> None:
-        check_positive("rows", self.rows, integer=True)
-
-    def buckets(self, n: int = 128) -> tuple[Array, Array]:
-        """Group the rows that share a probability.
-
-        Parameters
-        ----------
-        n : int, optional
-            Unused, all rows share one bucket [-].
-
-        Returns
-        -------
-        probabilities, multiplicities : arrays
-            Probability of one row of the bucket, and rows in the bucket [-].
-        """
-        return _buckets(self, n)
-
-
-@dataclass(frozen=True)
-class Zipf:
-    r"""The row of rank r is looked up with probability proportional to ``(r + shift) ** -exponent``.
-
-    Parameters
-    ----------
-    rows : int
-        Rows of the table [-].
-    exponent : float
-        How uneven the lookups are: 0 uniform, about 1 typical for click logs [-].
-    shift : float, optional
-        Flattens the head (Zipf-Mandelbrot) [-].
-
-    Examples
-    --------
-    >>> round(float(unique_rows(Zipf(1_000_000, 1.05), 65536)))
-    21610
-    """
-
-    rows: int
-    exponent: float
-    shift: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_positive("rows", self.rows, integer=True)
-        check_positive("exponent", self.exponent, zero=True, maximum=100)
-        check_positive("shift", self.shift, zero=True)
-
-    def buckets(self, n: int = 128) -> tuple[Array, Array]:
-        """Group rows of neighbouring rank: the first ranks exactly, then geometrically wider groups.
-
-        Parameters
-        ----------
-        n : int, optional
-            Groups aimed at [-].
-
-        Returns
-        -------
-        probabilities, multiplicities : arrays
-            Mean probability of one row of the bucket, and rows in the bucket; their products add up to 1 [-].
-        """
-        return _buckets(self, n)
-
-
-@dataclass(frozen=True)
-class ReuseHistogram:
-    """Distinct rows of a recorded batch, counted by how often the batch looked them up.
-
-    Parameters
-    ----------
-    counts : tuple of 17 floats
-        Distinct rows looked up once, twice, 3-4 times, 5-8, ..., 2**14+1 to 2**15, and more often [-].
-    lookups : float
-        Lookups of the recorded batch [-].
-    rows : int
-        Rows of the table or tables: the most that can ever be distinct [-].
-
-    Notes
-    -----
-    Inside the recorded batch nothing has to be assumed about the distribution; beyond about twice the batch, how many
-    rows are still unseen is not identified, and `unique_rows` warns.
-    """
-
-    counts: tuple[float, ...]
-    lookups: float
-    rows: int
-
-    def __post_init__(self) -> None:
-        if len(self.counts) != 17:
-            raise ValueError(
-                f"counts has {len(self.counts)} bins; it must have 17: once, twice, 3-4 times, ... over 2**15"
-            )
-        object.__setattr__(self, "counts", tuple(check_positive("counts", c, zero=True) for c in self.counts))
-        check_positive("lookups", self.lookups)
-        check_positive("rows", self.rows, integer=True)
-        most = min(self.rows, self.lookups)
-        if not 0 < sum(self.counts) <= most * (1 + 1e-9):
-            raise ValueError(
-                f"counts add up to {sum(self.counts):g} distinct rows; {self.lookups:g} lookups into {self.rows} rows "
-                f"reach more than 0 and at most {most:g}"
-            )
-
-    def accesses(self) -> Array:
-        """Accesses of a row of each bin, scaled so that all rows together make the recorded lookups.
-
-        Returns
-        -------
-        accesses : array, shape (17,)
-            Mean accesses of one row [-].
-        """
-        upper = 2.0 ** np.arange(17)
-        means = np.sqrt(upper * (np.floor(upper / 2) + 1))  # between the fewest and the most accesses of the bin
-        rows = np.asarray(self.counts)
-        if rows[16] > 0:
-            means[16] = max(2.0**15, (self.lookups - means[:16] @ rows[:16]) / rows[16])
-        fixed, free = means[:2] @ rows[:2], means[2:] @ rows[2:]
-        if free > 0:
-            means[2:] *= min(2.0, max(0.5, (self.lookups - fixed) / free))
-        return np.asarray(means, dtype=float)
-
-    def buckets(self, n: int = 128) -> tuple[Array, Array]:
-        """Approximate the histogram by rows with a probability each, as the cache model needs them.
-
-        Parameters
-        ----------
-        n : int, optional
-            Unused, the bins are the buckets [-].
-
-        Returns
-        -------
-        probabilities, multiplicities : arrays
-            Probability of one row of the bucket, and rows in the bucket [-].
-
-        Notes
-        -----
-        Rows seen once stand for all rows that could have been seen instead, so they are spread over the unseen ones.
-        """
-        return _buckets(self, n)
-
-
-Index: TypeAlias = npt.NDArray[np.int64]
-Distribution: TypeAlias = Uniform | Zipf | ReuseHistogram
-
-
-@lru_cache(maxsize=4096)
-def _buckets(distribution: Distribution, n: int) -> tuple[Array, Array]:
-    if isinstance(distribution, Uniform):
-        mass, rows = np.ones(1), np.array([float(distribution.rows)])
-    elif isinstance(distribution, Zipf):
-        mass, rows = _zipf_mass(distribution, n)
-    else:
-        rows = np.asarray(distribution.counts).copy()
-        mass = rows * distribution.accesses()
-        rows[0] += distribution.rows - rows.sum()
-        mass, rows = mass[rows > 0], rows[rows > 0]
-    probabilities = mass / mass.sum() / rows
-    for array in (probabilities, rows):
-        array.setflags(write=False)
-    return probabilities, rows
-
-
-def _zipf_mass(zipf: Zipf, n: int) -> tuple[Array, Array]:
-    exact = min(_EXACT_RANKS, max(1, n // 2), zipf.rows)
-    edges = np.arange(exact + 1.0)  # bucket i holds the ranks edges[i]+1 ... edges[i+1]
-    if zipf.rows > exact:
-        growth = np.round(exact * (zipf.rows / exact) ** np.linspace(0.0, 1.0, max(2, n - exact + 1)))
-        edges = np.concatenate([edges, growth[growth > np.concatenate([[exact], growth[:-1]])]])
-    first, last = edges[:-1] + 1, edges[1:]
-    low, high, s = first + zipf.shift, last + zipf.shift, zipf.exponent
-    # Euler-Maclaurin, relative to the first rank so that no power overflows; a bucket of one rank is exact.
-    head = 1 + zipf.shift
-    start, end = (low / head) ** -s, (high / head) ** -s
-    span = np.log(high / low)
-    integral = start * low * (span if s == 1 else np.expm1((1 - s) * span) / (1 - s))
-    sums = integral + (start + end) / 2 + s / 12 * (start / low - end / high)
-    return np.where(first == last, start, sums), last - first + 1
-
-
-def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> Array:
-    r"""Distinct rows among a number of independent lookups.
-
-    Parameters
-    ----------
-    distribution : Uniform, Zipf or ReuseHistogram
-        Which rows are looked up.
-    lookups : float or array
-        Lookups N, fractions allowed [-].
-
-    Returns
-    -------
-    rows : array, shape of `lookups`
-        Expected distinct rows U [-].
-
-    Warns
-    -----
-    UserWarning
-        Where a reuse histogram is asked for more than twice its own lookups.
-
-    Notes
-    -----
-    .. math:: U = \sum_r 1 - (1 - p_r)^N
-
-    and for a reuse histogram that counts n_c rows with c accesses in its own batch, thinned to the fraction b of it,
-
-    .. math:: U = \sum_c n_c \left(1 - (1 - b)^c\right)
-
-    Beyond its own batch the histogram is continued with the rate at which it was still finding rows that had been
-    seen once, and saturates at all rows. The bucketed Zipf sum is within 0.1 % of the exact one.
-
-    References
-    ----------
-    .. [1] I. J. Good, G. H. Toulmin, "The number of new species, and the increase in population coverage, when a
-       sample is increased", Biometrika 43, 1956. doi:10.1093/biomet/43.1-2.45 (thinning and extrapolation)
-
-    Examples
-    --------
-    >>> float(unique_rows(Uniform(100), 1)), round(float(unique_rows(Uniform(100), 1e6)))
-    (1.0, 100)
-    """
-    lookups = np.asarray(lookups, dtype=float)
-    if isinstance(distribution, ReuseHistogram):
-        return _unique_of_histogram(distribution, lookups / distribution.lookups)
-    probabilities, rows = distribution.buckets()
-    found = -np.expm1(lookups[..., None] * np.log1p(-np.minimum(probabilities, _ALMOST_ONE))) @ rows
-    return np.asarray(np.minimum(found, lookups))
-
-
-def _unique_of_histogram(histogram: ReuseHistogram, part: Array) -> Array:
-    if np.any(part > 2):
-        warnings.warn(
-            f"{np.max(part) * histogram.lookups:.3g} lookups are more than twice the {histogram.lookups:.3g} of the "
-            "reuse histogram; distinct rows beyond its batch are not identified",
-            stacklevel=3,
-        )
-    rows, seen = np.asarray(histogram.counts), sum(histogram.counts)
-    inside = (1 - (1 - np.minimum(part, 1.0))[..., None] ** histogram.accesses()) @ rows
-    unseen = max(histogram.rows - seen, 1e-300)
-    beyond = -unseen * np.expm1(-rows[0] / unseen * np.maximum(part - 1, 0.0))
-    return np.asarray(np.minimum(inside + beyond, part * histogram.lookups))
-
 
 @lru_cache(maxsize=512)
 def _shared(distributions: tuple[Distribution, ...]) -> tuple[Array, Array, Array, Index, Index]:
@@ -294,7 +40,7 @@ def _shared(distributions: tuple[Distribution, ...]) -> tuple[Array, Array, Arra
     pairs = [distribution.buckets() for distribution in distributions]
     sizes = np.array([len(rows) for _, rows in pairs])
     probabilities, rows = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    rates = -np.log1p(-np.minimum(probabilities, _ALMOST_ONE))
+    rates = -np.log1p(-np.minimum(probabilities, ALMOST_ONE))
     return rates, rows, probabilities * rows, np.repeat(np.arange(len(pairs)), sizes), np.cumsum(sizes) - sizes
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfkit.models.distributions import Distribution, ReuseHistogram, Uniform, Zipf, unique_rows
+from perfkit.models.distributions import Distribution, Uniform, Zipf, unique_rows
 from perfkit.models.embedding import STATE
 from perfkit.units import check_choice, check_positive, format_bytes
 
@@ -74,7 +74,7 @@ class EmbeddingTable:
         check_positive("spread", self.spread, zero=True)
         if self.law is None:
             return
-        if not isinstance(self.law, Uniform | Zipf | ReuseHistogram):
+        if not isinstance(self.law, Distribution):
             raise ValueError(f"law is {self.law!r}; it must be a Uniform, Zipf or ReuseHistogram, or None")
         if self.law.rows < self.rows:
             raise ValueError(f"law is of {self.law.rows} rows, the table has {self.rows}; make a law of all its rows")
@@ -90,7 +90,7 @@ class EmbeddingTable:
     def distribution(self) -> Distribution:
         """Distribution of the looked-up rows."""
         if self.law is not None:
-            return self.law if self.law.rows == self.rows else self.law.resize(self.rows)
+            return self.law.resize(self.rows)
         return Zipf(self.rows, self.exponent) if self.exponent else Uniform(self.rows)
 
 

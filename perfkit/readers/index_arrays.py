@@ -1,0 +1,282 @@
+"""Recorded indices of embedding lookups, from files that cannot run code: what each table is asked for."""
+
+import gzip
+import pickle
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from perfkit.models.distributions import Index, ReuseHistogram, Zipf
+from perfkit.models.skew import ZipfFit, bin_accesses, fit_zipf
+from perfkit.units import check_choice, check_positive
+from perfkit.workloads.tables import EmbeddingTable
+
+__all__ = ["IndexStatistics", "count_indices", "read_indices"]
+
+_NAMES = ("indices", "offsets", "lengths")
+_FORMS = "save indices, or indices, offsets and lengths under these names or in this order"
+
+
+@dataclass(frozen=True)
+class IndexStatistics:
+    """What a recorded batch tells about one table.
+
+    Parameters
+    ----------
+    bags : int
+        Samples [-].
+    spread : float
+        Standard deviation of the lookups of a sample [-].
+    histogram : ReuseHistogram
+        Distinct rows by how often they were looked up, with the lookups and the rows of the table.
+    fit : ZipfFit
+        Zipf exponent with its standard error.
+    number : int
+        Which of the recorded tables it is [-].
+    """
+
+    bags: int
+    spread: float
+    histogram: ReuseHistogram
+    fit: ZipfFit
+    number: int = 0
+
+    @property
+    def pooling(self) -> float:
+        """Mean lookups of a sample [-]."""
+        return self.histogram.lookups / self.bags
+
+    @property
+    def unique_rows(self) -> float:
+        """Distinct rows of the batch [-]."""
+        return sum(self.histogram.counts)
+
+    def to_table(self, dim: int, *, itemsize: int = 4, law: str = "histogram", name: str = "") -> EmbeddingTable:
+        """Describe the table for predictions.
+
+        Parameters
+        ----------
+        dim : int
+            Columns [-].
+        itemsize : int, optional
+            Bytes of one number [B].
+        law : str, optional
+            ``histogram``, which assumes nothing up to twice the recorded batch, or ``zipf``, the fitted law.
+        name : str, optional
+            Name; by default the number of the recorded table.
+
+        Returns
+        -------
+        table : EmbeddingTable
+            With rows, pooling and popularity of the recorded batch.
+        """
+        check_choice("law", law, ("histogram", "zipf"))
+        histogram, exponent = self.histogram, self.fit.exponent
+        popularity = histogram if law == "histogram" else Zipf(histogram.rows, exponent)
+        name = name or f"table {self.number}"
+        return EmbeddingTable(histogram.rows, dim, self.pooling, exponent, itemsize, name, popularity, self.spread)
+
+
+def read_indices(
+    path: str | Path,
+    *,
+    rows: int | Sequence[int] | None = None,
+    tables: int | None = None,
+    batch: int | None = None,
+) -> list[IndexStatistics]:
+    """Read recorded indices from a file of NumPy or PyTorch.
+
+    Parameters
+    ----------
+    path : str or Path
+        ``.npy`` with indices, ``.npz`` with ``indices``, ``offsets`` and ``lengths``, ``.pt`` or ``.pt.gz`` with a
+        tensor, or a dictionary or sequence of these three, as facebookresearch/dlrm_datasets has them.
+    rows : int or sequence of int, optional
+        As `count_indices` takes it [-].
+    tables : int, optional
+        As `count_indices` takes it [-].
+    batch : int, optional
+        As `count_indices` takes it [-].
+
+    Returns
+    -------
+    statistics : list of IndexStatistics
+        One for each table with lookups.
+
+    Raises
+    ------
+    ValueError
+        For a file that is missing, would have to be unpickled, or does not hold indices.
+    """
+    path = Path(path)
+    load = _load_torch if path.name.lower().endswith((".pt", ".pth", ".pt.gz")) else _load_numpy
+    try:
+        found = load(path)
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        RuntimeError,
+        MemoryError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+    ) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} cannot be read as arrays alone: {first[:200]}; {_FORMS}") from error
+    arrays = found if isinstance(found, Mapping) else dict(zip(_NAMES, found, strict=False))
+    if odd := [str(key) for key in arrays if key not in _NAMES]:
+        raise ValueError(f"{path} holds {', '.join(odd)[:200]}; known are {', '.join(_NAMES)}; {_FORMS}")
+    if "indices" not in arrays:
+        raise ValueError(f"{path} holds no indices; {_FORMS}")
+    try:
+        return count_indices(**arrays, rows=rows, tables=tables, batch=batch)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def count_indices(
+    indices: npt.ArrayLike,
+    offsets: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    *,
+    rows: int | Sequence[int] | None = None,
+    tables: int | None = None,
+    batch: int | None = None,
+) -> list[IndexStatistics]:
+    """Count what recorded indices look up: pooling, distinct rows, reuse, and the Zipf law that explains it.
+
+    Parameters
+    ----------
+    indices : array or tensor of int
+        Row numbers, sample after sample and table after table; of shape (samples, lookups) or (tables, samples,
+        lookups) where all samples have equally many [-].
+    offsets : array or tensor of int, optional
+        Where each sample starts in `indices`, with or without the end [-].
+    lengths : array or tensor of int, optional
+        Lookups of each sample, shape (samples,) or (tables, samples) [-].
+    rows : int or sequence of int, optional
+        Rows of every table or of each; by default up to the largest index, which may be too few [-].
+    tables : int, optional
+        Tables; by default what the shape of `lengths` or `indices` says, otherwise 1 [-].
+    batch : int, optional
+        Samples, where only a row of indices is given; by default one lookup each [-].
+
+    Returns
+    -------
+    statistics : list of IndexStatistics
+        One for each table with lookups.
+
+    Raises
+    ------
+    ValueError
+        For arrays that are not of whole numbers, negative or too large indices, and parts that do not fit together.
+
+    Warns
+    -----
+    UserWarning
+        For tables without lookups, which are left out.
+
+    Examples
+    --------
+    >>> found, = count_indices([4, 4, 7, 1, 4], offsets=[0, 3], rows=10)
+    >>> found.bags, found.pooling, found.unique_rows, found.histogram.counts[:3]
+    (2, 2.5, 3.0, (2.0, 0.0, 1.0))
+    """
+    flat, many = _shape(_whole("indices", indices), offsets, lengths, tables, batch)
+    sizes = [rows] * len(many) if rows is None or not isinstance(rows, Sequence | np.ndarray) else list(rows)
+    if len(sizes) != len(many):
+        raise ValueError(f"rows has {len(sizes)} entries; it must have one for each of the {len(many)} tables")
+    ends = np.cumsum(many.sum(axis=1))
+    found = []
+    for number, (size, end, bags) in enumerate(zip(sizes, ends, many, strict=True)):
+        if not (total := int(bags.sum())):
+            continue
+        numbers, accesses = np.unique(flat[end - total : end], return_counts=True)
+        low, high = int(numbers[0]), int(numbers[-1])
+        held = high + 1 if size is None else int(check_positive("rows", size, integer=True))
+        if low < 0 or high >= held:
+            limit = "0 or more" if low < 0 else f"below the {held} rows"
+            raise ValueError(f"an index of table {number} is {low if low < 0 else high}; it must be {limit}")
+        histogram = bin_accesses(accesses, rows=held)
+        fit = fit_zipf(histogram, accesses=accesses)
+        found.append(IndexStatistics(len(bags), float(bags.std()), histogram, fit, number))
+    if not found:
+        raise ValueError("indices is empty; record at least one lookup")
+    if len(found) < len(many):
+        warnings.warn(f"{len(many) - len(found)} of {len(many)} tables have no lookups and are left out", stacklevel=2)
+    return found
+
+
+def _whole(name: str, values: Any) -> Index:
+    """Whole numbers of an array or tensor."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, sparse tensors, tensors on a device
+        raise ValueError(f"{name} is no plain array: {error}; pass a NumPy array or a dense CPU tensor") from error
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"{name} is an array of {array.dtype}; it must be of whole numbers (int32 or int64)")
+    return array.astype(np.int64, copy=False)
+
+
+def _shape(indices: Index, offsets: Any, lengths: Any, tables: int | None, batch: int | None) -> tuple[Index, Index]:
+    """Indices in a row, and lookups by table and sample."""
+    total, many = indices.size, None
+    if lengths is not None:
+        many = _whole("lengths", lengths)
+        tables = len(many) if many.ndim == 2 and tables is None else tables
+    elif offsets is None and indices.ndim in (2, 3):
+        many = np.full(indices.shape[:-1], indices.shape[-1])
+        tables = len(many) if many.ndim == 2 and tables is None else tables
+    count = int(check_positive("tables", 1 if tables is None else tables, integer=True))
+    if offsets is not None:
+        many = _between(_whole("offsets", offsets).reshape(-1), total, many)
+    elif many is None:
+        bags = total if batch is None else int(check_positive("batch", batch, integer=True)) * count
+        many = np.diff(np.arange(bags + 1) * total // max(bags, 1))
+    many = many.reshape(-1)
+    if np.any(many < 0) or many.sum() != total:
+        raise ValueError(f"lengths add up to {many.sum()}, none may be negative; there are {total} indices")
+    if len(many) % count or not len(many):
+        raise ValueError(f"{len(many)} samples do not divide by tables = {count}; pass as many tables as were recorded")
+    return indices.reshape(-1), many.reshape(count, -1)
+
+
+def _between(offsets: Index, total: int, lengths: Index | None) -> Index:
+    """Lookups between offsets, which may lack the end."""
+    samples = len(offsets) - 1 if lengths is None else lengths.size
+    if len(offsets) == samples or len(offsets) == 1 or (lengths is None and len(offsets) and offsets[-1] != total):
+        offsets = np.append(offsets, total)
+    steps = np.diff(offsets)
+    if not len(steps) or offsets[0] != 0 or offsets[-1] != total or np.any(steps < 0):
+        raise ValueError(f"offsets must rise from 0 to at most the {total} indices; pass where each sample starts")
+    if lengths is not None and not np.array_equal(lengths.reshape(-1), steps):
+        raise ValueError("lengths are not the steps of offsets; leave one of them out")
+    return steps
+
+
+def _load_numpy(path: Path) -> Mapping[str, Any] | Iterator[Any]:
+    if path.suffix.lower() == ".npy":
+        return iter([np.load(path, mmap_mode="r", allow_pickle=False)])
+    with open(path, "rb") as file:
+        found = np.load(file, allow_pickle=False)
+        return {name: found[name] for name in found.files} if hasattr(found, "files") else iter([found])
+
+
+def _load_torch(path: Path) -> Mapping[str, Any] | Iterator[Any]:
+    import torch
+
+    unpack: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    with unpack(path, "rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pickle protocols, before it refuses them
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    parts = found if isinstance(found, Mapping | list | tuple) else [found]
+    values = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
+    if len(values) > 3 or not all(isinstance(value, torch.Tensor) for value in values):
+        raise ValueError("it holds something else than up to three tensors")
+    return parts if isinstance(parts, Mapping) else iter(values)

@@ -1,0 +1,364 @@
+"""Sets of embedding tables, from the files in which people keep them and from what has been published."""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfkit.models.distributions import ReuseHistogram, Zipf
+from perfkit.models.skew import fit_zipf
+from perfkit.readers.index_arrays import read_indices
+from perfkit.readers.tbe_configs import parse_tbe_config
+from perfkit.resources import find_reference
+from perfkit.units import check_choice, check_positive
+from perfkit.workloads.tables import EmbeddingTable, TableSet
+
+__all__ = ["find_histogram", "list_published", "read_tables"]
+
+_COLUMNS = ("rows", "dim", "pooling", "exponent", "itemsize", "name")
+_ARRAYS = (".npy", ".npz", ".pt", ".pth", ".pt.gz")
+_SUFFIXES = (".csv", ".parquet", ".json", *_ARRAYS)
+_ITEMSIZES = (1, 2, 4, 8)
+
+
+def read_tables(
+    source: str | Path,
+    *,
+    batch: int | None = None,
+    dim: int | None = None,
+    rows: int | Sequence[int] | None = None,
+    tables: int | None = None,
+    itemsize: int = 4,
+    law: str = "histogram",
+) -> TableSet:
+    """Read a set of embedding tables.
+
+    Parameters
+    ----------
+    source : str or Path
+        A CSV, Parquet or JSON file with the columns ``rows`` and ``dim`` and, where they differ from those of
+        `EmbeddingTable`, ``pooling``, ``exponent``, ``itemsize`` [B] and ``name``; a TBEDataConfig of FBGEMM,
+        or a list of them, as JSON; recorded indices as `perfkit.readers.index_arrays.read_indices` takes them; or a
+        name from `list_published`.
+    batch : int, optional
+        Samples of one iteration over all ranks; by default what the file says, otherwise 65,536 [-].
+    dim : int, optional
+        Columns of every table, where the source does not tell: recorded indices and published histograms [-].
+    rows : int or sequence of int, optional
+        Rows of every table or of each, for the same sources; of recorded indices by default up to the largest [-].
+    tables : int, optional
+        How many tables recorded indices belong to, see `perfkit.readers.index_arrays.count_indices` [-].
+    itemsize : int, optional
+        Bytes of one number, where the source does not tell [B].
+    law : str, optional
+        Popularity of recorded rows: ``histogram`` of their reuse, or the fitted ``zipf``.
+
+    Returns
+    -------
+    tables : TableSet
+        The tables, named after the source; change optimizer and the like with `dataclasses.replace`.
+
+    Raises
+    ------
+    ValueError
+        Naming file, line or entry, and what is allowed: for files that are missing, unreadable, ragged or hold unknown
+        columns, and for sizes that cannot be.
+
+    Notes
+    -----
+    Nothing is unpickled: arrays are loaded with ``allow_pickle=False``, tensors with ``weights_only=True``.
+
+    Examples
+    --------
+    >>> read_tables("mlperf-dlrm-dcnv2")
+    TableSet('mlperf-dlrm-dcnv2': 26 tables, 105 GB, 214 lookups a sample)
+    >>> read_tables("dlrm-datasets-2021", dim=64, rows=1_000_000)
+    TableSet('dlrm-datasets-2021': 856 tables, 219 GB, 13,535 lookups a sample)
+    """
+    path, name = Path(source), str(source)
+    check_choice("law", law, ("histogram", "zipf"))
+    if itemsize not in _ITEMSIZES:
+        raise ValueError(f"itemsize is {itemsize!r}; it must be 1, 2, 4 or 8 bytes (fp32 is 4, fp16 is 2)")
+    suffix = next((s for s in sorted(_SUFFIXES, key=len, reverse=True) if path.name.lower().endswith(s)), "")
+    published = not suffix and not path.exists()
+    if published:
+        check_choice("source", name, list_published())
+    elif not path.is_file() or not suffix:
+        what = f"has another suffix than {', '.join(_SUFFIXES)}" if path.is_file() else "is no file"
+        raise ValueError(f"{name} {what}; name such a file, or one of {', '.join(list_published())}")
+    bare = suffix in _ARRAYS or (published and name in _histograms())
+    if not bare and (dim, rows, tables) != (None, None, None):
+        raise ValueError(f"{name} tells rows and columns itself; leave dim, rows and tables out")
+    if bare and dim is None:
+        raise ValueError(f"{name} does not tell the columns of its tables; pass dim=, 64 for example")
+    width = int(check_positive("dim", dim, integer=True)) if bare else 0
+    if published:
+        found, known = _read_published(name, width, rows, itemsize, law)
+    elif suffix in _ARRAYS:
+        statistics = read_indices(path, rows=rows, tables=tables, batch=batch)
+        found = [part.to_table(width, itemsize=itemsize, law=law) for part in statistics]
+        known = {"batch": statistics[0].bags}
+    else:
+        found, known = _read_config(path, suffix, itemsize)
+    known |= {"name": name if published else path.name[: -len(suffix)]} | ({} if batch is None else {"batch": batch})
+    try:
+        return TableSet(tuple(found), **known)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _read_config(path: Path, suffix: str, itemsize: int) -> tuple[list[EmbeddingTable], dict[str, Any]]:
+    """Tables of a file that lists them, and what else is known of the set."""
+    readers: dict[str, Callable[[Path], Any]] = {".csv": _read_csv, ".json": _read_json, ".parquet": _read_parquet}
+    try:
+        content = readers[suffix](path)
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; pass a readable {suffix} file") from error
+    if suffix == ".json" and _is_tbe(content):
+        return _read_tbe(content, path.name, itemsize)
+    records = _records_of(content, path.name) if suffix == ".json" else content
+    return [_make_table(record, place, itemsize) for place, record in records], {}
+
+
+def _read_tbe(content: Any, name: str, itemsize: int) -> tuple[list[EmbeddingTable], dict[str, Any]]:
+    """Tables of a TBEDataConfig, or of a list of them, which a number in front of the name tells apart."""
+    if not isinstance(content, list):
+        tables, batch = parse_tbe_config(content, place=name, itemsize=itemsize)
+        return tables, {"batch": batch, "embedding": "fused"}
+    named, batches = [], set()
+    for i, config in enumerate(content):
+        if not _is_tbe(config):
+            raise ValueError(f"{name}[{i}] is no TBEDataConfig, the first entry is one; keep them apart")
+        tables, batch = parse_tbe_config(config, place=f"{name}[{i}]", itemsize=itemsize)
+        named += [replace(table, name=f"{i}.{table.name}") for table in tables]
+        batches.add(batch)
+    if len(batches) > 1:
+        raise ValueError(
+            f"{name} has batches of {', '.join(map(str, sorted(batches)))}; read configs of one batch together"
+        )
+    return named, {"batch": batches.pop(), "embedding": "fused"}
+
+
+def _make_table(record: Mapping[str, Any], place: str, itemsize: int) -> EmbeddingTable:
+    """Turn one row into a table."""
+    values = {"itemsize": itemsize} | {key: value for key, value in record.items() if value not in (None, "")}
+    if missing := [key for key in ("rows", "dim") if key not in values]:
+        raise ValueError(f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table")
+    try:
+        for key in ("rows", "dim", "itemsize"):
+            values[key] = check_positive(key, _number(values[key]), integer=True)
+        for key in ("pooling", "exponent"):
+            if key in values:
+                values[key] = check_positive(key, _number(values[key]), zero=key == "exponent")
+        if values["itemsize"] not in _ITEMSIZES:
+            raise ValueError(f"itemsize is {values['itemsize']}; it must be 1, 2, 4 or 8 bytes, not bits (fp32 is 4)")
+        if not isinstance(values.get("name", ""), str):
+            raise ValueError(f"name is {values['name']!r}; it must be text")
+        table = EmbeddingTable(**values)
+        if table.pooling > table.rows:
+            raise ValueError(
+                f"pooling is {table.pooling:g}, of {table.rows} rows; it must be at most these: the mean number of "
+                "lookups of one sample, not of a batch"
+            )
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+    return table
+
+
+def _number(value: Any) -> Any:
+    """A number from its text, the text itself where it is none."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return value
+
+
+def _check_columns(columns: Iterable[Any], place: str) -> None:
+    """Turn away columns that are unknown or come twice."""
+    names = [str(column) for column in columns]
+    if odd := [name for name in names if name not in _COLUMNS]:
+        close = get_close_matches(odd[0], _COLUMNS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        shown = ", ".join(repr(name[:60]) for name in odd[:5])
+        raise ValueError(f"{place} has {shown}; known are {', '.join(_COLUMNS)}; leave the others out{hint}")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{place} has {twice[0]!r} twice; name every column once")
+
+
+def _read_csv(path: Path) -> list[tuple[str, dict[str, str]]]:
+    """Rows with the line each of them stands in."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = [column.strip() for column in next(reader, [])]
+            if not header:
+                raise ValueError(f"{path.name} is empty; its first line must name columns: {', '.join(_COLUMNS)}")
+            _check_columns(header, f"{path.name} line 1")
+            return list(_rows_of(reader, header, path.name))
+        except csv.Error as error:
+            raise ValueError(f"{path.name} line {reader.line_num}: {error}; separate values by commas") from error
+
+
+def _rows_of(reader: Any, header: list[str], name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    for values in reader:
+        if not any(value.strip() for value in values):
+            continue
+        if len(values) != len(header):
+            raise ValueError(
+                f"{name} line {reader.line_num} has {len(values)} values, the first line names {len(header)} columns; "
+                "write numbers without commas"
+            )
+        yield f"{name} line {reader.line_num}", dict(zip(header, (value.strip() for value in values), strict=True))
+
+
+def _read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    import polars
+
+    try:
+        frame = polars.read_parquet(path)
+    except polars.exceptions.PolarsError as error:
+        raise ValueError(f"{path.name} is no Parquet file: {str(error)[:200]}") from error
+    _check_columns(frame.columns, path.name)
+    return [(f"{path.name} row {i}", row) for i, row in enumerate(frame.iter_rows(named=True))]
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes().decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path.name} line {error.lineno} is no JSON: {error.msg}; write a list of tables") from error
+    except ValueError as error:  # whole numbers of thousands of digits
+        raise ValueError(f"{path.name} cannot be read as JSON: {error}") from error
+
+
+def _is_tbe(content: Any) -> bool:
+    """Whether this, or its first entry, is a TBEDataConfig."""
+    first = content[0] if isinstance(content, list) and content else content
+    return isinstance(first, Mapping) and not {"T", "batch_params", "indices_params", "pooling_params"}.isdisjoint(
+        first
+    )
+
+
+def _records_of(content: Any, name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Entries of a JSON list of tables, or of the list under ``tables``."""
+    entries = content.get("tables") if isinstance(content, Mapping) and set(content) == {"tables"} else content
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ValueError(f'{name} must hold a list of tables such as {{"rows": 1000, "dim": 64}}, or a TBEDataConfig')
+    places = [f"{name}[{i}]" for i in range(len(entries))]
+    for place, entry in zip(places, entries, strict=True):
+        _check_columns(entry, place)
+    return list(zip(places, entries, strict=True))
+
+
+# What has been published.
+
+
+def list_published() -> list[str]:
+    """Names of the table sets that come with perfkit.
+
+    Returns
+    -------
+    names : list of str
+        MLPerf's DLRM models, with rows and columns, and the data sets of which only reuse is published.
+
+    Examples
+    --------
+    >>> list_published()[:2]
+    ['mlperf-dlrm-v1', 'mlperf-dlrm-dcnv2']
+    """
+    return [*dict.fromkeys(row["model"] for row in _published("dlrm_tables.csv")), *_histograms()]
+
+
+def _published(file: str) -> list[dict[str, str]]:
+    with open(find_reference("published", file), encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def _histograms() -> dict[str, list[dict[str, str]]]:
+    """Published histograms: name to bins."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for row in _published("dlrm_reuse.csv"):
+        found.setdefault(row["data_set"], []).append(row)
+    return found
+
+
+def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
+    """Find a published reuse histogram, of all tables of its data set together.
+
+    Parameters
+    ----------
+    name : str
+        A data set of `list_published`.
+    rows : int
+        Rows of all tables together, which are not published [-].
+
+    Returns
+    -------
+    histogram : ReuseHistogram
+        Distinct rows of the batch by how often it looked them up.
+    tables, batch : int
+        Tables of the data set, and samples of the batch [-].
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, and fewer rows than were looked up.
+
+    Notes
+    -----
+    Shares are published with three digits after the point: those of distinct rows say nothing of rows with more than
+    about 1,000 lookups, which are few and get a third of all lookups. Where the share of rows is below 0.5 %, rows
+    follow from the share of lookups and the middle of the bin, log-uniform inside it; of the last bin, twice its lower
+    end. The shares of lookups that the histogram then gives are the published ones within 1 % of all lookups.
+
+    References
+    ----------
+    .. [1] facebookresearch/dlrm_datasets, embedding_bag, locality_stats.txt, 2021 and 2022
+
+    Examples
+    --------
+    >>> histogram, tables, batch = find_histogram("dlrm-datasets-2022-part-0", rows=10**9)
+    >>> tables, batch, round(sum(histogram.counts))
+    (788, 131072, 110259238)
+    """
+    bins = _histograms()[check_choice("name", name, _histograms())]
+    tables, batch, lookups, unique = (int(bins[0][key]) for key in ("tables", "batch", "lookups", "unique_rows"))
+    low, share, looked = (np.array([float(row[k]) for row in bins]) for k in ("above", "row_share", "lookup_share"))
+    middle = np.array([1.0, 2.0, *low[2:16] / np.log(2.0), 2 * low[16]])
+    counts = np.where(share >= 0.005, share * unique, looked * lookups / middle)
+    counts *= unique / counts.sum()
+    return ReuseHistogram(tuple(counts.tolist()), lookups, rows), tables, batch
+
+
+def _read_published(
+    name: str, dim: int, rows: Any, itemsize: int, law: str
+) -> tuple[list[EmbeddingTable], dict[str, Any]]:
+    """Tables of a model, or equal parts of a data set of which only the sum is known."""
+    if name not in _histograms():
+        listed = [row for row in _published("dlrm_tables.csv") if row["model"] == name]
+        sizes = [(int(row["rows"]), int(row["dim"]), float(row["pooling"])) for row in listed]
+        return [EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}") for i, size in enumerate(sizes)], {}
+    if not isinstance(rows, int | np.integer):
+        raise ValueError(
+            f"rows is {rows!r}; {name} does not tell the rows of its tables, pass one number for all of them"
+        )
+    each = int(check_positive("rows", rows, integer=True))
+    tables = int(_histograms()[name][0]["tables"])
+    whole, _, batch = find_histogram(name, rows=tables * each)
+    part = whole.resize(each)
+    exponent, pooling = fit_zipf(part).exponent, whole.lookups / batch / tables
+    known = part if law == "histogram" else Zipf(each, exponent)
+    found = [EmbeddingTable(each, dim, pooling, exponent, itemsize, f"table {i}", known) for i in range(tables)]
+    return found, {"batch": batch}

@@ -1,0 +1,169 @@
+import gzip
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfkit.models.distributions import ReuseHistogram, Zipf, unique_rows
+from perfkit.readers.index_arrays import IndexStatistics, count_indices, read_indices
+from perfkit.readers.table_configs import read_tables
+
+INDICES, OFFSETS, LENGTHS = [5, 5, 2, 9, 5, 0], [0, 2, 2], [2, 0, 4]
+
+
+def facts(found: list[IndexStatistics]) -> list[tuple[int, float, float, float, int]]:
+    return [(s.bags, s.pooling, s.unique_rows, s.histogram.lookups, s.histogram.rows) for s in found]
+
+
+def test_one_table_told_in_every_way() -> None:
+    expected = [(3, 2.0, 4.0, 6.0, 10)]
+    assert facts(count_indices(INDICES, OFFSETS)) == expected
+    assert facts(count_indices(np.array(INDICES, np.int32), np.array([*OFFSETS, 6]))) == expected
+    assert facts(count_indices(INDICES, lengths=LENGTHS)) == expected
+    assert facts(count_indices(INDICES, [*OFFSETS, 6], [LENGTHS])) == expected
+    assert facts(count_indices(INDICES, OFFSETS, LENGTHS)) == expected
+    assert facts(count_indices(np.reshape(INDICES, (3, 2)))) == expected
+    assert facts(count_indices(INDICES, batch=3)) == expected
+    assert facts(count_indices(INDICES)) == [(6, 1.0, 4.0, 6.0, 10)]
+    assert facts(count_indices(INDICES, OFFSETS, rows=50))[0][-1] == 50
+    assert count_indices(INDICES, OFFSETS)[0].spread == pytest.approx(np.std(LENGTHS))
+    assert count_indices(INDICES, OFFSETS)[0].histogram.counts == (3, 0, 1, *(0,) * 14)
+
+
+def test_several_tables() -> None:
+    indices = [*INDICES, 3, 3, 3]
+    expected = [(3, 2.0, 4.0, 6.0, 10), (3, 1.0, 1.0, 3.0, 4)]
+    assert facts(count_indices(indices, lengths=[LENGTHS, [1, 1, 1]])) == expected
+    assert facts(count_indices(indices, [0, 2, 2, 6, 7, 8, 9], tables=2)) == expected
+    assert facts(count_indices(indices, [0, 2, 2, 6, 7, 8], [LENGTHS, [1, 1, 1]])) == expected
+    assert facts(count_indices(np.zeros((2, 3, 4), int))) == [(3, 4.0, 1.0, 12.0, 1)] * 2
+    assert [s.histogram.rows for s in count_indices(indices, lengths=[LENGTHS, [1, 1, 1]], rows=[100, 20])] == [100, 20]
+    with pytest.warns(UserWarning, match="1 of 3 tables have no lookups"):
+        found = count_indices(indices, lengths=[LENGTHS, [0, 0, 0], [1, 1, 1]])
+    assert [s.number for s in found] == [0, 2] and found[1].to_table(8).name == "table 2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"indices": [0.5, 1.0]}, "indices is an array of float64; it must be of whole numbers"),
+        ({"indices": [True, False]}, "indices is an array of bool"),
+        ({"indices": ["a"]}, "indices is an array of <U1"),
+        ({"indices": [[1, 2], [3]]}, "indices is no plain array"),
+        ({"indices": []}, "0 samples do not divide"),
+        ({"indices": [0, 0], "lengths": [1, 2]}, "lengths add up to 3"),
+        ({"indices": [0, 0], "lengths": [3, -1]}, "none may be negative"),
+        ({"indices": [0, -1]}, "an index of table 0 is -1; it must be 0 or more"),
+        ({"indices": [0, 7], "rows": 7}, "an index of table 0 is 7; it must be below the 7 rows"),
+        ({"indices": np.array([0, 2**64 - 1], np.uint64)}, "an index of table 0 is -1"),
+        ({"indices": [0, 1], "rows": -7}, "rows is -7"),
+        ({"indices": [0, 1], "rows": [7, 7]}, "rows has 2 entries; it must have one for each of the 1 tables"),
+        ({"indices": [0, 1], "offsets": [1, 2]}, "offsets must rise from 0"),
+        ({"indices": [0, 1], "offsets": [0, 2, 1, 2]}, "offsets must rise from 0"),
+        ({"indices": [0, 1], "offsets": [0, 5]}, "offsets must rise from 0"),
+        ({"indices": [0, 1], "offsets": []}, "offsets must rise from 0"),
+        ({"indices": [0, 1], "offsets": [0, 1], "lengths": [2, 0]}, "lengths are not the steps of offsets"),
+        ({"indices": [0, 1], "offsets": [0.0, 1.0]}, "offsets is an array of float64"),
+        ({"indices": [0, 1, 2], "tables": 2}, "3 samples do not divide by tables = 2"),
+        ({"indices": [0, 1, 2], "tables": 0}, "tables is 0"),
+        ({"indices": [0, 1, 2], "batch": -1}, "batch is -1"),
+        ({"indices": np.zeros((1, 1, 1, 1), int), "lengths": [2]}, "lengths add up to 2"),
+    ],
+)
+def test_indices_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        count_indices(**arguments)
+
+
+def draw(law: Zipf, lookups: int) -> np.ndarray:
+    ranks = np.arange(1.0, law.rows + 1) ** -law.exponent
+    drawn = np.random.default_rng(2).choice(law.rows, lookups, p=ranks / ranks.sum())
+    return np.random.default_rng(3).permutation(law.rows)[drawn]
+
+
+def test_what_is_told_of_drawn_lookups() -> None:
+    law = Zipf(50_000, 0.95)
+    (found,) = count_indices(draw(law, 80_000).reshape(4000, 20), rows=law.rows)
+    assert abs(found.fit.exponent - 0.95) < 2 * found.fit.stderr < 0.02
+    recorded, fitted = found.to_table(64), found.to_table(64, itemsize=2, law="zipf", name="clicks")
+    assert (recorded.rows, recorded.pooling, recorded.spread, recorded.itemsize) == (50_000, 20, 0, 4)
+    assert isinstance(recorded.distribution, ReuseHistogram) and recorded.exponent == found.fit.exponent
+    assert fitted.distribution == Zipf(50_000, found.fit.exponent) and (fitted.itemsize, fitted.name) == (2, "clicks")
+    for table in (recorded, fitted):
+        for lookups in (20_000, 80_000):
+            assert float(unique_rows(table.distribution, lookups)) == pytest.approx(
+                float(unique_rows(law, lookups)), rel=0.02
+            )
+    with pytest.raises(ValueError, match="law is 'uniform'"):
+        found.to_table(64, law="uniform")
+
+
+def test_files_of_numpy(tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.reshape(INDICES, (3, 2)))
+    np.savez(tmp_path / "parts.npz", indices=INDICES, offsets=OFFSETS)
+    np.savez_compressed(tmp_path / "all.npz", lengths=[LENGTHS], indices=INDICES, offsets=[*OFFSETS, 6])
+    (tmp_path / "plain.npz").write_bytes((tmp_path / "one.npy").read_bytes())
+    for name in ("one.npy", "parts.npz", "all.npz", "plain.npz"):
+        assert facts(read_indices(tmp_path / name)) == [(3, 2.0, 4.0, 6.0, 10)]
+    tables = read_tables(tmp_path / "parts.npz", dim=16, rows=20)
+    assert (tables.batch, tables.name, tables.tables[0].rows, tables.tables[0].dim) == (3, "parts", 20, 16)
+    with pytest.raises(ValueError, match="pass dim=, 64 for example"):
+        read_tables(tmp_path / "one.npy")
+
+
+def test_files_of_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    indices, offsets, lengths = torch.tensor(INDICES), torch.tensor([*OFFSETS, 6]), torch.tensor([LENGTHS])
+    torch.save((indices, offsets, lengths), tmp_path / "set.pt")  # as facebookresearch/dlrm_datasets
+    torch.save({"indices": indices.int(), "lengths": lengths[0]}, tmp_path / "named.pt")
+    torch.save(indices.reshape(3, 2), tmp_path / "one.pth")
+    with open(tmp_path / "set.pt", "rb") as plain, gzip.open(tmp_path / "set2.pt.gz", "wb") as packed:
+        shutil.copyfileobj(plain, packed)
+    for name in ("set.pt", "named.pt", "one.pth", "set2.pt.gz"):
+        assert facts(read_indices(tmp_path / name)) == [(3, 2.0, 4.0, 6.0, 10)]
+    assert read_tables(tmp_path / "set2.pt.gz", dim=8).name == "set2"
+    assert facts(count_indices(indices, offsets, lengths)) == [(3, 2.0, 4.0, 6.0, 10)]
+    torch.save([indices] * 4, tmp_path / "four.pt")
+    torch.save({"indices": "five"}, tmp_path / "text.pt")
+    for name in ("four.pt", "text.pt"):
+        with pytest.raises(ValueError, match="something else than up to three tensors"):
+            read_indices(tmp_path / name)
+    torch.save({"rows": indices}, tmp_path / "odd.pt")
+    with pytest.raises(ValueError, match=r"odd\.pt holds rows; known are indices, offsets, lengths"):
+        read_indices(tmp_path / "odd.pt")
+
+
+class Trap:
+    """What is unpickled runs this."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_files_that_would_run_code_or_are_broken(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    trap = Trap(tmp_path / "sprung")
+    np.save(tmp_path / "a.npy", np.array([trap], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "b.npz", indices=np.array([trap], dtype=object))
+    torch.save(trap, tmp_path / "c.pt")
+    (tmp_path / "d.pt").write_bytes(pickle.dumps(trap))
+    (tmp_path / "e.npy").write_bytes(pickle.dumps(trap))
+    (tmp_path / "f.npz").write_bytes(b"PK\x03\x04 broken")
+    (tmp_path / "g.pt.gz").write_bytes(b"no gzip")
+    (tmp_path / "h.npy").write_bytes(b"")
+    head = b"{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000,), }"
+    (tmp_path / "i.npy").write_bytes(b"\x93NUMPY\x01\x00" + (len(head) + 1).to_bytes(2, "little") + head + b"\n")
+    np.savez(tmp_path / "j", indices=[0])
+    (tmp_path / "j.npz").write_bytes((tmp_path / "j.npz").read_bytes()[:-30])
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(ValueError, match=rf"{path.name} cannot be read as arrays alone: .*; save indices"):
+            read_indices(path)
+    with pytest.raises(ValueError, match=r"none\.npy cannot be read"):
+        read_indices(tmp_path / "none.npy")
+    assert not trap.path.exists()

@@ -1,0 +1,90 @@
+import math
+
+import numpy as np
+import pytest
+
+from perfkit.models.distributions import ReuseHistogram
+from perfkit.models.skew import ZipfFit, bin_accesses, fit_zipf
+from perfkit.readers.table_configs import find_histogram
+
+
+def draw(rows: int, exponent: float, lookups: int, seed: int) -> np.ndarray:
+    """Accesses of the rows that were found, most popular first."""
+    cumulative = np.cumsum(np.arange(1, rows + 1.0) ** -exponent)
+    ranks = np.searchsorted(cumulative, np.random.default_rng(seed).random(lookups) * cumulative[-1])
+    return np.unique(ranks, return_counts=True)[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "exponent", "lookups"),
+    [
+        (100_000, 1.05, 100_000),
+        (1_000_000, 0.6, 100_000),
+        (300_000, 0.2, 300_000),
+        (100_000, 0.0, 300_000),
+        (1_000_000, 1.2, 10_000),
+        (10_000, 1.0, 1_000_000),
+        (1000, 2.0, 10_000),
+        (1000, 0.8, 1_000_000),
+        (100_000, 0.9, 200),
+        (50, 0.9, 3000),
+        (30, 0.0, 100_000),
+        (2, 1.0, 100_000),
+    ],
+)
+def test_the_exponent_is_found_within_two_standard_errors(rows: int, exponent: float, lookups: int) -> None:
+    """In 19 of 20 draws, and the error is as large as it says."""
+    off = []
+    for seed in range(20):
+        accesses = draw(rows, exponent, lookups, seed)
+        fit = fit_zipf(bin_accesses(accesses, rows=rows), accesses=accesses)
+        off.append((fit.exponent - exponent) / fit.stderr)
+        assert fit.stderr < 0.06 and fit.misfit < 5
+    assert np.sum(np.abs(off) > 2) <= 2
+    assert math.sqrt(np.mean(np.square(off))) < 1.5 and np.abs(off).max() < 3
+
+
+def test_a_histogram_alone_tells_the_exponent() -> None:
+    fit = fit_zipf(bin_accesses(draw(10**6, 0.9, 10**6, 3), rows=10**6))
+    assert abs(fit.exponent - 0.9) < 2 * fit.stderr < 0.01
+
+
+def test_sorting_rows_by_their_counts_would_not_do() -> None:
+    """The likelihood of the sorted counts makes 0.95 of 0.9, many standard errors off."""
+    accesses = np.sort(draw(10**6, 0.9, 10**5, 0))[::-1]
+    log_rank = np.log(np.arange(1.0, 10**6 + 1))
+    seen = float(accesses @ log_rank[: len(accesses)]) / accesses.sum()
+    naive = max(np.arange(0.5, 1.5, 0.01), key=lambda s: -s * seen - math.log(float(np.exp(-s * log_rank).sum())))
+    fit = fit_zipf(bin_accesses(accesses, rows=10**6))
+    assert naive - 0.9 > 10 * fit.stderr and abs(fit.exponent - 0.9) < 2 * fit.stderr
+
+
+def test_what_is_no_zipf_law_says_so() -> None:
+    accesses = np.random.default_rng(0).poisson(np.repeat([100.0, 0.1], [1000, 99_000]))
+    fit = fit_zipf(bin_accesses(accesses, rows=100_000), accesses=accesses)
+    assert fit.misfit > 100 and fit.stderr > 0.02
+    histogram, *_ = find_histogram("dlrm-datasets-2021", rows=856 * 10**6)
+    part = fit_zipf(histogram.resize(10**6))
+    assert 0.8 < part.exponent < 1.2 and part.misfit > 100
+
+
+def test_nothing_can_be_told_of_one_row() -> None:
+    fit = fit_zipf(bin_accesses([1000], rows=1), accesses=[1000])
+    assert fit.exponent == 0 and fit.stderr == math.inf
+    assert repr(fit) == "ZipfFit(0.000 ± inf, misfit nan)"
+    assert fit_zipf(bin_accesses([1], rows=10**6), accesses=[1]).stderr > 0.1
+
+
+def test_how_a_fit_reads() -> None:
+    assert repr(ZipfFit(0.93217, 0.0123, 1.234)) == "ZipfFit(0.932 ± 0.012, misfit 1.2)"
+
+
+def test_bins_of_accesses() -> None:
+    accesses = [0, 1, 2, 3, 4, 5, 8, 9, 2**15, 2**15 + 1, 10**9]
+    histogram = bin_accesses(accesses, rows=11)
+    assert histogram == ReuseHistogram((1, 1, 2, 2, 1, *(0,) * 10, 1, 2), sum(accesses), 11)
+    for rows, message in ((9, "add up to 10"), (0, "rows is 0")):
+        with pytest.raises(ValueError, match=message):
+            bin_accesses(accesses, rows=rows)
+    with pytest.raises(ValueError, match="lookups is"):
+        bin_accesses([], rows=5)

@@ -1,0 +1,215 @@
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import polars
+import pytest
+
+import perfkit as pk
+from perfkit.models.distributions import ReuseHistogram, Uniform, Zipf, unique_rows
+from perfkit.readers.table_configs import find_histogram, list_published, read_tables
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.tables import EmbeddingTable
+
+ROWS = [
+    EmbeddingTable(1_000_000, 64, 8.5, 1.05, 2, "clicks"),
+    EmbeddingTable(300, 16, 1.0, 0.0, 2, "country"),
+]
+CSV = "name,rows,dim,pooling,exponent,itemsize\nclicks,1e6,64,8.5,1.05,2\n\n country , 300,16,1,0,2\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def inner(name: str, text: str | bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return inner
+
+
+def test_the_same_tables_from_every_kind_of_file(write, tmp_path: Path) -> None:
+    records = [{"name": t.name, "rows": t.rows, "dim": t.dim, "pooling": t.pooling, "exponent": t.exponent,
+                "itemsize": t.itemsize} for t in ROWS]  # fmt: skip
+    polars.DataFrame(records).write_parquet(tmp_path / "set.parquet")
+    files = [
+        write("set.csv", CSV),
+        write("bom.csv", b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n").encode()),
+        write("set.json", json.dumps(records)),
+        write("named.json", json.dumps({"tables": records})),
+        tmp_path / "set.parquet",
+    ]
+    for file in files:
+        found = read_tables(file, batch=4096)
+        assert list(found) == ROWS and found.batch == 4096 and found.name == file.stem
+    assert read_tables(str(files[0])).batch == 65536
+    assert pk.read_tables is read_tables
+
+
+def test_columns_that_may_be_missing_have_defaults(write) -> None:
+    table = read_tables(write("few.csv", "dim,rows\n64,1000\n"), itemsize=2).tables[0]
+    assert table == EmbeddingTable(1000, 64, itemsize=2)
+    mixed = read_tables(
+        write("mixed.json", '[{"rows": 9, "dim": 4}, {"rows": 9, "dim": 4, "pooling": 2, "name": "b"}]')
+    )
+    assert [t.pooling for t in mixed] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"set\.csv is empty; its first line must name columns"),
+        ("rows,dim\n", "tables is of 0"),
+        ("rows,dimm\n1,1\n", r"set\.csv line 1 has 'dimm'; known are rows, dim, .*did you mean dim\?"),
+        ("rows,dim,owner,cost\n1,1,me,3\n", r"has 'owner', 'cost'; known are .*; leave the others out"),
+        ("rows,dim,rows\n1,1,1\n", "has 'rows' twice"),
+        ("rows;dim\n1;1\n", "has 'rows;dim'"),
+        (
+            "rows,dim\n1000,64\n1,000,64\n",
+            r"line 3 has 3 values, the first line names 2 columns; write numbers without",
+        ),
+        ("rows,dim\n1000,64\n\n1000\n", "line 4 has 1 values"),
+        ("dim,pooling\n64,1\n", r"line 2 lacks rows; give the rows and columns"),
+        ("rows,dim\n10,\n", "line 2 lacks dim"),
+        ("rows,dim\n40M,64\n", r"line 2: rows is '40M' \(str\); it must be a whole number above 0"),
+        ("rows,dim\n0,64\n", "line 2: rows is 0"),
+        ("rows,dim\n-5,64\n", "line 2: rows is -5"),
+        ("rows,dim\n0.5,64\n", "line 2: rows is 0.5"),
+        ("rows,dim\n1e400,64\n", "line 2: rows is inf"),
+        ("rows,dim\n" + "9" * 5000 + ",64\n", "line 2: rows is"),
+        ("rows,dim\n1e19,64\n", r"line 2: rows is 1e\+19; .* the largest size perfkit takes"),
+        ("rows,dim,pooling\n10,4,11\n", r"line 2: pooling is 11, of 10 rows; .* not of a batch"),
+        ("rows,dim,pooling\n10,4,0\n", "line 2: pooling is 0"),
+        ("rows,dim,exponent\n10,4,nan\n", "line 2: exponent is nan"),
+        ("rows,dim,exponent\n10,4,-1\n", "line 2: exponent is -1"),
+        ("rows,dim,exponent\n10,4,99\n", "line 2: exponent is 99"),
+        ("rows,dim,itemsize\n10,4,32\n", r"line 2: itemsize is 32; it must be 1, 2, 4 or 8 bytes, not bits"),
+        ('rows,dim\n10,"4\n', r"set\.csv line 2: unexpected end of data"),
+        ("rows,dim,name\n10,4,a\n20,4,a\n", r"set\.csv: two tables are named 'a'"),
+        (b"rows,dim\n\xff\xfe,4\n", r"set\.csv cannot be read: 'utf-8' codec"),
+        (b"\x80\x04\x95pickle", r"set\.csv cannot be read"),
+    ],
+)
+def test_csv_files_that_cannot_be(write, text: str | bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_tables(write("set.csv", text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"set\.json line 1 is no JSON: Expecting value"),
+        ("[" * 100_000, r"set\.json cannot be read"),
+        ('[{"rows": 1,\n "dim": }]', r"set\.json line 2 is no JSON"),
+        ('{"rows": 10}', r"set\.json must hold a list of tables"),
+        ("7", "must hold a list of tables"),
+        ("[7]", "must hold a list of tables"),
+        ("[]", "tables is of 0"),
+        ('[{"rows": 10, "dim": 4}, {"rows": 10, "dims": 4}]', r"set\.json\[1\] has 'dims'; .* did you mean dim\?"),
+        ('[{"rows": 10, "dim": true}]', r"set\.json\[0\]: dim is True"),
+        ('[{"rows": [10], "dim": 4}]', r"set\.json\[0\]: rows is \[10\]"),
+        ('[{"rows": 10, "dim": 4, "exponent": NaN}]', r"set\.json\[0\]: exponent is nan"),
+        ('[{"rows": 10, "dim": 4, "name": 7}]', r"set\.json\[0\]: name is 7; it must be text"),
+        ('[{"rows": ' + "9" * 5000 + ', "dim": 4}]', r"set\.json cannot be read as JSON"),
+        ('[{"rows": 1e999, "dim": 4}]', r"set\.json\[0\]: rows is inf"),
+    ],
+)
+def test_json_files_that_cannot_be(write, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_tables(write("set.json", text))
+
+
+def test_parquet_files_that_cannot_be(write, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"set\.parquet is no Parquet file"):
+        read_tables(write("set.parquet", b"PAR1 but not really PAR1"))
+    for columns, message in (
+        ({"rows": [10], "cost": [1.0]}, r"bad\.parquet has 'cost'"),
+        ({"rows": [10, None], "dim": [4, 4]}, r"bad\.parquet row 1 lacks rows"),
+        ({"rows": [10.0, 10.5], "dim": [4, 4]}, r"bad\.parquet row 1: rows is 10.5"),
+        ({"rows": [10], "dim": [4], "exponent": [float("nan")]}, r"bad\.parquet row 0: exponent is nan"),
+    ):
+        polars.DataFrame(columns).write_parquet(tmp_path / "bad.parquet")
+        with pytest.raises(ValueError, match=message):
+            read_tables(tmp_path / "bad.parquet")
+
+
+def test_sources_that_cannot_be(write, tmp_path: Path) -> None:
+    csv_file = write("set.csv", CSV)
+    for source, options, message in (
+        ("mlperf-dlrm-v9", {}, r"source is 'mlperf-dlrm-v9'; known are .*did you mean 'mlperf-dlrm-v1'\?"),
+        (tmp_path / "none.csv", {}, r"none\.csv is no file; name such a file, or one of mlperf"),
+        (tmp_path, {}, "is no file"),
+        (write("set.xlsx", "x"), {}, r"set\.xlsx has another suffix than \.csv, \.parquet"),
+        (csv_file, {"dim": 64}, "tells rows and columns itself"),
+        (csv_file, {"itemsize": 32}, "itemsize is 32; it must be 1, 2, 4 or 8 bytes"),
+        (csv_file, {"batch": 0}, r"set\.csv: batch is 0"),
+        (csv_file, {"law": "normal"}, "law is 'normal'"),
+        ("mlperf-dlrm-v1", {"rows": 5}, "tells rows and columns itself"),
+        ("dlrm-datasets-2021", {}, "does not tell the columns"),
+        ("dlrm-datasets-2021", {"dim": 64}, "rows is None; dlrm-datasets-2021 does not tell the rows"),
+        ("dlrm-datasets-2021", {"dim": 64, "rows": 1000}, "add up to 1.28436e.08 distinct rows; .* into 856000 rows"),
+        ("dlrm-datasets-2021", {"dim": -64, "rows": 10**6}, "dim is -64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_tables(source, **options)
+
+
+def test_mlperf_tables() -> None:
+    first = read_tables("mlperf-dlrm-v1")
+    assert [(t.rows, t.dim, t.pooling) for t in first] == [
+        (t.rows, t.dim, t.pooling) for t in DLRM("dlrm-mlperf").tables
+    ]
+    second = read_tables("mlperf-dlrm-dcnv2", itemsize=2)
+    assert len(second) == 26 and sum(t.pooling for t in second) == 214 and second.nbytes == 204_184_588 * 128 * 2
+
+
+def test_published_tables_are_those_of_the_validation_data(shared_data: Path) -> None:
+    with open(shared_data / "embedding" / "mlperf_dlrm_tables.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name, size, pooling in (
+        ("mlperf-dlrm-v1", "dlrm_v1_rows", "dlrm_v1_hotness"),
+        ("mlperf-dlrm-dcnv2", "dcnv2_rows", "dcnv2_multi_hot"),
+    ):
+        assert [(t.rows, t.pooling) for t in read_tables(name)] == [(int(r[size]), float(r[pooling])) for r in rows]
+    with open(shared_data / "embedding" / "dlrm_datasets_reuse_histograms.csv", newline="") as file:
+        published = [float(row["frac_of_lookups"]) for row in csv.DictReader(file)]
+    for i, name in enumerate(name for name in list_published() if name.startswith("dlrm-datasets")):
+        histogram, *_ = find_histogram(name, rows=10**9)
+        shares = np.array(histogram.counts) * histogram.accesses() / histogram.lookups
+        assert np.abs(shares - published[17 * i : 17 * i + 17]).max() < 0.01
+        assert shares.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "tables", "unique"),
+    [("dlrm-datasets-2021", 856, 128_435_723), ("dlrm-datasets-2022-part-0", 788, 110_259_238)],
+)
+def test_published_reuse(name: str, tables: int, unique: int) -> None:
+    """Distinct rows of the whole batch are those published; the tables share them evenly."""
+    found = read_tables(name, dim=64, rows=1_000_000, itemsize=2)
+    assert len(found) == tables and isinstance(found.tables[0].distribution, ReuseHistogram)
+    rows = sum(float(unique_rows(t.distribution, found.batch * t.pooling)) for t in found)
+    assert rows == pytest.approx(unique)
+    fitted = read_tables(name, dim=64, rows=1_000_000, law="zipf").tables[0]
+    assert fitted.distribution == Zipf(1_000_000, fitted.exponent) and 0.8 < fitted.exponent < 1.2
+    with pytest.raises(ValueError, match="name is 'none'"):
+        find_histogram("none", rows=10)
+
+
+def test_tables_with_a_law() -> None:
+    law = Zipf(1000, 1.1, heavy_hitters=(0.3,))
+    table = EmbeddingTable(1000, 16, law=law)
+    assert (
+        table.distribution is law and table.exponent == 1.1 and hash(table) == hash(EmbeddingTable(1000, 16, law=law))
+    )
+    assert table != EmbeddingTable(1000, 16, exponent=1.1)
+    assert EmbeddingTable(250, 16, law=law).distribution == law.resize(250)
+    assert EmbeddingTable(250, 16, law=Uniform(1000)).distribution == Uniform(250)
+    for arguments, message in (
+        ({"law": "zipf"}, "law is 'zipf'; it must be a Uniform, Zipf or ReuseHistogram"),
+        ({"law": Uniform(10)}, "law is of 10 rows, the table has 1000"),
+        ({"spread": -1}, "spread is -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EmbeddingTable(1000, 16, **arguments)

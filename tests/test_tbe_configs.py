@@ -1,0 +1,163 @@
+import copy
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfkit.models.distributions import Zipf, unique_rows
+from perfkit.readers.table_configs import read_tables
+from perfkit.readers.tbe_configs import parse_tbe_config
+
+#: As TBEDataConfig.json() of FBGEMM writes it, with lists for each feature.
+RECORDED: dict[str, Any] = {
+    "T": 3, "E": 3334.0, "D": 64, "mixed_dim": True, "weighted": False, "use_cpu": False, "max_indices": 9999,
+    "Es": [1000, 8, 8992], "Ds": [32, 64, 96], "embedding_specs": None, "feature_table_map": None,
+    "batch_params": {"B": 512, "sigma_B": None, "vbe_distribution": None, "vbe_num_ranks": None, "Bs": [512] * 3},
+    "indices_params": {
+        "heavy_hitters": [0.1, 0.05, 0.025] + [0.01] * 7, "zipf_q": 2.5, "zipf_s": 1.15,
+        "index_dtype": "torch.int64", "offset_dtype": "torch.int64",
+    },
+    "pooling_params": {"L": 13, "sigma_L": 6, "length_distribution": "normal", "Ls": [20.25, 1.0, 15.5]},
+}  # fmt: skip
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    config = copy.deepcopy(RECORDED)
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        inner = config
+        for section in sections:
+            inner = inner[section]
+        inner[key] = value
+    return config
+
+
+def test_a_recorded_config() -> None:
+    tables, batch = parse_tbe_config(RECORDED, itemsize=2)
+    assert batch == 512
+    assert [(t.rows, t.dim, t.pooling, t.itemsize, t.spread) for t in tables] == [
+        (1000, 32, 20.25, 2, 6), (8, 64, 1.0, 2, 6), (8992, 96, 15.5, 2, 6),
+    ]  # fmt: skip
+    assert [t.name for t in tables] == ["table 0", "table 1", "table 2"] and tables[0].exponent == 1.15
+    law = tables[2].distribution
+    assert isinstance(law, Zipf) and (law.rows, law.exponent, law.shift) == (8992, 1.15, 1.5)
+    assert law.heavy_hitters == tuple(RECORDED["indices_params"]["heavy_hitters"])
+    small = tables[1].distribution  # 8 rows, 10 heavy hitters: the last row gets what is left
+    assert small.buckets()[0] == pytest.approx(np.array([0.1, 0.05, 0.025, *[0.01] * 5]) / 0.225)
+
+
+def test_the_law_is_that_of_the_generator() -> None:
+    """Row i is a heavy hitter, or has (i + q)**-s of what is left, i from 0."""
+    tables, _ = parse_tbe_config(changed(Es=[5000] * 3))
+    hitters = np.array(RECORDED["indices_params"]["heavy_hitters"])
+    tail = (np.arange(10, 5000) + 2.5) ** -1.15
+    p = np.concatenate([hitters, (1 - hitters.sum()) * tail / tail.sum()])
+    drawn = [len(np.unique(np.random.default_rng(seed).choice(5000, 20_000, p=p))) for seed in range(5)]
+    assert float(unique_rows(tables[0].distribution, 20_000)) == pytest.approx(np.mean(drawn), rel=0.02)
+
+
+@pytest.mark.parametrize(("mean", "sigma"), [(20, 5), (3, 2), (1, 4), (100, 1)])
+def test_normal_bags_are_cut_to_whole_numbers_from_zero(mean: int, sigma: int) -> None:
+    params = {"L": mean, "sigma_L": sigma, "length_distribution": "normal"}
+    tables, _ = parse_tbe_config(changed(pooling_params=params, Es=[1000] * 3))
+    drawn = np.maximum(np.random.default_rng(0).normal(mean, sigma, 400_000).astype(int), 0)
+    assert tables[0].pooling == pytest.approx(drawn.mean(), rel=0.01)
+
+
+def test_uniform_bags_lie_between_the_numbers() -> None:
+    params = {"L": 4, "sigma_L": 10, "length_distribution": "uniform"}
+    table = parse_tbe_config(changed(pooling_params=params, Es=[1000] * 3))[0][0]
+    assert (table.pooling, table.spread) == (7, 2)
+    with pytest.raises(ValueError, match="sigma_L is 3, the upper end"):
+        parse_tbe_config(changed(pooling_params=params | {"sigma_L": 3}))
+
+
+def test_single_numbers_hold_for_all_tables() -> None:
+    tables, batch = parse_tbe_config(
+        {
+            "T": 4, "E": 1e6, "D": 128, "mixed_dim": False, "weighted": False, "batch_params": {"B": 1024},
+            "indices_params": {"heavy_hitters": [], "zipf_q": 0.1, "zipf_s": 0.1}, "pooling_params": {"L": 20},
+        }
+    )  # fmt: skip
+    assert batch == 1024 and len(tables) == 4
+    assert tables[3].distribution == Zipf(10**6, 0.1, -0.9) and tables[3].spread == 0
+
+
+def test_uneven_batches_keep_their_lookups() -> None:
+    config = changed(batch_params__Bs=[512, 256, 1024])
+    tables, batch = parse_tbe_config(config)
+    assert batch == 1024
+    assert [batch * t.pooling for t in tables] == [512 * 20.25, 256 * 1.0, 1024 * 15.5]
+    drawn = changed(batch_params={"B": 100, "sigma_B": 10, "vbe_distribution": "normal", "vbe_num_ranks": 8})
+    with pytest.warns(UserWarning, match="mean is taken"):
+        assert parse_tbe_config(drawn)[1] == 800
+
+
+def test_features_that_share_a_table() -> None:
+    config = changed(feature_table_map=[0, 1, 1], Es=[1000, 8992, 8992], Ds=[32, 96, 96])
+    with pytest.warns(UserWarning, match="3 features share 2 tables"):
+        tables, _ = parse_tbe_config(config)
+    assert [(t.rows, t.pooling, t.spread) for t in tables] == [(1000, 20.25, 6), (8992, 16.5, math.hypot(6, 6))]
+    for mapping, message in (([0, 1], "has 2 entries"), ([0, 0, 1], "must be alike"), ([0, -1, 1], r"map\[1\] is -1")):
+        with pytest.raises(ValueError, match=message):
+            parse_tbe_config(changed(feature_table_map=mapping))
+
+
+def test_what_is_left_out_is_told() -> None:
+    with pytest.warns(UserWarning, match="1 tables without lookups"):
+        assert len(parse_tbe_config(changed(pooling_params__Ls=[0.0, 1.0, 2.0]))[0]) == 2
+    with pytest.warns(UserWarning, match="has colour, which perfkit does not know"):
+        parse_tbe_config(changed(colour="red"))
+    with pytest.warns(UserWarning, match="draws the columns"):
+        parse_tbe_config(changed(Ds=None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"T": None}, r"config\.T is None"),
+        ({"T": 10**12}, r"config\.T is 1e\+12; .* at most 1e\+06"),
+        ({"Es": [1, 2]}, r"config\.Es has 2 entries; it must have one for each of the 3 tables"),
+        ({"Es": [1, 2, 0]}, r"config\.Es\[2\] is 0"),
+        ({"Es": [1, 2, 1.5]}, r"config\.Es\[2\] is 1\.5"),
+        ({"Es": None, "E": float("nan")}, r"config\.E is nan"),
+        ({"Ds": [64, -64, 64]}, r"config\.Ds\[1\] is -64"),
+        ({"Ds": "64"}, r"config\.Ds is '64'; it must be a list"),
+        ({"batch_params": None}, r"config\.batch_params is missing"),
+        ({"batch_params__Bs": None, "batch_params__B": 0}, r"batch_params\.B is 0"),
+        ({"batch_params__vbe_distribution": "zipf"}, "it must be normal or uniform"),
+        ({"pooling_params": [20]}, r"config\.pooling_params is \[20\]"),
+        ({"pooling_params__Ls": [1, 2, -3]}, r"pooling_params\.Ls\[2\] is -3"),
+        ({"pooling_params__sigma_L": math.inf}, r"pooling_params\.sigma_L is inf"),
+        ({"indices_params__zipf_s": float("nan")}, r"indices_params\.zipf_s is nan"),
+        ({"indices_params__zipf_s": 50}, r"indices_params\.zipf_s is 50"),
+        ({"indices_params__zipf_q": 0}, r"indices_params\.zipf_q is 0"),
+        ({"indices_params__heavy_hitters": 0.5}, "heavy_hitters is 0.5; it must be a list"),
+        ({"indices_params__heavy_hitters": [0.5, "x"]}, r"heavy_hitters\[1\] is 'x'"),
+        ({"indices_params__heavy_hitters": [0.9, 0.9]}, r"config\.indices_params: heavy_hitters add up to 1\.8"),
+    ],
+)
+def test_configs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_tbe_config(changed(**changes))
+
+
+def test_files_with_one_or_several_configs(tmp_path: Any) -> None:
+    one, many, mixed = (tmp_path / name for name in ("one.json", "many.json", "mixed.json"))
+    one.write_text(json.dumps(RECORDED))
+    found = read_tables(one)
+    assert (len(found), found.batch, found.embedding, found.name) == (3, 512, "fused", "one")
+    assert read_tables(one, batch=4096, itemsize=2).batch == 4096
+    many.write_text(json.dumps([RECORDED, RECORDED]))
+    assert [t.name for t in read_tables(many)][2:4] == ["0.table 2", "1.table 0"]
+    mixed.write_text(json.dumps([RECORDED, changed(batch_params__Bs=[9] * 3)]))
+    with pytest.raises(ValueError, match=r"mixed\.json has batches of 9, 512"):
+        read_tables(mixed)
+    mixed.write_text(json.dumps([RECORDED, {"rows": 10, "dim": 4}]))
+    with pytest.raises(ValueError, match=r"mixed\.json\[1\] is no TBEDataConfig"):
+        read_tables(mixed)
+    one.write_text(json.dumps(changed(pooling_params__Ls=[20.0, 9.0, 15.0])))
+    with pytest.raises(ValueError, match=r"pooling of 'table 1' is 9; it must be at most its 8 rows"):
+        read_tables(one)
