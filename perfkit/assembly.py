@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from perfkit.communication import Match, find_hop
 from perfkit.datasheets import list_datasheets, read_datasheet
 from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.frames import fit_curves, fit_database, name_database
 from perfkit.gallery import load_platform, platforms
 from perfkit.hardware import Link, Network, Quantity
-from perfkit.models.collectives import bus_factor, ring_steps
+from perfkit.models.collectives import bus_factor
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.overheads import read_overheads
 from perfkit.platform import Platform
@@ -180,20 +181,11 @@ def _fit_links(network: Network, fits: Mapping[str, Fit]) -> Network:
         if not chosen:
             continue
         operation, count, fit = chosen[-1] if ending else max(chosen[:3], key=lambda item: item[1])
-        alpha = fit.get("alpha", fit.get("alpha1", 0.0))
-        beta = fit.get("beta", fit.get("beta2", 0.0))
+        alpha, beta = find_hop(Match(operation, ((fit, count, 1.0),)), ranks=count)
         why = f"{operation} on {count} ranks: {fit.source}"
-        hop = Quantity(
-            alpha / ring_steps(operation, count), "s", "fitted", f"start-up over its ring steps, {why}", fit.date
-        )
-        wire = Quantity(
-            bus_factor(operation, count) / beta,
-            "B/s",
-            "fitted",
-            f"bus bandwidth, {why}",
-            fit.date,
-            basis="one way per rank",
-        )
+        text = f"what the smallest size takes beyond its transfer, over its ring steps, {why}"
+        hop = Quantity(alpha, "s", "fitted", text, fit.date)
+        wire = Quantity(1.0 / beta, "B/s", "fitted", f"bus bandwidth, {why}", fit.date, basis="one way per rank")
         links[name] = replace(links[name], latency=hop) if name in links else Link(wire, hop)
     return replace(network, links=links)
 
