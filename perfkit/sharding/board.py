@@ -84,6 +84,7 @@ class Board:
         self.movable = ~kinds & ~np.isin(self.table, list(rules.pinned))
         self.everywhere = {key: objective.loads(options[key[0]][key[1]].everywhere) for key in flat}
         self.hot = {key: objective.loads(options[key[0]][key[1]].hot) for key in flat}
+        self.slack = 1.0  # how far a rank may exceed its memory, for now
         self._group(flat, counts)
         self.clear()
 
@@ -182,12 +183,15 @@ class Board:
         host = self.objective.correction * (self.objective.host + peaks[_HOST]) > 0.5 * now
         counted = [0, 1, *((_HOST,) if host else ())]
         timed[counted] = np.maximum(timed[counted], 1e-3 * float(now) * (peaks[counted] > 0))
-        timed[_MEMORY] = 10 * float(now) if self.overflow else 0.0
+        timed[_MEMORY] = now if peaks[_MEMORY] > 0.8 * self.rules.capacity else 0.0
         self.timed = np.flatnonzero(timed > 0)
         self.scale = peaks[self.timed]
         self.scaled = self.load[:, self.timed] / self.scale
         total = self._power(self.loads[:, self.timed] / self.scale).sum(axis=0)
         self.weight = timed[self.timed] * total ** (1 / power - 1) / power
+        if timed[_MEMORY]:  # nothing below the capacity, and much beyond it
+            self.scale[-1], self.weight[-1] = self.rules.capacity, timed[_MEMORY] / power
+            self.scaled[:, -1] = self.load[:, _MEMORY] / self.rules.capacity
 
     def _power(self, loads: Array) -> Array:
         """A high power of scaled loads, kept finite."""
@@ -209,7 +213,7 @@ class Board:
 
     def barred(self, table: int, load: Array) -> np.ndarray:
         """Ranks that have no room for a shard, or may not hold one of this table."""
-        full = self.loads[:, _MEMORY] + load[_MEMORY] > self.rules.capacity
+        full = self.loads[:, _MEMORY] + load[_MEMORY] > self.slack * self.rules.capacity
         if table in self.rules.pinned:
             full |= np.arange(len(full)) != self.rules.pinned[table]
         return full | self.occupied[self.groups[table]].any(axis=0) if self.grouped[table] else full
@@ -225,7 +229,7 @@ class Board:
         if base.any():
             hot = np.zeros_like(self.loads)
             hot[table % self.rules.ranks] = self.hot[table, option]
-            if (self.loads + base + hot)[:, _MEMORY].max() > self.rules.capacity:
+            if (self.loads + base + hot)[:, _MEMORY].max() > self.slack * self.rules.capacity:
                 return None
             price += float(self.cost_of_adding(base + hot).sum())
         if not len(own):
@@ -268,8 +272,8 @@ class Board:
         far = now[there]
         changed = self._power(np.stack([now[rank] - given, far + given])) @ self.weight
         growth = changed[0] + changed[1] - (self._power(now[rank]) @ self.weight + self._power(far) @ self.weight)
-        memory, room = self.load[:, _MEMORY], self.rules.capacity
-        given = memory[mine][:, None] - np.concatenate([memory[theirs], none[:, 0]])
+        memory, room = self.load[:, _MEMORY], self.slack * self.rules.capacity
+        given = memory[mine][:, None] - np.concatenate([memory[theirs], np.zeros(len(partners))])
         here, far = self.loads[rank, _MEMORY], self.loads[there, _MEMORY]
         bad = (given > np.maximum(room - far, 0.0)) | (-given > max(room - here, 0.0))
         if self.grouped[self.table[mine]].any() or self.grouped[self.table[theirs]].any():

@@ -71,9 +71,14 @@ class Objective:
                  "rows": rows, "gradients": gradients}  # fmt: skip
         return {name: self.curve(name)(nbytes) for name, nbytes in sizes.items() if name in self.curves}
 
-    def time(self, peaks: Array, rows: Array | float = 0.0, gradients: Array | float = 0.0) -> Array:
-        """Time of an iteration from the loads of the fullest rank of each resource and the bytes all ranks reduce."""
-        messages = sum(self.messages(peaks, rows, gradients).values())
+    def time(
+        self, peaks: Array, rows: Array | float = 0.0, gradients: Array | float = 0.0, *, network: Array | float = 1.0
+    ) -> Array:
+        """Time of an iteration from the loads of the fullest rank of each resource and the bytes all ranks reduce.
+
+        `network` is a factor on the time of messages.
+        """
+        messages = network * sum(self.messages(peaks, rows, gradients).values())
         chain = self.dense + peaks[..., _FORWARD] + peaks[..., _BACKWARD] + messages
         return self.correction * np.maximum(chain, self.host + peaks[..., _HOST])
 
@@ -150,7 +155,7 @@ class Objective:
         """Least cost with the exchange of pooled rows, bounded interval by interval; and what a byte of it costs."""
         curve, most = self.curve("pooled"), np.where(np.isfinite(cost), pooled, 0.0)
         high = float(np.maximum.reduceat(most, starts).sum())
-        if not high or curve is _NOTHING:
+        if not high or not curve.seconds.any():
             return float(np.minimum.reduceat(cost, starts).sum()), 0.0
         edges = np.concatenate([[0.0], np.geomspace(high / 1e3, high, 40)])
         lines = [curve.line_below(max(low, 1.0), up) for low, up in pairwise(edges)]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -224,8 +225,9 @@ class Rates:
             Costs by `COLUMNS`, in seconds and bytes, by number of the table [-].
         """
         given = self.workload.tables
-        # A fused kernel finds nothing of other tables in the caches; else all tables compete for them.
-        members = list(parts) if self.workload.embedding == "fused" else range(len(given))
+        # A fused kernel of a GPU finds nothing of other tables in the caches; else all tables compete for them.
+        apart = self.workload.embedding == "fused" and self.platform.device.kind != "cpu"
+        members = list(parts) if apart else range(len(given))
         tables = [parts.get(n, given[n]) for n in members]
         bags = max(self.workload.batch // self.ranks, 1) if replicated else self.workload.batch
         scale = 1.0
@@ -248,16 +250,21 @@ class Rates:
         out = np.zeros((len(tables), len(SECONDS)))
         dense = np.array([t.rows * t.dim * (i in replicated or not self._sparse) for i, t in enumerate(tables)], float)
         wide = np.array([t.dim for t in tables], dtype=float)
-        number = graph.column("table").astype(int)
+        number, alone = graph.column("table").astype(int), iter(np.flatnonzero(dense))
         names = {"embedding_forward": "lookup", "embedding_backward": "backward", "embedding_update": "update"}
         for i, (name, kind, _, phase, _) in enumerate(graph.labels):
             if kind in names:
-                share: Array | slice = slice(number[i], number[i] + 1)
-                out[share, column(names[kind])] += seconds[i]
-                out[share, column("host")] += host[i]
-            elif kind != "collective" and name != "everything else":
-                by = wide if phase == "forward" else dense
-                out[:, column("pack" if phase == "forward" else "update")] += seconds[i] * by / max(by.sum(), 1.0)
+                own: Any = number[i]
+                out[own, column(names[kind])] += seconds[i]
+                out[own, column("host")] += host[i]
+            elif name == "add_":  # the update of one table
+                own = next(alone)
+                out[own, column("update")] += seconds[i]
+                out[own, column("host")] += host[i]
+            elif kind != "collective" and name != "everything else":  # one kernel for all tables
+                by, place = (wide, "pack") if phase == "forward" else (dense, "update")
+                launch = float(self.launch[column("pack")])
+                out[:, column(place)] += max(seconds[i] - launch, 0.0) * by / max(by.sum(), 1.0)
         itemsize = np.array([t.itemsize for t in tables], dtype=float)
         growth = _state_traffic(wide, itemsize, self.optimizer, 64.0 if self.platform.device.kind == "cpu" else 32.0)
         out[:, column("backward" if launched else "update")] *= growth
@@ -265,16 +272,16 @@ class Rates:
 
     @cached_property
     def launch(self) -> Array:
-        """What a rank pays once for its fused kernels, by `SECONDS` [s]."""
-        if self.workload.embedding != "fused":
-            return np.zeros(len(SECONDS))
+        """What a rank pays once, however many tables it holds: kernels that work on all of them, by `SECONDS` [s]."""
         graph = self._record([_NO_TABLE], self.workload.batch, 1.0, set())
-        seconds, host = self.times(
-            graph, price(graph, self.platform, dtype=getattr(self.workload, "dtype", "fp32")).seconds
-        )
-        kinds = [label[1] for label in graph.labels]
-        lookup, backward = (kinds.index(f"embedding_{phase}") for phase in ("forward", "backward"))
-        return np.array([seconds[lookup], 0.0, 0.0, seconds[backward], host[lookup] + host[backward]])
+        prices = price(graph, self.platform, dtype=getattr(self.workload, "dtype", "fp32")).seconds
+        seconds, host = self.times(graph, prices)
+        out, fused = np.zeros(len(SECONDS)), self.workload.embedding == "fused"
+        names = {"embedding_forward": "lookup", "embedding_backward": "backward", "copy": "pack"}
+        for (name, kind, _, _, _), time, issue in zip(graph.labels, seconds, host, strict=True):
+            if name != "everything else" and (kind == "copy" or (fused and kind in names)):
+                out[column(names[kind])], out[column("host")] = time, out[column("host")] + issue
+        return out
 
     @property
     def _sparse(self) -> bool:
@@ -302,7 +309,8 @@ class Rates:
             weights = tape.trained
             tape.local.difference_update(weights[i] for i in replicated)
             tape.all_reduce_gradients()
-        tape.step("sgd")
+        lists = self.platform.device.kind != "cpu" and (bool(replicated) or not self._sparse)
+        tape.step("sgd", lists=lists)
         return tape.graph()
 
 

@@ -21,6 +21,8 @@ from perfkit.workloads.tables import name_tables
 if TYPE_CHECKING:
     import polars
 
+    from perfkit.sharding.robustness import Robustness
+
 __all__ = ["PlanPrice", "ShardingResult", "price_options", "spread_costs"]
 
 
@@ -229,6 +231,32 @@ class ShardingResult:
             For an unknown rule.
         """
         return self._place(check_choice("name", name, BASELINES))
+
+    def stress(
+        self, *, draws: int = 200, seed: int = 0, pooling: float = 0.2, skew: float = 0.2, bandwidth: float = 0.2
+    ) -> "Robustness":
+        """Ask whether the plan stays the best one if what was assumed is wrong.
+
+        Parameters
+        ----------
+        draws : int, optional
+            Worlds to draw [-].
+        seed : int, optional
+            Seed [-].
+        pooling, skew, bandwidth : float, optional
+            Relative errors of the pooling and the Zipf exponent of each table, and of memory and network [-].
+
+        Returns
+        -------
+        robustness : Robustness
+            How often the plan and each rule of thumb is best, and what is lost by taking it where it is not.
+        """
+        from perfkit.sharding.robustness import judge_robustness
+
+        prices = {"search": self.prediction, **{name: price for name, price in self.baselines.items() if price}}
+        plans = {name: price.plan for name, price in prices.items()}
+        errors = {"pooling": pooling, "skew": skew, "bandwidth": bandwidth}
+        return judge_robustness(self._problem, plans, draws=draws, seed=seed, **errors)
 
     def table(self) -> "polars.DataFrame":
         """Where every table lies and what it costs.

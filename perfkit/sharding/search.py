@@ -16,9 +16,12 @@ _PARTNERS = 16  # ranks that a rank considers trades with at a time
 #: Largest shard of a table that is split by columns, relative to what the average rank carries: the ways to start.
 _SPLITS = (0.7, 0.35, 2.0, 0.2, 100.0)
 _STAGES = 60
-_HEADS, _TRIAL, _DESCENT = 3, 0.12, 30  # starts that are annealed, the work on each but the last, and steps before
+_HEATS = (3e-3, 0.1, 1e-3)  # first temperatures relative to the time, in turn; the last one improves the best of all
+_TRIALS = (3, 11)  # anneals before the last: few of large problems, more of small ones, which are done sooner
+_TRIALS_WORK, _UNIT = 0.36, 2e-3  # part of the work for them, and work that one should have for every table
+_DESCENT = 30  # steps from each start
 #: Work of a step in seconds of one core of an AMD Zen 5 (2026-11): the clock of the search, the same on every machine.
-_STEP, _PAIR, _OPTION, _PLACE = 1.1e-4, 1.1e-7, 6e-5, 5e-5
+_STEP, _PAIR, _OPTION, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
 
 
 @dataclass(frozen=True)
@@ -161,9 +164,11 @@ def search_plan(
     run = _Annealing(Board(objective, options, rules), np.random.default_rng(seed), bound * (1 + tolerance))
     try:
         heads = run.start(bases, seconds / 4)
-        for head in heads[1:]:
-            run.anneal(head, seconds * _TRIAL, progress=None)
-        run.anneal(run.best, seconds - run.work, progress)
+        trials = int(np.clip(seconds / (_UNIT * len(options)), *_TRIALS))
+        part = seconds * (_TRIALS_WORK if trials == _TRIALS[0] else 0.7) / trials
+        for number in range(trials):
+            run.anneal(heads[number % len(heads)], part, _HEATS[number % len(_HEATS)], None)
+        run.anneal(run.best, seconds - run.work, _HEATS[-1], progress)
     except KeyboardInterrupt:
         if not hasattr(run, "best"):
             raise
@@ -189,7 +194,7 @@ class _Annealing:
         return self.overflow == 0 and self.best.time <= self.goal
 
     def start(self, bases: Sequence[Sequence[int]], seconds: float) -> list[Snapshot]:
-        """Try ways to start; returns the best few, worst first."""
+        """Try ways to start; returns the best few, best first."""
         found: list[tuple[float, Snapshot]] = []
         for choice, key in _starts(self.board, bases):
             construct(self.board, choice, key)
@@ -203,16 +208,20 @@ class _Annealing:
             if self.work > seconds or self.done():
                 break
         found.sort(key=lambda each: (each[0], each[1].time))
-        return [snapshot for _, snapshot in found[:_HEADS]][::-1]
+        return [snapshot for _, snapshot in found[: len(_HEATS)]]
 
-    def anneal(self, start: Snapshot, seconds: float, progress: Callable[[float, float], None] | None) -> None:
+    def anneal(
+        self, start: Snapshot, seconds: float, hot: float, progress: Callable[[float, float], None] | None
+    ) -> None:
         """Spend work on a placement."""
         if self.done():  # nothing to do
             return
         self.board.restore(start)
         begin, count = self.work, 0
         for stage in range(_STAGES):
-            heat, squarings = _schedule(stage / _STAGES)
+            heat, squarings, self.board.slack = _schedule(stage / _STAGES, hot)
+            if self.board.slack == 1 and self.board.overflow > self.overflow:
+                self.board.restore(self.best)
             self.board.smooth(squarings)
             while self.work < begin + seconds * (stage + 1) / _STAGES:
                 count += 1
@@ -284,9 +293,9 @@ class _Annealing:
         return True
 
 
-def _schedule(done: float) -> tuple[float, int]:
-    """Temperature relative to the time, and how sharply the smooth time counts the fullest rank."""
+def _schedule(done: float, hot: float) -> tuple[float, int, float]:
+    """Temperature relative to the time, how sharply the smooth time counts the fullest rank, and slack of memory."""
     if done < 0.1 or done > 0.85:  # a descent first, and one at the end
-        return 1e-6, 8 if done < 0.1 else 11
+        return 1e-6, 8 if done < 0.1 else 11, 1.0
     part = (done - 0.1) / 0.75
-    return float(1e-3 * 10 ** (-2.5 * part)), 4 + int(4 * part)
+    return hot * (3e-6 / hot) ** part, 4 + int(4 * part), 1.2 if part < 0.8 else 1.0

@@ -1,0 +1,152 @@
+"""Plans: what lies where, in and out of files, and what is refused."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfkit.workloads.placement import KINDS, Placement, Plan, Shard
+from perfkit.workloads.tables import EmbeddingTable
+
+TABLES = [EmbeddingTable(10, 64, name=name) for name in "abcdef"]
+MIXED = Plan(4, (
+    2,
+    Placement("column_wise", (0, 3), (48, 16)),
+    Placement("row_wise", (0, 1, 2, 3)),
+    Placement("data_parallel", (0, 1, 2, 3)),
+    Placement("table_row_wise", (2, 3)),
+    Placement("table_column_wise", (1, 0)),
+), tuple("abcdef"))  # fmt: skip
+
+
+def test_every_kind_is_cut_into_its_shards() -> None:
+    shards = MIXED.cut(TABLES)
+    own = {t: [s[1:] for s in shards if s.table == t] for t in range(6)}
+    assert own[0] == [(2, 0, 10, 0, 64)]
+    assert own[1] == [(0, 0, 10, 0, 48), (3, 0, 10, 48, 16)]
+    assert own[2] == [(0, 0, 3, 0, 64), (1, 3, 3, 0, 64), (2, 6, 3, 0, 64), (3, 9, 1, 0, 64)], "rounded up, as TorchRec"
+    assert own[3] == [(rank, 0, 10, 0, 64) for rank in range(4)]
+    assert own[4] == [(2, 0, 5, 0, 64), (3, 5, 5, 0, 64)]
+    assert own[5] == [(1, 0, 10, 0, 32), (0, 0, 10, 32, 32)]
+    assert {p.kind for p in MIXED.placements} == set(KINDS)
+
+
+@given(st.data())
+def test_shards_tile_the_table(data: st.DataObject) -> None:
+    kind, n = data.draw(st.sampled_from(KINDS)), data.draw(st.integers(1, 6))
+    rows, dim = data.draw(st.integers(n, 50)), n * data.draw(st.integers(1, 9))
+    ranks = tuple(data.draw(st.permutations(range(n))))[: 1 if kind == "table_wise" else n]
+    shards = Placement(kind, ranks).cut(EmbeddingTable(rows, dim), 7)
+    seen = np.zeros((rows, dim), dtype=int)
+    for s in shards:
+        assert s.table == 7 and s.rank in ranks
+        seen[s.first_row : s.first_row + s.rows, s.first_column : s.first_column + s.columns] += 1
+    assert (seen == (len(ranks) if kind == "data_parallel" else 1)).all()
+
+
+def test_whole_tables_are_numbers() -> None:
+    plan = Plan(2, (Placement("table_wise", (1,)), 0))
+    assert plan.owners == (1, 0) and plan == Plan.from_owners(np.array([1, 0]), ranks=2) and plan.is_table_wise
+    assert plan.tables_of(1) == (0,)
+    assert not MIXED.is_table_wise
+    assert hash(plan) == hash(Plan(2, (1, 0), ("x", "y"))), "names are for files alone"
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    back = Plan.load(MIXED.save(tmp_path / "plan.json"))
+    assert back == MIXED and back.names == MIXED.names
+    data = json.loads(MIXED.to_json())
+    assert data["format"] == 1 and data["tables"][1] == {
+        "name": "b", "kind": "column_wise", "ranks": [0, 3], "columns": [48, 16],
+    }  # fmt: skip
+    assert Plan.from_json(Plan.round_robin(3, ranks=2).to_json()) == Plan.round_robin(3, ranks=2)
+    assert Plan.from_json('{"format": 1, "ranks": 2, "tables": []}') == Plan(2, ())
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 4), max_size=8))
+def test_json_round_trip(ranks: int, owners: list[int]) -> None:
+    plan = Plan.from_owners([owner % ranks for owner in owners], ranks=ranks)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_torchrec_dictionary() -> None:
+    plan = MIXED.to_torchrec(TABLES, module="sparse.ebc")
+    assert list(plan) == ["sparse.ebc"] and list(plan["sparse.ebc"]) == list("abcdef")
+    assert plan["sparse.ebc"]["b"] == {
+        "sharding_type": "column_wise", "compute_kernel": "fused", "ranks": [0, 3],
+        "shards": [
+            {"rank": 0, "offsets": [0, 0], "sizes": [10, 48]}, {"rank": 3, "offsets": [0, 48], "sizes": [10, 16]},
+        ],
+    }  # fmt: skip
+    assert plan["sparse.ebc"]["d"]["compute_kernel"] == "dense"
+    assert json.loads(json.dumps(plan)) == plan, "plain values only"
+    back = Plan.from_torchrec(plan, TABLES, ranks=4)
+    assert back.cut(TABLES) == MIXED.cut(TABLES)
+    two = {"x": {n: plan["sparse.ebc"][n] for n in "abc"}, "y": {n: plan["sparse.ebc"][n] for n in "def"}}
+    assert Plan.from_torchrec(two, TABLES, ranks=4).cut(TABLES) == MIXED.cut(TABLES), "tables of several modules"
+
+
+def file(**changes: Any) -> str:
+    entry = {"name": "a", "kind": "table_wise", "ranks": [0], **changes.pop("entry", {})}
+    return json.dumps({"format": 1, "ranks": 2, "tables": [entry], **changes})
+
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: Placement("diagonal", (0,)), "kind is 'diagonal'; known are data_parallel"),
+    (lambda: Placement("row_wize", (0,)), "did you mean 'row_wise'?"),
+    (lambda: Placement("table_wise", ()), "a table_wise table lies on ranks (); name at least one"),
+    (lambda: Placement("column_wise", (1, 1)), "lies on ranks (1, 1); name at least one, and none twice"),
+    (lambda: Placement("table_wise", (0, 1)), "a table_wise table lies on one rank, not on (0, 1)"),
+    (lambda: Placement("table_wise", 3), "ranks of a table_wise placement is 3; it must be a sequence"),  # type: ignore[arg-type]
+    (lambda: Placement("row_wise", (0, -1)), "rank of a row_wise shard is -1"),
+    (lambda: Placement("row_wise", (0, 1), (4, 4)), "columns (4, 4) do not belong to a row_wise placement on 2 ranks"),
+    (lambda: Placement("column_wise", (0, 1), (4,)), "columns (4,) do not belong to a column_wise placement on 2"),
+    (lambda: Placement("column_wise", (0, 1), (4, 0)), "columns of a shard is 0"),
+    (lambda: Plan(2, (Placement("column_wise", (0, 2)),)), "table 0 is placed on rank 2; ranks go from 0 to 1"),
+    (lambda: Plan(3, (0, Placement("row_wise", (0, 1)))), "table 1 is row_wise on 2 of 3 ranks; it must name all"),
+    (lambda: Plan(2, (0, 1), ("a",)), "names has 1 entries for 2 tables"),
+    (lambda: MIXED.tables_of(0), "table 1 is column_wise; here every table must lie whole on one rank"),
+    (lambda: MIXED.cut(TABLES[:5]), "plan places 6 tables; there are 5"),
+    (lambda: Plan(3, (Placement("column_wise", (0, 1, 2)),)).cut(TABLES[:1]), "'a' has 64 columns; 3 equal shards"),
+    (lambda: Placement("column_wise", (0, 1), (40, 20)).cut(TABLES[0]), "have 60 columns together; the table 64"),
+    (lambda: Placement("row_wise", tuple(range(11))).cut(TABLES[0]), "'a' has 10 rows; it cannot be split"),
+    (lambda: Plan.from_json("{"), "plan: Expecting"),
+    (lambda: Plan.from_json("[]"), "plan: plan is []; it must be a table"),
+    (lambda: Plan.from_json("[" * 100_000), "plan: "),
+    (lambda: Plan.from_json(file(format=2)), "format is 2; this perfkit reads format 1"),
+    (lambda: Plan.from_json(file(format=True)), "format is True"),
+    (lambda: Plan.from_json(file(ranks=0)), "ranks is 0; it must be a whole number of at least 1"),
+    (lambda: Plan.from_json(file(ranks=1.5)), "ranks is 1.5"),
+    (lambda: Plan.from_json(file(tables={})), "tables is {}; it must be a list"),
+    (lambda: Plan.from_json(file(more=1)), "keys are format, ranks, tables, more; they must be"),
+    (lambda: Plan.from_json(file(entry={"kind": "whole"})), 'tables[0].kind is "whole"; it must be one of'),
+    (lambda: Plan.from_json(file(entry={"ranks": [0, "x"]})), 'tables[0].ranks[1] is "x"; it must be a whole number'),
+    (lambda: Plan.from_json(file(entry={"ranks": 0})), "tables[0].ranks is 0; it must be a list of whole numbers"),
+    (lambda: Plan.from_json(file(entry={"ranks": [5]})), "table 0 is placed on rank 5; ranks go from 0 to 1"),
+    (lambda: Plan.from_json(file(entry={"rank": 0})), "tables[0].rank is not known; .* did you mean ranks?"),
+    (lambda: Plan.from_json(file(entry={"ranks": [0, 1]})), "tables[0]: a table_wise table lies on one rank"),
+    (lambda: Plan.load("/nowhere/plan.json"), "/nowhere/plan.json cannot be read"),
+    (lambda: Plan.from_torchrec({"m": {"z": {}}}, TABLES[:1], ranks=2), "'a' is in the tables alone"),
+    (lambda: Plan.from_torchrec({"m": {"a": {}, "z": {}}}, TABLES[:1], ranks=2), "'z' is in the plan alone"),
+    (lambda: Plan.from_torchrec({"m": {"a": {"sharding_type": "grid_shard", "ranks": [0]}}}, TABLES[:1], ranks=2),
+     'm.a.kind is "grid_shard"; it must be one of'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED, ids=lambda value: value[:60] if isinstance(value, str) else "")
+def test_bad_plans_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=".*".join(map(re.escape, message.split(".*")))):
+        make()
+
+
+def test_names_from_files_are_text() -> None:
+    hostile = "<script>alert(1)</script>"
+    plan = Plan.from_json(file(entry={"name": hostile}))
+    assert plan.names == (hostile,) and hostile not in repr(plan)
+    assert Shard(0, 1, 2, 3, 4, 5).rank == 1
