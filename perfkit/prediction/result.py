@@ -116,7 +116,10 @@ class Prediction:
 
     @property
     def bottleneck(self) -> str:
-        """Class of operations that takes the largest part of the time, in words."""
+        """What sets the pace, in words: the host where a device waits for it, else the class with the largest part."""
+        device = self.time - self.parts.get(("", "host"), (0, 0.0))[1]
+        if self.lower_bound > max(1.02 * device, 0.98 * self.time):
+            return _BOUND["host"]
         totals: dict[str, float] = {}
         for (_, kind), (_, seconds) in self.parts.items():
             totals[_BOUND[kind]] = totals.get(_BOUND[kind], 0.0) + seconds
