@@ -20,6 +20,7 @@ _HEATS = (3e-3, 0.1, 1e-3)  # first temperatures relative to the time, in turn; 
 _TRIALS = (3, 11)  # anneals before the last: few of large problems, more of small ones, which are done sooner
 _TRIALS_WORK, _UNIT = 0.36, 2e-3  # part of the work for them, and work that one should have for every table
 _DESCENT = 30  # steps from each start
+_TOGETHER = 4  # tables that are placed again at a time
 #: Work of a step in seconds of one core of an AMD Zen 5 (2026-11): the clock of the search, the same on every machine.
 _STEP, _PAIR, _OPTION, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
 
@@ -183,10 +184,8 @@ class _Annealing:
 
     def __init__(self, board: Board, rng: np.random.Generator, goal: float) -> None:
         self.board, self.rng, self.goal = board, rng, goal
-        pinned = board.rules.pinned
-        self.several = np.array(
-            [t for t, own in enumerate(board.options) if len(own) > 1 and t not in pinned], dtype=int
-        )
+        self.free = np.array([t for t in range(len(board.options)) if t not in board.rules.pinned], dtype=int)
+        self.several = self.free[[len(board.options[t]) > 1 for t in self.free]]
         self.work, self.overflow, self.interrupted = 0.0, np.inf, False
 
     def done(self) -> bool:
@@ -225,8 +224,11 @@ class _Annealing:
             self.board.smooth(squarings)
             while self.work < begin + seconds * (stage + 1) / _STAGES:
                 count += 1
-                change = len(self.several) and count % 6 == 0
-                act = self._change_option if change else self._trade_full if count % 2 else self._trade_any
+                act = self._trade_full if count % 2 else self._trade_any
+                if count % 6 == 0 and len(self.several):
+                    act = self._change_option
+                if count % 18 == 0 and len(self.free):
+                    act = self._recreate
                 if act(heat * self.best.time):
                     self._keep()
             if progress is not None:
@@ -273,24 +275,49 @@ class _Annealing:
             board.swap(int(mine[row]), int(others[place]))
         return pick < growth.size
 
+    def _pick(self, tables: np.ndarray, *, full: bool) -> int:
+        """One of some tables, if possible one that lies on the fullest rank."""
+        if full:
+            here = np.unique(self.board.table[self.board.rank == int(np.argmax(self.board.pressure()))])
+            here = here[np.isin(here, tables)]
+            if len(here):
+                return int(here[self.rng.integers(len(here))])
+        return int(tables[self.rng.integers(len(tables))])
+
+    def _place(self, table: int, heat: float) -> bool:
+        """Place a table that is on no rank in one of its ways; returns whether there was room."""
+        found = [self.board.best_ranks(table, option) for option in range(len(self.board.options[table]))]
+        self.work += _OPTION * (1 + len(found))
+        costs = np.array([each[0] if each else np.inf for each in found])
+        if not np.isfinite(costs).any():
+            return False
+        option = self._draw(costs, heat)
+        self.board.put(table, option, found[option][1])  # type: ignore[index]
+        return True
+
     def _change_option(self, heat: float) -> bool:
         """Place a table another way, or the same way elsewhere."""
-        board, several = self.board, self.several
-        table = int(several[self.rng.integers(len(several))])
-        if self.rng.random() < 0.5:  # one that lies on the fullest rank
-            here = np.unique(board.table[board.rank == int(np.argmax(board.pressure()))])
-            here = here[np.isin(here, several)]
-            table = int(here[self.rng.integers(len(here))]) if len(here) else table
-        old, ranks = board.take(table)
-        found = [board.best_ranks(table, option) for option in range(len(board.options[table]))]
-        self.work += _OPTION * (2 + len(found))
-        costs = np.array([each[0] if each else np.inf for each in found])
-        if np.isfinite(costs).any():
-            option = self._draw(costs, heat)
-            board.put(table, option, found[option][1])  # type: ignore[index]
-        else:
-            board.put(table, old, ranks)
+        table = self._pick(self.several, full=self.rng.random() < 0.5)
+        old = self.board.take(table)
+        if not self._place(table, heat):
+            self.board.put(table, *old)
         return True
+
+    def _recreate(self, heat: float) -> bool:
+        """Take a few tables off and place them again in another order; keep that as chance at a temperature has it."""
+        board, before = self.board, float(self.board.pressure().sum())
+        tables = dict.fromkeys(self._pick(self.free, full=number == 0) for number in range(_TOGETHER))
+        old = {table: board.take(table) for table in tables}
+        order = self.rng.permutation(list(tables)).tolist()
+        done = [table for table in order if self._place(table, heat)]
+        worse = float(board.pressure().sum()) - before
+        if len(done) == len(order) and (worse <= 0 or self.rng.random() < np.exp(-worse / heat)):
+            return True
+        for table in done:
+            board.take(table)
+        for table, place in old.items():
+            board.put(table, *place)
+        return False
 
 
 def _schedule(done: float, hot: float) -> tuple[float, int, float]:
