@@ -29,7 +29,7 @@ DOUBT_AT = (0.46 / START_DOUBT) ** 5
 #: Share of the logarithm of a change of bandwidth or latency that may not arrive: 0.12 of log 1.5, A100 to H100.
 SCALE_DOUBT = 0.3
 #: Latency between nodes where no log tells it.
-HOP = Quantity(7.4e-7, "s", "assumed", "as 10 nodes with one H100 each on InfiniBand, see platform h100-sxm-8x8")
+HOP = Quantity(7.67e-6, "s", "assumed", "as 10 nodes with one H100 each on InfiniBand, see platform h100-sxm-8x8")
 _SHOWN = {"bandwidth": lambda value: format_rate(value, "B/s"), "latency": format_time}
 
 

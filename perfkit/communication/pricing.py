@@ -224,7 +224,8 @@ class _Pricing:
             f"{name} = {value:.4g} {'s' if name == 'alpha_hop' else 's/B'}" for name, value in links.items()
         )
         formula = f"rings over all ranks, {numbers}, q = {hierarchy.OVERLAP:g}"
-        return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula)
+        step = self.rail(operation, nbytes / local, nodes)  # in messages as long as those of this ring
+        return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, step.spread, step.notes)
 
     def tree(self, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
         local, (far, rail) = self.network.ranks_per_node, self.hop_between(operation, nodes)
