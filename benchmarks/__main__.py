@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import accuracy, gpu_forms, learning, speed
+from benchmarks import accuracy, gpu_forms, learning, placement, speed
 from benchmarks.gpu_bars import POOLED, find_shared_data
 from perfkit.__main__ import run_command
 from perfkit.campaign import calibrate
@@ -41,7 +41,9 @@ def _judge_gpus(*, quick: bool) -> int:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run everything; returns the first exit code that is not 0."""
-    parser = argparse.ArgumentParser(prog="benchmarks", description="The accuracy, learning and speed tables.")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks", description="The accuracy, learning, speed and placement tables."
+    )
     parser.add_argument(
         "--platform", type=Path, metavar="P.toml", help="calibration of this machine; default: make one"
     )
@@ -60,6 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
             code = learning.main([str(raw), "--check", *checks, "--json", str(_FOLDER / "learning.json"), *draws])
         repeats = ["--rounds", "5"] if arguments.quick else []
         code = code or speed.main(["--platform", str(platform), "--json", str(_FOLDER / "speed.json"), *repeats])
+        code = code or placement.main(["--json", str(_FOLDER / "placement.json"), *more])
         return code or _judge_gpus(quick=arguments.quick)
 
     return run_command(run, name="benchmarks")

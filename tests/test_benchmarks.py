@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import accuracy, gpu_forms, learning, speed
+from benchmarks import accuracy, gpu_forms, learning, placement, speed
 from benchmarks.bars import BARS, evaluate, format_accuracy
 from perfkit.calibration import judge_kernels
 from perfkit.measure.kernels import draw_cases
@@ -258,11 +258,28 @@ def test_all_benchmarks_calibrate_only_without_a_platform(
     monkeypatch.setattr(everything, "calibrate", calibrate)
     monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path if given else tmp_path / "nowhere"))
     (tmp_path / "gemm").mkdir()
-    for part in (accuracy, learning, speed, gpu_forms):
+    for part in (accuracy, learning, speed, placement, gpu_forms):
         monkeypatch.setattr(part, "main", lambda words, name=part.__name__: asked.append(name.split(".")[-1]) or 0)
     words = ["--quick", *(["--platform", "mine.toml"] if given else [])]
     assert everything.main(words) == 0
-    assert asked == (["accuracy", "speed", "gpu_forms"] if given else ["calibrate", "accuracy", "learning", "speed"])
+    least = ["accuracy", "speed", "placement", "gpu_forms"]
+    assert asked == (least if given else ["calibrate", "accuracy", "learning", "speed", "placement"])
     assert everything.main(words) == 0
     assert asked.count("calibrate") == (0 if given else 1)
     assert given or "remove it to calibrate again" in capsys.readouterr().out
+
+
+def test_placements_are_recorded_as_promised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "out.json"
+    words = ["--tables", "20", "--ranks", "4", "--seed", "3", "--seconds", "0.02", "--huge", "--json", str(file)]
+    assert placement.main(words) == 0
+    records = json.loads(file.read_text(encoding="utf-8"))["records"]
+    methods = {"search", "search-whole", "random", "size", "lookup", "size-lookup", "unique-rows", "storage"}
+    assert {(r["method"], r["objective"]) for r in records} == set(product(methods, ("additive", "iteration")))
+    for record in records:
+        needed = {"method", "objective", "seed", "seconds", "predicted_s", "bound_s", "gap", "loads_s"}
+        assert needed <= set(record) and record["seed"] == 3 and len(record["loads_s"]) == 4
+        assert record["gap"] == pytest.approx(record["predicted_s"] / record["bound_s"] - 1) and record["gap"] >= 0
+    assert "20 × 4, one huge" in capsys.readouterr().out
+    for record in (r for r in records if r["objective"] == "additive"):
+        assert record["predicted_s"] == pytest.approx(max(record["loads_s"]))

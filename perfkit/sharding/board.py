@@ -12,6 +12,7 @@ from perfkit.units import Array
 __all__ = ["NODE_KINDS", "Board", "Rules", "Snapshot"]
 
 _HOST, _MEMORY = -2, -1  # the last resource is limited, not timed
+_TIGHT = 0.3  # part of the memory from which on it is kept an eye on
 #: Kinds whose shards lie on the ranks of one node.
 NODE_KINDS = ("table_row_wise", "table_column_wise")
 
@@ -183,7 +184,7 @@ class Board:
         host = self.objective.correction * (self.objective.host + peaks[_HOST]) > 0.5 * now
         counted = [0, 1, *((_HOST,) if host else ())]
         timed[counted] = np.maximum(timed[counted], 1e-3 * float(now) * (peaks[counted] > 0))
-        timed[_MEMORY] = now if peaks[_MEMORY] > 0.8 * self.rules.capacity else 0.0
+        timed[_MEMORY] = now if peaks[_MEMORY] > _TIGHT * self.rules.capacity else 0.0
         self.timed = np.flatnonzero(timed > 0)
         self.scale = peaks[self.timed]
         self.scaled = self.load[:, self.timed] / self.scale
