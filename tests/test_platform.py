@@ -385,6 +385,18 @@ def test_gemm_grows_and_is_never_faster_than_the_hardware(m: int, n: int, k: int
     assert sum(estimate.terms.values()) == pytest.approx(estimate.time, rel=1e-9) and min(estimate.terms.values()) >= 0
 
 
+def test_products_in_a_format_nobody_measured_are_less_sure() -> None:
+    half = H100.gemm(4096, 4096, 4096, dtype="bf16").spread
+    assert "gemm bf16" in H100.kernels["gemm"].source and "gemm.fp8" not in H100.kernels
+    assert H100.gemm(4096, 4096, 4096, dtype="fp16").spread == half < 0.1
+    assert 0.25 < H100.gemm(4096, 4096, 4096, dtype="tf32").spread < 0.3
+    with pytest.warns(ExtrapolationWarning, match="transferred from bf16/fp16: no product in fp8 was measured here"):
+        assert H100.gemm(4096, 4096, 4096, dtype="fp8").spread > 1
+    found = H100.find_kernel("gemm", dtype="fp32")
+    assert found is not None and found[1].kind == "assumed" and "fp32 is taken to reach" in found[1].notes[0]
+    assert H100.find_kernel("elementwise", dtype="fp32") == ("elementwise", H100.kernels["elementwise"])
+
+
 def test_kernels_are_found_by_variant_then_format_then_class() -> None:
     gemm = H100.kernels["gemm"]
     fits = {key: replace(gemm, n=n) for n, key in enumerate(("gemm", "gemm.fp8", "gemm.nt", "gemm.fp8.nt"), 1)}
@@ -395,6 +407,8 @@ def test_kernels_are_found_by_variant_then_format_then_class() -> None:
     ):  # fmt: skip
         assert platform.find_kernel("gemm", variant=variant, dtype=dtype) == (key, fits[key])
     assert platform.find_kernel("bmm") is None
+    platform = replace(H100, kernels={"gemm": replace(gemm, source="")})
+    assert platform.find_kernel("gemm", dtype="fp8") == ("gemm", platform.kernels["gemm"])  # whatever that was
     slow = replace(gemm, parameters={**gemm.parameters, "launch": 1.0})
     platform = replace(H100, kernels={"gemm": gemm, "gemm.fp8": slow})
     assert platform.gemm(64, 64, 64, dtype="fp8").time > 1 > platform.gemm(64, 64, 64, dtype="bf16").time
