@@ -19,6 +19,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    if Path(arguments.out).suffix != ".toml" and not Path(arguments.out).is_dir():
+        raise ValueError(
+            f"out is {arguments.out!r}; platform files are known by their ending; name it {arguments.out}.toml"
+        )
     if arguments.from_nccl_logs or arguments.from_kernel_database or arguments.base:
         return _assemble(arguments)
     import perfkit as pk
@@ -48,6 +52,10 @@ def _assemble(arguments: argparse.Namespace) -> int:
             raise ValueError(
                 f"{name} is given; it is for measuring this machine, --from-... measure nothing; leave it out"
             )
+    if arguments.partial and not arguments.from_nccl_logs:
+        raise ValueError(
+            "partial is given; it is for logs that break off; name them with --from-nccl-logs, or leave it out"
+        )
     out = check_target("out", arguments.out)
     if not (arguments.from_nccl_logs or arguments.from_kernel_database):
         raise ValueError("base is given; name what to put into it: --from-nccl-logs, --from-kernel-database, or both")
@@ -59,6 +67,8 @@ def _assemble(arguments: argparse.Namespace) -> int:
     platform.save(out)
     old = {**base.kernels, **base.collectives}
     new = {key: fit for key, fit in {**platform.kernels, **platform.collectives}.items() if fit != old.get(key)}
+    if not new:
+        print(f"nothing differs from {base.name}")
     rows = [(key, fit.form, f"{fit.spread:.0%}", f"{fit.n}", fit.source) for key, fit in new.items()]
     print(format_table([("fitted", "form", "spread", "points", "source"), *rows]))
     notes = [f"{key}: {note}" for key, fit in new.items() for note in fit.notes if "poor" in note]

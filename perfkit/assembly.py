@@ -1,5 +1,7 @@
 """Platforms from what people already have: datasheets, logs of nccl-tests, a kernel database, parts measured before."""
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +40,8 @@ ASSUMED_KERNELS: Mapping[str, tuple[float, float, float, str]] = {
         (0.78, 0.78, 0.45, f"memory share of {_GEMMS}; {_ROWS}"),
     ),
 }
+#: What tells one GPU from another in the names that datasheets and drivers give them.
+_MODEL = re.compile(r"\bRTX PRO \d+|\bG?[ABHLPTV]\d{2,3}S?\b")
 _UNFITTED = "no standard error: not fitted"
 _UNITS = {"launch": "s", "compute_efficiency": "-", "memory_efficiency": "-", "sharpness": "-"}
 
@@ -268,16 +272,25 @@ def assemble_sources(
     Raises
     ------
     ValueError
-        Without a source, without a base that can be known, and as the readers do.
+        Without a source, without a base that can be known, with a CPU as base, and as the readers do.
     FileNotFoundError
         Where there is no kernel database.
+
+    Warns
+    -----
+    UserWarning
+        Where a source is of another device than the base, and for logs of which nothing was used.
     """
     if nccl_logs is None and kernel_database is None:
         raise ValueError("no source is given; name logs of nccl-tests, a system of the kernel database, or both")
     platform = find_base(kernel_database) if base is None else load_platform(base)
     start = platform.name
+    if platform.device.kind == "cpu":
+        raise ValueError(f"base is {start!r}, a CPU; the sources are of GPUs; name a platform such as h100-sxm-8")
     sources = []
     if kernel_database is not None:
+        known = [name for name in list_datasheets() if kernel_database.replace("_", "-").startswith(name)]
+        _compare_devices(f"{kernel_database} is", [read_datasheet(name).device.name for name in known[-1:]], platform)
         curves, kernels = fit_database(kernel_database, platform.device, date=date)
         platform = assemble(platform, collectives=curves, kernels=kernels)
         sources.append(f"{name_database()}, {kernel_database}")
@@ -286,6 +299,18 @@ def assemble_sources(
         logs = [nccl_logs] if isinstance(nccl_logs, str | Path) else nccl_logs
         sources.append(f"nccl-tests logs in {', '.join(map(str, logs))}")
     return assemble(platform, name=name, provenance={"sources": "; ".join(sources), "base": start})
+
+
+def _compare_devices(what: str, names: Sequence[str], platform: Platform) -> None:
+    """Warn where measurements come from another device than that of the platform they go into."""
+    own = _MODEL.findall(platform.device.name)
+    others = [name for name in names if own and _MODEL.findall(name) not in ([], own)]
+    if others:
+        warnings.warn(
+            f"{what} of {', '.join(others)}, platform {platform.name!r} of {platform.device.name}: it now mixes both; "
+            "take another base, or other sources",
+            stacklevel=4,
+        )
 
 
 def find_base(system: str | None) -> Platform:
@@ -318,7 +343,10 @@ def find_base(system: str | None) -> Platform:
     ]
     found = [name for name in platforms()["name"] if name in names]
     if not found:
-        raise ValueError(f"base is missing and the gallery has no node of {system}; name the platform to start from")
+        raise ValueError(
+            f"base is missing and the gallery has no node of {system!r}; name the platform to start from, or a system "
+            "of the kernel database, such as h100_sxm"
+        )
     return load_platform(str(found[0]))
 
 
@@ -326,12 +354,17 @@ def _add_logs(platform: Platform, logs: str | Path | Sequence[str | Path], parti
     """Fits of logs in place of those of a platform, on as many nodes as the logs span."""
     import polars as pl
 
-    from perfkit.readers.nccl_tests import read_nccl_tests
+    from perfkit.readers.nccl_tests import list_devices, read_nccl_tests
 
     frame = read_nccl_tests(logs, partial=partial)
+    _compare_devices("logs are", list_devices(logs), platform)
     local = platform.network.ranks_per_node
     spans = frame.select(pl.coalesce("nodes", (pl.col("ranks") / local).ceil().cast(pl.Int64)))["nodes"].max()
     fits = fit_curves(frame, ranks_per_node=local, source="nccl-tests", date=date)
+    used = {part for fit in fits.values() for part in fit.source.split(", ")}
+    for file in sorted(set(frame["file"]) - used):
+        text = "perfkit has no model of it, or logs of the same operation and ranks in half precision go first"
+        warnings.warn(f"{file}: nothing of it is used; {text}", stacklevel=3)
     wider = assemble(platform, nodes=max(platform.network.nodes, int(str(spans))), collectives=fits)
     if any(key.endswith(".rail") for key in fits):
         return wider

@@ -308,12 +308,26 @@ def test_sources_that_cannot_be_used_are_told(tmp_path: Path, known_database: No
         assemble_sources("h100-sxm-8")
     with pytest.raises(ValueError, match="base is missing; name the platform whose collectives"):
         assemble_sources(nccl_logs=tmp_path)
-    with pytest.raises(ValueError, match="the gallery has no node of b60; name the platform"):
+    with pytest.raises(ValueError, match="the gallery has no node of 'b60'; name the platform"):
         assemble_sources(kernel_database="b60")
     with pytest.raises(ValueError, match="is 'h100_smx'; known are h100_sxm"):
         assemble_sources("h100-sxm-8", kernel_database="h100_smx")
     with pytest.raises(ValueError, match=r"holds no \.log, \.out, \.txt file"):
         assemble_sources("h100-sxm-8", nccl_logs=tmp_path)
+    with pytest.raises(ValueError, match="base is 'zen5-2', a CPU; the sources are of GPUs"):
+        assemble_sources("zen5-2", kernel_database="h100_sxm")
+
+
+def test_measurements_of_another_device_are_told(logs: Path, tmp_path: Path, known_database: None) -> None:
+    with pytest.warns(UserWarning, match="logs are of NVIDIA H100, platform 'a100-sxm-8' of NVIDIA A100 SXM4 80 GB"):
+        assemble_sources("a100-sxm-8", nccl_logs=logs)
+    with pytest.warns(UserWarning, match="h100_sxm is of NVIDIA H100 SXM5 80 GB, platform 'h200-sxm-8' of NVIDIA H200"):
+        assemble_sources("h200-sxm-8", kernel_database="h100_sxm")
+    for name, dtype in (("a.log", "float"), ("b.log", "half")):
+        path = write_log(tmp_path / name, "all_gather", 8, 1, law("all_gather", 8))
+        path.write_text(path.read_text(encoding="utf-8").replace("float", dtype), encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"a\.log: nothing of it is used"):
+        assert assemble_sources("h100-sxm-8", nccl_logs=tmp_path).collectives["all_gather.8"].source.endswith("fp16")
 
 
 def run(words: list[object], **environment: str) -> subprocess.CompletedProcess[str]:

@@ -50,7 +50,7 @@ def test_a_workload_is_predicted_on_both() -> None:
         warnings.simplefilter("ignore", ExtrapolationWarning)
         prediction = pk.predict(BERT, A100, ranks=8)
     assert row["a"] == prediction.time and (row["a_low"], row["a_high"]) == prediction.interval()
-    assert "of the time" in repr(comparison) and "bert-base" in comparison.explain()
+    assert ", time x " in repr(comparison) and "bert-base" in comparison.explain()
     single = compare(A100, H100, BERT, ranks=1)
     assert find(single, "bert-base")["quantity"].endswith("1 rank")  # type: ignore[attr-defined]
     assert "collective" not in set(single.table()["group"])

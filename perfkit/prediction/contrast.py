@@ -104,7 +104,7 @@ class PlatformComparison:
         last, names = self.rows[-1], f"{self.b.name} against {self.a.name}"
         if last["group"] != "iteration":
             return f"PlatformComparison({names}: {len(self.rows)} quantities)"
-        return f"PlatformComparison({names}: {last['quantity']} in {last['ratio']:.3g} of the time)"
+        return f"PlatformComparison({names}: {last['quantity']}, time x {last['ratio']:.3g})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.explain())}</pre>"

@@ -17,7 +17,7 @@ from perfkit.units import check_choice, check_positive
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["LogWarning", "parse_nccl_tests", "read_nccl_tests"]
+__all__ = ["LogWarning", "list_devices", "parse_nccl_tests", "read_nccl_tests"]
 
 _SUFFIXES = (".log", ".out", ".txt")
 _NAMES = {name.replace("_", ""): name for name in OPERATIONS}  # the programs are called alltoall_perf, sendrecv_perf
@@ -26,6 +26,7 @@ _DTYPES = {
     **dict.fromkeys(("f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), "fp8"),
 }  # fmt: skip
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_GPU = re.compile(r"\bdevice +\d+ +\[[^\]\n]*\] +(\S[^\r\n]*?)\s*$", re.MULTILINE)
 _COLUMNS = tuple("operation ranks nodes dtype redop nbytes seconds algbw busbw in_place file line".split())
 _FIGURES = ("nbytes", "seconds", "algbw", "busbw", "algbw_half", "busbw_half")
 
@@ -153,6 +154,23 @@ def parse_nccl_tests(
     all_reduce_perf or its like print
     """
     return _collect([(file, text)], _Given.check(operation, ranks, nodes), partial)
+
+
+def list_devices(source: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+    """List the devices that logs name.
+
+    Parameters
+    ----------
+    source : str, Path or sequence of them
+        As `read_nccl_tests` takes it.
+
+    Returns
+    -------
+    devices : tuple of str
+        Names as printed, sorted; none where the lists of devices were cut off [-].
+    """
+    texts = (path.read_text(encoding="utf-8", errors="replace") for _, path in _list_logs(source))
+    return tuple(sorted({name for text in texts for name in _GPU.findall(text)}))
 
 
 def _list_logs(source: str | Path | Sequence[str | Path]) -> list[tuple[str, Path]]:
