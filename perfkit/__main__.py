@@ -1,4 +1,4 @@
-"""The command line: doctor, calibrate, predict, check, demo; thin over the functions of the library."""
+"""The command line: doctor, calibrate, predict, shard, check, demo; thin over the functions of the library."""
 
 import argparse
 import sys
@@ -102,6 +102,105 @@ def _predict(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _shard(arguments: argparse.Namespace) -> int:
+    import perfkit as pk
+    from perfkit.campaign import check_target
+
+    for name in ("json", "out"):
+        if getattr(arguments, name):
+            check_target(name, getattr(arguments, name))
+    if arguments.measure:
+        return _measure_plans(arguments)
+    if not (arguments.model or arguments.tables):
+        raise ValueError("model is missing; give --model or --tables, or --measure for a study of drawn models")
+    if arguments.quick:
+        raise ValueError("quick is given; it is for --measure, a search takes --seconds; leave it out")
+    workload, ranks = _tables(arguments), 2 if arguments.ranks is None else arguments.ranks
+    work = 1.0 if arguments.seconds is None else arguments.seconds
+    about: dict[str, Any] = {"memory": arguments.memory}
+    old = pk.price_plan(workload, arguments.platform, pk.Plan.load(arguments.plan), **about) if arguments.plan else None
+    result = pk.shard(workload, arguments.platform, ranks=ranks, seconds=work, seed=arguments.seed, **about)
+    print("\n".join([result.explain(), "", _ranks_as_text(result.prediction)]))
+    if old is not None:
+        print(f"\n{arguments.plan}: {old!r}, {old.time / result.prediction.time:.2f} times as long")
+    if arguments.out:
+        result.plan.save(arguments.out)
+    if arguments.json:
+        _write_search(result, arguments.json)
+    for path in filter(None, (arguments.out, arguments.json)):
+        print(f"written to {path}")
+    return 0
+
+
+def _ranks_as_text(price: Any) -> str:
+    """What every rank does and holds."""
+    from perfkit.units import format_bytes, format_table, format_time
+
+    held = [sum(rank in place.ranks for place in price.plan.placements) for rank in range(price.plan.ranks)]
+    rows: list[tuple[str, ...]] = [("rank", "tables", "lookup", "backward", "update", "memory", "of it")]
+    for row, count in zip(price.table().iter_rows(named=True), held, strict=True):
+        times = [format_time(row[f"{name}_s"]) for name in ("lookup", "backward", "update")]
+        full = format_bytes(float(price.memory[row["rank"]])), f"{row['memory_share']:.1%}"
+        rows.append((str(row["rank"]), str(count), *times, *full))
+    return format_table(rows, numbers=True)
+
+
+def _write_search(result: Any, path: str) -> None:
+    """Plan and figures of a search, for other programs."""
+    import json
+
+    from perfkit.resources import write_text
+
+    data = {
+        "format": 1, "objective": result.objective, "predicted_s": result.prediction.time, "bound_s": result.bound,
+        "gap": result.gap, "interval_s": result.prediction.interval(), "parts_s": dict(result.prediction.parts),
+        "methods": result.compare().to_dicts(), "ranks": result.prediction.table().to_dicts(),
+        "plan": json.loads(result.plan.to_json()),
+    }  # fmt: skip
+    write_text(Path(path), json.dumps(data, indent=1) + "\n")
+
+
+def _tables(arguments: argparse.Namespace) -> Any:
+    """The DLRM or the tables to place."""
+    from perfkit.readers.table_configs import read_tables
+    from perfkit.units import check_choice
+    from perfkit.workloads.dlrm import DLRM, PRESETS
+
+    if arguments.model and arguments.tables:
+        raise ValueError("model and tables are both given; a model has tables of its own; leave one out")
+    if arguments.tables:
+        return read_tables(arguments.tables, batch=arguments.batch, dim=arguments.dim)
+    if arguments.dim is not None:
+        raise ValueError("dim is given; a model knows the width of its tables; leave it out")
+    batch = {} if arguments.batch is None else {"batch": arguments.batch}
+    return DLRM(check_choice("model", arguments.model, PRESETS), **batch)
+
+
+def _measure_plans(arguments: argparse.Namespace) -> int:
+    """Measure placements on this machine: of one model or set of tables, or of the drawn models of the study."""
+    from perfkit.trials.contenders import make_model
+    from perfkit.trials.experiment import measure_trials
+    from perfkit.workloads.dlrm import DLRM
+
+    for name in ("memory", "plan", "out"):
+        if getattr(arguments, name):
+            raise ValueError(
+                f"{name} is given; it is for a search, --measure takes placements of its own; leave it out"
+            )
+    models = None
+    if arguments.model or arguments.tables:
+        found = _tables(arguments)
+        models = {arguments.model or found.name: found if isinstance(found, DLRM) else make_model(found)}
+    given = {key: getattr(arguments, key) for key in ("ranks", "seconds") if getattr(arguments, key) is not None}
+    trials = measure_trials(arguments.platform, models=models, seed=arguments.seed, quick=arguments.quick, **given)
+    if arguments.json:
+        trials.save(arguments.json)
+    print(trials.as_text())
+    if arguments.json:
+        print(f"written to {arguments.json}")
+    return 0
+
+
 def _check(arguments: argparse.Namespace) -> int:
     import perfkit as pk
     from perfkit.campaign import check_target
@@ -162,6 +261,25 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--sequence", type=int, help="tokens of one sequence")
     command.add_argument("--dtype", help="fp32, tf32, bf16, fp16")
     command.add_argument("--ranks", type=int, default=1)
+    text = "Search for a placement of embedding tables, or measure placements on this machine."
+    command = add("shard", _shard, text)
+    command.add_argument("--model", help="preset of a DLRM: dlrm-default, dlrm-ddp, dlrm-mlperf")
+    tables = "CSV, Parquet or JSON file of tables, recorded indices, or a published set such as mlperf-dlrm-dcnv2"
+    command.add_argument("--tables", metavar="FILE", help=tables)
+    command.add_argument("--platform", required=True, help="gallery name or platform file")
+    command.add_argument("--ranks", type=int, help="ranks that hold tables; default 2")
+    command.add_argument("--batch", type=int, help="samples over all ranks")
+    command.add_argument("--dim", type=int, help="columns of tables whose file does not tell")
+    command.add_argument("--memory", type=float, metavar="BYTES", help="memory of a rank; default: that of its device")
+    work = "work on the search, default 1; with --measure: time for each placement and pass, default 1.2"
+    command.add_argument("--seconds", type=float, help=work)
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--plan", metavar="PLAN", help="file of a plan to price beside the one that is found")
+    command.add_argument("--out", metavar="PLAN", help="file for the plan")
+    command.add_argument("--json", metavar="OUT", help="file for all figures; with --measure for all that was measured")
+    measure = "measure what the search and rules of thumb propose; without --model or --tables for 12 drawn models"
+    command.add_argument("--measure", action="store_true", help=measure)
+    command.add_argument("--quick", action="store_true", help="with --measure: two models and a third of the time")
     command = add("check", _check, "Predict random configurations, measure them, and compare.")
     command.add_argument("--platform", required=True, help="platform file of this machine")
     command.add_argument("--seed", type=int, default=0)

@@ -35,6 +35,7 @@ __all__ = [
     "measure_kernels",
     "measure_platform",
     "measure_samples",
+    "open_campaign",
 ]
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -91,8 +92,21 @@ class Campaign:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _open_campaign(*options: object, progress: bool) -> Campaign:
-    """Work folder keyed by machine, versions and options, in the user's cache."""
+def open_campaign(*options: object, progress: bool) -> Campaign:
+    """Open a campaign that continues an unfinished one of the same machine, versions and options.
+
+    Parameters
+    ----------
+    *options : object
+        What tells campaigns apart; as text of JSON.
+    progress : bool
+        Whether to show a bar for each stage.
+
+    Returns
+    -------
+    campaign : Campaign
+        Its folder lies in the user's cache.
+    """
     facts = json.dumps([describe_machine(), list_versions(), options], sort_keys=True, default=str)
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "perfkit" / hashlib.sha256(facts.encode()).hexdigest()[:16]
@@ -295,7 +309,7 @@ def measure_platform(
     """
     check_choice("device", device, ("cpu", "cuda"))
     wanted = _count_ranks(device, ranks)
-    kept = campaign or _open_campaign("calibrate", device, wanted, quick, progress=progress)
+    kept = campaign or open_campaign("calibrate", device, wanted, quick, progress=progress)
     pause = 0.1 if quick else 0.2
     collectives = measure_collectives(kept, device=device, ranks=wanted, seconds=pause) if wanted > 1 else []
     density, seconds = (0.4, 0.015) if quick else (1.0, 0.03)
@@ -408,7 +422,7 @@ def calibrate(
     check_choice("device", device, ("cpu", "cuda"))
     target = check_target("out", out) if out is not None else None
     wanted = _count_ranks(device, ranks)
-    campaign = _open_campaign("calibrate", device, wanted, quick, progress=progress)
+    campaign = open_campaign("calibrate", device, wanted, quick, progress=progress)
     measurements = measure_platform(device=device, ranks=wanted, quick=quick, progress=progress, campaign=campaign)
     late = [row["cpu_share"] < 0.97 for row in measurements["kernels"]]
     preempted = sum(late) / max(len(late), 1)
@@ -465,7 +479,7 @@ def check(
         predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen
     ]  # before anything is measured
     names = [(s.name, dump(s.workload), s.plan and s.plan.owners) for s in chosen]
-    campaign = _open_campaign("check", where.name, seed, names, progress=progress)
+    campaign = open_campaign("check", where.name, seed, names, progress=progress)
     rows = measure_samples(campaign, chosen, device=where.device.kind, seconds=seconds, stage="check", passes=2)
     campaign.close()
     return Comparison.build(where, chosen, predictions, rows, machine=describe_machine(), versions=list_versions())

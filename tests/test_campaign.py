@@ -96,12 +96,12 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
 
 def test_work_folders_are_keyed_by_options_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    one, same = (campaign._open_campaign("calibrate", "cpu", 2, True, progress=False) for _ in range(2))
-    other = campaign._open_campaign("calibrate", "cpu", 2, False, progress=False)
+    one, same = (campaign.open_campaign("calibrate", "cpu", 2, True, progress=False) for _ in range(2))
+    other = campaign.open_campaign("calibrate", "cpu", 2, False, progress=False)
     assert one.folder == same.folder
     assert one.folder != other.folder
     monkeypatch.setattr(campaign, "list_versions", lambda: {"torch": "0.0"})
-    assert campaign._open_campaign("calibrate", "cpu", 2, True, progress=False).folder != one.folder
+    assert campaign.open_campaign("calibrate", "cpu", 2, True, progress=False).folder != one.folder
     assert str(one.folder).startswith(str(tmp_path))
 
 
@@ -227,7 +227,7 @@ def test_a_full_disk_leaves_no_part_of_a_platform(
 ) -> None:
     work, out = Campaign(tmp_path / "work", progress=False), tmp_path / "P.toml"
     work.run("kernels", {"a": lambda: [1]})
-    monkeypatch.setattr(campaign, "_open_campaign", lambda *_, **__: work)
+    monkeypatch.setattr(campaign, "open_campaign", lambda *_, **__: work)
     monkeypatch.setattr(campaign, "measure_platform", lambda **_: {"format": 1, "kernels": []})
     monkeypatch.setattr(campaign, "fit_platform", lambda measurements, name: toy)
     out.write_text("an older platform")
@@ -252,7 +252,7 @@ def test_a_finished_calibration_is_not_taken_for_the_next(
 ) -> None:
     work = Campaign(tmp_path / "work", progress=False)
     work.run("kernels", {"a": lambda: [1]})
-    monkeypatch.setattr(campaign, "_open_campaign", lambda *_, **__: work)
+    monkeypatch.setattr(campaign, "open_campaign", lambda *_, **__: work)
     monkeypatch.setattr(campaign, "measure_platform", lambda **_: {"format": 1, "kernels": []})
     monkeypatch.setattr(campaign, "fit_platform", lambda measurements, name: toy)
     assert calibrate() == toy

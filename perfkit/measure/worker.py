@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from perfkit.measure import collectives, iteration, kernels
+from perfkit.measure import collectives, iteration, kernels, placements
 from perfkit.measure.runner import settle, time_calls
 
 __all__ = ["join_ranks", "main"]
@@ -34,6 +34,11 @@ def measure_iteration(**arguments: Any) -> dict[str, Any]:
     return iteration.time_iteration(**arguments, synchronize=_synchronizer(arguments.get("device", "cpu")))
 
 
+def measure_placements(**arguments: Any) -> list[Any]:
+    """Time iterations of one workload under several placements of its tables, in turns."""
+    return placements.time_placements(**arguments, synchronize=_synchronizer(arguments.get("device", "cpu")))
+
+
 def measure_collectives(**arguments: Any) -> list[Any]:
     """Time collectives over all ranks."""
     return collectives.time_collectives(**arguments, progress=_progress)
@@ -43,6 +48,7 @@ TASKS: dict[str, Callable[..., Any]] = {
     "kernels": measure_kernels,
     "iteration": measure_iteration,
     "collectives": measure_collectives,
+    "placements": measure_placements,
 }
 
 
