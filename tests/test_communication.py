@@ -283,6 +283,15 @@ def test_scalars_and_arrays_agree(nbytes: float, operation: str, ranks: int) -> 
     assert many.time == pytest.approx([float(one.time)] * 2, rel=1e-12)
 
 
+def test_shares_between_nodes_shorter_than_all_measured_are_less_sure() -> None:
+    late = {key: replace(fit, ranges={"nbytes": (2.0**25, 2.0**34)}) for key, fit in RAILS.items()}
+    sizes = 2.0 ** np.array([20.0, 25.0, 28.0, 30.0])  # a rail carries an eighth
+    found = price("all_reduce", sizes, fits=INSIDE | late)
+    assert np.all(np.diff(found.spread) <= 0) and found.spread[0] > 0.9 and found.spread[-1] < 0.2
+    ring = price("all_gather", sizes[:1], fits=INSIDE | late)
+    assert ring.spread[0] > 0.2 and any("outside the fitted range" in note for note in ring.notes)
+
+
 # A real cluster: 8 H100 in a node, one in each of 10 nodes, and all 80.
 
 

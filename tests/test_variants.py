@@ -82,6 +82,8 @@ def test_nodes_without_a_known_link_take_the_adapters_of_the_datasheet() -> None
     link = alone.with_nodes(2).network.links["inter"]
     assert link.bandwidth == read_datasheet("h100-sxm").links["NIC"] and link.latency.kind == "assumed"
     assert "network adapters of the datasheet" in survives(alone.with_nodes(2)).provenance["changes"]
+    cluster = load_platform("h100-sxm-8x8").network.links["inter"].latency
+    assert link.latency.value == cluster.value, "HOP quotes the cluster of the gallery"
     assert "inter" not in alone.with_nodes(1).network.links
     unknown = replace(alone, device=replace(alone.device, name="NVIDIA H300"))
     with pytest.raises(ValueError, match=r"h100-sxm-8' knows nothing between nodes; add a link first.*with_link"):
