@@ -191,17 +191,27 @@ def every_time(problem: Problem, board: Board) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("objective", ["iteration", "additive"])
-def test_the_best_of_all_plans_is_found_and_not_below_the_bound(seed: int, objective: str) -> None:
-    tables = TableSet(draw_tables(5, seed=seed), batch=8192, embedding="fused")
-    capacity = 0.75 * tables.nbytes + 1e8  # not all on one rank
+@pytest.mark.parametrize(
+    ("objective", "forbid"), [("iteration", ()), ("iteration", ("data_parallel", "row_wise")), ("additive", ())]
+)
+def test_the_best_of_all_plans_is_found_and_not_below_the_bound(
+    seed: int, objective: str, forbid: tuple[str, ...]
+) -> None:
+    tables = TableSet(draw_tables(5, seed=seed), batch=131072, embedding="fused")
+    alone = price_plan(tables, "h100-sxm-8", Plan(2, (0,) * 5))
+    capacity = 0.7 * float(alone.memory.max()) + alone.reserved  # not all on one rank
     problem = set_up(tables, "h100-sxm-8", 2, memory=capacity, objective=objective)
     options = list_options(
-        problem.rates, lambda t, k: k in problem.kinds, problem.capacity, additive=objective == "additive"
+        problem.rates,
+        lambda t, k: k in problem.kinds and k not in forbid,
+        problem.capacity,
+        additive=objective == "additive",
     )
     board = Board(problem.objective, options, Rules(2, 2, problem.capacity, {}))
     times = every_time(problem, board)
-    result = shard(tables, "h100-sxm-8", ranks=2, memory=capacity, objective=objective, seconds=0.3, seed=seed)
+    result = shard(
+        tables, "h100-sxm-8", ranks=2, memory=capacity, objective=objective, seconds=0.3, seed=seed, forbid=forbid
+    )
     assert result.bound <= min(times) * (1 + 1e-9)
     assert min(times) * (1 - 1e-9) <= result.prediction.time < min(times) * 1.01
 

@@ -118,17 +118,20 @@ class Objective:
         average = self.loads(np.array([option.total(ranks) for option in flat])) / ranks
         sizes = {name: np.array([getattr(o, name) for o in flat]) for name in ("rows", "gradients")}
         shared = self._average(average, sizes, starts)
-        best = max(min(time for time, _ in shared), self._largest(flat, sizes, starts))
+        best = max(min(time for time, _ in shared), self._largest(flat, average, sizes, starts))
         host = float(np.minimum.reduceat(average[:, _HOST], starts).sum())
         return max(best, self.correction * (self.host + host)), [choice for _, choice in sorted(shared)]
 
-    def _largest(self, flat: Sequence[Option], sizes: Mapping[str, Array], starts: np.ndarray) -> float:
-        """Time of an iteration that has only the worst of the tables in it, placed in its best way."""
+    def _largest(
+        self, flat: Sequence[Option], average: Array, sizes: Mapping[str, Array], starts: np.ndarray
+    ) -> float:
+        """Time with the worst of the tables in its best way, the others divided so as to spare each resource."""
         own = np.array([
             np.max([self.loads(o.everywhere + o.hot), *(self.loads(o.everywhere + s) for s in o.shards)], axis=0)
             for o in flat
         ])  # fmt: skip
-        return float(np.minimum.reduceat(self.time(own, **sizes), starts).max())
+        spared = np.minimum.reduceat(average, starts).sum(axis=0)
+        return float(np.minimum.reduceat(self.time(np.maximum(own, spared), **sizes), starts).max())
 
     def _average(self, average: Array, sizes: Mapping[str, Array], starts: np.ndarray) -> list[tuple[float, list[int]]]:
         """Time of an iteration if every table could be divided at will, with and without each way of reducing."""
