@@ -356,6 +356,7 @@ INFEASIBLE: list[tuple[dict[str, Any], str]] = [
     ({"forbid": KINDS}, "no kind is left for 'table 0'"),
     ({"pin": {4: 0}, "forbid": {4: "table_wise"}}, "no kind is left for 'table 4': what is pinned"),
     ({"memory": 1e7}, "memory: nothing is left for tables"),
+    ({"memory": 80}, "memory: nothing is left for tables, of the 80 B of a rank, .*; memory is in bytes"),
     ({"memory": 1e8}, "memory: .* on one rank; of the 100 MB of a rank, .* ranks would do"),
     ({"memory": 2e8}, "memory: all tables together need .* 8 ranks hold .* ranks would do; the largest are"),
     ({"memory": 1.5e9, "pin": dict.fromkeys(range(36), 2)}, "are pinned to rank 2 and need .* pin fewer there"),

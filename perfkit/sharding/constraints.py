@@ -219,7 +219,8 @@ def check_memory(
     whole = format_bytes(capacity + reserved)
     rest = f"of the {whole} of a rank, {format_bytes(max(reserved, 0.0))} are taken by everything else"
     if capacity <= 0:
-        raise InfeasibleError(f"memory: nothing is left for tables, {rest}; take a smaller batch or more memory")
+        advice = "memory is in bytes" if capacity + reserved < 1e6 else "take a smaller batch or more memory"
+        raise InfeasibleError(f"memory: nothing is left for tables, {rest}; {advice}")
 
     def memory(costs: np.ndarray) -> float:
         return float(objective.loads(costs)[-1])

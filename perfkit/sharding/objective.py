@@ -43,8 +43,9 @@ class Objective:
 
     Lookup and update f and backward b of the slowest rank, messages m one after another, host h. Every collective is
     waited for at once, as `perfkit.predict` has it; an exchange takes as long as that of the fullest rank. For plans of
-    whole tables on one node the time is within a few percent of `perfkit.predict`; not so for a DLRM in the
-    ``reference`` loop with large batches, whose host waits for the device inside the iteration.
+    whole tables the time is within a few percent of `perfkit.predict`; not so for a DLRM in the ``reference`` loop with
+    large batches, whose host waits for the device inside the iteration, nor for a host-bound one of which most ranks
+    hold no table, as what each rank that sends adds to the host is taken as for tables dealt out to all.
     """
 
     kind: str
@@ -122,9 +123,7 @@ class Objective:
         host = float(np.minimum.reduceat(average[:, _HOST], starts).sum())
         return max(best, self.correction * (self.host + host)), [choice for _, choice in sorted(shared)]
 
-    def _largest(
-        self, flat: Sequence[Option], average: Array, sizes: Mapping[str, Array], starts: np.ndarray
-    ) -> float:
+    def _largest(self, flat: Sequence[Option], average: Array, sizes: Mapping[str, Array], starts: np.ndarray) -> float:
         """Time with the worst of the tables in its best way, the others divided so as to spare each resource."""
         own = np.array([
             np.max([self.loads(o.everywhere + o.hot), *(self.loads(o.everywhere + s) for s in o.shards)], axis=0)
