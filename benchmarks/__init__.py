@@ -16,4 +16,4 @@ def save_rows(path: Path | None, rows: Sequence[Mapping[str, Any]], **more: Any)
     """Write the rows of a table with their day, machine and versions; without a path, nothing."""
     if path is not None:
         facts = {"date": date.today().isoformat(), "machine": describe_machine(), "versions": list_versions()}
-        write_text(path, json.dumps({"format": 1, **facts, **more, "rows": rows}, indent=1) + "\n")
+        write_text(path, json.dumps({"format": 1, **facts, **more, "records": rows}, indent=1) + "\n")

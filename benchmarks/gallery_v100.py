@@ -169,8 +169,8 @@ def _fit_share(shares: Sequence[float], moves: Fit) -> Fit:
     reached, off = min(float(np.exp(logs.mean())), 1.0), float(np.abs(np.expm1(logs - logs.mean())).max())
     few = f"{len(shares)} kernel{'s' * (len(shares) > 1)}" + (f", each {off:.0%} from their mean" if off else "")
     return Fit(
-        "roofline", {**moves, "memory_efficiency": reached}, spread=max(off, 0.2), n=len(shares), source=_TRACE,
-        date=DATE, units=moves.units, notes=(few,),
+        "roofline", {**moves, "memory_efficiency": reached}, spread=max(off, 0.2), n=len(shares), kind="measured",
+        source=_TRACE, date=DATE, units=moves.units, notes=(f"{few}: too few for a standard error or a range",),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -33,6 +34,7 @@ from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.platform import Platform
 from perfkit.prediction.result import predict
 from perfkit.prediction.simulation import Host, RankTimes, simulate
+from perfkit.readers.kernel_database import find_database, read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl_tests import parse_nccl_tests
 from perfkit.resources import find_reference
 from perfkit.units import check_positive, format_table, format_time
@@ -84,6 +86,12 @@ def _log(rows: int) -> str:
     return "\n".join([*lines, "# Avg bus bandwidth : 100"])
 
 
+def _read_system() -> None:
+    """All that a platform is fitted to."""
+    for read in (read_collectives, read_gemms, read_attention, read_casts):
+        read("h100_sxm")
+
+
 def _compose(nbytes: np.ndarray) -> Any:
     """Two stages inside nodes of 8 and one between 8 of them."""
     curve = Fit("two_branch", {"alpha1": 1e-5, "beta1": 6e-12, "alpha2": 3e-5, "beta2": 3e-12})
@@ -118,6 +126,9 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
         Job("simulate 8 ranks of 10,000 operations", repeat(lambda: simulate([rank] * 8, np.full(99, 1e-5), Host()))),
     ]  # fmt: skip
     jobs.append(Job("read a log of 1,000 rows", repeat(partial(parse_nccl_tests, _log(1000))), bar=0.05))
+    with suppress(FileNotFoundError):
+        find_database()
+        jobs.append(Job("read one system of the kernel database", repeat(_read_system), bar=3.0, slow=True))
     if measurements is not None:
         jobs.append(Job("fit a platform", repeat(partial(fit_platform, measurements)), slow=True))
     return jobs

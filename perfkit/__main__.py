@@ -96,9 +96,12 @@ def _workload(arguments: argparse.Namespace) -> Any:
 
 def _predict(arguments: argparse.Namespace) -> int:
     import perfkit as pk
+    from perfkit.estimates import ExtrapolationWarning
 
     workload = _workload(arguments)
-    print(pk.predict(workload, arguments.platform, ranks=arguments.ranks).explain())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)  # what it would say is a part of the explanation
+        print(pk.predict(workload, arguments.platform, ranks=arguments.ranks).explain())
     return 0
 
 

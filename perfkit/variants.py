@@ -91,14 +91,15 @@ class Variants:
         (32, 50000000000.0)
         """
         nodes, before = check_positive("nodes", nodes, integer=True), self.network.nodes
-        links, change = self.network.links, f"{nodes} nodes instead of {before}"
+        links, change, adapters = self.network.links, f"{nodes} nodes instead of {before}", ""
         if nodes > 1 and "inter" not in links and not any(split_key(key)[2] == "rail" for key in self.collectives):
             links = {**links, "inter": _find_adapter(self)}
             change += ", linked by the network adapters of the datasheet"
+            adapters = " by datasheet"  # a platform of the gallery with this name may know its links better
         gallery = re.fullmatch(rf"([^\s,]*-\d+?)(?:x{before})?", self.name)
         stem = gallery[1] if gallery else self.name.removesuffix(f", {before} nodes")
         suffix = "" if nodes == 1 else f"x{nodes}" if gallery else f", {nodes} nodes"
-        return _derive(self, stem + suffix, change, network=replace(self.network, nodes=nodes, links=links))
+        return _derive(self, stem + suffix + adapters, change, network=replace(self.network, nodes=nodes, links=links))
 
     def with_datasheet(self: M, other: "M | Datasheet | Device | str") -> M:
         """Take another device: keep what was fitted as shares of a datasheet's numbers, and swap those numbers.

@@ -119,7 +119,7 @@ def test_saved_parts_make_a_table(checks: list[Path], tmp_path: Path, capsys: py
     out = tmp_path / "table.json"
     assert accuracy.main(["--from", *map(str, checks), "--json", str(out)]) == 0
     assert "geomean 10 / mean 12 / p95 30   NO" in capsys.readouterr().out
-    assert [row["quantity"] for row in json.loads(out.read_text())["rows"]][-1] == "inside the 80 % interval"
+    assert [row["quantity"] for row in json.loads(out.read_text())["records"]][-1] == "inside the 80 % interval"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_learning_from_nothing_and_from_something(
     monkeypatch.setattr(learning.learn, "__kwdefaults__", {"counts": (0,), "draws": 1})
     words = [str(tmp_path / "raw.json"), "--check", *map(str, checks), "--json", str(tmp_path / "out.json")]
     assert learning.main(words) == 0
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "out.json").read_text())["records"]
     assert [(row["family"], row["iterations"]) for row in rows if row["family"] in ("dlrm", "all")] == [
         ("dlrm", 0), ("dlrm", 4), ("all", 0), ("all", 4),
     ]  # fmt: skip

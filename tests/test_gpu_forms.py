@@ -54,7 +54,7 @@ def test_bars_hold_and_records_are_complete(
     out = tmp_path / "records.json"
     assert gpu_forms.main(["--systems", POOLED.replace("+", ","), "--json", str(out)]) == 0
     text = capsys.readouterr().out
-    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    rows = json.loads(out.read_text(encoding="utf-8"))["records"]
     assert all(set(KEYS) <= set(row) for row in rows)
     met = {(row["system"], row["quantity"], row["split"]) for row in rows if gpu_bars.is_met(row)}
     assert met == {key for key in BARS if key[0] == POOLED}

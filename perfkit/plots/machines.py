@@ -191,6 +191,7 @@ def _curves(
 ) -> alt.HConcatChart:
     """Time, and the rate that is computed from it, over bytes: a dot with quartiles per measurement, a line per fit."""
     rows, (field, compute) = [*measured, *fitted], rate
+    ranged = any(row.get("q1_s") for row in measured)
     for row in rows:
         row["q1_s"], row["q3_s"] = row.get("q1_s") or row["time_s"], row.get("q3_s") or row["time_s"]
         for time, name in (("time_s", field), ("q1_s", f"{field}_high"), ("q3_s", f"{field}_low")):
@@ -211,7 +212,8 @@ def _curves(
         shown = tips("series", "group", **{"nbytes": ".3s", name: ".3s"})
         dots = marks.mark_point(size=30, filled=True, opacity=0.9).encode(y=y, shape=looks["shape"], tooltip=shown)
         panels.append(layer(lines, *([bars, dots] if measured else [])).properties(width=310, height=280))
-    heading = alt.Title(title, subtitle="dots and bars: measured, with quartiles; lines: fitted")
+    dots_mean = "" if not measured else "dots and bars: measured, with quartiles; " if ranged else "dots: measured; "
+    heading = alt.Title(title, subtitle=f"{dots_mean}lines: modelled")
     return alt.hconcat(*panels, title=heading, spacing=36)
 
 

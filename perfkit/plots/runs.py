@@ -87,7 +87,8 @@ def predicted_vs_measured(runs: Frame, *, title: str = "Predicted and measured i
         fillOpacity=alt.condition("datum.flagged", alt.value(0), alt.value(1)),
         tooltip=tips("name", "bottleneck", predicted_s=".3s", measured_s=".3s", error="+.1%"),
     )
-    legend = "dashed: equal; band: within 10%; hollow: the two halves of the measurement disagreed"
+    flagged = "; hollow: the two halves of the measurement disagreed" if any(row["flagged"] for row in rows) else ""
+    legend = f"dashed: equal; band: within 10%{flagged}"
     heading = alt.Title(title, subtitle=[_subtitle(rows), legend])
     return layer(band, diagonal, intervals, quartiles, points).properties(width=420, height=420, title=heading)
 

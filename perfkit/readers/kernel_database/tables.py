@@ -91,10 +91,20 @@ def list_tables(system: str | None = None, *, root: str | Path | None = None) ->
     import polars as pl
 
     folder = find_database(root)
-    found = sorted((path for depth in _DEPTHS for path in folder.glob(depth)), key=str, reverse=True)
+    if any(place.name == system for place in folder.iterdir()) and (own := _list_files(folder, str(system))):
+        return pl.DataFrame(own)
+    tables = pl.DataFrame(_list_files(folder, "*"))
+    if system is not None:
+        check_choice("system", system, tables["system"].unique(maintain_order=True))
+    return tables
+
+
+def _list_files(folder: Path, system: str) -> list[dict[str, Any]]:
+    """Facts of the files of one system, or of all where it is a star."""
+    found = sorted((path for depth in _DEPTHS for path in folder.glob(depth.replace("*", system, 1))), key=str)
     # Of two files that differ in their ending only, the parquet one counts: upgrades in place leave the text behind.
-    files = {path.with_suffix(""): path for path in found if path.suffix in (".parquet", ".txt")}
-    rows = [
+    files = {path.with_suffix(""): path for path in reversed(found) if path.suffix in (".parquet", ".txt")}
+    return [
         {
             "system": path.relative_to(folder).parts[0],
             "table": path.stem.removesuffix("_perf"),
@@ -105,11 +115,6 @@ def list_tables(system: str | None = None, *, root: str | Path | None = None) ->
         }
         for path in reversed(files.values())
     ]
-    tables = pl.DataFrame(rows)
-    if system is None:
-        return tables
-    check_choice("system", system, tables["system"].unique(maintain_order=True))
-    return tables.filter(pl.col("system") == system)
 
 
 def read_table(
