@@ -2,6 +2,7 @@
 
 from perfkit.plots.canvas import INK, PALETTE, Chart, Frame, Row, use_svg
 from perfkit.plots.machines import collective_curves, kernel_curves, platform_ratios, roofline_chart
+from perfkit.plots.plans import plan_bars
 from perfkit.plots.runs import (
     breakdown_bars,
     calibration_learning,
@@ -21,6 +22,7 @@ __all__ = [
     "collective_curves",
     "error_bars_by_class",
     "kernel_curves",
+    "plan_bars",
     "platform_ratios",
     "predicted_vs_measured",
     "roofline_chart",

@@ -19,8 +19,10 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import name_tables
 
 if TYPE_CHECKING:
+    import altair
     import polars
 
+    from perfkit.sharding.moves import Move
     from perfkit.sharding.robustness import Robustness
 
 __all__ = ["PlanPrice", "ShardingResult", "price_options", "spread_costs"]
@@ -80,6 +82,8 @@ class PlanPrice:
     capacity: float = field(repr=False)
     reserved: float = field(repr=False)
     spread: float = field(repr=False)
+    _problem: Problem = field(repr=False)
+    _options: Sequence[Option] = field(repr=False)
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that holds the measured time in a share of cases.
@@ -137,6 +141,41 @@ class PlanPrice:
         data |= {name + units[name]: self.costs[:, place] for place, name in enumerate(COLUMNS)}
         return polars.DataFrame(data | {"memory_share": self.memory / self.capacity})
 
+    def next_move(self) -> "Move | None":
+        """The move of one shard that helps most; None where none does.
+
+        Returns
+        -------
+        move : Move or None
+            Table, ranks and the time after it; constraints that a search was given are not known here.
+        """
+        from perfkit.sharding.moves import find_move
+
+        return find_move(self._problem, self._options, self.plan, self._problem.objective.loads(self.costs))
+
+    def chart(self) -> "altair.HConcatChart":
+        """Seconds and memory of every rank, the slowest and the fullest one marked, and the next best move.
+
+        Returns
+        -------
+        chart : altair.HConcatChart
+            Ready to be shown or saved.
+        """
+        import polars
+
+        from perfkit import plots
+
+        frame, scale = self.table(), self._problem.objective.correction
+        own = [polars.col(f"{name}_s") * scale for name in SECONDS[:-1]]
+        shared = {key: value for key, value in self.parts.items() if key not in SECONDS}
+        other = shared.pop("everything else", 0.0)
+        shared = {"messages": sum(shared.values()), "everything else": other}
+        memory = [polars.col(f"{name}_bytes") for name in MEMORY]
+        frame = frame.select("rank", *own, *(polars.lit(v).alias(f"{k}_s") for k, v in shared.items()), *memory)
+        move = self.next_move()
+        notes = [self.bottleneck, f"next best move: {move}" if move else "no move of a single shard makes it shorter"]
+        return plots.plan_bars(frame, time=self.time, capacity=self.capacity, notes=notes)
+
     def __repr__(self) -> str:
         low, high = self.interval()
         full = f"memory {format_bytes(float(self.memory.max()))} of {format_bytes(self.capacity)}"
@@ -170,7 +209,9 @@ def price_options(problem: Problem, options: Sequence[Option], plan: Plan) -> Pl
     time = float(objective.time(peaks, **reduced))
     parts = objective.parts(loads, costs, reduced)
     sizes = {name: float(peaks[list(RESOURCES).index(name)]) for name in ("pooled", "partial", "indices")} | reduced
-    return PlanPrice(plan, time, parts, costs, sizes, problem.capacity, problem.reserved, problem.spread(parts))
+    return PlanPrice(
+        plan, time, parts, costs, sizes, problem.capacity, problem.reserved, problem.spread(parts), problem, options
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +324,16 @@ class ShardingResult:
                 "memory_bytes": float(sum(total[column(c)] for c in MEMORY)),
             })  # fmt: skip
         return polars.DataFrame(rows)
+
+    def chart(self) -> "altair.HConcatChart":
+        """What every rank does and holds under the plan, see `PlanPrice.chart`.
+
+        Returns
+        -------
+        chart : altair.HConcatChart
+            Ready to be shown or saved.
+        """
+        return self.prediction.chart()
 
     def compare(self) -> "polars.DataFrame":
         """The plan beside the rules of thumb.
