@@ -21,6 +21,10 @@ def _long(rows: list[Row], ending: str) -> tuple[list[Row], list[str]]:
     return long, names
 
 
+def _sum(row: Row, ending: str) -> float:
+    return sum(value or 0.0 for key, value in row.items() if key.endswith(ending))
+
+
 def _panel(rows: list[Row], ending: str, limit: float | None, texts: tuple[str, str, str]) -> alt.LayerChart:
     """Stacked bars of one unit; the rank with the longest bar is marked, and so is a limit within reach."""
     unit, title, mark = texts
@@ -84,7 +88,7 @@ def plan_bars(
     title : str, optional
         Heading.
     ranks : int, optional
-        Ranks drawn, those with most to do [-].
+        Ranks drawn, those with most to do and the fullest one; at least two [-].
 
     Returns
     -------
@@ -92,10 +96,13 @@ def plan_bars(
         Time on the left, memory on the right.
     """
     rows = read_rows(frame)
-    busy = sorted(rows, key=lambda row: -sum(v or 0 for k, v in row.items() if k.endswith("_s")))[:ranks]
+    fullest = max(rows, key=lambda row: _sum(row, "_bytes"), default=None)
+    busy = sorted(rows, key=lambda row: (-_sum(row, "_s"), row is not fullest))[: max(2, ranks)]
+    if fullest is not None and all(row is not fullest for row in busy):
+        busy[-1] = fullest
     lines = [notes] if isinstance(notes, str) else list(notes)
     if len(rows) > len(busy):
-        lines.append(f"the {len(busy)} busiest of {len(rows)} ranks")
+        lines.append(f"{len(busy)} of {len(rows)} ranks: the busiest, and the fullest")
     busy.sort(key=lambda row: row["rank"])
     whole = f"; dashed: iteration, {format_time(time)}" if time else ""
     room = f"; a rank has {format_bytes(capacity)}" if capacity else ""
