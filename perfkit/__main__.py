@@ -234,16 +234,11 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="perfkit", description="How long will one training iteration take, and what limits it?")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+_Run = Callable[[argparse.Namespace], int]
+_Add = Callable[[str, _Run, str], argparse.ArgumentParser]
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(run=run)
-        return command
 
-    add("doctor", _doctor, "Is this machine fit for a calibration? Exit code 1 where something would spoil it.")
+def _add_calibrate(add: _Add) -> None:
     text = "Measure this machine, or fit what others have measured, and write a platform file."
     command = add("calibrate", _calibrate, text)
     command.add_argument("--out", required=True, metavar="P.toml", help="platform file to write")
@@ -257,13 +252,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--from-kernel-database", metavar="SYSTEM", help=database)
     base = "gallery name or platform file that gives what is not fitted; default: the gallery's node of the system"
     command.add_argument("--base", metavar="NAME", help=base)
-    command = add("predict", _predict, "Predict one training iteration.")
-    command.add_argument("--model", required=True, help="preset: dlrm-default, dlrm-mlperf, bert-base, gpt2, ...")
-    command.add_argument("--platform", required=True, help="gallery name or platform file")
-    command.add_argument("--batch", type=int, help="samples or sequences over all ranks")
-    command.add_argument("--sequence", type=int, help="tokens of one sequence")
-    command.add_argument("--dtype", help="fp32, tf32, bf16, fp16")
-    command.add_argument("--ranks", type=int, default=1)
+
+
+def _add_shard(add: _Add) -> None:
     text = "Search for a placement of embedding tables, or measure placements on this machine."
     command = add("shard", _shard, text)
     command.add_argument("--model", help="preset of a DLRM: dlrm-default, dlrm-ddp, dlrm-mlperf")
@@ -283,6 +274,27 @@ def _parser() -> argparse.ArgumentParser:
     measure = "measure what the search and rules of thumb propose; without --model or --tables for 12 drawn models"
     command.add_argument("--measure", action="store_true", help=measure)
     command.add_argument("--quick", action="store_true", help="with --measure: two models and a third of the time")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="perfkit", description="How long will one training iteration take, and what limits it?")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    def add(name: str, run: _Run, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        return command
+
+    add("doctor", _doctor, "Is this machine fit for a calibration? Exit code 1 where something would spoil it.")
+    _add_calibrate(add)
+    command = add("predict", _predict, "Predict one training iteration.")
+    command.add_argument("--model", required=True, help="preset: dlrm-default, dlrm-mlperf, bert-base, gpt2, ...")
+    command.add_argument("--platform", required=True, help="gallery name or platform file")
+    command.add_argument("--batch", type=int, help="samples or sequences over all ranks")
+    command.add_argument("--sequence", type=int, help="tokens of one sequence")
+    command.add_argument("--dtype", help="fp32, tf32, bf16, fp16")
+    command.add_argument("--ranks", type=int, default=1)
+    _add_shard(add)
     command = add("check", _check, "Predict random configurations, measure them, and compare.")
     command.add_argument("--platform", required=True, help="platform file of this machine")
     command.add_argument("--seed", type=int, default=0)

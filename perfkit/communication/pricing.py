@@ -32,8 +32,9 @@ ACROSS_NODES = {
     "all_to_all": "flat",
     "send_recv": "rail",
 }
-#: Spread of compositions of measured parts (80 H100: rings within 22 % from 32 MiB to 16 GiB, two levels within 10 %
-#: from 256 MiB), and of a single pair of ranks, whose path may cross rails (39 % slower there).
+#: Spread of compositions of measured parts (80 H100: two levels within 13 % from 256 MiB, rings within 12 % from
+#: 512 MiB, but 22 % too fast at 256 MiB and up to 41 % too slow below), and of a single pair of ranks, whose path may
+#: cross rails (39 % slower there).
 COMPOSED, PAIR = 0.15, 0.4
 #: Spread of start-up and transfer that only a datasheet or a textbook tells: all_reduce on two nodes of A100 on EFA
 #: takes twice the time when small and 14 % more when large.

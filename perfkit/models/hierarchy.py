@@ -160,8 +160,8 @@ def ring_across_nodes(
     s are the steps and f the bus factor of the operation; of the traffic of a rank, g - 1 hops in g stay in the node.
     The start-up grows with all ranks: on 80 H100 it is 0.6 ms, which is nearly all of an all_gather up to 128 MiB.
     There, with links and hop fitted on one node and on one rank each of 10, all_gather and reduce_scatter come out
-    within 9 % from 512 MiB on and within 20 % below; the largest error is at 256 MiB, where the library changes
-    protocol and takes 20 % longer.
+    within 12 % from 512 MiB on. At 256 MiB, where the library changes protocol, they are up to 22 % too fast, and below
+    up to 41 % too slow.
 
     References
     ----------

@@ -1,12 +1,18 @@
-"""What the host does around kernels: the gaps T1 to T5 of every operation of a graph, from the platform's overheads."""
+"""What the host does around kernels: its clock, the gaps T1 to T5 of every operation, and how sure they are."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from perfkit.fitting import Fit
 from perfkit.platform import Platform
+from perfkit.prediction.simulation import Host, RankTimes, simulate
 from perfkit.units import Array
 from perfkit.workloads.graph import Graph
 
-__all__ = ["find_doubt", "price_host"]
+__all__ = ["find_doubt", "make_host", "price_host", "find_host_spread", "time_rank"]
 
 #: Relative doubt of an overhead that states no standard error, by what it rests on [-].
 _DOUBT = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.1, "measured": 0.1}
@@ -77,3 +83,81 @@ def find_doubt(platform: Platform) -> float:
     pairs = [(q.value, q.stderr if q.stderr is not None else _DOUBT[q.kind] * q.value) for q in platform.host.values()]
     total = sum(value for value, _ in pairs)
     return sum(error for _, error in pairs) / total if total else _DOUBT["assumed"]
+
+
+def make_host(platform: Platform, whole: Fit | None) -> Host:
+    """Make the host clock: from real iterations where there are any, else with the launch time of the platform.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where it runs.
+    whole : Fit or None
+        Fit of whole iterations, see `perfkit.prediction.cost.find_iteration`.
+
+    Returns
+    -------
+    host : Host
+        The clock.
+    """
+    asynchronous = platform.device.kind != "cpu"
+    if whole is not None and "per_operation" in whole:
+        return Host(whole["per_operation"], 0.0, asynchronous)
+    return Host(0.0, platform.host["launch"].value if "launch" in platform.host else 0.0, asynchronous)
+
+
+def time_rank(graph: Graph, seconds: Array, platform: Platform, whole: Fit | None) -> RankTimes:
+    """Put the host time of every operation beside its own.
+
+    Parameters
+    ----------
+    graph : Graph
+        One rank's iteration.
+    seconds : array
+        Time of each operation [s].
+    platform : Platform
+        Where it runs.
+    whole : Fit or None
+        Fit of whole iterations, see `perfkit.prediction.cost.find_iteration`.
+
+    Returns
+    -------
+    times : RankTimes
+        What the rank executes.
+    """
+    if whole is not None and "per_operation" in whole:
+        first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
+    else:
+        first, more = price_host(graph, platform)
+    return RankTimes(seconds, first, graph.collectives, graph.transfers, graph.column("launches"), more)
+
+
+def find_host_spread(platform: Platform, times: Sequence[RankTimes], durations: Array) -> float:
+    """Spread that the doubt of the host overheads gives the period: little where the host runs ahead of its device.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where it runs, never calibrated with whole iterations.
+    times : sequence of RankTimes
+        What each rank executes.
+    durations : array
+        Time of each collective [s].
+
+    Returns
+    -------
+    spread : float
+        Standard deviation of the logarithm of the period [-].
+    """
+    doubt, host = find_doubt(platform), make_host(platform, None)
+
+    def run(factor: float) -> float:
+        scaled = [
+            replace(
+                rank, overhead=factor * rank.overhead, spacing=None if rank.spacing is None else factor * rank.spacing
+            )
+            for rank in times
+        ]
+        return simulate(scaled, durations, replace(host, launch=factor * host.launch)).period
+
+    return math.log(run(1 + doubt) / run(1 / (1 + doubt))) / 2

@@ -4,7 +4,7 @@ import html
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from perfkit.gallery import load_platform
 from perfkit.models.kernels import in_context
 from perfkit.platform import ExtrapolationWarning, Platform
 from perfkit.prediction.cost import Costs, find_iteration, price
-from perfkit.prediction.host import find_doubt, price_host
-from perfkit.prediction.simulation import Host, RankTimes, Timeline, simulate
+from perfkit.prediction.host import find_host_spread, make_host, time_rank
+from perfkit.prediction.simulation import RankTimes, Timeline, simulate
 from perfkit.units import Array, check_choice, check_positive, format_time
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
@@ -305,10 +305,10 @@ def predict(
     graphs = graphs[:1] if alike else graphs
     costs = [price(graph, where, dtype=workload.dtype) for graph in graphs]
     whole = find_iteration(where, workload.family, ranks)
-    scale, host = (whole["scale"] if whole else 1.0), _host(where, whole)
+    scale, host = (whole["scale"] if whole else 1.0), make_host(where, whole)
     durations, notes = _collective_times(graphs[0], where, ranks)
     durations = scale * durations + (whole.get("per_collective", 0.0) if whole and ranks > 1 else 0.0)
-    times = [_rank_times(graph, scale * c.seconds, where, whole) for graph, c in zip(graphs, costs, strict=True)]
+    times = [time_rank(graph, scale * c.seconds, where, whole) for graph, c in zip(graphs, costs, strict=True)]
     timeline = simulate(times, durations, host)
     busy = [float(t.seconds.sum()) for t in times]
     slowest = int(np.argmax(busy))
@@ -324,23 +324,6 @@ def predict(
         serial=busy[slowest] + float(durations.sum()) + hosts, latency=timeline.latency,
         unmodelled=costs[slowest].unmodelled, warnings=notes, _timeline=timeline, _graphs=graphs,
     )  # fmt: skip
-
-
-def _host(platform: Platform, whole: Fit | None) -> Host:
-    """Host clock: from real iterations where there are any, else with the published launch time of the platform."""
-    asynchronous = platform.device.kind != "cpu"
-    if whole is not None and "per_operation" in whole:
-        return Host(whole["per_operation"], 0.0, asynchronous)
-    return Host(0.0, platform.host["launch"].value if "launch" in platform.host else 0.0, asynchronous)
-
-
-def _rank_times(graph: Graph, seconds: Array, platform: Platform, whole: Fit | None) -> RankTimes:
-    """What one rank executes, with the host time of every operation."""
-    if whole is not None and "per_operation" in whole:
-        first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
-    else:
-        first, more = price_host(graph, platform)
-    return RankTimes(seconds, first, graph.collectives, graph.transfers, graph.column("launches"), more)
 
 
 def _collective_times(graph: Graph, platform: Platform, ranks: int) -> tuple[Array, tuple[str, ...]]:
@@ -397,21 +380,4 @@ def _spread(
     own = float(errors[costs.assumed].sum() ** 2 + (each**2).sum())
     waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
     alone = 0.0 if platform.context else _CONTEXT * min(float(slowest.seconds.sum()) / period, 1.0)
-    return math.hypot(math.sqrt(own), 0.3 * waits / period, alone, _doubt_host(platform, times, durations))
-
-
-def _doubt_host(platform: Platform, times: Sequence[RankTimes], durations: Array) -> float:
-    """What the doubt of the host overheads does to the period: little where the host runs ahead of its device."""
-    doubt, asynchronous = find_doubt(platform), platform.device.kind != "cpu"
-    launch = platform.host["launch"].value if "launch" in platform.host else 0.0
-
-    def run(factor: float) -> float:
-        scaled = [
-            replace(
-                rank, overhead=factor * rank.overhead, spacing=None if rank.spacing is None else factor * rank.spacing
-            )
-            for rank in times
-        ]
-        return simulate(scaled, durations, Host(0.0, factor * launch, asynchronous)).period
-
-    return math.log(run(1 + doubt) / run(1 / (1 + doubt))) / 2
+    return math.hypot(math.sqrt(own), 0.3 * waits / period, alone, find_host_spread(platform, times, durations))

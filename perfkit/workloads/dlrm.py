@@ -40,6 +40,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def _end_with(name: str, widths: Any, last: int) -> tuple[int, ...]:
+    """Widths of layers, the last of which is known."""
+    if isinstance(widths, str) or not isinstance(widths, Sequence | np.ndarray):
+        raise ValueError(f"{name} is {widths!r}; it must be a sequence of layer widths, such as (512, 64)")
+    checked = tuple(int(check_positive(name, width, integer=True)) for width in widths)
+    return checked if checked and checked[-1] == last else (*checked, last)
+
+
 def _per_table(name: str, value: object, tables: int) -> tuple[Any, ...]:
     """One value for every table, or a sequence with one for each."""
     listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
@@ -162,23 +170,15 @@ class DLRM:
         poolings, exponents = (
             _per_table(n, v, len(sizes)) for n, v in (("pooling", base["pooling"]), ("exponent", exponent))
         )
-        tables = tuple(
-            EmbeddingTable(
-                int(check_positive("rows", r, integer=True)),
-                int(width),
-                p,
-                e,
-                4 if mixed else ITEMSIZE[dtype],
-                f"table {i}",
-            )
-            for i, (r, p, e) in enumerate(zip(sizes, poolings, exponents, strict=True))
+        itemsize, counts = (
+            4 if mixed else ITEMSIZE[dtype],
+            (int(check_positive("rows", r, integer=True)) for r in sizes),
         )
-        layers = {}
-        for key, last in (("bottom", width), ("top", 1)):
-            if isinstance(base[key], str) or not isinstance(base[key], Sequence | np.ndarray):
-                raise ValueError(f"{key} is {base[key]!r}; it must be a sequence of layer widths, such as (512, 64)")
-            widths = tuple(int(check_positive(key, w, integer=True)) for w in base[key])
-            layers[key] = widths if widths and widths[-1] == last else (*widths, int(last))
+        tables = tuple(
+            EmbeddingTable(count, int(width), p, e, itemsize, f"table {i}")
+            for i, (count, p, e) in enumerate(zip(counts, poolings, exponents, strict=True))
+        )
+        layers = {key: _end_with(key, base[key], int(last)) for key, last in (("bottom", width), ("top", 1))}
         values = {
             "name": preset or "dlrm", "batch": int(check_positive("batch", batch, integer=True)), "tables": tables,
             "features": int(check_positive("features", base["features"], integer=True)), "sparse": sparse,
