@@ -1,7 +1,7 @@
 """One training iteration as columns: every operation with its sizes, and every tensor it reads and writes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +27,20 @@ KINDS = (
     "embedding_forward",
     "embedding_backward",
     "embedding_update",
+    "convolution",
+    "pooling",
     "transfer",
     "collective",
 )
 PHASES = ("forward", "backward", "update")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
-#: Sizes that the closed forms consume, one number per operation; zero where they do not apply. The last three are what
-#: the host does for it: kernels launched (0 for a part of the kernel before), calls of the framework opened (0 for a
-#: further kernel of the call before), and calls without a kernel that come first.
+#: Sizes that the closed forms consume, one number per operation; zero where they do not apply. Three are what the host
+#: does for it: kernels launched (0 for a part of the kernel before), calls of the framework opened (0 for a further
+#: kernel of the call before), and calls without a kernel that come first. The last is the communicator of a collective.
 FEATURES = (
     "flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim", "table", "nbytes",
-    "launches", "calls", "bare",
+    "launches", "calls", "bare", "group",
 )  # fmt: skip
 
 
@@ -86,6 +88,17 @@ class Graph:
         Tables the embedding operations refer to by number.
     parameters : int
         Trained numbers on this rank [-].
+    name, family, dtype : str
+        What it is called, which workloads it counts among, and the data type of operations without their own.
+    dtypes : tuple of str
+        Data type of every operation; empty where all have the one of the graph.
+    ranks : int
+        Ranks that take part [-].
+    groups : tuple of tuple of int
+        Ranks of each communicator, by the number in the feature ``group``; empty where all ranks share the only one.
+    waits : array or None
+        One row per wait: position of an operation that starts no sooner than a collective has ended, and the number of
+        that collective in program order [-]; None where every collective is waited for at once.
     """
 
     labels: tuple[tuple[str, str, str, str, str], ...]
@@ -93,7 +106,13 @@ class Graph:
     accesses: np.ndarray
     tables: "tuple[EmbeddingTable, ...]" = ()
     parameters: int = 0
-    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    name: str = "graph"
+    family: str = ""
+    dtype: str = "fp32"
+    dtypes: tuple[str, ...] = ()
+    ranks: int = 1
+    groups: tuple[tuple[int, ...], ...] = ()
+    waits: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -104,6 +123,11 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph({len(self)} operations, {self.column('flops').sum():.3g} FLOP, {self.parameters} parameters)"
+
+    @property
+    def description(self) -> str:
+        """What is computed, in a few words."""
+        return f"{self.name}, {len(self)} operations"
 
     def column(self, name: str) -> np.ndarray:
         """Values of one feature for every operation.
