@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perfkit.prediction.contrast import PlatformComparison, compare
     from perfkit.prediction.result import Prediction, predict
     from perfkit.readers.table_configs import read_tables
+    from perfkit.sharding.constraints import InfeasibleError
     from perfkit.sharding.planner import price_plan, shard
     from perfkit.sharding.result import PlanPrice, ShardingResult
     from perfkit.workloads.dlrm import DLRM
@@ -43,6 +44,7 @@ __all__ = [
     "price_plan",
     "ShardingResult",
     "PlanPrice",
+    "InfeasibleError",
     "load_platform",
     "platforms",
     "predict",
@@ -74,6 +76,7 @@ _HOMES = {
     "prediction.contrast": ("PlatformComparison", "compare"),
     "prediction.result": ("Prediction", "predict"),
     "readers.table_configs": ("read_tables",),
+    "sharding.constraints": ("InfeasibleError",),
     "sharding.planner": ("price_plan", "shard"),
     "sharding.result": ("PlanPrice", "ShardingResult"),
     "workloads.dlrm": ("DLRM",),

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from perfkit import plots
+from perfkit.sharding.constraints import read_constraints
 from perfkit.sharding.planner import price_plan, shard
 from perfkit.sharding.result import PlanPrice
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import TableSet, draw_tables
 
+SPLITS = ("data_parallel", "column_wise", "row_wise", "table_row_wise", "table_column_wise")
 TABLES = TableSet(draw_tables(12, seed=3), batch=32768, embedding="fused")
 ROWS = [{"rank": rank, "lookup_s": 1e-3, "update_s": rank * 1e-3, "weights_bytes": 4e9 - rank * 1e9, "x": 1.0}
         for rank in range(3)]  # fmt: skip
@@ -115,3 +117,25 @@ def test_splits_move_to_ranks_without_a_part_of_the_table_and_the_best_plan_has_
     assert result.prediction.next_move() is None
     subtitle = result.chart().to_dict()["title"]["subtitle"]
     assert subtitle == [result.prediction.bottleneck, "no move of a single shard makes it shorter"]
+
+
+def test_the_next_move_keeps_the_constraints_of_the_search() -> None:
+    free = shard(TABLES, "h100-sxm-8", ranks=4, seconds=0.1, forbid=SPLITS).place("random")
+    assert free is not None
+    move = free.next_move()
+    assert move is not None
+    table, others = int(move.table.split()[-1]), [p.ranks[0] for p in free.plan.placements]
+    neighbour = next(t for t, rank in enumerate(others) if rank == move.target)
+    kept = {
+        "pin": {"pin": {table: move.source}},
+        "together": {"together": [(table, next(t for t, r in enumerate(others) if r == move.source and t != table))]},
+        "apart": {"apart": [(table, neighbour)]},
+    }
+    for constraints in kept.values():
+        rules = read_constraints(TABLES.tables, 4, **constraints)
+        bound = replace(free, _constraints=rules)
+        assert not rules.frees(table, move.target, free.plan)
+        found = bound.next_move()
+        assert found is None or (found.table, found.target) != (move.table, move.target)
+    result = shard(TABLES, "h100-sxm-8", ranks=4, seconds=0.1, forbid=SPLITS, pin={t: 0 for t in range(12)})
+    assert result.prediction.next_move() is None, "every table is pinned"

@@ -11,7 +11,7 @@ import numpy as np
 from perfkit.sharding.objective import Objective
 from perfkit.sharding.options import Option
 from perfkit.units import check_choice, format_bytes
-from perfkit.workloads.placement import KINDS
+from perfkit.workloads.placement import KINDS, Plan
 from perfkit.workloads.tables import EmbeddingTable, name_tables
 
 __all__ = ["Constraints", "InfeasibleError", "check_memory", "read_constraints"]
@@ -47,6 +47,14 @@ class Constraints:
     def allows(self, table: int, kind: str) -> bool:
         """Whether a table may be placed in a way."""
         return (table, kind) not in self.forbidden
+
+    def frees(self, table: int, rank: int, plan: Plan) -> bool:
+        """Whether a shard of a table may go to a rank while everything else of a plan stays."""
+        unit = next(u for u, members in enumerate(self.units) if table in members)
+        if unit in self.pinned or len(self.units[unit]) > 1:
+            return False
+        others = {other for group in self.apart if unit in group for other in group} - {unit}
+        return all(rank not in plan.placements[t].ranks for other in others for t in self.units[other])
 
 
 def _find(names: Sequence[str], table: object, argument: str) -> int:

@@ -1,6 +1,6 @@
 """The one shard whose move to another rank helps a plan most."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,14 @@ class Move:
         return f"{self.table} from rank {self.source} to rank {self.target}: {format_time(self.time)}, {saved}"
 
 
-def find_move(problem: Problem, options: Sequence[Option], plan: Plan, loads: Array) -> Move | None:
+def find_move(
+    problem: Problem,
+    options: Sequence[Option],
+    plan: Plan,
+    loads: Array,
+    *,
+    free: Callable[[int, int, Plan], bool] | None = None,
+) -> Move | None:
     """Find the move of one shard that shortens the time most, or makes most room where the memory does not suffice.
 
     Parameters
@@ -57,6 +64,8 @@ def find_move(problem: Problem, options: Sequence[Option], plan: Plan, loads: Ar
         On which ranks.
     loads : array, shape (ranks, 7)
         What each rank carries by `perfkit.sharding.pricing.RESOURCES` [-].
+    free : callable, optional
+        Whether a shard of a table, by number, may go to a rank of a plan; any may, unless given.
 
     Returns
     -------
@@ -66,7 +75,6 @@ def find_move(problem: Problem, options: Sequence[Option], plan: Plan, loads: Ar
     Notes
     -----
     Only shards on a rank that carries most of some resource are tried, as no other move alone can shorten the time.
-    Constraints are not known here.
     """
     objective = problem.objective
     reduced = {name: float(sum(getattr(option, name) for option in options)) for name in ("rows", "gradients")}
@@ -83,6 +91,8 @@ def find_move(problem: Problem, options: Sequence[Option], plan: Plan, loads: Ar
         spill = np.maximum(rest[:, _MEMORY] - problem.capacity, 0)
         spills = spill.sum() - spill + np.maximum((rest + moved)[:, _MEMORY] - problem.capacity, 0)
         for target in allowed:
+            if free is not None and not free(table, target, plan):
+                continue
             if (after := (float(spills[target]), float(times[target]))) < best:
                 best, found = after, (table, source, target)
     if found is None:

@@ -232,5 +232,6 @@ def _price(problem: Problem, constraints: Constraints, options: list[list[Option
             owners[table] = Placement(option.kind, at or tuple(range(problem.rates.ranks)), option.columns)
     plan = Plan(problem.rates.ranks, tuple(owners), tuple(name_tables(tables)))
     if len(constraints.units) < len(tables):  # costs of tables that lie together are known as a sum only
-        return price_options(problem, price_placement(problem.rates, plan.placements), plan)
-    return price_options(problem, [own[int(o)] for own, o in zip(options, found.choice, strict=True)], plan)
+        return price_options(problem, price_placement(problem.rates, plan.placements), plan, constraints)
+    chosen_options = [own[int(o)] for own, o in zip(options, found.choice, strict=True)]
+    return price_options(problem, chosen_options, plan, constraints)

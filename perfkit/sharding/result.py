@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfkit.sharding.baselines import BASELINES
+from perfkit.sharding.constraints import Constraints
 from perfkit.sharding.options import Option, price_placement
 from perfkit.sharding.pricing import COLUMNS, MEMORY, RESOURCES, SECONDS, column
 from perfkit.sharding.problem import Problem
@@ -84,6 +85,7 @@ class PlanPrice:
     spread: float = field(repr=False)
     _problem: Problem = field(repr=False)
     _options: Sequence[Option] = field(repr=False)
+    _constraints: Constraints | None = field(default=None, repr=False)
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that holds the measured time in a share of cases.
@@ -147,11 +149,12 @@ class PlanPrice:
         Returns
         -------
         move : Move or None
-            Table, ranks and the time after it; constraints that a search was given are not known here.
+            Table, ranks and the time after it; the constraints that a search was given are kept.
         """
         from perfkit.sharding.moves import find_move
 
-        return find_move(self._problem, self._options, self.plan, self._problem.objective.loads(self.costs))
+        loads, free = self._problem.objective.loads(self.costs), getattr(self._constraints, "frees", None)
+        return find_move(self._problem, self._options, self.plan, loads, free=free)
 
     def chart(self) -> "altair.HConcatChart":
         """Seconds and memory of every rank, the slowest and the fullest one marked, and the next best move.
@@ -185,7 +188,9 @@ class PlanPrice:
         )
 
 
-def price_options(problem: Problem, options: Sequence[Option], plan: Plan) -> PlanPrice:
+def price_options(
+    problem: Problem, options: Sequence[Option], plan: Plan, constraints: Constraints | None = None
+) -> PlanPrice:
     """Price a plan whose options are known.
 
     Parameters
@@ -196,6 +201,8 @@ def price_options(problem: Problem, options: Sequence[Option], plan: Plan) -> Pl
         How each table is placed.
     plan : Plan
         On which ranks.
+    constraints : Constraints, optional
+        What the next move has to keep.
 
     Returns
     -------
@@ -210,8 +217,9 @@ def price_options(problem: Problem, options: Sequence[Option], plan: Plan) -> Pl
     parts = objective.parts(loads, costs, reduced)
     sizes = {name: float(peaks[list(RESOURCES).index(name)]) for name in ("pooled", "partial", "indices")} | reduced
     return PlanPrice(
-        plan, time, parts, costs, sizes, problem.capacity, problem.reserved, problem.spread(parts), problem, options
-    )
+        plan, time, parts, costs, sizes, problem.capacity, problem.reserved, problem.spread(parts), problem, options,
+        constraints,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
