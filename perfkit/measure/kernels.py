@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfkit.measure.networks import Networks, draw_networks
+
 if TYPE_CHECKING:
     import torch
 
@@ -193,7 +195,11 @@ def draw_cases(seed: int = 0, *, density: float = 1.0) -> list[Case]:
         (_embeddings, 30),
     )
     cases = [case for make, n in plan for case in make(rng, max(4, round(n * density)))]
-    return [cases[i] for i in rng.permutation(len(cases))]
+    cases = [cases[i] for i in rng.permutation(len(cases))]
+    other = np.random.default_rng([seed, 1])  # a draw of its own: the sizes above stay as they were
+    for number, draw in enumerate(draw_networks(other, density)):
+        cases.insert(int(other.integers(number, len(cases) + 1)), Case(*draw))
+    return cases
 
 
 def prepare(
@@ -229,22 +235,8 @@ def prepare(
     return calls, float(sum(make.held.values()))
 
 
-class _Maker:
+class _Maker(Networks):
     """Operands and calls of each operation class; adds up the bytes one call touches."""
-
-    def __init__(self, device: str, dtype: "torch.dtype", rng: np.random.Generator) -> None:
-        import torch
-
-        self.torch, self.aten, self.device, self.dtype, self.rng = torch, torch.ops.aten, device, dtype, rng
-        self.held: dict[int, float] = {}
-
-    def _rand(self, *shape: int) -> "torch.Tensor":
-        tensor = self.torch.rand(*shape, device=self.device).add_(0.1).to(self.dtype)
-        self.held[id(tensor)] = tensor.numel() * tensor.element_size()
-        return tensor
-
-    def _touch(self, elements: float, itemsize: int = 0) -> None:
-        self.held[-len(self.held) - 1] = elements * (itemsize or self.torch.empty(0, dtype=self.dtype).element_size())
 
     def gemm(self, variant: str, s: dict[str, Any]) -> list[Callable[[], Any]]:
         m, n, k = s["m"], s["n"], s["k"]
@@ -287,6 +279,8 @@ class _Maker:
         return [lambda: self.torch.autograd.grad(out, leaves, g, retain_graph=True)]
 
     def elementwise(self, variant: str, s: dict[str, Any]) -> list[Callable[[], Any]]:
+        if variant not in _ELEMENTWISE:
+            return self.function(variant, s["elements"])
         aten, x = self.aten, [self._rand(s["elements"]) for _ in range(_ELEMENTWISE[variant])]
         if not variant.endswith("_"):
             self._touch(s["elements"])
@@ -316,6 +310,8 @@ class _Maker:
         return [calls[variant]]
 
     def rowwise(self, variant: str, s: dict[str, Any]) -> list[Callable[[], Any]]:
+        if variant not in _ROWWISE:
+            return self.normalize(variant, s)
         aten, torch, rows, n = self.aten, self.torch, s["rows"], s["n"]
         if variant in ("nll_loss_forward", "embedding"):
             table = self._rand(rows, n) if variant == "nll_loss_forward" else torch.rand(14000, n, device=self.device)
@@ -349,6 +345,8 @@ class _Maker:
         return [lambda: backward(g, x, [n], mean, inverse, weight, bias, [True, True, True])]
 
     def copy(self, variant: str, s: dict[str, Any]) -> list[Callable[[], Any]]:
+        if variant not in _COPY:
+            return self.rearrange(variant, s)
         aten, torch, elements = self.aten, self.torch, s["elements"]
         if variant == "clone":
             width = elements // s["rows"]
