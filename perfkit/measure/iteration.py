@@ -16,6 +16,8 @@ from perfkit.measure.kernels import draw_rows
 from perfkit.measure.runner import Timing
 from perfkit.measure.twins import RecommendationModule, TransformerModule
 from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.modules import build_net_step
+from perfkit.workloads.nets import Net
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.samples import load
 from perfkit.workloads.steps import assemble_step, share_gradients
@@ -40,11 +42,11 @@ VIEWS = frozenset(
 
 
 #: Settings of a workload that this module builds.
-_BUILT = {"embedding": "separate", "loop": "lean", "fused": False, "mixed": False}
+_BUILT = {"embedding": "separate", "loop": "lean", "fused": False, "mixed": False, "interaction": "dot"}
 
 
 def build_step(
-    workload: DLRM | Transformer,
+    workload: DLRM | Transformer | Net,
     *,
     plan: Plan | None = None,
     rank: int = 0,
@@ -56,7 +58,7 @@ def build_step(
 
     Parameters
     ----------
-    workload : DLRM or Transformer
+    workload : DLRM, Transformer or Net
         The iteration.
     plan : Plan, optional
         Placement of a DLRM's tables.
@@ -84,6 +86,8 @@ def build_step(
     for name, built in _BUILT.items():
         if (value := getattr(workload, name, built)) != built:
             raise ValueError(f"{name} is {value!r}; only {built!r} is measured, other values are predicted")
+    if isinstance(workload, Net):
+        return build_net_step(workload, ranks=ranks, device=device, seed=seed + rank)
     torch.manual_seed(seed + rank)
     rng, dtype = np.random.default_rng(seed + 1000 * rank), _DTYPES[workload.dtype]
     ranks = plan.ranks if plan else ranks
@@ -203,7 +207,9 @@ def time_iteration(
     Returns
     -------
     result : dict
-        Timing of one iteration, and ``names``, ``nbytes`` [B] and median ``operation_seconds`` [s] in program order.
+        Timing of one iteration, and ``names``, ``nbytes`` [B] and median ``operation_seconds`` [s] in program order;
+        of several ranks on a CPU also ``idle``: the median time of an iteration that this thread did not compute,
+        because it waited for a collective or a collective had its core [s].
     """
     ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     rank = dist.get_rank() if ranks > 1 else 0
@@ -220,9 +226,15 @@ def time_iteration(
         dist.broadcast(agreed, 0)
         count = int(agreed)
     begin, cpu = time.perf_counter(), time.process_time()
-    samples = [_one(step, wait) for _ in range(count)]
+    samples, threads = [], []
+    for _ in range(count):
+        thread = time.thread_time()
+        samples.append(_one(step, wait))
+        threads.append(time.thread_time() - thread)
     share = (time.process_time() - cpu) / (time.perf_counter() - begin)
     result: dict[str, Any] = {**vars(Timing.from_samples(samples, share)), "operation_seconds": []}
+    if ranks > 1 and device == "cpu":
+        result["idle"] = float(np.median(np.subtract(samples, threads)))
     rows = []
     for _ in range(operations):
         with OperationTimer(synchronize) as timer:

@@ -1,15 +1,21 @@
 """Random configurations: what `check` judges predictions by, and the small set that calibration learns from."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from perfkit.units import check_choice
 from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.nets import NETS, Net
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.transformer import Transformer
 
-__all__ = ["Sample", "draw_calibration", "draw_check", "dump", "load"]
+__all__ = ["MODELS", "Sample", "draw_calibration", "draw_check", "dump", "load"]
+
+#: Sets of families: DLRMs and Transformers, or also XLNets, convolutional nets and data-parallel training.
+MODELS = ("standard", "all")
 
 _LARGEST_TABLES = {True: 4e9, False: 1e9}  # bytes of weights by gradient form: dense gradients need as much again
 
@@ -23,22 +29,23 @@ class Sample:
     name : str
         Short name, unique within a draw.
     family : str
-        ``dlrm``, ``transformer`` or ``hybrid``.
-    workload : DLRM or Transformer
+        ``dlrm``, ``transformer``, ``xlnet``, ``convolution``, ``hybrid`` or ``ddp``.
+    workload : DLRM, Transformer or Net
         The iteration.
     plan : Plan or None
-        Placement of the tables when several ranks run.
+        Placement of a DLRM's tables when several ranks run.
+    ranks : int
+        Ranks that run it; those of the plan where there is one [-].
     """
 
     name: str
     family: str
-    workload: DLRM | Transformer
+    workload: DLRM | Transformer | Net
     plan: Plan | None = None
+    ranks: int = 1
 
-    @property
-    def ranks(self) -> int:
-        """Ranks that run it [-]."""
-        return self.plan.ranks if self.plan else 1
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", self.plan.ranks if self.plan else self.ranks)
 
 
 class _Draw:
@@ -60,14 +67,16 @@ def _widths(rng: np.random.Generator, most: int, top: int) -> tuple[int, ...]:
     return tuple(int(w) // 8 * 8 for w in np.exp(rng.uniform(np.log(64), np.log(top + 8), rng.integers(1, most + 1))))
 
 
-def _dlrms(rng: np.random.Generator, n: int, *, scale: float, tables: tuple[int, int] = (4, 26)) -> list[DLRM]:
+def _dlrms(
+    rng: np.random.Generator, n: int, *, scale: float, tables: tuple[int, int] = (4, 26), overlap: bool = False
+) -> list[DLRM]:
     draw = _Draw(rng, n)
     counts = rng.integers(tables[0], tables[1] + 1, n)
     dims, batches = draw.spread(16, 128.5), draw.spread(64, 2048 * scale)
     poolings, exponents = draw.spread(1, 32.5), rng.permutation((np.arange(n) + rng.random(n)) / n * 1.2)
     models = []
-    for count, dim, batch, pooling, exponent, sparse in zip(
-        counts, dims, batches, poolings, exponents, draw.choice(True, False), strict=True
+    for number, (count, dim, batch, pooling, exponent, sparse) in enumerate(
+        zip(counts, dims, batches, poolings, exponents, draw.choice(True, False), strict=True)
     ):
         width = max(16, int(dim) // 8 * 8)
         while True:
@@ -78,13 +87,13 @@ def _dlrms(rng: np.random.Generator, n: int, *, scale: float, tables: tuple[int,
             DLRM(
                 rows=rows.tolist(), dim=width, pooling=int(pooling), exponent=round(float(exponent), 2),
                 batch=int(batch) // 2 * 2, bottom=_widths(rng, 3, 1024), top=_widths(rng, 3, 1024),
-                features=13, sparse=bool(sparse),
+                features=13, sparse=bool(sparse), **({"overlap": True} if overlap and number % 2 == 0 else {}),
             )
         )  # fmt: skip
     return models
 
 
-def _transformers(rng: np.random.Generator, n: int, *, scale: float) -> list[Transformer]:
+def _transformers(rng: np.random.Generator, n: int, *, scale: float, ranks: int = 1) -> list[Transformer]:
     draw = _Draw(rng, n)
     layers = rng.integers(2, 7, n) if scale == 1 else rng.integers(2, 5, n)
     hidden, sequences = draw.spread(128, 544), draw.spread(32, 256.5)
@@ -96,37 +105,77 @@ def _transformers(rng: np.random.Generator, n: int, *, scale: float) -> list[Tra
         width = int(widths[i])  # type: ignore[call-overload]
         heads = max(1, int(hidden[i]) // width)
         model = Transformer.bert if families[i] == "bert" else Transformer.gpt2
-        batch = max(2, int(batches[i] * (1 if scale == 1 else min(1.0, 1536 / (batches[i] * sequences[i])))))
+        batch = max(2, ranks * int(batches[i] * (1 if scale == 1 else min(1.0, 1536 / (batches[i] * sequences[i])))))
         sizes = {"layers": int(layers[i]), "hidden": heads * width, "heads": heads, "vocabulary": int(vocabularies[i])}
         options: dict[str, Any] = {"attention": attentions[i], "optimizer": optimizers[i]}
         models.append(model(batch=batch, sequence=int(sequences[i]), **sizes, **options))
     return models
 
 
-def _hybrids(rng: np.random.Generator, n: int, *, scale: float) -> list[tuple[DLRM, Plan]]:
+#: Ranges of the convolutional nets: batch, size, width and depth, such that a training step takes 20-1500 ms on a core.
+_NETS = {
+    "resnet": ((4, 16), (64, 112), (24, 40), (1, 2)), "vgg": ((3, 8), (64, 112), (24, 40), (1, 2)),
+    "mobilenet": ((4, 12), (64, 96), (8, 24), (1, 3)), "densenet": ((8, 16), (64, 112), (16, 32), (1, 3)),
+    "inception": ((4, 12), (64, 128), (24, 40), (1, 2)), "squeezenet": ((8, 16), (96, 160), (24, 48), (2, 3)),
+    "xlnet": ((4, 8), (48, 160), (128, 384), (2, 5)),
+}  # fmt: skip
+
+
+def _nets(rng: np.random.Generator, names: Sequence[str], *, scale: float, ranks: int = 1) -> list[Net]:
+    """One net of each name; smaller ones for a scale under 1."""
+    models = []
+    for name in names:
+        ranges = [(low, low + scale * (high - low)) for low, high in _NETS[name]]
+        batch, size, width, depth = (low * ((high + 0.5) / low) ** rng.random() for low, high in ranges)
+        xlnet, step = name == "xlnet", 64 if name == "xlnet" else 8
+        if xlnet:
+            batch = max(4.0, min(batch, 640 / size))
+        sizes = {"size": int(size), "width": max(1, round(width / step)) * step, "depth": int(depth)}
+        classes = int(10 ** rng.uniform(3, 3.9)) if xlnet else int(10 ** rng.uniform(1, 3))
+        optimizer = "adamw" if xlnet else str(rng.choice(["sgd", "adamw"]))
+        models.append(Net(name, ranks * int(batch), **sizes, classes=classes, optimizer=optimizer))
+    return models
+
+
+def _hybrids(rng: np.random.Generator, n: int, *, scale: float, overlap: bool = False) -> list[tuple[DLRM, Plan]]:
     pairs = []
-    for model in _dlrms(rng, n, scale=scale):
+    for model in _dlrms(rng, n, scale=scale, overlap=overlap):
         owners = rng.integers(0, 2, len(model.tables))
         owners[rng.choice(len(owners), 2, replace=False)] = (0, 1)  # no rank stays empty
         pairs.append((model, Plan.from_owners([int(o) for o in owners], ranks=2)))
     return pairs
 
 
-def _samples(rng: np.random.Generator, counts: tuple[int, int, int], scale: float) -> list[Sample]:
+def _samples(
+    rng: np.random.Generator, counts: tuple[int, int, int], scale: float, *, overlap: bool = False
+) -> list[Sample]:
     samples = [Sample(f"dlrm-{i}", "dlrm", m) for i, m in enumerate(_dlrms(rng, counts[0], scale=scale))]
     transformers = _transformers(rng, counts[1], scale=scale)
     samples += [Sample(f"{m.name}-{i}", "transformer", m) for i, m in enumerate(transformers)]
-    return samples + [
-        Sample(f"hybrid-{i}", "hybrid", m, p) for i, (m, p) in enumerate(_hybrids(rng, counts[2], scale=scale))
-    ]
+    hybrids = enumerate(_hybrids(rng, counts[2], scale=scale, overlap=overlap))
+    return samples + [Sample(f"hybrid-{i}", "hybrid", m, p) for i, (m, p) in hybrids]
 
 
-def draw_check(seed: int, *, dlrm: int = 14, transformer: int = 10, hybrid: int = 6) -> list[Sample]:
+def _more_samples(rng: np.random.Generator, nets: Sequence[str], ddp: int, scale: float) -> list[Sample]:
+    """Nets, and data-parallel training of `ddp` models on two ranks, each with and without overlap."""
+    samples = [Sample(f"{m.name}-{i}", m.family, m) for i, m in enumerate(_nets(rng, nets, scale=scale))]
+    models: list[Transformer | Net] = [*_transformers(rng, -(-ddp // 2), scale=scale, ranks=2)]
+    models += _nets(rng, ["resnet"] * (ddp // 2), scale=scale, ranks=2)
+    for i, model in enumerate(models):
+        for overlap, text in ((True, "overlap"), (False, "blocking")):
+            samples.append(Sample(f"ddp-{i}-{text}", "ddp", replace(model, overlap=overlap), ranks=2))
+    return samples
+
+
+def draw_check(
+    seed: int, *, dlrm: int = 14, transformer: int = 10, hybrid: int = 6, models: str = "standard", ddp: int = 2
+) -> list[Sample]:
     """The configurations a check predicts and measures.
 
     DLRMs of 4–26 tables, 10³–10⁶ rows, 16–128 columns, batch 64–2,048, pooling 1–32, Zipf exponent 0–1.2, dense or
     sparse gradients and MLP widths of 64–1,024; BERTs and GPT-2s of 2–6 layers, width 128–512, sequence 32–256, batch
-    2–16, vocabulary 10³–1.4·10⁴; DLRMs as above on two ranks with random placements.
+    2–16, vocabulary 10³–1.4·10⁴; DLRMs as above on two ranks with random placements. With all models also an XLNet and
+    six convolutional nets of random size, every other parallel DLRM with overlap, and data-parallel training.
 
     Parameters
     ----------
@@ -134,40 +183,53 @@ def draw_check(seed: int, *, dlrm: int = 14, transformer: int = 10, hybrid: int 
         Seed; calibration never draws from the same stream [-].
     dlrm, transformer, hybrid : int
         Number of configurations of each family [-].
+    models : str
+        One of `MODELS`.
+    ddp : int
+        Models trained data-parallel on two ranks, with and without overlap, if all models are drawn [-].
 
     Returns
     -------
     samples : list of Sample
         The configurations.
     """
-    return _samples(np.random.default_rng([1, seed]), (dlrm, transformer, hybrid), 1.0)
+    every = check_choice("models", models, MODELS) == "all"
+    samples = _samples(np.random.default_rng([1, seed]), (dlrm, transformer, hybrid), 1.0, overlap=every)
+    return samples + (_more_samples(np.random.default_rng([2, seed]), list(NETS), ddp, 1.0) if every else [])
 
 
-def draw_calibration(*, quick: bool = False, hybrid: bool = True) -> list[Sample]:
+def draw_calibration(*, quick: bool = False, hybrid: bool = True, models: str = "standard") -> list[Sample]:
     """The small configurations that in-context calibration runs.
 
     Parameters
     ----------
     quick : bool
-        Half as many.
+        Half as many, of the standard models.
     hybrid : bool
-        Whether two-rank DLRMs are among them.
+        Whether iterations on two ranks are among them.
+    models : str
+        One of `MODELS`; all families together have 15 configurations.
 
     Returns
     -------
     samples : list of Sample
         The configurations, always the same ones.
     """
+    rng = np.random.default_rng([0, 2024])
+    if check_choice("models", models, MODELS) == "all":
+        samples = _samples(rng, (3, 3, 2 if hybrid else 0), 0.5, overlap=True)
+        nets = ("resnet", "mobilenet", "inception", "squeezenet", "xlnet")
+        return samples + _more_samples(rng, nets, 1 if hybrid else 0, 0.5)
     counts = (6, 4, 3) if quick else (14, 10, 8)
-    return _samples(np.random.default_rng([0, 2024]), (*counts[:2], counts[2] if hybrid else 0), 0.5)
+    return _samples(rng, (*counts[:2], counts[2] if hybrid else 0), 0.5)
 
 
-def dump(workload: DLRM | Transformer) -> dict[str, Any]:
+def dump(workload: DLRM | Transformer | Net) -> dict[str, Any]:
     """A workload as plain JSON.
 
     Parameters
     ----------
-    workload : DLRM or Transformer
+    workload : DLRM, Transformer or Net
         The iteration.
 
     Returns
@@ -175,11 +237,11 @@ def dump(workload: DLRM | Transformer) -> dict[str, Any]:
     data : dict
         What `load` takes.
     """
-    return asdict(workload)
+    return {**asdict(workload), "family": workload.family}
 
 
-def load(data: dict[str, Any]) -> DLRM | Transformer:
-    """A workload from plain JSON.
+def load(data: dict[str, Any]) -> DLRM | Transformer | Net:
+    """A workload from plain JSON; one that says nothing of overlap was written when there was none.
 
     Parameters
     ----------
@@ -188,9 +250,13 @@ def load(data: dict[str, Any]) -> DLRM | Transformer:
 
     Returns
     -------
-    workload : DLRM or Transformer
+    workload : DLRM, Transformer or Net
         The iteration.
     """
+    known = DLRM if data["family"] == "dlrm" else Transformer
+    data = {**({"overlap": False} if "overlap" in known.__dataclass_fields__ else {}), **data}
+    if data["family"] in NETS.values():
+        return Net(**{key: value for key, value in data.items() if key != "family"})
     if data["family"] != "dlrm":
         return Transformer(**data)
     tables, same = data["tables"], {"name", "tables", "family"}
