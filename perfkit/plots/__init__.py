@@ -8,8 +8,8 @@ from perfkit.plots.runs import (
     calibration_learning,
     error_bars_by_class,
     predicted_vs_measured,
-    timeline_lanes,
 )
+from perfkit.plots.timelines import module_bars, timeline_lanes
 
 __all__ = [
     "INK",
@@ -22,6 +22,7 @@ __all__ = [
     "collective_curves",
     "error_bars_by_class",
     "kernel_curves",
+    "module_bars",
     "plan_bars",
     "platform_ratios",
     "predicted_vs_measured",

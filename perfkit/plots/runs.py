@@ -1,6 +1,6 @@
-"""Charts of iterations: predicted and measured, broken down, over time, and how far predictions are off."""
+"""Charts of iterations: predicted and measured, broken down, and how far predictions are off."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import altair as alt
 import numpy as np
@@ -27,12 +27,10 @@ __all__ = [
     "calibration_learning",
     "error_bars_by_class",
     "predicted_vs_measured",
-    "timeline_lanes",
 ]
 
 #: Order in which an iteration goes through its phases; others come after.
 _PHASES = ("forward", "backward", "exchange", "optimizer", "update")
-_ROW_LIMIT = 1_500  # Altair refuses 5,000 rows; more than this makes notebooks heavy and shows nothing new
 
 
 def _subtitle(rows: Sequence[Row]) -> str:
@@ -143,89 +141,6 @@ def breakdown_bars(frame: Frame, *, title: str = "Where the time goes", kinds: i
         header = alt.Header(labelAngle=0, labelAlign="left", labelFontWeight="bold", labelLimit=200)
         chart = chart.encode(row=alt.Row("run:N", title=None, sort=runs, header=header, spacing=8))
     return chart
-
-
-def _joined(rows: Iterable[Row], gap: float) -> list[Row]:
-    """Neighbours of one lane and phase, at most `gap` apart, as one bar."""
-    joined: list[Row] = []
-    for row in rows:
-        last = joined[-1] if joined else None
-        near = last is not None and (last["lane"], last["phase"]) == (row["lane"], row["phase"])
-        if last is not None and near and row["start_s"] - last["end_s"] <= gap:
-            last["end_s"] = max(last["end_s"], row["end_s"])
-            last["operations"] += row.get("operations", 1)
-        else:
-            joined.append({"operations": 1, **row})
-    return joined
-
-
-def _aggregated(rows: list[Row], limit: int) -> list[Row]:
-    """Few bars that look as one per operation would: nothing finer than a thousandth of the width is drawn."""
-    rows = sorted(rows, key=lambda row: (row["lane"], row["start_s"]))
-    first = min((row["start_s"] for row in rows), default=0.0)
-    span = max((row["end_s"] for row in rows), default=0.0) - first
-    joined = _joined(rows, span / 1000)
-    if len(joined) <= limit:
-        return joined
-    # Phases alternate faster than the eye can follow: each slot of time shows the phase that fills most of it.
-    slots = max(1, limit // len({row["lane"] for row in rows}))
-    busy: dict[tuple[str, int], dict[str, float]] = {}
-    for row in rows:
-        slot = busy.setdefault((row["lane"], min(slots - 1, int((row["start_s"] - first) / span * slots))), {})
-        slot[row["phase"]] = slot.get(row["phase"], 0.0) + row["end_s"] - row["start_s"]
-    width = span / slots
-    longest: Iterable[Row] = (
-        {"lane": lane, "phase": max(phases, key=lambda phase: phases[phase]), "start_s": first + slot * width}
-        for (lane, slot), phases in sorted(busy.items())
-    )
-    return _joined(({**row, "end_s": row["start_s"] + width} for row in longest), width / 2)
-
-
-def timeline_lanes(frame: Frame, *, title: str = "Timeline of one iteration", lanes: int = 24) -> alt.Chart:
-    """Draw what every rank and stream does over time, coloured by phase.
-
-    Parameters
-    ----------
-    frame : frame or list of dict
-        Rows ``rank``, ``stream``, ``phase``, ``start_s`` and ``end_s`` [s]; neighbours of one phase become one bar, so
-        that iterations of any length stay readable.
-    title : str, optional
-        Heading.
-    lanes : int, optional
-        Lanes drawn, from rank 0 on [-].
-
-    Returns
-    -------
-    chart : altair.Chart
-        One lane per rank and stream; the horizontal axis zooms where the renderer is interactive.
-    """
-    rows = [
-        {key: row[key] for key in ("rank", "stream", "phase", "start_s", "end_s")}
-        for row in read_rows(frame)
-        if row["end_s"] > row["start_s"]
-    ]
-    streams = order(str(row["stream"]) for row in rows)
-    pairs = sorted({(row["rank"], streams.index(str(row["stream"]))) for row in rows})
-    names = [f"rank {rank} · {streams[stream]}" for rank, stream in pairs]
-    for row in rows:
-        row["lane"] = f"rank {row['rank']} · {row['stream']}"
-    phases = order(row["phase"] for row in sorted(rows, key=lambda row: row["start_s"]))
-    drawn = _aggregated([row for row in rows if row["lane"] in names[:lanes]], _ROW_LIMIT)
-    axis = "Time since the iteration began"
-    axis += f"; {len(names) - lanes} more lanes are not drawn" if len(names) > lanes else ""
-    return (
-        draw(drawn, name="timeline")
-        .mark_bar(height={"band": 0.8})
-        .encode(
-            x=alt.X("start_s:Q", title=axis, axis=alt.Axis(labelExpr=label_si("s"), tickCount=8)),
-            x2="end_s:Q",
-            y=alt.Y("lane:N", title=None, sort=names[:lanes]),
-            color=colour("phase", phases, title="Phase"),
-            tooltip=tips("lane", "phase", start_s=".4s", end_s=".4s", operations="d"),
-        )
-        .add_params(alt.selection_interval(name="zoom", bind="scales", encodings=["x"]))
-        .properties(width=620, height=alt.Step(24), title=title)
-    )
 
 
 def calibration_learning(frame: Frame, *, title: str = "How many calibration iterations are enough?") -> alt.LayerChart:
