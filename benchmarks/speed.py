@@ -33,7 +33,8 @@ from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.platform import Platform
 from perfkit.prediction.result import predict
-from perfkit.prediction.simulation import Host, RankTimes, simulate
+from perfkit.prediction.programs import Host, RankTimes
+from perfkit.prediction.simulation import simulate
 from perfkit.readers.kernel_database import find_database, read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl_tests import parse_nccl_tests
 from perfkit.resources import find_reference

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfkit.prediction.simulation import Host, RankTimes, Timeline, simulate
+from perfkit.prediction.programs import Host, RankTimes
+from perfkit.prediction.simulation import Timeline, simulate
 
 seconds = st.floats(0, 10, allow_subnormal=False)
 
@@ -52,7 +53,7 @@ def test_ranks_wait_at_collectives_for_the_slowest() -> None:
 def test_work_after_the_last_collective_of_one_rank_shifts_to_the_next_iteration() -> None:
     """Each rank starts its next iteration on its own; the tail of one overlaps with the head of the other."""
     one, other = times([1.0, 0.0, 3.0], at=(1,)), times([3.0, 0.0, 1.0], at=(1,))
-    timeline = simulate([one, other], np.array([1.0]), Host(), iterations=5)
+    timeline = simulate([one, other], np.array([1.0]), Host())
     assert timeline.period == 1 + 3 + 1
     assert timeline.latency == 3 + 1 + 3
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.platform import Platform
-from perfkit.prediction.simulation import Host, RankTimes, simulate
+from perfkit.prediction.programs import Host, RankTimes
+from perfkit.prediction.simulation import simulate
 from perfkit.units import Array
 from perfkit.workloads.graph import Graph
 

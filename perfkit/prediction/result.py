@@ -18,7 +18,8 @@ from perfkit.models.kernels import in_context
 from perfkit.platform import ExtrapolationWarning, Platform
 from perfkit.prediction.cost import Costs, find_iteration, price
 from perfkit.prediction.host import find_host_spread, make_host, time_rank
-from perfkit.prediction.simulation import RankTimes, Timeline, simulate
+from perfkit.prediction.programs import RankTimes
+from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.units import Array, check_choice, check_positive, format_time
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph

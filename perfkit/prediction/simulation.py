@@ -1,82 +1,36 @@
-"""From operation times to a timeline: host clock and streams of every rank, and where they meet."""
+"""From operation times to a timeline: host clocks and streams of all ranks, and the collectives at which they meet."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from perfkit.prediction.programs import (
+    LAUNCH,
+    MEET,
+    RUN,
+    SYNC,
+    WAIT,
+    Host,
+    Program,
+    RankTimes,
+    Schedule,
+    arrange,
+    find_last_kernels,
+)
+from perfkit.prediction.sharing import Flights, dilate, measure_overlap, share_cores
 from perfkit.units import Array
 
-__all__ = ["Host", "RankTimes", "Timeline", "simulate"]
+__all__ = ["Timeline", "simulate"]
 
-
-@dataclass(frozen=True)
-class Host:
-    """Time the host adds around operations.
-
-    Parameters
-    ----------
-    per_operation : float
-        Host time of each operation outside its kernel: T1 + T2 + T3 of a launching operation [s].
-    launch : float
-        Host time of one kernel launch, T4; zero where kernels run on the host itself [s].
-    asynchronous : bool
-        Whether kernels run on a device of their own, behind the host.
-    """
-
-    per_operation: float = 0.0
-    launch: float = 0.0
-    asynchronous: bool = False
-
-
-@dataclass(frozen=True)
-class RankTimes:
-    """What one rank executes.
-
-    Parameters
-    ----------
-    seconds : array
-        Time of each operation in program order; zero for collectives [s].
-    overhead : array
-        Host time before the first launch of each operation [s].
-    collectives : array of int
-        Positions of the collectives among the operations [-].
-    transfers : array of int, optional
-        Positions of the operations for whose end the host waits [-].
-    launches : array, optional
-        Kernels of each operation: one, unless given; an operation of none is a part of the one before [-].
-    spacing : array, optional
-        Host time from the first to the last launch of each operation; zero unless given [s].
-    """
-
-    seconds: Array
-    overhead: Array
-    collectives: np.ndarray
-    transfers: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))
-    launches: Array | None = None
-    spacing: Array | None = None
-
-    def issue(self, host: Host) -> tuple[Array, Array]:
-        """Host time of each operation up to its first launch, and from there to its last.
-
-        Parameters
-        ----------
-        host : Host
-            Host overheads.
-
-        Returns
-        -------
-        first, more : array
-            Times [s].
-        """
-        launches = np.ones(len(self.seconds)) if self.launches is None else self.launches
-        more = np.zeros(len(self.seconds)) if self.spacing is None else self.spacing
-        return self.overhead + host.launch * np.minimum(launches, 1.0), more
+#: Iterations run until the pattern repeats, and the longest pattern looked for: one of 1, 2, 3, 4, 6 or 12 [-].
+_SETTLING, _PATTERN = 40, 12
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Start and end of every operation of the last simulated iteration, and the two iteration times.
+    """One iteration of the steady state, and the two iteration times; arrays are per rank and operation.
 
     Parameters
     ----------
@@ -85,124 +39,75 @@ class Timeline:
     latency : float
         Time of a first iteration from a common start [s].
     starts, ends : tuple of array
-        Per rank, relative to the earliest start of the iteration [s].
+        Of every operation, relative to the earliest start of the iteration [s].
+    issued : tuple of array
+        When the host has launched each operation, or has got to it where it runs on the host [s].
     waits : tuple of array
-        Per rank, how long each collective waited for other ranks [s].
+        How long each collective waited for other ranks; zero for other operations [s].
+    stalls : tuple of array
+        How long the compute stream stands still before each operation because a collective has not ended, from when
+        this rank was ready for it; one more for the end of the iteration [s].
+    exposed : tuple of array
+        Part of the stalls in which a collective of the rank is in flight; in the rest it waits for others [s].
+    stolen : tuple of array
+        What collectives in flight take from each operation on the same core [s].
+    device : bool
+        Whether kernels run on a device of their own, behind the host.
     """
 
     period: float
     latency: float
     starts: tuple[Array, ...]
     ends: tuple[Array, ...]
+    issued: tuple[Array, ...]
     waits: tuple[Array, ...]
+    stalls: tuple[Array, ...]
+    exposed: tuple[Array, ...]
+    stolen: tuple[Array, ...]
+    device: bool = False
 
 
-class _Rank:
-    """Clocks of one rank while the simulation runs."""
-
-    def __init__(self, times: RankTimes, host: Host) -> None:
-        self.times, self.host = times, host
-        self.clock = self.front = 0.0
-        self.position = 0
-        self.first, self.more = times.issue(host)
-        n = len(times.seconds)
-        self.last = times.seconds / (np.ones(n) if times.launches is None else np.maximum(times.launches, 1.0))
-        self.starts, self.ends, self.waits = np.zeros(n), np.zeros(n), np.zeros(n)
-
-    def run_until(self, stop: int) -> None:
-        """Run the operations before position `stop`, waiting for each transfer among them."""
-        where = self.times.transfers
-        for transfer in where[(where >= self.position) & (where < stop)]:
-            self._run(int(transfer) + 1)
-            self.clock = max(self.clock, self.front)
-        self._run(stop)
-
-    def _run(self, stop: int) -> None:
-        part = slice(self.position, stop)
-        seconds = self.times.seconds[part]
-        self.position = stop
-        if not len(seconds):
-            return
-        if self.host.asynchronous:
-            issued = self.clock + np.cumsum(self.first[part] + self.more[part])
-            done = np.cumsum(seconds)
-            ready = np.maximum(issued - self.more[part] + seconds, issued + self.last[part])
-            ends = done + np.maximum(np.maximum.accumulate(ready - done), self.front)
-            self.clock, self.front = float(issued[-1]), float(ends[-1])
-        else:
-            ends = self.clock + np.cumsum(self.times.overhead[part] + seconds)
-            self.clock = self.front = float(ends[-1])
-        self.ends[part], self.starts[part] = ends, ends - seconds
-
-    def meet(self, position: int) -> float:
-        """Reach the collective at `position`; returns when this rank's part is ready."""
-        self.run_until(position)
-        self.clock += float(self.first[position])
-        return max(self.clock, self.front)
-
-    def leave(self, ready: float, start: float, end: float) -> None:
-        """The collective has run from `start` to `end`."""
-        self.starts[self.position], self.ends[self.position] = start, end
-        self.waits[self.position] = start - ready
-        self.position += 1
-        self.front = end
-        if not self.host.asynchronous:
-            self.clock = end
-
-
-def _iterate(ranks: Sequence[_Rank], durations: Array) -> None:
-    """One iteration of all ranks."""
-    for rank in ranks:
-        rank.position = 0
-    for number, duration in enumerate(durations):
-        ready = [rank.meet(int(rank.times.collectives[number])) for rank in ranks]
-        start = max(ready)
-        for rank, own in zip(ranks, ready, strict=True):
-            rank.leave(own, start, start + float(duration))
-    for rank in ranks:
-        rank.run_until(len(rank.times.seconds))
-
-
-def _settle(ranks: Sequence[RankTimes], durations: Array, host: Host) -> float:
-    """Time from one iteration to the next in the long run."""
-    own = [rank.seconds if host.asynchronous else rank.seconds + rank.overhead for rank in ranks]
-    totals = np.array([float(work.sum()) for work in own])
-    chain = float(totals.max())
-    if len(durations):
-        reached = np.array([np.cumsum(work)[rank.collectives] for work, rank in zip(own, ranks, strict=True)])
-        between = np.diff(reached, axis=1, prepend=(reached[:, -1] - totals)[:, None])
-        chain = float(durations.sum() + between.max(axis=0).sum())
-    if not host.asynchronous:
-        return chain
-    return max(chain, *(float(sum(part.sum() for part in rank.issue(host))) for rank in ranks))
-
-
-def simulate(ranks: Sequence[RankTimes], durations: Array, host: Host, *, iterations: int = 50) -> Timeline:
-    """Run a few iterations of all ranks on their clocks.
+def simulate(ranks: Sequence[RankTimes], durations: Array | Sequence[Array], host: Host) -> Timeline:
+    r"""Run all ranks on their clocks, and find the time from one iteration to the next in the long run.
 
     Parameters
     ----------
     ranks : sequence of RankTimes
-        What each rank executes; identical ones need not be repeated.
-    durations : array
-        Time of each collective, in program order and the same for all ranks [s].
+        What each rank executes; the same object twice costs no more than once.
+    durations : array or sequence of array
+        Time of each collective in program order, the same for all ranks or one array a rank; the longest counts [s].
     host : Host
         Host overheads.
-    iterations : int
-        Most iterations to run; they end once the pattern repeats [-].
 
     Returns
     -------
     timeline : Timeline
-        Period, latency and the operations of the last iteration.
+        Period, latency and the operations of an iteration of the steady state.
+
+    Raises
+    ------
+    ValueError
+        For waits that come before their collective, and for ranks whose collectives do not match.
 
     Notes
     -----
-    A collective starts when the last rank's part is ready and ends on all ranks together; the compute stream waits for
-    its end, as after a blocking PyTorch call. Kernels on a device start when the one before has ended and the host has
-    launched them; kernels of a CPU run on the host clock itself. In the long run the slowest host sets the period, or
-    the chain from collective to collective by way of the slowest rank, whichever takes longer; where hosts wait for
-    transfers, both chains cross, and the period is what iterations that repeat take.
+    A collective is ready on a rank when its host has launched it and its compute stream has done what was launched
+    before. It starts when the last rank of its communicator is ready and the collective before it there has ended, and
+    it ends on all ranks together. Kernels on a device start when the one before has ended, the host has launched them
+    and the collectives they wait for have ended; kernels of a CPU run on the host clock itself.
+
+    All of this is sums and maxima, so that an iteration is a matrix that takes the clocks at its start to those at its
+    end, and the period is its largest cycle mean [1]_:
+
+    .. math:: \lambda = \max_i \min_{0 \le k < n} \frac{x_i(n) - x_i(k)}{n - k}, \quad
+       x_i(k) = \max_j \left( A_{ij} + x_j(k-1) \right), \quad x(0) = 0
+
+    Only kernels that share a core with collectives in flight are run event by event, until the clocks repeat.
+
+    References
+    ----------
+    .. [1] R. M. Karp, "A characterization of the minimum cycle mean in a digraph", Discrete Mathematics 23 (1978),
+       theorem 1, doi:10.1016/0012-365X(78)90011-0
 
     Examples
     --------
@@ -212,22 +117,148 @@ def simulate(ranks: Sequence[RankTimes], durations: Array, host: Host, *, iterat
     >>> timeline.period, float(timeline.waits[0][1])
     (6.5, 3.0)
     """
-    states, finished = [_Rank(times, host) for times in ranks], [0.0]
-    crossed = host.asynchronous and any(len(rank.transfers) for rank in ranks)
-    period, begin = 0.0 if crossed else _settle(ranks, durations, host), 0.0
-    for number in range(iterations):
-        begin = min(min(state.clock, state.front) if host.asynchronous else state.clock for state in states)
-        _iterate(states, durations)
-        finished.append(max(max(state.clock, state.front) for state in states))
-        settled = number >= 2 and abs(finished[-1] - finished[-2] - period) <= 1e-9 * period
-        if crossed:
-            period = finished[-1] - finished[-2]
-        if settled:
-            break
-    return Timeline(
-        period=period,
-        latency=finished[1],
-        starts=tuple(state.starts - begin for state in states),
-        ends=tuple(state.ends - begin for state in states),
-        waits=tuple(state.waits for state in states),
-    )
+    distinct = list({id(rank): rank for rank in ranks}.values())
+    number = {id(rank): i for i, rank in enumerate(distinct)}
+    times = [durations] * len(ranks) if isinstance(durations, np.ndarray) else list(durations)
+    own = [np.max([t for t, r in zip(times, ranks, strict=True) if r is rank], axis=0) for rank in distinct]
+    programs = [Program.compile(rank, host) for rank in distinct]
+    schedule = arrange(programs, own)
+    overlapping = any(program.overlaps for program in programs)
+    found: _Found
+    if host.contention > 0 and not host.asynchronous and overlapping:
+        period, latency, found = share_cores(programs, schedule, host.contention)
+    else:
+        period, latency, found = _settle(programs, schedule, host)
+    views = _measure(programs, schedule, found, host)
+    columns: dict[str, Any] = {key: tuple(view[number[id(rank)]] for rank in ranks) for key, view in views.items()}
+    return Timeline(period, latency, **columns, device=host.asynchronous)
+
+
+#: The steps of an iteration, two times for each, and the collectives in flight beside every rank that shares its core.
+_Found = tuple[Sequence[tuple[int, int, int]], Sequence[tuple[Any, Any]], Sequence[Flights] | None]
+
+
+def _advance(
+    programs: Sequence[Program], schedule: Schedule, clock: list[Array], front: list[Array], host: Host
+) -> list[tuple[Array, Array]]:
+    """Run one iteration from clocks, which it moves on; returns a pair of times for every step.
+
+    Before a run: clock and front; of a launch: clock and when the rank is ready; of a meeting: start and end; before a
+    wait: where the compute stream stands, twice.
+    """
+    log: list[tuple[Array, Array]] = []
+    ready: dict[int, Array] = {}
+    free: dict[int, Array] = {}
+    ends: dict[int, Array] = {}
+    for code, rank, part in schedule.steps:
+        if code == RUN:
+            log.append((clock[rank], front[rank]))
+            issue, done, reach = programs[rank].runs[part]
+            front[rank] = np.maximum(front[rank] + done, clock[rank] + reach)
+            clock[rank] = clock[rank] + issue
+        elif code == LAUNCH:
+            clock[rank] = clock[rank] + programs[rank].first[programs[rank].times.collectives[part]]
+            own, meeting = np.maximum(clock[rank], front[rank]), schedule.meetings[rank][part]
+            log.append((clock[rank], own))
+            ready[meeting] = np.maximum(ready[meeting], own) if meeting in ready else own
+        elif code == MEET:
+            key, start = schedule.keys[part], ready[part]
+            start = np.maximum(start, free[key]) if key in free else start
+            ends[part] = free[key] = start + schedule.durations[part]
+            log.append((start, ends[part]))
+        elif code == WAIT:
+            end = ends[schedule.meetings[rank][programs[rank].waits[part][1]]]
+            before = front[rank] if host.asynchronous else clock[rank]
+            log.append((before, before))
+            front[rank] = np.maximum(front[rank], end)
+            clock[rank] = clock[rank] if host.asynchronous else np.maximum(clock[rank], end)
+        elif code == SYNC:
+            log.append((clock[rank], front[rank]))
+            clock[rank] = np.maximum(clock[rank], front[rank])
+    return log
+
+
+def _settle(programs: Sequence[Program], schedule: Schedule, host: Host) -> tuple[float, float, _Found]:
+    """Period, latency, and the steps of an iteration of the steady state with their times."""
+    count, states = len(programs), 2 if host.asynchronous else 1
+    size = count * states
+    unit = np.full((2 * count, size), -np.inf)
+    np.fill_diagonal(unit, 0.0)  # clocks first, then fronts; the front of a CPU is its clock
+    clock, front = list(unit[:count]), list(unit[count:])
+    _advance(programs, schedule, clock, front, host)
+    matrix = np.array([*clock, *front][:size])
+    last = np.array([np.maximum(c, f) for c, f in zip(clock, front, strict=True)])
+    steps = [np.zeros(size)]
+    for _ in range(max(size, _SETTLING + _PATTERN)):
+        steps.append((matrix + steps[-1]).max(axis=1))
+    history = np.array(steps)
+    means = (history[size] - history[:size]) / np.arange(size, 0, -1)[:, None]
+    late = history.reshape(len(history), states, count).max(axis=1)
+    pace = (late[-1] - late[-1 - _PATTERN]) / _PATTERN  # of every rank: some may have nobody to meet
+    rest = history - np.arange(len(history))[:, None] * np.tile(pace, states)
+    begin = rest[-_PATTERN:].max(axis=0)
+    clock = list(begin[:count])
+    front = list(begin[count:]) if host.asynchronous else [np.asarray(-np.inf)] * count
+    log = _advance(programs, schedule, clock, front, host)
+    return float(means.min(axis=0).max()), float(last.max()), (schedule.steps, log, None)
+
+
+def _measure(programs: Sequence[Program], schedule: Schedule, found: _Found, host: Host) -> dict[str, list[Array]]:
+    """Starts, ends, launches, waits, stalls and what is exposed of them, and stolen time, for every operation."""
+    starts, ends, issued, waits, stolen = ([np.zeros(len(p.first)) for p in programs] for _ in range(5))
+    stalls, exposed = ([np.zeros(len(p.first) + 1) for p in programs] for _ in range(2))
+    steps, log, flights = found
+    ready: dict[tuple[int, int], float] = {}
+    met: dict[int, tuple[float, float, float]] = {}
+    free: dict[int, float] = {}
+    pauses: list[tuple[int, int, float, float]] = []
+    begin = np.inf
+    for (code, rank, part), (one, other) in zip(steps, log, strict=True):
+        program = programs[rank]
+        if code == RUN:
+            where = program.spans[part]
+            times = _time_run(program, where, float(one), float(other), flights[rank] if flights else ())
+            starts[rank][where], ends[rank][where], issued[rank][where], stolen[rank][where] = times
+            begin = min(begin, float(times[0][0] if host.asynchronous else one))
+        elif code == LAUNCH:
+            place = program.times.collectives[part]
+            ready[rank, part], issued[rank][place] = float(other), float(one)
+            begin = begin if host.asynchronous else min(begin, float(one) - float(program.first[place]))
+        elif code == MEET:
+            before = free.get(schedule.keys[part], -np.inf)
+            met[part], free[schedule.keys[part]] = (float(one), float(other), before), float(other)
+        elif code == WAIT:
+            place, number = program.waits[part]
+            end, since = met[schedule.meetings[rank][number]][1], max(float(one), ready[rank, number])
+            pauses.append((rank, place, since, max(since, end)))
+    for (rank, number), own in ready.items():
+        place, (start, end, before) = programs[rank].times.collectives[number], met[schedule.meetings[rank][number]]
+        starts[rank][place], ends[rank][place], waits[rank][place] = start, end, start - max(own, before)
+        begin = min(begin, start) if host.asynchronous else begin
+    flown = [[met[meeting][:2] for meeting in own] for own in schedule.meetings]
+    for rank, place, since, end in pauses:
+        stalls[rank][place] += end - since
+        exposed[rank][place] += measure_overlap(flown[rank], since, end)
+    for view in (*starts, *ends, *issued):
+        view -= begin if np.isfinite(begin) else 0.0
+    return {
+        "starts": starts, "ends": ends, "issued": issued, "waits": waits, "stalls": stalls, "exposed": exposed,
+        "stolen": stolen,
+    }  # fmt: skip
+
+
+def _time_run(
+    program: Program, where: slice, clock: float, front: float, flights: Flights
+) -> tuple[Array, Array, Array, Array]:
+    """Starts, ends, launches and stolen time of the operations of a run."""
+    seconds, first, more = program.times.seconds[where], program.first[where], program.more[where]
+    if not program.host.asynchronous:
+        work = np.cumsum(program.times.overhead[where] + seconds)
+        if not flights:
+            return clock + work - seconds, clock + work, clock + work - seconds, np.zeros(len(work))
+        starts, ends = (dilate(clock, done, flights, program.host.contention) for done in (work - seconds, work))
+        return starts, ends, starts, np.diff(ends, prepend=clock) - np.diff(work, prepend=0.0)
+    issued, done = clock + np.cumsum(first + more), np.cumsum(seconds)
+    ready = np.maximum(issued - more + seconds, issued + find_last_kernels(program.times)[where])
+    ends = done + np.maximum(np.maximum.accumulate(ready - done), front)
+    return ends - seconds, ends, issued - more, np.zeros(len(done))
