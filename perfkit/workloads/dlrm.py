@@ -1,6 +1,6 @@
-"""Deep learning recommendation models: embedding tables, dot interaction and two multilayer perceptrons."""
+"""Deep learning recommendation models: embedding tables, their interaction and two multilayer perceptrons."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from perfkit.units import check_choice, check_positive
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.shards import Held, hold_tables
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.tape import ITEMSIZE, Tensor, check_switches
 from perfkit.workloads.training import Training
@@ -22,8 +23,17 @@ _MLPERF_ROWS = (
     14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36,
 )  # fmt: skip
 
+#: Row counts and lookups per sample of the 26 tables of MLPerf's DLRM-DCNv2 (mlcommons/training_results_v4.0,
+#: dlrm_dcnv2 train.py).
+_DCN_ROWS = (
+    40_000_000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40_000_000, 3067956, 405282, 10, 2209, 11938, 155, 4, 976,
+    14, 40_000_000, 40_000_000, 40_000_000, 590152, 12973, 108, 36,
+)  # fmt: skip
+_DCN_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+
 #: Named configurations: ``dlrm-default`` and ``dlrm-ddp`` are those of arXiv 2404.12674, whose layer lists start with
-#: the input (512-512-64 has two layers); ``dlrm-mlperf`` is MLPerf training v1-v2 (mlcommons/training_results_v2.1).
+#: the input (512-512-64 has two layers); ``dlrm-mlperf`` is MLPerf training v0.7-v2.1 (mlcommons/training_results_v2.1)
+#: and ``dlrm-dcnv2`` MLPerf training since v3.0, with tables updated row by row where they are looked up.
 PRESETS: dict[str, dict[str, Any]] = {
     "dlrm-default": {
         "rows": (1_000_000,) * 8, "dim": 64, "pooling": 100, "bottom": (512, 64), "top": (1024, 1024, 1024, 1),
@@ -37,7 +47,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rows": _MLPERF_ROWS, "dim": 128, "pooling": 1, "bottom": (512, 256, 128), "top": (1024, 1024, 512, 256, 1),
         "features": 13,
     },
+    "dlrm-dcnv2": {
+        "rows": _DCN_ROWS, "dim": 128, "pooling": _DCN_LOOKUPS, "bottom": (512, 256, 128),
+        "top": (1024, 1024, 512, 256, 1), "features": 13, "interaction": "cross", "optimizer": "adagrad",
+        "embedding": "exact",
+    },
 }  # fmt: skip
+_DEFAULTS = {"interaction": "dot", "optimizer": "sgd", "embedding": "separate"}
 
 
 def _end_with(name: str, widths: Any, last: int) -> tuple[int, ...]:
@@ -61,11 +77,12 @@ def _per_table(name: str, value: object, tables: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, init=False)
 class DLRM:
-    """One training iteration of a DLRM: lookups, bottom MLP, dot interaction, top MLP, binary cross entropy, SGD.
+    """One training iteration of a DLRM: lookups, bottom MLP, interaction, top MLP, binary cross entropy, optimizer.
 
-    On several ranks the tables are placed whole by a `Plan` and looked up for the whole batch, pooled rows and their
-    gradients are exchanged by all_to_all, the MLPs are data-parallel and their gradients reduced in one piece. Every
-    collective is waited for at once, as a blocking PyTorch call does.
+    On several ranks the tables are placed by a `Plan`. Whole tables and splits by columns are looked up for the whole
+    batch, pooled rows and their gradients are exchanged by all_to_all; those of splits by rows are sums of parts, which
+    reduce_scatter adds up and all_gather answers; copies are looked up for a rank's own samples. The MLPs are
+    data-parallel, their gradients and those of copies reduced.
 
     Parameters
     ----------
@@ -90,8 +107,9 @@ class DLRM:
     sparse : bool
         Whether table gradients hold one row per lookup instead of the whole table.
     embedding : str
-        ``separate`` (one bag operation a table) or ``fused`` (one kernel looks up all tables, and one updates their
-        rows in the backward pass, lookup by lookup; `sparse` then has no say).
+        ``separate`` (one bag operation a table), ``fused`` (one kernel looks up all tables, and one updates their
+        rows in the backward pass, lookup by lookup; `sparse` then has no say) or ``exact`` (likewise, but lookups are
+        sorted and each distinct row is updated once).
     loop : str
         ``lean`` (inputs are on the device, nothing is read back) or ``reference``, the training loop of the authors'
         implementation on PyTorch until 1.12: inputs, labels and the indices of the interaction are copied from pageable
@@ -104,7 +122,20 @@ class DLRM:
     dtype : str
         Data type of products, and unless `mixed` of weights, activations and gradients.
     optimizer : str
-        ``sgd``.
+        ``sgd`` or ``adagrad``.
+    interaction : str
+        ``dot`` (products of all pairs of vectors) or ``cross`` (low-rank cross layers over all of them, DCNv2).
+    cross : (int, int)
+        Cross layers and their rank [-].
+    overlap : bool
+        Whether the exchange of rows runs while the bottom MLP works, both ways, and gradients of each MLP are reduced
+        in buckets as they arrive, as DistributedDataParallel does; else every collective is waited for at once, as a
+        blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
+    compiled : bool
+        Whether activations, biases and sums of gradients happen inside products, an interaction takes one kernel each
+        way, and gradients need no copies to be reduced, as HugeCTR and compilers have it.
+    table_dtype : str
+        Data type of the tables, by default that of weights; pooled rows come in that of activations.
 
     Raises
     ------
@@ -130,6 +161,11 @@ class DLRM:
     mixed: bool
     dtype: str
     optimizer: str
+    interaction: str
+    cross: tuple[int, int]
+    overlap: bool
+    compiled: bool
+    table_dtype: str
     family: str = field(default="dlrm", repr=False)
 
     def __init__(
@@ -145,46 +181,63 @@ class DLRM:
         top: Sequence[int] | None = None,
         features: int | None = None,
         sparse: bool = True,
-        embedding: str = "separate",
+        embedding: str | None = None,
         loop: str = "lean",
         fused: bool = False,
         mixed: bool = False,
         dtype: str = "fp32",
-        optimizer: str = "sgd",
+        optimizer: str | None = None,
+        interaction: str | None = None,
+        cross: tuple[int, int] = (3, 512),
+        overlap: bool = False,
+        compiled: bool = False,
+        table_dtype: str = "",
     ) -> None:
         if preset is not None:
             check_choice("preset", preset, PRESETS)
-        base = dict(PRESETS[preset or "dlrm-default"])
-        given = {"rows": rows, "dim": dim, "pooling": pooling, "bottom": bottom, "top": top, "features": features}
+        base = _DEFAULTS | PRESETS[preset or "dlrm-default"]
+        given = {"rows": rows, "dim": dim, "pooling": pooling, "bottom": bottom, "top": top, "features": features,
+                 "embedding": embedding, "optimizer": optimizer, "interaction": interaction}  # fmt: skip
         base |= {key: value for key, value in given.items() if value is not None}
-        check_choice("dtype", dtype, ITEMSIZE)
-        check_choice("optimizer", optimizer, ("sgd",))
-        check_choice("embedding", embedding, ("separate", "fused"))
-        check_choice("loop", loop, ("lean", "reference"))
+        table_dtype = table_dtype or ("fp32" if mixed else dtype)
+        for name, value, known in (
+            ("dtype", dtype, tuple(ITEMSIZE)), ("table_dtype", table_dtype, tuple(ITEMSIZE)),
+            ("optimizer", base["optimizer"], ("sgd", "adagrad")), ("loop", loop, ("lean", "reference")),
+            ("embedding", base["embedding"], ("separate", "fused", "exact")),
+            ("interaction", base["interaction"], ("dot", "cross")),
+        ):  # fmt: skip
+            check_choice(name, value, known)
+        if base["optimizer"] == "adagrad" and (
+            base["embedding"] == "fused" or (base["embedding"] == "separate" and sparse)
+        ):
+            raise ValueError(
+                f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients; rows of "
+                "equal number must be added up first; take embedding='exact', sparse=False, or capture the step"
+            )
         if not isinstance(sparse, bool):
             raise ValueError(f"sparse is {sparse!r}; it must be True (one gradient row per lookup) or False")
-        check_switches(dtype, fused=fused, mixed=mixed)
+        check_switches(dtype, fused=fused, mixed=mixed, overlap=overlap, compiled=compiled)
         width = check_positive("dim", base["dim"], integer=True)
         listed = isinstance(base["rows"], Sequence | np.ndarray) and not isinstance(base["rows"], str)
         sizes = base["rows"] if listed else (base["rows"],)
         poolings, exponents = (
             _per_table(n, v, len(sizes)) for n, v in (("pooling", base["pooling"]), ("exponent", exponent))
         )
-        itemsize, counts = (
-            4 if mixed else ITEMSIZE[dtype],
-            (int(check_positive("rows", r, integer=True)) for r in sizes),
-        )
+        counts = (int(check_positive("rows", r, integer=True)) for r in sizes)
         tables = tuple(
-            EmbeddingTable(count, int(width), p, e, itemsize, f"table {i}")
+            EmbeddingTable(count, int(width), p, e, ITEMSIZE[table_dtype], f"table {i}")
             for i, (count, p, e) in enumerate(zip(counts, poolings, exponents, strict=True))
         )
         layers = {key: _end_with(key, base[key], int(last)) for key, last in (("bottom", width), ("top", 1))}
         values = {
             "name": preset or "dlrm", "batch": int(check_positive("batch", batch, integer=True)), "tables": tables,
             "features": int(check_positive("features", base["features"], integer=True)), "sparse": sparse,
-            "embedding": embedding, "loop": loop, "fused": fused, "mixed": mixed, "dtype": dtype,
-            "optimizer": optimizer, "family": "dlrm", **layers,
+            "loop": loop, "fused": fused, "mixed": mixed, "dtype": dtype, "overlap": overlap, "compiled": compiled,
+            "table_dtype": table_dtype, "family": "dlrm", **layers, **{key: base[key] for key in _DEFAULTS},
+            "cross": tuple(int(check_positive("cross", size, integer=True)) for size in cross),
         }  # fmt: skip
+        if len(values["cross"]) != 2:
+            raise ValueError(f"cross is {cross!r}; it must be the number of layers and their rank, such as (3, 512)")
         if not tables:
             raise ValueError("rows is empty; a DLRM needs at least one table; give the rows of each table")
         for key, value in values.items():
@@ -194,7 +247,9 @@ class DLRM:
     def description(self) -> str:
         """What is computed, in a few words."""
         tables = f"{len(self.tables)} tables × {self.tables[0].dim}"
-        gradients = "fused" if self.embedding == "fused" else f"{'sparse' if self.sparse else 'dense'} gradients"
+        gradients = (
+            self.embedding if self.embedding != "separate" else f"{'sparse' if self.sparse else 'dense'} gradients"
+        )
         loop = ", reference loop" if self.loop == "reference" else ""
         return f"{self.name}, batch {self.batch}, {tables}, {gradients}{loop}"
 
@@ -257,41 +312,97 @@ class DLRM:
 @lru_cache(maxsize=256)
 def _record(model: DLRM, plan: Plan, rank: int, accelerator: bool) -> Graph:
     """Record one rank's iteration."""
-    ranks, dim, reference = plan.ranks, model.tables[0].dim, accelerator and model.loop == "reference"
-    tape = Training(ITEMSIZE[model.dtype], mixed=model.mixed, reference=reference)
-    local, batch = [model.tables[t] for t in plan.tables_of(rank)], model.batch // ranks
+    ranks, reference = plan.ranks, accelerator and model.loop == "reference"
+    overlap = model.overlap and ranks > 1
+    tape = Training(
+        ITEMSIZE[model.dtype], mixed=model.mixed, reference=reference, overlap=overlap, compiled=model.compiled
+    )
+    held, batch = hold_tables(plan, model.tables, rank), model.batch // ranks
     inputs = tape.tensor(batch, model.features, itemsize=tape.wide)
     if reference:
-        lookups, bags = sum(round(model.batch * table.pooling) for table in local), model.batch * len(local) + 1
-        for part in (inputs, *(tape.tensor(count, itemsize=4) for count in (lookups, bags) if local)):
+        lookups = sum(round(model.batch * t.pooling) for t in held.looked) + sum(
+            round(batch * t.pooling) for t in held.copies
+        )
+        bags = model.batch * len(held.looked) + batch * len(held.copies) + 1
+        for part in (inputs, *(tape.tensor(n, itemsize=4) for n in (lookups, bags) if lookups)):
             tape.transfer("to_device", part)
-    tape.module = "bottom"
-    dense = tape.mlp(inputs, model.bottom, last_relu=True)
-    tape.module = "embeddings"
-    pooled = _look_up(tape, model, local, index=4 if reference else 8)
-    if ranks > 1:
-        send = tape.cat(pooled) if len(pooled) > 1 else (pooled[0] if pooled else None)
-        widths = [dim * len(plan.tables_of(r)) for r in range(ranks)]
-        nbytes = model.batch * max(widths) * tape.wide  # the fullest rank's whole buffer bounds an uneven exchange
-        pooled = tape.exchange(send, batch, widths, nbytes)
+    if not overlap:
+        dense = _bottom(tape, inputs, model)
+    receive, before = _look_up(tape, model, held, index=4 if reference else 8), len(tape.trained)
+    if overlap:
+        dense = _bottom(tape, inputs, model)
+        tape.trained = tape.trained[before:] + tape.trained[:before]  # modules are made in the order of PRESETS
     tape.module = "interaction"
-    vectors = tape.cat([dense, *pooled]).view(batch, len(model.tables) + 1, dim)
-    tape.views(2)  # rows by table, and these transposed
-    products = tape.lower_triangle(tape.bmm(vectors, vectors, "nt"))
-    joined = tape.cat([dense, products])
+    pooled = [part for wait in receive for part in wait()]
+    vectors = tape.cat([dense, *pooled])
+    before = len(tape.trained)
+    if model.interaction == "cross":
+        joined = tape.cross(vectors, *model.cross)
+    else:
+        joined = tape.dot(vectors.view(batch, len(model.tables) + 1, model.tables[0].dim), dense)
     tape.module = "top"
     tape.binary_cross_entropy(tape.mlp(joined, model.top, last_relu=False))
     if reference:
         tape.zero_gradients()
+    if overlap:
+        top, others = tape.trained[before:], [w for w in tape.trained[:before] if w not in tape.local]
+        bottom = 2 * len(model.bottom)
+        for module in (top, others[:bottom], others[bottom:]):
+            tape.share_gradients(module)
     tape.backward()
-    if ranks > 1:
+    if ranks > 1 and not overlap:
         tape.all_reduce_gradients()
     tape.step(model.optimizer, lists=accelerator, fused=model.fused)
-    return tape.graph()
+    return tape.graph(
+        name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=held.groups if ranks > 1 else ()
+    )
 
 
-def _look_up(tape: Training, model: DLRM, tables: Sequence[EmbeddingTable], *, index: int) -> list[Tensor]:
-    """Pooled rows of every table; indices and offsets take `index` bytes each."""
-    if model.embedding == "fused":
-        return tape.fused_embeddings(tables, model.batch, itemsize=index) if tables else []
-    return [tape.embedding_bag(table, model.batch, sparse=model.sparse) for table in tables]
+def _bottom(tape: Training, inputs: Tensor, model: DLRM) -> Tensor:
+    tape.module = "bottom"
+    return tape.mlp(inputs, model.bottom, last_relu=True)
+
+
+def _look_up(tape: Training, model: DLRM, held: Held, *, index: int) -> list[Callable[[], list[Tensor]]]:
+    """Look tables up and launch the exchanges; each entry waits for its pooled rows.
+
+    Indices and offsets take `index` bytes each.
+    """
+    tape.module, ranks = "embeddings", len(held.widths)
+    batch = model.batch // ranks
+    looked = _pool(tape, model, held.looked, model.batch, index)
+    receive: list[Callable[[], list[Tensor]]] = []
+    pooled, start = looked[: held.whole], held.whole
+    for group, count in held.sums:
+        parts, start = looked[start : start + count], start + count
+        members = len(held.groups[group])
+        part = tape.cat(parts) if len(parts) > 1 else parts[0]
+        wait = tape.exchange(
+            part, model.batch // members, [part.shape[1]], part.nbytes,
+            operations=("reduce_scatter", "all_gather"), group=group,
+        )  # fmt: skip
+        if members == ranks:
+            receive.append(wait)
+        else:  # each rank of the node passes its samples on
+            pooled += [sent.view(model.batch, sent.numel // model.batch) for sent in wait()]
+    if ranks == 1:
+        receive.append(lambda: looked)
+    elif any(held.widths):
+        send = tape.cat(pooled) if len(pooled) > 1 else (pooled[0] if pooled else None)
+        # the fullest rank's whole buffer bounds an uneven exchange
+        receive.insert(0, tape.exchange(send, batch, held.widths, model.batch * max(held.widths) * tape.wide))
+    if held.copies:
+        copies = _pool(tape, model, held.copies, batch, index, copied=True)
+        tape.local.difference_update(tape.trained[-len(held.copies) :])
+        receive.append(lambda: copies)
+    return receive
+
+
+def _pool(
+    tape: Training, model: DLRM, tables: Sequence[EmbeddingTable], bags: int, index: int, *, copied: bool = False
+) -> list[Tensor]:
+    """Pooled rows of tables."""
+    if model.embedding == "separate":
+        return [tape.embedding_bag(table, bags, sparse=model.sparse and not copied) for table in tables]
+    exact = model.optimizer if model.embedding == "exact" else ""
+    return tape.fused_embeddings(tables, bags, itemsize=index, exact=exact, dense=copied) if tables else []

@@ -19,6 +19,10 @@ class Layers(Tape):
         Whether weights, and what is not a product, stay fp32 (autocast).
     reference : bool
         Whether to run as PyTorch did until 1.12.
+    overlap : bool
+        Whether collectives go on until they are waited for.
+    compiled : bool
+        Whether what lies between products happens inside them, or in one kernel.
     """
 
     # -- elementwise and row-wise ------------------------------------------------------------------------------------
@@ -48,7 +52,9 @@ class Layers(Tape):
         self.emit(name, "elementwise", [target, *reads], [target], elements=target.numel)
 
     def relu(self, x: Tensor) -> Tensor:
-        """Rectified linear unit."""
+        """Rectified linear unit; a compiler puts it into the products before it, and behind it on the way back."""
+        if self.compiled:
+            return x
         y = self.elementwise("relu", [x], x)
         self.node(lambda: self.arrive(x, self.elementwise("threshold_backward", [self.gradient(y), y], x)))
         return y
@@ -92,7 +98,8 @@ class Layers(Tape):
     def column_sum(self, x: Tensor) -> Tensor:
         """Sum over all but the last dimension, as bias gradients need it."""
         out = self.tensor(x.shape[-1], itemsize=x.itemsize)
-        self.rowwise("sum", [x], [out], x)
+        if not self.compiled:  # by the product that makes x
+            self.rowwise("sum", [x], [out], x)
         return out
 
     def softmax(self, x: Tensor) -> Tensor:
@@ -210,6 +217,29 @@ class Layers(Tape):
         self.node(backward)
         return out
 
+    def dot(self, x: Tensor, dense: Tensor) -> Tensor:
+        """Products of all pairs of vectors of a sample, behind its dense vector."""
+        if self.compiled:
+            return self._dot_fused(x, dense)
+        self.views(2)  # rows by table, and these transposed
+        return self.cat([dense, self.lower_triangle(self.bmm(x, x, "nt"))])
+
+    def _dot_fused(self, x: Tensor, dense: Tensor) -> Tensor:
+        """The same by one kernel each way, the gradients of `dense` among those of the vectors."""
+        batch, n, k = x.shape
+        out = self.tensor(batch, k + n * (n - 1) // 2, grad=True)
+        sizes: dict[str, Any] = {"batch": batch, "m": n, "k": k}
+        self.emit("dot", "bmm", [x], [out], "nt", flops=2.0 * batch * n * n * k, n=n, **sizes)
+
+        def backward() -> None:
+            g = self.tensor(*x.shape)
+            reads = [self.gradient(out), x]
+            self.emit("dot_backward", "bmm", reads, [g], "nn", flops=2.0 * batch * n * n * k, n=n, **sizes)
+            self.arrive(x, g)
+
+        self.node(backward)
+        return out
+
     def _slice(self, x: Tensor) -> None:
         """A slice that takes all of `x`; its gradient is copied into zeros all the same."""
         self._bare += 1
@@ -263,10 +293,53 @@ class Layers(Tape):
     def _narrow(self, weight: Tensor) -> Tensor:
         """A weight as products take it, cast once an iteration."""
         if weight.itemsize == self.itemsize:
+            self.use(weight)
             return weight
         if weight not in self._narrowed:
+            self.use(weight)
             self._narrowed[weight] = self.cast(weight, self.itemsize)
         return self._narrowed[weight]
+
+    def cross(self, x: Tensor, layers: int, rank: int) -> Tensor:
+        """Low-rank cross layers: the input times a projection to `rank` columns and back, plus what came before."""
+        first, n = x, x.shape[-1]
+        for _ in range(layers):
+            narrow, wide, bias = self.parameter(rank, n), self.parameter(n, rank), self.parameter(n)
+            projected = self.linear(self.linear(x, narrow), wide)
+            x = self._cross_fused(first, x, projected, bias) if self.compiled else self.add(
+                self.multiply(first, self.add(projected, bias)), x
+            )  # fmt: skip
+        return x
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        """Product number by number."""
+        out = self.elementwise("mul", [x, y], x)
+
+        def backward() -> None:
+            gradient = self.gradient(out)
+            gx, gy = self.elementwise("mul", [gradient, y], x), self.elementwise("mul", [gradient, x], y)
+            self.arrive(x, gx)
+            self.arrive(y, gy)
+
+        self.node(backward)
+        return out
+
+    def _cross_fused(self, first: Tensor, x: Tensor, projected: Tensor, bias: Tensor) -> Tensor:
+        """What follows the products of a cross layer, by one kernel each way."""
+        out = self.elementwise("cross", [first, projected, x], x)
+
+        def backward() -> None:
+            g = self.gradient(out)
+            known = [self.gradient(first)] if first.root in self._gradients else []
+            gp, total = self.tensor(*x.shape), self.tensor(*x.shape)
+            self.emit("cross_backward", "elementwise", [g, first, projected, *known], [gp, total], elements=g.numel)
+            self._gradients[first.root] = total
+            for tensor, gradient in ((projected, gp), (bias, self.tensor(*bias.shape)), (x, g)):
+                if tensor.root is not first.root:
+                    self.arrive(tensor, gradient)
+
+        self.node(backward)
+        return out
 
     def mlp(self, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Tensor:
         """Linear layers with rectifiers in between."""

@@ -1,9 +1,9 @@
 """How one table is cut and where its shards lie."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,19 @@ from perfkit.resources import expect, expect_record, expect_text, expect_whole
 from perfkit.units import check_choice, check_positive
 from perfkit.workloads.tables import EmbeddingTable
 
-__all__ = ["KINDS", "SPLIT_BY_COLUMNS", "Placement", "Shard", "expect_placement"]
+if TYPE_CHECKING:
+    from perfkit.workloads.placement import Plan
+
+__all__ = [
+    "KINDS",
+    "SPLIT_BY_COLUMNS",
+    "Held",
+    "Placement",
+    "Shard",
+    "expect_placement",
+    "hold_tables",
+    "share_lookups",
+]
 
 #: Ways to place one table, by their TorchRec names: copied to every rank; whole on one rank; columns split over ranks;
 #: rows split over all ranks; rows split over the ranks of one node; columns split over ranks of one node.
@@ -123,6 +135,100 @@ class Placement:
             spans = zip(self.ranks, tops, tops[1:], strict=False)
             return [Shard(number, rank, top, end - top, 0, table.dim) for rank, top, end in spans]
         return [Shard(number, rank, 0, table.rows, 0, table.dim) for rank in self.ranks]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one rank holds, and who exchanges what.
+
+    Parameters
+    ----------
+    looked : tuple of EmbeddingTable
+        Tables and parts of tables that the rank looks up for the whole batch: those whose rows it pools alone, then
+        those whose pooled rows are sums over a group, group by group.
+    whole : int
+        How many of them it pools alone [-].
+    sums : tuple of (int, int)
+        Number of the group and of its tables [-].
+    copies : tuple of EmbeddingTable
+        Tables that every rank holds and looks up for its own samples.
+    widths : tuple of int
+        Columns that each rank sends to each other one [-].
+    groups : tuple of tuple of int
+        All ranks, and then those that add up rows among themselves.
+    """
+
+    looked: tuple[EmbeddingTable, ...]
+    whole: int
+    sums: tuple[tuple[int, int], ...]
+    copies: tuple[EmbeddingTable, ...]
+    widths: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+
+def share_lookups(table: EmbeddingTable, parts: int, *, first: bool) -> float:
+    """Lookups per sample of one part of the rows; the `first` part holds the most popular row.
+
+    Parameters
+    ----------
+    table : EmbeddingTable
+        The whole table.
+    parts : int
+        Parts of as many rows [-].
+    first : bool
+        Whether it is the first one.
+
+    Returns
+    -------
+    pooling : float
+        Lookups per sample [-].
+    """
+    hottest = float(table.distribution.buckets()[0].max())
+    return table.pooling * ((1 - hottest) / parts + hottest * first)
+
+
+def hold_tables(plan: "Plan", tables: Sequence[EmbeddingTable], rank: int) -> Held:
+    """Work out what a rank holds.
+
+    Parameters
+    ----------
+    plan : Plan
+        Placement of the tables.
+    tables : sequence of EmbeddingTable
+        The tables.
+    rank : int
+        The rank [-].
+
+    Returns
+    -------
+    held : Held
+        Its tables and parts of tables.
+    """
+    everyone = tuple(range(plan.ranks))
+    split = sorted({p.ranks for p in plan.placements if p.kind in _BY_ROWS and len(p.ranks) > 1} - {everyone})
+    groups = (everyone, *split)
+    alone: list[EmbeddingTable] = []
+    copies: list[EmbeddingTable] = []
+    sums: list[list[EmbeddingTable]] = [[] for _ in groups]
+    widths = [0] * plan.ranks
+    for number, (placement, table) in enumerate(zip(plan.placements, tables, strict=True)):
+        members, by_rows = placement.ranks, placement.kind in _BY_ROWS and len(placement.ranks) > 1
+        for shard in placement.cut(table, number):
+            if placement.kind != "data_parallel" and not (by_rows and members == everyone):
+                widths[shard.rank] += shard.columns // len(members) if by_rows else shard.columns
+            if shard.rank != rank:
+                continue
+            if placement.kind == "data_parallel":
+                copies.append(table)
+            elif by_rows:
+                pooling = share_lookups(table, len(members), first=shard.first_row == 0)
+                part = replace(table, rows=max(shard.rows, 1), pooling=pooling)
+                sums[groups.index(members)].append(part)
+            else:
+                alone.append(table if shard.columns == table.dim else replace(table, dim=shard.columns))
+    looked = (*alone, *(table for group in sums for table in group))
+    counts = tuple((number, len(group)) for number, group in enumerate(sums) if group)
+    return Held(looked, len(alone), counts, tuple(copies), tuple(widths), groups)
 
 
 def expect_placement(value: Any, place: str) -> tuple[Placement, str]:

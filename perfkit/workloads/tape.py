@@ -1,7 +1,9 @@
 """A symbolic eager framework: records the operations PyTorch would dispatch, both ways, without computing."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -16,24 +18,24 @@ ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 _COLUMN = {name: index for index, name in enumerate(FEATURES)}
 
 
-def check_switches(dtype: str, *, fused: bool, mixed: bool) -> None:
+def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
     """Refuse settings of a workload that make no sense.
 
     Parameters
     ----------
     dtype : str
         Data type of products.
-    fused : bool
-        Whether one kernel updates all weights.
     mixed : bool
         Whether weights stay fp32.
+    **others : bool
+        Further settings that are on or off.
 
     Raises
     ------
     ValueError
         For anything but True and False, and for mixed precision without a narrower data type.
     """
-    for name, value in (("fused", fused), ("mixed", mixed)):
+    for name, value in {**others, "mixed": mixed}.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name} is {value!r}; it must be True or False")
     if mixed and ITEMSIZE[dtype] != 2:
@@ -98,10 +100,23 @@ class Tape:
     reference : bool
         Whether to run as PyTorch did until 1.12: gradients are zeroed and then added to, and biases copied to where a
         product is added to them.
+    overlap : bool
+        Whether collectives go on until `wait` is called; else each is waited for at once.
+    compiled : bool
+        Whether what lies between products happens inside them, or in one kernel, as compilers and HugeCTR have it.
     """
 
-    def __init__(self, itemsize: int = 4, *, mixed: bool = False, reference: bool = False) -> None:
+    def __init__(
+        self,
+        itemsize: int = 4,
+        *,
+        mixed: bool = False,
+        reference: bool = False,
+        overlap: bool = False,
+        compiled: bool = False,
+    ) -> None:
         self.itemsize, self.wide, self.reference = itemsize, 4 if mixed else itemsize, reference
+        self.overlap, self.compiled = overlap, compiled
         self.phase, self.module = "forward", ""
         self.trained: list[Tensor] = []
         self._weights: set[Tensor] = set()
@@ -118,6 +133,8 @@ class Tape:
         self.local: set[Tensor] = set()
         self._bare, self._grouped, self._opened = 0, False, False
         self._arrived: list[Tensor] = []
+        self._due: Counter[Tensor] = Counter()
+        self._waits: list[tuple[int, int]] = []
         self._kept: dict[Tensor, Tensor] = {}
         self._narrowed: dict[Tensor, Tensor] = {}
 
@@ -126,9 +143,9 @@ class Tape:
         self._storages += 1
         return Tensor(self._storages - 1, shape, itemsize or self.itemsize, grad)
 
-    def parameter(self, *shape: int) -> Tensor:
+    def parameter(self, *shape: int, itemsize: int = 0) -> Tensor:
         """A trained tensor."""
-        weight = self.tensor(*shape, itemsize=self.wide, grad=True)
+        weight = self.tensor(*shape, itemsize=itemsize or self.wide, grad=True)
         self.trained.append(weight)
         self._weights.add(weight)
         return weight
@@ -161,6 +178,14 @@ class Tape:
         """A copy ``to_device`` or ``to_host`` through pageable memory, for which the host waits."""
         self.emit("to", "transfer", [], [tensor], direction, elements=tensor.numel)
 
+    def wait(self, collective: int) -> None:
+        """Let the next operation start no sooner than a collective has ended; they are counted from 0."""
+        self._waits.append((len(self._labels), collective))
+
+    def use(self, weight: Tensor) -> None:
+        """Expect one more gradient for a weight, which is complete when all have arrived."""
+        self._due[weight] += 1
+
     def views(self, count: int) -> None:
         """Count views: calls without a kernel here, and as many again on the way back."""
         self._bare += count
@@ -181,13 +206,15 @@ class Tape:
     def arrive(self, tensor: Tensor, gradient: Tensor) -> None:
         """A gradient reaches a tensor."""
         first = self._gradients.get(tensor.root)
-        if first is not None:
+        if first is not None and not self.compiled:  # else the product that makes it adds it
             total = self.tensor(*first.shape, itemsize=first.itemsize)
             self.emit("add", "elementwise", [first, gradient], [total], elements=total.numel)
             gradient = total
         self._gradients[tensor.root] = gradient
         if tensor.root in self._weights:
-            self._arrived.append(tensor.root)
+            self._due[tensor.root] -= 1
+            if self._due[tensor.root] <= 0:
+                self._arrived.append(tensor.root)
 
     def backward(self) -> None:
         """Run the backward steps, each one call, and after each the calls that keep gradients of weights."""
@@ -197,22 +224,29 @@ class Tape:
             run()
             self._bare += not self._opened
             self._grouped = False
-            self._keep_gradients()
+            for weight in self._arrived:
+                self._keep(weight)
+            self._arrived.clear()
         self._nodes.clear()
+        self._finish()
         self.phase, self.module = "update", ""
 
-    def _keep_gradients(self) -> None:
-        for weight in self._arrived:
-            if weight in self._kept:
-                gradient, kept = self._gradients[weight], self._kept[weight]
-                self.emit("accumulate", "elementwise", [kept, gradient], [kept], elements=kept.numel)
-                self._gradients[weight] = kept
-            else:
-                self._bare += 1
-        self._arrived.clear()
+    def _keep(self, weight: Tensor) -> None:
+        """The gradient of a weight is complete."""
+        if weight in self._kept:
+            gradient, kept = self._gradients[weight], self._kept[weight]
+            self.emit("accumulate", "elementwise", [kept, gradient], [kept], elements=kept.numel)
+            self._gradients[weight] = kept
+        else:
+            self._bare += 1
 
-    def graph(self) -> Graph:
-        """Everything recorded so far as columns."""
+    def _finish(self) -> None:
+        """The backward pass is over."""
+
+    def graph(self, **about: Any) -> Graph:
+        """Everything recorded so far as columns; `about` are further fields of the graph, such as its name."""
         features = np.array(self._features, dtype=float).reshape(-1, len(FEATURES))
         accesses = np.array(self._accesses, dtype=float).reshape(-1, 4)
-        return Graph(tuple(self._labels), features, accesses, tuple(self.tables), sum(t.numel for t in self.trained))
+        waits = np.array(self._waits, dtype=np.intp).reshape(-1, 2) if self.overlap else None
+        weights = sum(t.numel for t in self.trained)
+        return Graph(tuple(self._labels), features, accesses, tuple(self.tables), weights, waits=waits, **about)

@@ -1,13 +1,40 @@
 """What makes an iteration of training of layers: embeddings, exchanges between ranks, losses and optimizers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from perfkit.models.distributions import unique_rows
+from perfkit.models.embedding import STATE, exact_backward_bytes, row_traffic
 from perfkit.workloads.layers import Layers
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.tape import Tensor
 
-__all__ = ["Training"]
+__all__ = ["BUCKETS", "Training"]
+
+#: Bytes at which DistributedDataParallel sends off the first bucket of gradients, and every later one [B].
+BUCKETS = (2**20, 25 * 2**20)
+
+
+#: Kernels of a sort by key with what prepares it, as where an index is put on a GPU.
+_SORT = 10
+
+
+class _Reducer:
+    """Buckets of one DistributedDataParallel: the open one, those sent off, and gradients yet to come."""
+
+    def __init__(self, due: int) -> None:
+        self.due = due
+        self.bucket: list[tuple[Tensor, Tensor]] = []
+        self.launched: list[tuple[int, list[tuple[Tensor, Tensor]]]] = []
+
+
+def _exact_traffic(table: EmbeddingTable, bags: int, optimizer: str) -> int:
+    """Bytes that a sort and one update of each distinct row with its states move, the gradient of the output aside."""
+    lookups, row = round(bags * table.pooling), row_traffic(table.dim, table.itemsize, 32)
+    unique = float(unique_rows(table.distribution, lookups))
+    whole = exact_backward_bytes(unique, bags, lookups, table.dim, itemsize=table.itemsize)
+    state = 32.0 if optimizer == "rowwise_adagrad" else STATE[optimizer] * row
+    return round(whole - bags * table.dim * table.itemsize + 2.0 * unique * state)
 
 
 class Training(Layers):
@@ -21,7 +48,16 @@ class Training(Layers):
         Whether weights, and what is not a product, stay fp32 (autocast).
     reference : bool
         Whether to run as PyTorch did until 1.12.
+    overlap : bool
+        Whether collectives go on until they are waited for.
+    compiled : bool
+        Whether what lies between products happens inside them, or in one kernel.
     """
+
+    def __init__(self, itemsize: int = 4, **switches: bool) -> None:
+        super().__init__(itemsize, **switches)
+        self._collectives = 0
+        self._reducers: dict[Tensor, _Reducer] = {}
 
     # -- embeddings --------------------------------------------------------------------------------------------------
 
@@ -43,18 +79,34 @@ class Training(Layers):
         self.node(backward)
         return out
 
-    def fused_embeddings(self, tables: Sequence[EmbeddingTable], bags: int, *, itemsize: int = 8) -> list[Tensor]:
-        """Sum-pooled lookups of all tables by one kernel; the backward updates each row for each of its lookups."""
+    def fused_embeddings(
+        self, tables: Sequence[EmbeddingTable], bags: int, *, itemsize: int = 8, exact: str = "", dense: bool = False
+    ) -> list[Tensor]:
+        """Sum-pooled lookups of all tables by one kernel.
+
+        The backward updates each row for each of its lookups; or, with an optimizer named by `exact`, sorts the lookups
+        and updates each distinct row once; or makes a gradient as large as the table (`dense`).
+        """
         found = [self._look_up(table, bags, itemsize) for table in tables]
         for number, (_, index, out, sizes) in enumerate(found):
             part = {} if number == 0 else {"launches": 0, "calls": 0}
             self.emit("fused_embeddings", "embedding_forward", index, [out], "fused", **sizes, **part)
 
         def backward() -> None:
+            gradients = []
             for number, (weight, index, out, sizes) in enumerate(found):
-                self._updated.add(weight)
                 part, reads = {} if number == 0 else {"launches": 0}, [self.gradient(out), *index]
-                self.emit("fused_embeddings_backward", "embedding_backward", reads, [], "fused", **sizes, **part)
+                variant = "dense" if dense else "exact" if exact else "fused"
+                writes = [self.tensor(*weight.shape, itemsize=weight.itemsize)] if dense else []
+                gradients += [(weight, g) for g in writes]
+                if not dense:
+                    self._updated.add(weight)
+                if variant == "exact":  # all of it is traffic
+                    reads.append(self.tensor(_exact_traffic(tables[number], bags, exact), itemsize=1))
+                    sizes, part = {**sizes, "lookups": 0}, part or {"launches": _SORT}
+                self.emit("fused_embeddings_backward", "embedding_backward", reads, writes, variant, **sizes, **part)
+            for weight, gradient in gradients:
+                self.arrive(weight, gradient)
 
         self.node(backward)
         return [out for _, _, out, _ in found]
@@ -65,7 +117,7 @@ class Training(Layers):
         """Weight, indices and offsets, pooled rows and sizes of a lookup."""
         lookups, number = round(bags * table.pooling), len(self.tables)
         self.tables.append(table)
-        weight = self.parameter(table.rows, table.dim)
+        weight = self.parameter(table.rows, table.dim, itemsize=table.itemsize)
         self.local.add(weight)
         index = [self.tensor(lookups, itemsize=itemsize), self.tensor(bags, itemsize=itemsize)]
         sizes = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": number, "elements": lookups * table.dim}
@@ -74,6 +126,7 @@ class Training(Layers):
     def embedding(self, weight: Tensor, indices: int, *leading: int, trained: bool = True) -> Tensor:
         """Lookup of `indices` rows of a dense table; the gradient is as large as the table."""
         rows, dim = weight.shape
+        self.use(weight)
         index = self.tensor(indices, itemsize=8)
         out = self.tensor(*leading, dim, itemsize=weight.itemsize, grad=trained)
         sizes: dict[str, Any] = {"lookups": indices, "bags": indices, "dim": dim}
@@ -91,37 +144,101 @@ class Training(Layers):
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
-    def collective(self, operation: str, reads: Sequence[Tensor], writes: Sequence[Tensor], nbytes: float) -> None:
-        """One collective; `nbytes` is its size in the nccl-tests convention."""
-        self.emit(operation, "collective", reads, writes, nbytes=nbytes)
+    def collective(
+        self, operation: str, reads: Sequence[Tensor], writes: Sequence[Tensor], nbytes: float, *, group: int = 0
+    ) -> int:
+        """One collective of a communicator; `nbytes` is its size in the nccl-tests convention. Returns its number."""
+        self.emit(operation, "collective", reads, writes, nbytes=nbytes, group=group)
+        self._collectives += 1
+        return self._collectives - 1
 
-    def exchange(self, send: Tensor | None, batch: int, widths: Sequence[int], nbytes: float) -> list[Tensor]:
-        """All_to_all of pooled rows: one part of (batch, width) from every rank; the backward sends gradients back."""
-        received = self.tensor(batch * sum(widths), grad=True)
-        self.collective("all_to_all", [send] if send else [], [received], nbytes)
-        parts = [Tensor(received.storage, (batch, width), self.itemsize, True) for width in widths if width]
+    def exchange(
+        self,
+        send: Tensor | None,
+        batch: int,
+        widths: Sequence[int],
+        nbytes: float,
+        *,
+        operations: tuple[str, str] = ("all_to_all", "all_to_all"),
+        group: int = 0,
+    ) -> Callable[[], list[Tensor]]:
+        """Launch the exchange of pooled rows: one part of (batch, width) from every rank.
 
-        def backward() -> None:
-            gradients = [self._clone(self.gradient(part)) for part in parts]
-            flat = self.tensor(received.numel)
-            self.emit("cat", "copy", gradients, [flat], elements=flat.numel, rows=len(parts))
-            back = [self.tensor(*send.shape)] if send else []
-            self.collective("all_to_all", [flat], back, nbytes)
+        The other operations are ``reduce_scatter`` and ``all_gather``, for rows that are sums of parts. What is
+        returned waits for the parts; on the way back it sends off their gradients, which are waited for here.
+        """
+        received = self.tensor(batch * sum(widths), itemsize=self.wide, grad=True)
+        number = self.collective(operations[0], [send] if send else [], [received], nbytes, group=group)
+        back = [self.tensor(*send.shape, itemsize=self.wide)] if send else []
+        parts = [Tensor(received.storage, (batch, width), self.wide, True) for width in widths if width]
+        launched: list[int] = []
+
+        def accept() -> None:
+            self.wait(launched[0])
             if send:
                 self.arrive(send, back[0])
 
-        self.node(backward)
-        return parts
+        def backward() -> None:
+            gradients = [self._clone(self.gradient(part)) for part in parts]
+            flat = self.tensor(received.numel, itemsize=self.wide)
+            self.emit("cat", "copy", gradients, [flat], elements=flat.numel, rows=len(parts))
+            launched.append(self.collective(operations[1], [flat], back, nbytes, group=group))
+            if not self.overlap:
+                accept()
+
+        def receive() -> list[Tensor]:
+            self.wait(number)
+            self.node(backward)
+            return parts
+
+        if self.overlap:
+            self.node(accept)
+        return receive
 
     def all_reduce_gradients(self) -> None:
         """Average the dense gradients over ranks: flattened, reduced in one piece, divided."""
         dense = [w for w in self.trained if w not in self.local]
-        flat = self.tensor(sum(w.numel for w in dense))
+        flat = self.tensor(sum(w.numel for w in dense), itemsize=self.wide)
         self.emit("cat", "copy", [self._gradients[w] for w in dense], [flat], elements=flat.numel, rows=len(dense))
         self.collective("all_reduce", [flat], [flat], flat.nbytes)
         self.update("div_", flat)
         for weight in dense:
             self._gradients[weight] = flat.view(*weight.shape)
+
+    def share_gradients(self, weights: Sequence[Tensor]) -> None:
+        """Average the gradients of these weights over ranks as DistributedDataParallel does, one module of its own.
+
+        Each is copied into a bucket as it arrives, a full bucket is reduced while the backward pass goes on, and at
+        its end all are copied back. Buckets are filled in the order of arrival, as from the second iteration on.
+        """
+        reducer = _Reducer(len(weights))
+        self._reducers |= dict.fromkeys(weights, reducer)
+
+    def _keep(self, weight: Tensor) -> None:
+        super()._keep(weight)
+        reducer = self._reducers.get(weight)
+        if reducer is None:
+            return
+        gradient = part = self._gradients[weight]
+        if not self.compiled:  # which makes gradients where they are reduced
+            part = self.tensor(*weight.shape, itemsize=weight.itemsize)
+            self.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel)
+        reducer.bucket.append((part, gradient))
+        reducer.due -= 1
+        parts = [own for own, _ in reducer.bucket]
+        nbytes = sum(own.nbytes for own in parts)
+        if not reducer.due or nbytes >= BUCKETS[bool(reducer.launched)]:
+            reducer.launched.append((self.collective("all_reduce", parts, parts, nbytes), reducer.bucket))
+            reducer.bucket = []
+
+    def _finish(self) -> None:
+        for reducer in dict.fromkeys(self._reducers.values()):
+            for number, bucket in reducer.launched:
+                self.wait(number)
+                for part, gradient in bucket:
+                    if part is not gradient:
+                        rows = part.numel // part.shape[-1]
+                        self.emit("copy_", "copy", [part], [gradient], elements=part.numel, rows=rows)
 
     # -- losses and optimizers ---------------------------------------------------------------------------------------
 
@@ -207,10 +324,13 @@ class Training(Layers):
             if group[0] in self._sparse:
                 self._update_rows(group[0])
             elif fused:
-                states = [self.tensor(*w.shape, itemsize=w.itemsize) for w in group for _ in range(2)]
+                kept = range(int(STATE[optimizer]))
+                states = [self.tensor(*w.shape, itemsize=w.itemsize) for w in group for _ in kept]
                 gradients = [self._gradients[weight] for weight in group]
-                self._pass(f"_fused_{optimizer}_", [*group, *(states if optimizer == "adamw" else ())], gradients,
-                           count=sum(w.numel for w in group))  # fmt: skip
+                count = sum(w.numel for w in group)
+                self._pass(f"_fused_{optimizer}_", [*group, *states], gradients, count=count)
+            elif optimizer == "adagrad":
+                self._adagrad(group)
             elif optimizer == "sgd":
                 launches = len(group) if self.reference else 1
                 self._pass("add_", group, [self._gradients[weight] for weight in group], launches=launches)
@@ -235,6 +355,19 @@ class Training(Layers):
         self._pass("div", scaled, roots, fresh=True, variant="div_scalar")
         self._pass("add_", scaled, variant="add_scalar_")
         self._pass("addcdiv_", group, [*first, *scaled])
+
+    def _adagrad(self, group: Sequence[Tensor]) -> None:
+        """The four passes of Adagrad over a weight, five over a list of them, and the step counters."""
+        gradients = [self._gradients[weight] for weight in group]
+        sums, roots, scaled = ([self.tensor(*w.shape, itemsize=w.itemsize) for w in group] for _ in range(3))
+        self._pass("add_", [self.tensor(1) for _ in group], variant="add_scalar_")
+        self._pass("addcmul_", sums, gradients)
+        self._pass("sqrt", roots, sums, fresh=True)
+        self._pass("add_", roots, variant="add_scalar_")
+        if len(group) > 1:
+            self._pass("mul", scaled, gradients, fresh=True, variant="mul_scalar")
+            gradients = scaled
+        self._pass("addcdiv_", group, [*gradients, *roots])
 
     def _pass(
         self,

@@ -25,8 +25,7 @@ PRESETS: dict[str, dict[str, int]] = {
 class Transformer:
     """One training iteration of a BERT or GPT-2: forward, cross entropy over all tokens, backward, optimizer.
 
-    Build one with `bert` or `gpt2`. On several ranks it is data-parallel: gradients are reduced in one piece after the
-    backward pass. Dropout is not modelled.
+    Build one with `bert` or `gpt2`. On several ranks it is data-parallel. Dropout is not modelled.
 
     Parameters
     ----------
@@ -59,6 +58,9 @@ class Transformer:
     mixed : bool
         Whether weights, gradients, optimizer states, norms, softmax and loss stay fp32 while products run in `dtype`
         (autocast); the scaling of an fp16 loss is not modelled.
+    overlap : bool
+        Whether gradients are reduced in buckets while the backward pass goes on, as DistributedDataParallel does; else
+        in one piece after it.
     family : str
         Workload family, by which platforms are calibrated.
 
@@ -88,6 +90,7 @@ class Transformer:
     optimizer: str = "adamw"
     fused: bool = False
     mixed: bool = False
+    overlap: bool = True
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +100,7 @@ class Transformer:
         check_choice("attention", self.attention, ("fused", "eager"))
         check_choice("dtype", self.dtype, ITEMSIZE)
         check_choice("optimizer", self.optimizer, ("adamw", "sgd"))
-        check_switches(self.dtype, fused=self.fused, mixed=self.mixed)
+        check_switches(self.dtype, fused=self.fused, mixed=self.mixed, overlap=self.overlap)
         if self.hidden % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide hidden, {self.hidden}; change one of them")
         if self.sequence > self.positions:
@@ -155,7 +158,8 @@ class Transformer:
     ) -> "Transformer":
         check_choice("preset", preset, [name for name in PRESETS if name.startswith(family)])
         for key in changes:
-            check_choice("argument", key, [*PRESETS[preset], "attention", "dtype", "optimizer", "fused", "mixed"])
+            switches = ("attention", "dtype", "optimizer", "fused", "mixed", "overlap")
+            check_choice("argument", key, [*PRESETS[preset], *switches])
         values = {**PRESETS[preset], **changes}
         changed = any(values[key] != size for key, size in PRESETS[preset].items() if key != "positions")
         return cls(family if changed else preset, causal, batch, sequence, **values)
@@ -198,7 +202,8 @@ class Transformer:
 @lru_cache(maxsize=64)
 def _record(model: Transformer, ranks: int, accelerator: bool) -> Graph:
     """Record one rank's iteration."""
-    tape, hidden = Training(ITEMSIZE[model.dtype], mixed=model.mixed), model.hidden
+    overlap, hidden = model.overlap and ranks > 1, model.hidden
+    tape = Training(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=overlap)
     batch, tokens = model.batch // ranks, model.batch // ranks * model.sequence
     tape.module = "embeddings"
     words, places = tape.parameter(model.vocabulary, hidden), tape.parameter(model.positions, hidden)
@@ -215,11 +220,13 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> Graph:
     x = tape.layer_norm(x)
     bias = None if model.causal else tape.parameter(model.vocabulary)
     tape.cross_entropy(tape.linear(x, words, bias), tokens)
+    if overlap:
+        tape.share_gradients(tape.trained)
     tape.backward()
-    if ranks > 1:
+    if ranks > 1 and not overlap:
         tape.all_reduce_gradients()
     tape.step(model.optimizer, lists=accelerator, fused=model.fused)
-    return tape.graph()
+    return tape.graph(name=model.name, family=model.family, dtype=model.dtype, ranks=ranks)
 
 
 def _layer(tape: Training, model: Transformer, x: Tensor, module: str) -> Tensor:
