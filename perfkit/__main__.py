@@ -33,7 +33,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         seconds = 0.1 if arguments.quick else 0.2  # as rank 0 does
         measure_collectives(Campaign(None), device=device, ranks=place[1], seconds=seconds)
         return 0
-    platform = pk.calibrate(device=device, ranks=arguments.ranks, quick=arguments.quick, out=arguments.out)
+    options = {"ranks": arguments.ranks, "quick": arguments.quick, "models": arguments.models or "standard"}
+    platform = pk.calibrate(device=device, out=arguments.out, **options)
     print(f"{platform!r}\nwritten to {arguments.out}, its raw measurements beside it")
     return 0
 
@@ -47,7 +48,7 @@ def _assemble(arguments: argparse.Namespace) -> int:
     from perfkit.gallery import load_platform
     from perfkit.units import format_table
 
-    for name in ("device", "ranks", "quick"):
+    for name in ("device", "ranks", "quick", "models"):
         if getattr(arguments, name):
             raise ValueError(
                 f"{name} is given; it is for measuring this machine, --from-... measure nothing; leave it out"
@@ -210,7 +211,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     if arguments.json:
         check_target("json", arguments.json)
-    comparison = pk.check(arguments.platform, seed=arguments.seed)
+    comparison = pk.check(arguments.platform, seed=arguments.seed, models=arguments.models or "standard")
     print(comparison.as_text())
     if arguments.json:
         comparison.save(arguments.json)
@@ -234,6 +235,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+_MODELS = "families: standard (DLRM, Transformer; the default) or all (XLNet, convolutional nets, data-parallel too)"
+
 _Run = Callable[[argparse.Namespace], int]
 _Add = Callable[[str, _Run, str], argparse.ArgumentParser]
 
@@ -245,6 +248,7 @@ def _add_calibrate(add: _Add) -> None:
     command.add_argument("--device", choices=("cpu", "cuda"), help="what to measure; default cpu")
     command.add_argument("--ranks", type=int, help="processes for collectives; default 2 where there are two cores")
     command.add_argument("--quick", action="store_true", help="about 90 seconds instead of four minutes")
+    command.add_argument("--models", choices=("standard", "all"), help=_MODELS)
     logs = "measure nothing: fit the collectives in these logs of nccl-tests, a file or a folder"
     command.add_argument("--from-nccl-logs", metavar="DIR", help=logs)
     command.add_argument("--partial", action="store_true", help="keep what a log holds before a line that does not fit")
@@ -298,6 +302,7 @@ def _parser() -> argparse.ArgumentParser:
     command = add("check", _check, "Predict random configurations, measure them, and compare.")
     command.add_argument("--platform", required=True, help="platform file of this machine")
     command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--models", choices=("standard", "all"), help=_MODELS)
     command.add_argument("--json", metavar="OUT", help="file for the pairs")
     command = add("demo", _demo, "Calibrate this machine, predict, measure, and write a report.")
     command.add_argument("--quick", action="store_true", help="calibrate in about 90 seconds")

@@ -23,7 +23,7 @@ from perfkit.prediction.comparison import Comparison
 from perfkit.prediction.result import predict
 from perfkit.resources import write_text
 from perfkit.units import check_choice, check_positive
-from perfkit.workloads.samples import Sample, draw_calibration, draw_check, dump
+from perfkit.workloads.samples import MODELS, Sample, draw_calibration, draw_check, dump
 
 __all__ = [
     "Campaign",
@@ -279,6 +279,7 @@ def measure_platform(
     device: str = "cpu",
     ranks: int | None = None,
     quick: bool = False,
+    models: str = "standard",
     progress: bool = True,
     campaign: Campaign | None = None,
 ) -> dict[str, Any]:
@@ -292,6 +293,8 @@ def measure_platform(
         Ranks of collectives and parallel iterations; by default 2 where there are two cores [-].
     quick : bool
         Fewer sizes and iterations.
+    models : str
+        One of `perfkit.workloads.samples.MODELS`.
     progress : bool
         Whether to show a bar for each stage.
     campaign : Campaign, optional
@@ -309,12 +312,12 @@ def measure_platform(
     """
     check_choice("device", device, ("cpu", "cuda"))
     wanted = _count_ranks(device, ranks)
-    kept = campaign or open_campaign("calibrate", device, wanted, quick, progress=progress)
+    kept = campaign or open_campaign("calibrate", device, wanted, quick, models, progress=progress)
     pause = 0.1 if quick else 0.2
     collectives = measure_collectives(kept, device=device, ranks=wanted, seconds=pause) if wanted > 1 else []
     density, seconds = (0.4, 0.015) if quick else (1.0, 0.03)
     kernels = measure_kernels(kept, device=device, density=density, seconds=seconds)
-    samples = draw_calibration(quick=quick, hybrid=wanted == 2)
+    samples = draw_calibration(quick=quick, hybrid=wanted == 2, models=models)
     rows = measure_samples(kept, samples, device=device, seconds=0.3 if quick else 0.6, operations=3 if quick else 5)
     machine, day = describe_machine(), date.today().isoformat()
     label, versions = machine["processor"], list_versions()
@@ -389,6 +392,7 @@ def calibrate(
     device: str = "cpu",
     ranks: int | None = None,
     quick: bool = False,
+    models: str = "standard",
     out: str | Path | None = None,
     progress: bool = True,
 ) -> Platform:
@@ -402,6 +406,9 @@ def calibrate(
         Ranks, started as processes of this machine; by default 2 where there are two cores [-].
     quick : bool
         Under 90 seconds on two cores instead of four minutes, and less sure of itself.
+    models : str
+        Families that iterations are measured of: ``standard`` (DLRM, Transformer) or ``all`` (also XLNet, convolutional
+        nets and data-parallel training; 15 iterations).
     out : str or Path, optional
         Platform file to write, with the raw measurements in a ``.measurements.json`` beside it.
     progress : bool
@@ -420,10 +427,12 @@ def calibrate(
         If a measuring process fails; what was finished is kept and a rerun continues.
     """
     check_choice("device", device, ("cpu", "cuda"))
+    check_choice("models", models, MODELS)
     target = check_target("out", out) if out is not None else None
     wanted = _count_ranks(device, ranks)
-    campaign = open_campaign("calibrate", device, wanted, quick, progress=progress)
-    measurements = measure_platform(device=device, ranks=wanted, quick=quick, progress=progress, campaign=campaign)
+    options: dict[str, Any] = {"device": device, "ranks": wanted, "quick": quick, "models": models}
+    campaign = open_campaign("calibrate", *options.values(), progress=progress)
+    measurements = measure_platform(**options, progress=progress, campaign=campaign)
     late = [row["cpu_share"] < 0.97 for row in measurements["kernels"]]
     preempted = sum(late) / max(len(late), 1)
     if device == "cpu" and preempted > 0.1:
@@ -443,6 +452,7 @@ def check(
     platform: Platform | str | Path,
     *,
     seed: int = 0,
+    models: str = "standard",
     samples: Sequence[Sample] | None = None,
     seconds: float = 0.8,
     progress: bool = True,
@@ -455,6 +465,8 @@ def check(
         A calibration of this machine.
     seed : int
         Seed of the configurations [-].
+    models : str
+        Families that configurations are drawn of, see `calibrate`.
     samples : sequence of Sample, optional
         Configurations to take instead of the drawn ones.
     seconds : float
@@ -474,11 +486,10 @@ def check(
     """
     where = load_platform(platform)
     check_positive("seed", seed, integer=True, zero=True)
-    chosen = list(samples) if samples is not None else draw_check(seed, hybrid=6 if where.network.ranks >= 2 else 0)
-    predictions = [
-        predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen
-    ]  # before anything is measured
-    names = [(s.name, dump(s.workload), s.plan and s.plan.owners) for s in chosen]
+    parallel = {} if where.network.ranks >= 2 else {"hybrid": 0, "ddp": 0}
+    chosen = list(samples) if samples is not None else draw_check(seed, models=models, **parallel)
+    predictions = [predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen]  # before measuring anything
+    names = [(s.name, dump(s.workload), s.plan and s.plan.owners, s.ranks) for s in chosen]
     campaign = open_campaign("check", where.name, seed, names, progress=progress)
     rows = measure_samples(campaign, chosen, device=where.device.kind, seconds=seconds, stage="check", passes=2)
     campaign.close()

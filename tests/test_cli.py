@@ -193,10 +193,10 @@ def test_check_writes_its_pairs(
     pair |= {"bottleneck": "GEMM-bound"}
     comparison = Comparison((pair,), "toy", {"processor": "x"}, {"python": "3"}, {"dlrm": 0.02, "all": 0.02})
     asked = []
-    monkeypatch.setattr(perfkit, "check", lambda platform, seed: asked.append((platform, seed)) or comparison)
+    monkeypatch.setattr(perfkit, "check", lambda platform, **given: asked.append((platform, given)) or comparison)
     out = tmp_path / "pairs.json"
     assert run(["check", "--platform", "toy", "--seed", "5", "--json", str(out)]) == 0
-    assert asked == [("toy", 5)]
+    assert asked == [("toy", {"seed": 5, "models": "standard"})]
     data = json.loads(out.read_text())
     assert list(data) == ["format", "platform", "machine", "versions", "noise_floor", "runs"]
     assert data["runs"] == [pair]
@@ -204,6 +204,8 @@ def test_check_writes_its_pairs(
     assert "+10.0%" in text
     assert "unsteady" in text
     assert "noise floor 2.0 %" in text
+    assert run(["check", "--platform", "toy", "--models", "all"]) == 0
+    assert asked[-1] == ("toy", {"seed": 0, "models": "all"})
 
 
 def test_predict_runs_without_torch() -> None:

@@ -87,7 +87,7 @@ def _dlrms(
             DLRM(
                 rows=rows.tolist(), dim=width, pooling=int(pooling), exponent=round(float(exponent), 2),
                 batch=int(batch) // 2 * 2, bottom=_widths(rng, 3, 1024), top=_widths(rng, 3, 1024),
-                features=13, sparse=bool(sparse), **({"overlap": True} if overlap and number % 2 == 0 else {}),
+                features=13, sparse=bool(sparse), overlap=overlap and number % 2 == 0,
             )
         )  # fmt: skip
     return models
@@ -253,8 +253,7 @@ def load(data: dict[str, Any]) -> DLRM | Transformer | Net:
     workload : DLRM, Transformer or Net
         The iteration.
     """
-    known = DLRM if data["family"] == "dlrm" else Transformer
-    data = {**({"overlap": False} if "overlap" in known.__dataclass_fields__ else {}), **data}
+    data = {"overlap": False, **data}
     if data["family"] in NETS.values():
         return Net(**{key: value for key, value in data.items() if key != "family"})
     if data["family"] != "dlrm":
