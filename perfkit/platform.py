@@ -228,8 +228,8 @@ class Platform(Variants, Stored):
         ranks : int
             Ranks taking part [-].
         algorithm : str, optional
-            ``ring``, ``tree``, ``in_network`` or ``two_level`` (inside nodes, then between them); by default what the
-            library chose when it was measured [-].
+            ``ring``, ``tree``, ``in_network``, ``two_level`` (inside nodes, then between them) or ``rail`` (one rank of
+            each node); by default what the library chose when it was measured [-].
 
         Returns
         -------
@@ -255,8 +255,8 @@ class Platform(Variants, Stored):
         ranks : int
             Ranks taking part [-].
         algorithm : str, optional
-            ``ring``, ``tree``, ``in_network`` or ``two_level`` (inside nodes, then between them); by default what the
-            library chose when it was measured [-].
+            ``ring``, ``tree``, ``in_network``, ``two_level`` (inside nodes, then between them) or ``rail`` (one rank of
+            each node); by default what the library chose when it was measured [-].
 
         Returns
         -------

@@ -8,8 +8,8 @@ import numpy as np
 
 from perfkit.communication.algorithms import time_textbook
 from perfkit.communication.lookup import (
-    ALGORITHMS,
     LARGE,
+    WAYS,
     CollectiveTime,
     Match,
     evaluate_match,
@@ -70,8 +70,8 @@ def price_collective(
     ranks : int
         Ranks taking part [-].
     algorithm : str, optional
-        ``ring``, ``tree``, ``in_network`` or ``two_level``; by default what the library chose when it was measured, or
-        would choose [-].
+        ``ring``, ``tree``, ``in_network``, ``two_level``, or ``rail`` for one rank of each node; by default what the
+        library chose when it was measured, or would choose [-].
     memory_bandwidth : float, optional
         Memory of a rank, for the copies of a two-level all_to_all [B/s].
     owner : str, optional
@@ -96,7 +96,7 @@ def price_collective(
     ranks, most = check_positive("ranks", ranks, integer=True), network.ranks
     if ranks > most:
         raise ValueError(f"ranks is {ranks}; {owner} has {most}; choose fewer ranks or a larger platform")
-    way = "" if algorithm is None else check_choice("algorithm", algorithm, ALGORITHMS)
+    way = "" if algorithm is None else check_choice("algorithm", algorithm, WAYS)
     sizes = np.asarray(nbytes, dtype=float)
     pricing = _Pricing(fits, network, owner, memory_bandwidth, float(np.max(sizes, initial=0.0)))
     known = any(split_key(key)[0] == operation for key in fits) or (way and operation in forms.OPERATIONS)
@@ -104,6 +104,10 @@ def price_collective(
         raise pricing.lacks(f"model for the collective {operation!r}")
     if ranks == 1:
         return CollectiveTime(np.zeros(sizes.shape), formula="a single rank has nothing to exchange")
+    if way == "rail" and operation != "send_recv":
+        if ranks > network.nodes:
+            raise ValueError(f"ranks is {ranks}; with one on each node {owner} has {network.nodes}; choose fewer ranks")
+        return pricing.rail(operation, sizes, ranks)
     return pricing.price(operation, sizes, ranks, way)
 
 

@@ -1,7 +1,7 @@
 """What the host does around kernels: its clock, the gaps T1 to T5 of every operation, and how sure they are."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,9 @@ __all__ = ["find_doubt", "make_host", "price_host", "find_host_spread", "time_ra
 
 #: Relative doubt of an overhead that states no standard error, by what it rests on [-].
 _DOUBT = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.1, "measured": 0.1}
+
+#: Share of its time that a collective takes from kernels on the same core, where it was not measured: all of it [-].
+_CONTENTION = 1.0
 
 
 def _by_operation(graph: Graph, platform: Platform, term: str) -> Array:
@@ -102,12 +105,22 @@ def make_host(platform: Platform, whole: Fit | None) -> Host:
         The clock.
     """
     asynchronous = platform.device.kind != "cpu"
+    overlap: Mapping[str, float] = platform.context.get("overlap", {})
+    contention = 0.0 if asynchronous else overlap.get("contention", _CONTENTION)
     if whole is not None and "per_operation" in whole:
-        return Host(whole["per_operation"], 0.0, asynchronous)
-    return Host(0.0, platform.host["launch"].value if "launch" in platform.host else 0.0, asynchronous)
+        return Host(whole["per_operation"], 0.0, asynchronous, contention)
+    launch = platform.host["launch"].value if "launch" in platform.host else 0.0
+    return Host(0.0, launch, asynchronous, contention)
 
 
-def time_rank(graph: Graph, seconds: Array, platform: Platform, whole: Fit | None) -> RankTimes:
+def time_rank(
+    graph: Graph,
+    seconds: Array,
+    platform: Platform,
+    whole: Fit | None,
+    communicators: Sequence[int] | None = None,
+    slowdown: float = 1.0,
+) -> RankTimes:
     """Put the host time of every operation beside its own.
 
     Parameters
@@ -120,6 +133,10 @@ def time_rank(graph: Graph, seconds: Array, platform: Platform, whole: Fit | Non
         Where it runs.
     whole : Fit or None
         Fit of whole iterations, see `perfkit.prediction.cost.find_iteration`.
+    communicators : sequence of int, optional
+        Communicator of each collective; one for all by default [-].
+    slowdown : float, optional
+        How many times longer its operations take, with what their host adds where they run on it [-].
 
     Returns
     -------
@@ -130,10 +147,13 @@ def time_rank(graph: Graph, seconds: Array, platform: Platform, whole: Fit | Non
         first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
     else:
         first, more = price_host(graph, platform)
-    return RankTimes(seconds, first, graph.collectives, graph.transfers, graph.column("launches"), more)
+    return RankTimes(
+        slowdown * seconds, first * (slowdown if platform.device.kind == "cpu" else 1.0), graph.collectives,
+        graph.transfers, graph.column("launches"), more, graph.waits, communicators,
+    )  # fmt: skip
 
 
-def find_host_spread(platform: Platform, times: Sequence[RankTimes], durations: Array) -> float:
+def find_host_spread(platform: Platform, times: Sequence[RankTimes], durations: Sequence[Array]) -> float:
     """Spread that the doubt of the host overheads gives the period: little where the host runs ahead of its device.
 
     Parameters
@@ -142,8 +162,8 @@ def find_host_spread(platform: Platform, times: Sequence[RankTimes], durations: 
         Where it runs, never calibrated with whole iterations.
     times : sequence of RankTimes
         What each rank executes.
-    durations : array
-        Time of each collective [s].
+    durations : sequence of array
+        Time of each rank's collectives [s].
 
     Returns
     -------

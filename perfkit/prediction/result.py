@@ -7,31 +7,52 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from perfkit.estimates import find_transfers
 from perfkit.fitting import Fit
 from perfkit.gallery import load_platform
-from perfkit.models.kernels import in_context
 from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.prediction.communicators import Cast, cast_ranks, time_collectives
 from perfkit.prediction.cost import Costs, find_iteration, price
 from perfkit.prediction.host import find_host_spread, make_host, time_rank
 from perfkit.prediction.programs import RankTimes
+from perfkit.prediction.sharing import measure_overlap
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.units import Array, check_choice, check_positive, format_time
-from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.transformer import Transformer
 
 if TYPE_CHECKING:
     import altair
     import pandas
     import polars
 
-__all__ = ["Prediction", "predict"]
+__all__ = ["Prediction", "Workload", "predict"]
+
+
+class Workload(Protocol):
+    """What describes an iteration on any number of ranks, such as a DLRM, a Transformer or a Net."""
+
+    @property
+    def family(self) -> str:
+        """What it counts among."""
+
+    @property
+    def dtype(self) -> str:
+        """Data type of its products."""
+
+    @property
+    def description(self) -> str:
+        """What is computed, in a few words."""
+
+    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
+        """What every rank computes in one iteration."""
+
+
+_Work: TypeAlias = Workload | Graph | Sequence[Graph]
 
 #: What a class of operations is limited by, in words.
 _BOUND = {
@@ -53,7 +74,7 @@ class Prediction:
 
     Parameters
     ----------
-    workload : DLRM or Transformer
+    workload : Workload or Graph
         What was priced.
     platform : Platform
         On what.
@@ -77,7 +98,7 @@ class Prediction:
         What to know before trusting the number.
     """
 
-    workload: DLRM | Transformer
+    workload: Workload | Graph
     platform: Platform
     ranks: int
     time: float
@@ -90,6 +111,7 @@ class Prediction:
     warnings: tuple[str, ...]
     _timeline: Timeline = field(repr=False)
     _graphs: tuple[Graph, ...] = field(repr=False)
+    _stands: tuple[tuple[int, ...], ...] = field(repr=False)
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that holds the measured time in a share of cases.
@@ -165,6 +187,28 @@ class Prediction:
                     column.append(value)
         return polars.DataFrame(columns)
 
+    def communication(self) -> "polars.DataFrame":
+        """What ranks spend on collectives, and how much of it operations hide; alike ranks are listed once.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            rank, ranks (so many are alike) [-]; total_s, with a collective in flight; exposed_s, while the compute
+            stream stands still, or taken from operations on the same core; overlapped_s, the rest of it; waiting_s, for
+            other ranks before a collective [s]; exposed_share, waiting_share of the iteration [-].
+        """
+        import polars
+
+        rows = []
+        for index, ranks in enumerate(self._stands):
+            total, exposed, waiting = _communicate(self._graphs[index], self._timeline, index)
+            rows.append({
+                "rank": ranks[0], "ranks": len(ranks), "total_s": total, "exposed_s": exposed,
+                "overlapped_s": total - exposed, "waiting_s": waiting, "exposed_share": exposed / self.time,
+                "waiting_share": waiting / self.time,
+            })  # fmt: skip
+        return polars.DataFrame(rows, orient="row")
+
     def table(self) -> "polars.DataFrame":
         """The breakdown; the same as `breakdown`.
 
@@ -238,40 +282,63 @@ class Prediction:
         return f"<pre>{html.escape(self.explain())}</pre>"
 
 
+def _communicate(graph: Graph, timeline: Timeline, index: int) -> tuple[float, float, float]:
+    """Seconds of one rank with a collective in flight, of these exposed, and waiting for other ranks."""
+    places, starts, ends = graph.collectives, timeline.starts[index], timeline.ends[index]
+    total = measure_overlap(list(zip(starts[places].tolist(), ends[places].tolist(), strict=True)), -math.inf, math.inf)
+    exposed = float(timeline.exposed[index].sum())
+    waiting = float(timeline.stalls[index].sum()) - exposed
+    return total, min(exposed + float(timeline.stolen[index].sum()), total), waiting
+
+
 def _account(
-    graph: Graph, times: RankTimes, durations: Array, waits: Array, period: float
+    graph: Graph, times: RankTimes, timeline: Timeline, index: int
 ) -> dict[tuple[str, str], tuple[int, float]]:
     """Time of one rank by phase and class, with waiting and host time, so that the parts sum to the period."""
-    seconds, collectives = times.seconds.copy(), times.collectives
-    seconds[collectives] = durations
     parts: dict[tuple[str, str], tuple[int, float]] = {}
-    for (_, kind, _, phase, _), time in zip(graph.labels, seconds.tolist(), strict=True):
+    for (kind, _, phase), members in graph.phases.items():
         count, total = parts.get((phase, kind), (0, 0.0))
-        parts[phase, kind] = (count + 1, total + time)
-    waiting = float(waits[collectives].sum())
+        parts[phase, kind] = (count + len(members), total + float(times.seconds[members].sum()))
+    spent = dict.fromkeys((graph.labels[place][3] for place in graph.collectives), 0.0)
+    for place, number in dict(times.find_waits()).items():  # what is exposed counts in the phase of the collective
+        spent[graph.labels[times.collectives[number]][3]] += float(timeline.exposed[index][place])
+    for (_, _, _, phase, _), seconds in zip(graph.labels, timeline.stolen[index].tolist(), strict=True):
+        if seconds:
+            spent[phase if phase in spent else next(iter(spent))] += seconds
+    for phase, seconds in spent.items():
+        parts[phase, "collective"] = (parts[phase, "collective"][0], seconds)
+    waiting = float((timeline.stalls[index] - timeline.exposed[index]).sum())
     if waiting > 1e-12:
-        parts["", "waiting"] = (len(collectives), waiting)
-    rest = period - sum(time for _, time in parts.values())
-    if abs(rest) > 1e-12 * period:
+        parts["", "waiting"] = (len(times.collectives), waiting)
+    rest = timeline.period - sum(time for _, time in parts.values())
+    if abs(rest) > 1e-12 * timeline.period:
         parts["", "host"] = (len(graph), rest)
     return parts
 
 
 def predict(
-    workload: DLRM | Transformer, platform: Platform | str | Path, *, ranks: int = 1, plan: Plan | None = None
+    workload: _Work,
+    platform: Platform | str | Path,
+    *,
+    ranks: int | None = None,
+    plan: Plan | None = None,
+    slowdown: Mapping[int, float] | None = None,
 ) -> Prediction:
     """Predict the time of one training iteration and what limits it.
 
     Parameters
     ----------
-    workload : DLRM or Transformer
-        The iteration; its batch is over all ranks.
+    workload : Workload, Graph or sequence of Graph
+        The iteration: a DLRM, Transformer or Net, whose batch is over all ranks; a graph that stands for all ranks; or
+        one for each.
     platform : Platform, str or Path
         A platform, a name of the gallery or a file.
-    ranks : int
-        Ranks that take part [-].
+    ranks : int, optional
+        Ranks that take part: one, unless given, and those a graph was captured for [-].
     plan : Plan, optional
         Placement of embedding tables; by default they are dealt out in turn.
+    slowdown : mapping of int to float, optional
+        How many times longer the operations of a rank take, by rank: stragglers [-].
 
     Returns
     -------
@@ -281,7 +348,8 @@ def predict(
     Raises
     ------
     ValueError
-        For more ranks than the platform has, a batch that does not divide, or an unknown platform.
+        For more ranks than the platform has, a batch that does not divide, an unknown platform, or graphs that do not
+        belong together.
 
     Examples
     --------
@@ -290,65 +358,89 @@ def predict(
     >>> r.lower_bound <= r.time <= r.serial * 1.001
     True
     """
-    if not isinstance(workload, DLRM | Transformer):
-        raise ValueError(
-            f"workload is {workload!r}; it must be a DLRM or a Transformer, such as Transformer.bert(batch=8)"
-        )
     where = load_platform(platform)
-    ranks = int(check_positive("ranks", ranks, integer=True))
-    if ranks > where.network.ranks:
-        raise ValueError(
-            f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer or another platform"
-        )
-    check_choice("dtype", workload.dtype, where.device.peaks)
-    graphs = workload.graphs(ranks, plan, accelerator=where.device.kind != "cpu")
-    alike = all(graph is graphs[0] for graph in graphs)
-    graphs = graphs[:1] if alike else graphs
-    costs = [price(graph, where, dtype=workload.dtype) for graph in graphs]
-    whole = find_iteration(where, workload.family, ranks)
+    what, graphs, count = _find_graphs(workload, where, ranks, plan)
+    cast = cast_ranks(graphs, count, slowdown or {})
+    costs = [price(graph, where, dtype=what.dtype) for graph in cast.graphs]
+    whole = find_iteration(where, what.family, count)
     scale, host = (whole["scale"] if whole else 1.0), make_host(where, whole)
-    durations, notes = _collective_times(graphs[0], where, ranks)
-    durations = scale * durations + (whole.get("per_collective", 0.0) if whole and ranks > 1 else 0.0)
-    times = [time_rank(graph, scale * c.seconds, where, whole) for graph, c in zip(graphs, costs, strict=True)]
+    durations, notes = time_collectives(cast, where)
+    delay = whole.get("per_collective", 0.0) if whole and count > 1 else 0.0
+    durations = [scale * own + delay for own in durations]
+    times = [
+        time_rank(graph, scale * own.seconds, where, whole, cast.name_communicators(index), cast.slowdowns[index])
+        for index, (graph, own) in enumerate(zip(cast.graphs, costs, strict=True))
+    ]
     timeline = simulate(times, durations, host)
     busy = [float(t.seconds.sum()) for t in times]
     slowest = int(np.argmax(busy))
-    parts = _account(graphs[slowest], times[slowest], durations, timeline.waits[slowest], timeline.period)
+    parts = _account(cast.graphs[slowest], times[slowest], timeline, slowest)
     hosts = float(sum(part.sum() for part in times[slowest].issue(host)))
-    notes += _notes(where, workload.family, ranks, costs[slowest])
+    notes += _notes(where, what.family, count, costs[slowest])
     if notes:
         warnings.warn("; ".join(notes), ExtrapolationWarning, stacklevel=2)
+    moving = _sum_collectives(cast, times, timeline, slowest)
     return Prediction(
-        workload=workload, platform=where, ranks=ranks, time=timeline.period,
+        workload=what, platform=where, ranks=count, time=timeline.period,
         spread=_spread(where, whole, parts, costs[slowest], times, durations, timeline.period), parts=parts,
-        lower_bound=max(busy[slowest], float(durations.sum()), hosts if host.asynchronous else 0.0),
-        serial=busy[slowest] + float(durations.sum()) + hosts, latency=timeline.latency,
-        unmodelled=costs[slowest].unmodelled, warnings=notes, _timeline=timeline, _graphs=graphs,
+        lower_bound=max(busy[slowest], max(moving.values(), default=0.0), hosts if host.asynchronous else 0.0),
+        serial=busy[slowest] + sum(moving.values()) + hosts, latency=timeline.latency,
+        unmodelled=costs[slowest].unmodelled, warnings=notes,
+        _timeline=timeline, _graphs=cast.graphs, _stands=cast.stands,
     )  # fmt: skip
 
 
-def _collective_times(graph: Graph, platform: Platform, ranks: int) -> tuple[Array, tuple[str, ...]]:
-    """Time of each collective of an iteration, and what to know about it."""
-    durations, notes = np.zeros(len(graph.collectives)), []
-    for number, place in enumerate(graph.collectives):
-        operation = graph[int(place)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExtrapolationWarning)
-            estimate = platform.collective(operation.name, max(operation.features["nbytes"], 1.0), ranks=ranks)
-        context = platform.context.get(f"collective.{operation.name}")
-        sizes = {"hot": np.asarray(estimate.time), "cold": np.asarray(0.0), "page_walks": np.asarray(0.0)}
-        durations[number] = in_context(sizes, **(context if context is not None else {}))
-        notes += list(estimate.warnings)
-    return durations, tuple(dict.fromkeys(notes))
+def _find_graphs(
+    workload: _Work, platform: Platform, ranks: int | None, plan: Plan | None
+) -> tuple[Workload | Graph, Sequence[Graph], int]:
+    """What is priced, its graphs, and the ranks that take part."""
+    listed = [workload] if isinstance(workload, Graph) else workload if isinstance(workload, list | tuple) else []
+    given = None if ranks is None else int(check_positive("ranks", ranks, integer=True))
+    if listed and all(isinstance(graph, Graph) for graph in listed):
+        found = sorted({graph.ranks for graph in listed})
+        if len(found) > 1 or len(listed) not in (1, found[0]) or given not in (None, found[0]):
+            raise ValueError(
+                f"workload holds {len(listed)} graphs of {', '.join(map(str, found))} ranks"
+                + (f" and ranks is {given}" if given else "")
+                + "; it must be one graph for all ranks or one for each; capture it for the ranks that take part"
+            )
+        if plan is not None:
+            raise ValueError("plan is given beside graphs, in which every table has its place; leave it out")
+        what: Workload | Graph = listed[0]
+        count = found[0]
+    elif hasattr(workload, "graphs") and hasattr(workload, "family"):
+        what, count = workload, given or 1  # type: ignore[assignment]
+    else:
+        raise ValueError(
+            f"workload is {workload!r}; it must be a DLRM, a Transformer, a Net or captured graphs, such as "
+            "Transformer.bert(batch=8)"
+        )
+    if count > platform.network.ranks:
+        raise ValueError(
+            f"ranks is {count}; platform {platform.name!r} has {platform.network.ranks}; take fewer or another platform"
+        )
+    check_choice("dtype", what.dtype, platform.device.peaks)
+    if isinstance(what, Graph):
+        return what, listed, count
+    return what, what.graphs(count, plan, accelerator=platform.device.kind != "cpu"), count
+
+
+def _sum_collectives(cast: Cast, times: Sequence[RankTimes], timeline: Timeline, index: int) -> dict[int, float]:
+    """Time of one rank's collectives by communicator."""
+    places, keys = times[index].collectives, cast.name_communicators(index)
+    lengths, totals = (timeline.ends[index] - timeline.starts[index])[places].tolist(), dict.fromkeys(keys, 0.0)
+    for key, length in zip(keys, lengths, strict=True):
+        totals[key] += length
+    return totals
 
 
 def _notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[str, ...]:
     """What a reader should know before trusting the number."""
-    notes = []
+    notes, kind = [], family or "such"
     if platform.context and f"iteration.{family}" not in platform.context:
-        notes.append(f"{platform.name} was never calibrated with {family} iterations; the interval is wider")
+        notes.append(f"{platform.name} was never calibrated with {kind} iterations; the interval is wider")
     if platform.context and ranks > 1 and f"iteration.{family}.parallel" not in platform.context:
-        notes.append(f"{platform.name} was never calibrated with {family} iterations on several ranks")
+        notes.append(f"{platform.name} was never calibrated with {kind} iterations on several ranks")
     unmodelled = sum(costs.unmodelled.values())
     if unmodelled > 0.02 * float(costs.seconds.sum()):
         notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")
@@ -362,7 +454,7 @@ def _spread(
     parts: Mapping[tuple[str, str], tuple[int, float]],
     costs: Costs,
     times: Sequence[RankTimes],
-    durations: Array,
+    durations: Sequence[Array],
     period: float,
 ) -> float:
     """Spread of the logarithm of the total.
