@@ -33,7 +33,7 @@ FLOORS = [
         "plots",
     },
     {"prediction"},
-    {"calibration", "campaign", "assembly", "sharding", "trials"},
+    {"contexts", "calibration", "campaign", "assembly", "sharding", "trials"},
     {"report", "doctor", "demonstration", "__main__"},
 ]
 

@@ -1,0 +1,294 @@
+"""What real iterations add to isolated kernels and collectives: by operation class, by family, and between ranks."""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from perfkit.fitting import Fit, fit_context, fit_iteration
+from perfkit.models.kernels import in_context
+from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.prediction.cost import Costs, find_iteration, price
+from perfkit.prediction.result import predict
+from perfkit.units import Array
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.samples import load
+
+__all__ = ["add_context"]
+
+#: Spread of a family whose runs cannot be left out one at a time, because there is only one.
+_UNKNOWN = 0.3
+
+#: Shares of its time that a collective in flight may take from the kernels beside it.
+_SHARED = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform:
+    """Fit what iterations add to a platform of isolated kernels and collectives.
+
+    Parameters
+    ----------
+    platform : Platform
+        With kernels, collectives and effective caches.
+    measurements : mapping
+        Raw measurements with ``id``, ``iterations`` and ``collectives``, see `perfkit.calibration.fit_platform`.
+
+    Returns
+    -------
+    platform : Platform
+        With context by operation class and family, unless there are no iterations.
+    """
+    source = measurements["id"]
+    runs = _runs(measurements["iterations"], platform)
+    if not runs:
+        return platform
+    context = {**platform.context, **_fit_contexts(runs, source), **_fit_iterations(runs, platform, source)}
+    platform = replace(platform, context=context)
+    return replace(platform, context=context | _fit_parallel(measurements, platform, source))
+
+
+# -- on one rank -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One measured iteration beside what its operations cost in isolation."""
+
+    family: str
+    graph: Graph
+    costs: Costs
+    measured: Array
+    wall: float
+
+
+def _runs(iterations: Iterable[Mapping[str, Any]], platform: Platform) -> list[_Run]:
+    runs = []
+    for row in iterations:
+        if len(row["runs"]) > 1:
+            continue
+        workload = load(row["workload"])
+        graph, result = workload.graphs()[0], row["runs"][0]
+        _check_stream(row["name"], result, graph)
+        costs = price(graph, platform, dtype=workload.dtype)
+        runs.append(_Run(workload.family, graph, costs, np.array(result["operation_seconds"]), result["median"]))
+    return runs
+
+
+def _check_stream(name: str, result: Mapping[str, Any], graph: Graph) -> None:
+    if len(result["operation_seconds"]) != len(graph):
+        raise ValueError(
+            f"iteration {name} was measured with {len(result['operation_seconds'])} operations and its graph has "
+            f"{len(graph)}; the framework runs it in another way than perfkit knows; measure with torch 2.6 to 2.13"
+        )
+
+
+def _fit_contexts(runs: Sequence[_Run], source: str) -> dict[str, Fit]:
+    """Context of every variant, and of every kind for variants that no calibration iteration ran."""
+    parts: dict[str, list[tuple[Array, ...]]] = {}
+    for run in runs:
+        for (kind, variant), i in run.graph.kernels.items():
+            if kind == "collective":
+                continue
+            columns = (run.costs.hot[i], run.costs.cold[i], run.costs.page_walks[i], run.measured[i])
+            parts.setdefault(f"{kind}.{variant}", []).append(columns)
+            parts.setdefault(kind, []).append(columns)
+    fits = {}
+    for key, groups in parts.items():
+        hot, cold, walks, measured = (np.concatenate(c) for c in zip(*groups, strict=True))
+        fits[key] = fit_context(hot, cold, walks, np.maximum(measured, 1e-7), source=source)
+    return fits
+
+
+def _fit_iterations(runs: Sequence[_Run], platform: Platform, source: str) -> dict[str, Fit]:
+    """Scale and host time of each family; the spread is that of iterations left out of every fit in turn."""
+    fits = {}
+    for family in dict.fromkeys(run.family for run in runs):
+        own = [run for run in runs if run.family == family]
+        left_out = []
+        for run in own if len(own) > 1 else ():
+            others = [other for other in runs if other is not run]
+            fit, context = _iteration(others, family, platform, source)
+            sums, count = _priced(run, context)
+            left_out.append(np.log(run.wall / (fit["scale"] * sums + fit.get("per_operation", 0.0) * count)))
+        final, _ = _iteration(runs, family, platform, source)
+        spread, bias = (_conformal(left_out), float(np.mean(left_out))) if left_out else (_UNKNOWN, 0.0)
+        fits[f"iteration.{family}"] = replace(final, spread=spread, bias=bias)
+    pooled = list(fits.values())
+    fits["iteration"] = replace(
+        _average(pooled, len(runs)), spread=_judge_strangers(runs, platform, source, pooled),
+        notes=("for families without calibration runs",),
+    )  # fmt: skip
+    return fits
+
+
+def _average(fits: Sequence[Fit], n: int) -> Fit:
+    """What families have in common."""
+    scale, host = (float(np.mean([fit.get(name, 0.0) for fit in fits])) for name in ("scale", "per_operation"))
+    units = {"scale": "-", "per_operation": "s"}
+    return replace(fits[0], parameters={"scale": scale, "per_operation": host}, units=units, stderr={}, n=n)
+
+
+def _judge_strangers(runs: Sequence[_Run], platform: Platform, source: str, fits: Sequence[Fit]) -> float:
+    """Spread of families never calibrated: that of each family left out in turn, of twice the widest where few are."""
+    families = [*dict.fromkeys(run.family for run in runs)]
+    if len(families) < 3:
+        return 2.0 * max(fit.spread for fit in fits)
+    logs = []
+    for family in families:
+        others = [run for run in runs if run.family != family]
+        known = [_iteration(others, name, platform, source) for name in families if name != family]
+        fit, context = _average([fit for fit, _ in known], len(others)), known[0][1]
+        for run in (run for run in runs if run.family == family):
+            sums, count = _priced(run, context)
+            logs.append(np.log(run.wall / (fit["scale"] * sums + fit["per_operation"] * count)))
+    return _conformal(logs)
+
+
+def _iteration(runs: Sequence[_Run], family: str, platform: Platform, source: str) -> tuple[Fit, dict[str, Fit]]:
+    context = _fit_contexts(runs, source)
+    own = [run for run in runs if run.family == family]
+    sums, counts = np.array([_priced(run, context) for run in own]).T
+    return fit_iteration(sums, counts, np.array([run.wall for run in own]), source=source), context
+
+
+def _priced(run: _Run, context: Mapping[str, Fit]) -> tuple[float, int]:
+    """Sum of a run's operations in context, and their number."""
+    total = 0.0
+    for (kind, variant), i in run.graph.kernels.items():
+        sizes = {"hot": run.costs.hot[i], "cold": run.costs.cold[i], "page_walks": run.costs.page_walks[i]}
+        fit = context.get(f"{kind}.{variant}", context.get(kind))
+        total += float(in_context(sizes, **(fit if fit is not None else {})).sum())
+    return total, len(run.graph)
+
+
+def _conformal(logs: Sequence[float], level: float = 0.8) -> float:
+    """Spread whose interval holds the next run with at least this probability, if it is drawn as these were.
+
+    Split conformal prediction: the ceil((n + 1) level)-th smallest error of runs left out, read as that quantile of a
+    normal distribution.
+    """
+    size = np.sort(np.abs(logs))
+    rank = min(len(size), int(np.ceil((len(size) + 1) * level)))
+    return float(size[rank - 1]) / NormalDist().inv_cdf(0.5 + level / 2)
+
+
+# -- on several ranks -------------------------------------------------------------------------------------------------
+
+
+def _fit_parallel(measurements: Mapping[str, Any], platform: Platform, source: str) -> dict[str, Fit]:
+    """What collectives cost inside iterations, and the scale of iterations that share the machine."""
+    parallel = [_Parallel.read(row) for row in measurements["iterations"] if len(row["runs"]) > 1]
+    if not parallel:
+        return {}
+    found: dict[str, list[tuple[float, float]]] = {}
+    for run in parallel:
+        graph, ranks = run.graphs[0], len(run.graphs)
+        transfer = np.min(run.inside, axis=0)  # the last rank to come waits for none
+        for number, index in enumerate(graph.collectives):
+            operation = graph[int(index)]
+            alone = platform.collective_time(operation.name, operation.features["nbytes"], ranks=ranks)
+            found.setdefault(operation.name, []).append((float(alone), float(transfer[number])))
+    fits = {}
+    for name, pairs in found.items():
+        alone, inside = np.array(pairs).T
+        zero = np.zeros(len(alone))
+        fits[f"collective.{name}"] = fit_context(alone, zero, zero, inside, source=source)
+    within = replace(platform, context={**platform.context, **fits})
+    # Before any iteration is looked at, the delay of a slow call is that of isolated ones: mean over lower quartile.
+    delay = max(float(np.mean([row["mean"] - row["q1"] for row in measurements["collectives"]])), 1e-5)
+    shares = _SHARED if any(run.graphs[0].waits is not None for run in parallel) else (None,)
+    tried = [_fit_shared(parallel, delay, within, share, source) for share in shares]
+    return fits | min(tried, key=lambda pair: pair[0])[1]
+
+
+@dataclass(frozen=True)
+class _Parallel:
+    """One measured iteration of several ranks."""
+
+    workload: Any
+    plan: Plan | None
+    graphs: tuple[Graph, ...]
+    inside: Array
+    wall: float
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> "_Parallel":
+        workload, ranks, runs = load(row["workload"]), len(row["runs"]), row["runs"]
+        plan = Plan.from_owners(row["owners"], ranks=ranks) if row["owners"] else None
+        graphs = workload.graphs(ranks, plan)
+        for run, graph in zip(runs, graphs, strict=True):
+            _check_stream(row["name"], run, graph)
+        inside = [np.array(run["operation_seconds"])[g.collectives] for run, g in zip(runs, graphs, strict=True)]
+        return cls(workload, plan, graphs, np.array(inside), max(run["median"] for run in runs))
+
+    def predict(self, platform: Platform) -> float:
+        """Time on a platform; that it is not calibrated yet need not be said [s]."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExtrapolationWarning)
+            return predict(self.workload, platform, ranks=len(self.graphs), plan=self.plan).time
+
+
+def _fit_shared(
+    parallel: Sequence[_Parallel], delay: float, platform: Platform, share: float | None, source: str
+) -> tuple[float, dict[str, Fit]]:
+    """Scale of iterations whose ranks share the machine, and the delay that slow calls add to an average collective.
+
+    By family, for a given share of the core that collectives in flight take; beside the fits, what iterations left out
+    in turn say against them.
+    """
+    fits: dict[str, Fit] = {}
+    if share is not None:
+        fits["overlap"] = Fit(
+            "overlap", {"contention": share}, units={"contention": "-"}, source=source, n=len(parallel),
+            notes=("share of its time that a collective in flight takes from kernels on the same core",),
+        )  # fmt: skip
+    errors: list[float] = []
+    for family in dict.fromkeys(run.workload.family for run in parallel):
+        own = [run for run in parallel if run.workload.family == family]
+        alone = find_iteration(platform, family, 1) or Fit(
+            "iteration", {"scale": 1.0}, spread=_UNKNOWN, units={"scale": "-"}
+        )
+        times, slowed = np.array([_time_delayed(own, fits, family, alone, platform, d) for d in (0.0, delay)])
+        fit, left_out = _fit_walls(times, (slowed - times) / delay, own, alone["scale"], delay, source)
+        errors += left_out
+        host = {"per_operation": alone["per_operation"]} if "per_operation" in alone else {}
+        fits[f"iteration.{family}.parallel"] = replace(
+            fit, parameters={**fit.parameters, **host}, units={**fit.units, **dict.fromkeys(host, "s")},
+            spread=_conformal(left_out), notes=("iterations of ranks that share this machine",),
+        )  # fmt: skip
+    return float(np.mean(np.square(errors))), fits
+
+
+def _time_delayed(
+    runs: Sequence[_Parallel], fits: Mapping[str, Fit], family: str, alone: Fit, platform: Platform, delay: float
+) -> list[float]:
+    """Times without a scale of their own, every collective `delay` longer; how much of it shows depends on overlap."""
+    neutral = replace(
+        alone, parameters={**alone.parameters, "scale": 1.0, "per_collective": delay},
+        units={**alone.units, "per_collective": "s"},
+    )  # fmt: skip
+    context = {**platform.context, **fits, f"iteration.{family}.parallel": neutral}
+    return [run.predict(replace(platform, context=context)) for run in runs]
+
+
+def _fit_walls(
+    times: Array, counts: Array, runs: Sequence[_Parallel], scale: float, delay: float, source: str
+) -> tuple[Fit, list[float]]:
+    """Scale and delay of a family, and the errors of its iterations left out in turn."""
+    walls = np.array([run.wall for run in runs])
+
+    def fit_runs(kept: Sequence[int]) -> Fit:
+        priced, slow, seen = (values[list(kept)] for values in (times, counts, walls))
+        prior, trust = (scale, delay), (0.2, delay)
+        return fit_iteration(priced, slow, seen, each="per_collective", prior=prior, trust=trust, source=source)
+
+    fit, left_out = fit_runs(range(len(walls))), []
+    for number, wall in enumerate(walls):
+        other = fit_runs([i for i in range(len(walls)) if i != number]) if len(walls) > 1 else fit
+        predicted = other["scale"] * times[number] + other.get("per_collective", 0.0) * counts[number]
+        left_out.append(float(np.log(wall / predicted)))
+    return fit, left_out
