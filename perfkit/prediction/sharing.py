@@ -171,5 +171,6 @@ def share_cores(
             if np.ptp(steps) <= 1e-12 * now.max():
                 return float(steps.max()) / back, float(max(seen[1] if len(seen) > 1 else now)), found
         seen.append(now)
-        period = float((now - seen[len(seen) // 2]).max()) / (len(seen) - 1 - len(seen) // 2)
+        middle = (len(seen) - 1) // 2
+        period = float((now - seen[middle]).max()) / (len(seen) - 1 - middle)
     return period, float(seen[1].max()), found
