@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perfkit.sharding.result import PlanPrice, ShardingResult
     from perfkit.workloads.dlrm import DLRM
     from perfkit.workloads.placement import Placement, Plan
+    from perfkit.workloads.recording import capture
     from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
     from perfkit.workloads.transformer import Transformer
 
@@ -48,6 +49,7 @@ __all__ = [
     "load_platform",
     "platforms",
     "predict",
+    "capture",
     "read_tables",
     "calibrate",
     "check",
@@ -81,6 +83,7 @@ _HOMES = {
     "sharding.result": ("PlanPrice", "ShardingResult"),
     "workloads.dlrm": ("DLRM",),
     "workloads.placement": ("Placement", "Plan"),
+    "workloads.recording": ("capture",),
     "workloads.tables": ("EmbeddingTable", "TableSet", "draw_tables"),
     "workloads.transformer": ("Transformer",),
 }

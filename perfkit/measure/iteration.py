@@ -22,6 +22,7 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.samples import load
 from perfkit.workloads.steps import assemble_step, share_gradients
 from perfkit.workloads.transformer import Transformer
+from perfkit.workloads.vocabulary import VIEWS
 
 __all__ = ["OperationTimer", "build_step", "time_iteration"]
 
@@ -32,14 +33,6 @@ _DTYPES = {
     "fp16": torch.float16,
     "fp64": torch.float64,
 }
-
-#: Operations that only make views or bookkeeping, and copies that exist under a dispatch mode alone.
-VIEWS = frozenset(
-    "view t detach transpose expand _unsafe_view split slice unsqueeze as_strided alias select squeeze permute unbind "
-    "_indices _values _local_scalar_dense _record_function_enter_new _record_function_exit set_ resize_ empty "
-    "new_empty lift_fresh is_same_size split_with_sizes zeros".split()
-)
-
 
 #: Settings of a workload that this module builds.
 _BUILT = {"embedding": "separate", "loop": "lean", "fused": False, "mixed": False, "interaction": "dot"}

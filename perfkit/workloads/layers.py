@@ -78,7 +78,7 @@ class Layers(Tape):
             gradient = self.gradient(out)
             self.arrive(x, self._cast(gradient, x.itemsize) if x.itemsize < gradient.itemsize else gradient)
             if y.grad:
-                if y.numel < x.numel:
+                if len(y.shape) < len(x.shape):
                     gradient = self.column_sum(gradient.view(x.numel // y.numel, y.numel))
                 self.arrive(y, self._cast(gradient, y.itemsize) if y.itemsize < gradient.itemsize else gradient)
 
@@ -147,20 +147,20 @@ class Layers(Tape):
             g = self.gradient(out).view(*x.shape)
             if lazy:
                 self._strided.add(g.storage)
-            self.arrive(x, g if lazy else self._clone(g))
+            self.arrive(x, g if lazy else self._clone(g, min(shape[-1], x.shape[-1])))
 
         self.node(backward)
         return out
 
-    def contiguous(self, x: Tensor) -> Tensor:
-        """A copy of a permuted view with its elements in order; the gradient passes through."""
-        out = self._clone(x)
+    def contiguous(self, x: Tensor, run: int = 0) -> Tensor:
+        """A copy of a permuted view with its elements in order, `run` at a time; the gradient passes through."""
+        out = self._clone(x, run)
         out.root = x.root
         return out
 
-    def _clone(self, x: Tensor) -> Tensor:
+    def _clone(self, x: Tensor, run: int = 0) -> Tensor:
         out = self.tensor(*x.shape, itemsize=x.itemsize, grad=True)
-        self.emit("clone", "copy", [x], [out], elements=x.numel, rows=x.numel // x.shape[-1])
+        self.emit("clone", "copy", [x], [out], elements=x.numel, rows=x.numel // (run or x.shape[-1]))
         return out
 
     def split(self, x: Tensor, parts: int) -> list[Tensor]:

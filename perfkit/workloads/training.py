@@ -248,7 +248,8 @@ class Training(Layers):
         labels, loss, one = (self.tensor(*shape, itemsize=self.wide) for shape in (logits.shape, (1,), (1,)))
         if self.reference:
             return self._separate_loss(logits, labels, loss, one)
-        self.elementwise("binary_cross_entropy_with_logits", [logits, labels], logits)
+        name = "binary_cross_entropy_with_logits"
+        self.emit(name, "elementwise", [logits, labels], [loss], elements=logits.numel)
 
         def backward() -> None:
             probability = self.elementwise("sigmoid", [logits], logits)

@@ -272,4 +272,4 @@ def _eager_attention(tape: Training, model: Transformer, q: Tensor, k: Tensor, v
     if model.causal:
         scores = tape.add(scores, tape.tensor(sequence, sequence))
     mixed = tape.bmm(tape.softmax(scores), tape.contiguous(v), "nn")
-    return tape.contiguous(tape.regroup(mixed, batch, sequence, hidden))
+    return tape.contiguous(tape.regroup(mixed, batch, sequence, hidden), width)

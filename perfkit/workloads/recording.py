@@ -1,0 +1,356 @@
+"""Capture of any PyTorch training step: every operation with its sizes, without computing one of them."""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfkit.models.distributions import Zipf, unique_rows
+from perfkit.units import check_choice, check_positive
+from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
+
+__all__ = ["capture"]
+
+_COLUMN = {name: index for index, name in enumerate(FEATURES)}
+_DTYPES = {
+    torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
+}  # fmt: skip
+#: Largest real tensor of whole numbers that is worked on for real [-].
+_WHOLE = 1 << 24
+
+
+class _Schema:
+    """What the recorder needs to know of an operation, looked up once."""
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name = schema.name.split("::")[-1]
+        self.defaults = [(a.name, a.default_value) for a in schema.arguments]
+        self.written = tuple(
+            i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+        )
+        self.pointwise = torch.Tag.pointwise in func.tags
+        self.view = self.name in VIEWS or func.namespace in ("prim", "profiler")
+        #: Changes its first argument and nothing else, so that nothing has to be worked out.
+        self.in_place = self.written == (0,) and self.name[-1] == "_" and self.pointwise
+
+    def complete(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Arguments in the order of the schema, defaults included."""
+        rest = self.defaults[len(args) :]
+        return [*args, *(kwargs.get(name, default) for name, default in rest)]
+
+
+class _Recorder(TorchDispatchMode):
+    """Appends what is dispatched to columns; keeps storages, never tensors, which would change what autograd does."""
+
+    def __init__(self, fake: FakeTensorMode) -> None:
+        super().__init__()
+        self.fake, self.on = fake, False
+        self.phase, self.modules = "forward", cast(list[str], [])
+        self.labels: list[tuple[str, str, str, str, str]] = []
+        self.features: list[list[float]] = []
+        self.accesses: list[tuple[int, int, float, int]] = []
+        self.dtypes: list[str] = []
+        self.tables: list[EmbeddingTable] = []
+        self.trained: dict[int, int] = {}
+        self._schemas: dict[Any, _Schema] = {}
+        self._storages: dict[int, tuple[int, Any]] = {}
+        self._known: dict[tuple[Any, ...], int] = {}
+        self._starts: list[int] = []
+        self._paths: list[str] = []
+        self._node: tuple[int, str] | None = None
+        self._opened, self._bare = True, 0
+
+    # -- where an operation belongs ----------------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """Note that nodes of autograd made from here on belong to the innermost module that runs."""
+        self._starts.append(torch._C._autograd._get_sequence_nr())
+        self._paths.append(self.modules[-1] if self.modules else "")
+
+    def _locate(self, tensors: Sequence[Tensor]) -> str:
+        """Path of the module; turns the phase and counts calls of autograd on the way."""
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            if self._node is not None:
+                self._node, self._opened = None, True
+            if self.phase == "backward" and torch._C._current_graph_task_id() == -1:
+                self.phase = "update"
+            if self.phase == "update" and (
+                self.modules or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+            ):
+                self.phase = "forward"
+            return self.modules[-1] if self.modules else ""
+        number, name = node._sequence_nr(), node.name()
+        if self._node != (number, name) or name == "torch::autograd::AccumulateGrad":
+            self._bare += not self._opened
+            self._node, self._opened = (number, name), False
+            if name == "torch::autograd::AccumulateGrad":
+                weight = node.variable
+                self.trained[self._key(weight)] = weight.numel()
+        self.phase = "backward"
+        if self.modules:  # computed again for the backward pass
+            return self.modules[-1]
+        place = bisect_right(self._starts, number) - 1
+        return self._paths[place] if place >= 0 and number < 1 << 62 else ""
+
+    # -- dispatch ----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = self._schemas.get(func)
+        if schema is None:
+            schema = self._schemas[func] = _Schema(func)
+        kwargs = kwargs or {}
+        given = [t for t in walk_tensors([args, kwargs]) if isinstance(t, Tensor)]
+        if given and all(_is_whole(t) for t in given) and not schema.written:
+            out = self._compute(func, args, kwargs)
+        elif schema.in_place and given[0].numel() > 1 and all(isinstance(t, FakeTensor) for t in given):
+            out = args[0]
+        elif schema.name == "_embedding_bag_backward" and schema.complete(args, kwargs)[9]:
+            out = _sparse_rows(args[0], args[1], args[6])
+        elif schema.name == "clone" and given[0].layout is torch.sparse_coo:
+            return args[0].detach()  # fake copies lose their rows
+        else:
+            out = func(*args, **kwargs)
+        if self.on:
+            module = self._locate(given)
+            if schema.view:
+                self._bare += self._node is None
+            else:
+                self._append(schema, schema.complete(args, kwargs), given, out, module)
+        return out
+
+    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Work on real whole numbers, such as indices, for real: they decide sizes."""
+        if func is torch.ops.aten.lift_fresh.default:
+            return args[0]
+        with unset_fake_temporarily():
+            out = func(*args, **kwargs)
+        if isinstance(out, Tensor) and out.is_floating_point():
+            return self.fake.from_tensor(out)
+        return out
+
+    def _key(self, tensor: Tensor) -> int:
+        """Number of a tensor's storage."""
+        if not isinstance(tensor, FakeTensor):
+            tensor = self.fake.from_tensor(tensor)
+        if tensor.layout is torch.sparse_coo:
+            tensor = tensor._values()
+        storage = tensor.untyped_storage()
+        return self._storages.setdefault(storage._cdata, (len(self._storages), storage))[0]
+
+    def _append(self, schema: _Schema, args: list[Any], given: Sequence[Tensor], out: Any, module: str) -> None:
+        sparse = schema.name == "add_" and args[1].__class__ is not int and _is_sparse(args[1])
+        entry = find_entry(schema.name, pointwise=schema.pointwise, sparse=sparse)
+        kind, variant = entry.kind, entry.variant
+        if callable(variant):
+            variant = variant(schema.name, args)
+        index, row = len(self.labels), [0.0] * len(FEATURES)
+        for key, value in entry.sizes(args, out).items():
+            row[_COLUMN[key]] = value
+        row[_COLUMN["launches"]] = entry.launches
+        row[_COLUMN["calls"]] = 0.0 if self._node and self._opened and not self.modules else 1.0
+        row[_COLUMN["bare"]], self._bare, self._opened = self._bare, 0, True
+        if kind.startswith("embedding") and variant != "dense_rows":
+            row[_COLUMN["table"]] = self._table(schema.name, args, row)
+        self.labels.append((schema.name, kind, variant or schema.name, self.phase, module))
+        self.features.append(row)
+        reads = [t for i, a in enumerate(args) if i not in entry.unread for t in walk_tensors(a)]
+        writes = [t for i in schema.written for t in walk_tensors(args[i])]
+        if sparse:
+            reads, writes = [args[1]], []
+        elif not writes:
+            writes = list(walk_tensors(out))[: 1 if schema.name == "_embedding_bag" else None]
+        for flag, tensors in enumerate((reads, writes)):
+            for tensor in {id(t): t for t in tensors}.values():
+                if nbytes := count_bytes(tensor):
+                    self.accesses.append((index, self._key(tensor), nbytes, flag))
+        floats = (t.dtype for t in (*walk_tensors(out), *given) if t.dtype in _DTYPES)
+        self.dtypes.append(_DTYPES.get(next(floats, None), ""))  # type: ignore[arg-type]
+
+    def _table(self, name: str, args: list[Any], row: list[float]) -> int:
+        """Number of the table that rows are looked up in, which is noted when it is first seen."""
+        if name == "_embedding_bag_backward":
+            return self._known[self._key(args[1]), args[6]]
+        weight = self._key(args[0])
+        if name != "_embedding_bag":
+            row[_COLUMN["bags"]] = self._known.get((weight, "bags"), row[_COLUMN["lookups"]])
+            return self._known.get((weight,), 0)
+        self._known[weight, "bags"] = int(row[_COLUMN["bags"]])
+        rows, dim = args[0].shape
+        number = self._known.setdefault((weight,), len(self.tables))
+        self._known[self._key(args[1]), rows] = number
+        if number == len(self.tables):
+            pooling = row[_COLUMN["lookups"]] / max(row[_COLUMN["bags"]], 1.0)
+            exponent = _fit_exponent(args[1], rows)
+            table = EmbeddingTable(rows, dim, pooling or 1.0, exponent, args[0].element_size(), f"table {number}")
+            self.tables.append(table)
+        return number
+
+    def graph(self, name: str, family: str, ranks: int) -> Graph:
+        """Everything recorded as columns."""
+        features = np.array(self.features, dtype=float).reshape(-1, len(FEATURES))
+        accesses = np.array(self.accesses, dtype=float).reshape(-1, 4)
+        work = Counter[str]()
+        for dtype, flops in zip(self.dtypes, features[:, _COLUMN["flops"]] + 1.0, strict=True):
+            work[dtype] += flops
+        del work[""]
+        main = max(work, key=lambda d: work[d]) if work else "fp32"
+        dtypes = tuple(dtype or main for dtype in self.dtypes)
+        return Graph(
+            tuple(self.labels), features, accesses, tuple(self.tables), sum(self.trained.values()), name or "step",
+            family, main, dtypes if set(dtypes) - {main} else (), ranks,
+        )  # fmt: skip
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.sparse_coo
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether it is a real tensor of whole numbers, small enough to work on."""
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return not isinstance(tensor, FakeTensor) and whole and tensor.numel() <= _WHOLE
+
+
+def _sparse_rows(gradient: Tensor, indices: Tensor, rows: int) -> Tensor:
+    """The sparse gradient of a table: as many rows as were looked up, which fake tensors do not know."""
+    dim = gradient.shape[1]
+    where = torch.empty((1, indices.numel()), dtype=torch.long)
+    values = gradient.new_empty((indices.numel(), dim))
+    return torch.sparse_coo_tensor(where, values, (rows, dim), check_invariants=False)
+
+
+def _fit_exponent(indices: Tensor, rows: int) -> float:
+    """Zipf exponent at which as many rows would differ as do; 0 for fake indices."""
+    if isinstance(indices, FakeTensor) or not indices.numel():
+        return 0.0
+    with unset_fake_temporarily():
+        unique, lookups = int(torch.unique(indices).numel()), indices.numel()
+    low, high = 0.0, 4.0
+    if unique > 0.98 * float(unique_rows(Zipf(rows, 1e-6), lookups)):
+        return 0.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        more = float(unique_rows(Zipf(rows, middle), lookups)) > unique
+        low, high = (middle, high) if more else (low, middle)
+    return round(low, 3)
+
+
+def _converter() -> Callable[..., nn.Module]:
+    """A `Module._apply` for fake parameters, which PyTorch swaps, and often cannot; tied ones stay tied."""
+    converted: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        for held in (module._parameters, module._buffers):
+            for key, old in held.items():
+                if old is None or (id(old) in converted and converted[id(old)][1] is old):
+                    continue
+                with torch.no_grad():
+                    new = converted[id(old)][1] if id(old) in converted else fn(old)
+                if new is not old and isinstance(old, nn.Parameter) and not isinstance(new, nn.Parameter):
+                    new = nn.Parameter(new, old.requires_grad)
+                converted[id(old)] = old, new
+                held[key] = new  # type: ignore[assignment]
+        return module
+
+    return convert
+
+
+def capture(
+    make_step: Callable[[], Callable[[], Any]],
+    *,
+    ranks: int = 1,
+    rank: int = 0,
+    name: str = "",
+    family: str = "",
+    device: str = "cpu",
+) -> Graph:
+    """Capture a training step: what it would run, in order, without running it.
+
+    Parameters
+    ----------
+    make_step : callable
+        Builds model and optimizer and returns the step, a callable without arguments. It runs without memory for
+        tensors, so that a model may be larger than any machine; a step over a real module works too and leaves it as
+        it was. Whole numbers that are real, such as indices, stay real, because they decide sizes.
+    ranks, rank : int
+        Ranks that take part, and which of them is captured [-].
+    name, family : str
+        What the step is called, and which workloads it counts among where a platform was calibrated by families.
+    device : str
+        ``cpu`` or ``cuda``, where optimizers work on lists of tensors.
+
+    Returns
+    -------
+    graph : Graph
+        Operations of one steady iteration on this rank.
+
+    Raises
+    ------
+    ValueError
+        For what depends on values that are not computed, naming the line of the step.
+
+    Examples
+    --------
+    >>> import torch
+    >>> def make_step():
+    ...     model = torch.nn.Linear(1000, 1000)
+    ...     return lambda: model(torch.randn(32, 1000)).sum().backward()
+    >>> capture(make_step).kernels[("gemm", "nt")].size
+    1
+    """
+    check_choice("device", device, ("cpu", "cuda"))
+    ranks = int(check_positive("ranks", ranks, integer=True))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    recorder = _Recorder(fake)
+    paths: dict[int, str] = {}
+
+    def enter(module: nn.Module, *_: Any) -> None:
+        if id(module) not in paths:
+            if not recorder.modules:
+                paths.update({id(m): path for path, m in module.named_modules()})
+            else:
+                paths[id(module)] = f"{recorder.modules[-1]}.{type(module).__name__}".lstrip(".")
+        recorder.modules.append(paths[id(module)])
+        recorder.mark()
+
+    def leave(*_: Any) -> None:
+        recorder.modules.pop()
+        recorder.mark()
+
+    def update(*_: Any) -> None:
+        recorder.phase = "update"
+
+    hooks = (
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        register_optimizer_step_pre_hook(update),
+    )
+    random, apply = torch.get_rng_state(), nn.Module._apply
+    nn.Module._apply = _converter()  # type: ignore[method-assign]
+    try:
+        with fake, recorder:
+            step = make_step()
+            step()
+            recorder.phase, recorder.on = "forward", True
+            step()
+            recorder.on = False
+    finally:
+        nn.Module._apply = apply  # type: ignore[method-assign]
+        for hook in hooks:
+            hook.remove()
+        torch.set_rng_state(random)
+    return recorder.graph(name, family, ranks)
