@@ -161,9 +161,10 @@ C10D = {"alltoall_base_": "all_to_all", "allreduce_": "all_reduce"}
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without torch.distributed")
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("owners", [(0, 1, 1), (1, 1, 1)], ids=["imbalanced", "one-rank-empty"])
-def test_hybrid_twins_run_what_their_graphs_say(owners: tuple[int, ...]) -> None:
-    workload = DLRM(batch=32, sparse=True, **TABLES)
+def test_hybrid_twins_run_what_their_graphs_say(owners: tuple[int, ...], overlap: bool) -> None:
+    workload = DLRM(batch=32, sparse=True, overlap=overlap, **TABLES)
     plan = Plan.from_owners(owners, ranks=2)
     job = {"task": "iteration", "workload": samples.dump(workload), "owners": owners, "seconds": 0, "operations": 1}
     results = run_processes({**job, "minimum": 2}, ranks=2, timeout=60)
@@ -172,3 +173,19 @@ def test_hybrid_twins_run_what_their_graphs_say(owners: tuple[int, ...]) -> None
         assert len(result["operation_seconds"]) == len(graph)
         assert result["n"] == 2
     assert os.environ.get("RANK") is None
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without torch.distributed")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_data_parallel_twins_run_what_their_graphs_say(overlap: bool) -> None:
+    """Buckets of DistributedDataParallel: 1 MiB, then 25 MiB, gradients in the order in which they come."""
+    sizes = {"layers": 3, "hidden": 512, "heads": 4, "vocabulary": 2000, "sequence": 8, "batch": 2}
+    workload = Transformer.gpt2(**sizes, overlap=overlap)
+    job = {"task": "iteration", "workload": samples.dump(workload), "seconds": 0, "operations": 1, "minimum": 2}
+    results = run_processes(job, ranks=2, timeout=60)
+    graphs = workload.graphs(2)
+    for graph, result in zip(graphs, results, strict=True):
+        assert [label[0] for label in graph.labels] == [C10D.get(name, name) for name in result["names"]]
+    sent = graphs[0].column("nbytes")[graphs[0].collectives]
+    assert sent.sum() == 4 * graphs[0].parameters
+    assert len(sent) == (3 if overlap else 1)

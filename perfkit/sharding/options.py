@@ -8,7 +8,7 @@ import numpy as np
 from perfkit.sharding.pricing import COLUMNS, Rates, column, project
 from perfkit.units import Array
 from perfkit.workloads.placement import Placement
-from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.shards import share_lookups
 
 __all__ = ["Option", "column_options", "list_options", "price_placement"]
 
@@ -56,11 +56,6 @@ class Option:
 _NONE = np.zeros(len(COLUMNS))
 
 
-def _hottest(table: EmbeddingTable) -> float:
-    """Share of the lookups that the most popular row gets."""
-    return float(table.distribution.buckets()[0].max())
-
-
 def _rows_over(rates: Rates, members: Collection[int], ranks: int) -> tuple[dict[int, Array], dict[int, Array]]:
     """Costs of a shard with an equal part of the rows, and what the most popular row adds to it."""
     tables, found = rates.workload.tables, []
@@ -68,8 +63,7 @@ def _rows_over(rates: Rates, members: Collection[int], ranks: int) -> tuple[dict
         parts = {}
         for number in members:
             table = tables[number]
-            first = _hottest(table)
-            pooling = table.pooling * ((1 - first) / ranks + first * hot)
+            pooling = share_lookups(table, ranks, first=hot)
             parts[number] = replace(table, rows=-(-table.rows // ranks), pooling=pooling)
         found.append(rates.cost(parts, share=1 / ranks) if parts else {})
     cold, warm = found

@@ -226,7 +226,7 @@ class Rates:
         """
         given = self.workload.tables
         # A fused kernel of a GPU finds nothing of other tables in the caches; else all tables compete for them.
-        apart = self.workload.embedding == "fused" and self.platform.device.kind != "cpu"
+        apart = self.workload.embedding != "separate" and self.platform.device.kind != "cpu"
         members = list(parts) if apart else range(len(given))
         tables = [parts.get(n, given[n]) for n in members]
         bags = max(self.workload.batch // self.ranks, 1) if replicated else self.workload.batch
@@ -241,9 +241,11 @@ class Rates:
 
     def _time(self, tables: Sequence[EmbeddingTable], bags: int, scale: float, replicated: set[int]) -> Array:
         """Seconds of each table by `SECONDS`."""
-        fused = self.workload.embedding == "fused"
-        launched = fused and not replicated  # the launch of a fused kernel belongs to none of its tables: see `launch`
+        copied = len(replicated) == len(tables)
+        # the launch of a fused kernel belongs to none of its tables: see `launch`
+        launched = self.workload.embedding != "separate" and (copied or not replicated)
         tables = [_NO_TABLE, *tables] if launched else tables
+        replicated = set(range(len(tables))) if copied else replicated
         graph = self._record(tables, bags, scale, replicated)
         costs = price(graph, self._near(scale), dtype=getattr(self.workload, "dtype", "fp32"))
         seconds, host = self.times(graph, costs.seconds)
@@ -267,7 +269,8 @@ class Rates:
                 out[:, column(place)] += max(seconds[i] - launch, 0.0) * by / max(by.sum(), 1.0)
         itemsize = np.array([t.itemsize for t in tables], dtype=float)
         growth = _state_traffic(wide, itemsize, self.optimizer, 64.0 if self.platform.device.kind == "cpu" else 32.0)
-        out[:, column("backward" if launched else "update")] *= growth
+        if copied or self.workload.embedding != "exact":  # whose traffic is that of the optimizer already
+            out[:, column("backward" if launched and not copied else "update")] *= growth
         return out[1:] if launched else out
 
     @cached_property
@@ -276,7 +279,7 @@ class Rates:
         graph = self._record([_NO_TABLE], self.workload.batch, 1.0, set())
         prices = price(graph, self.platform, dtype=getattr(self.workload, "dtype", "fp32")).seconds
         seconds, host = self.times(graph, prices)
-        out, fused = np.zeros(len(SECONDS)), self.workload.embedding == "fused"
+        out, fused = np.zeros(len(SECONDS)), self.workload.embedding != "separate"
         names = {"embedding_forward": "lookup", "embedding_backward": "backward", "copy": "pack"}
         for (name, kind, _, _, _), time, issue in zip(graph.labels, seconds, host, strict=True):
             if name != "everything else" and (kind == "copy" or (fused and kind in names)):
@@ -285,15 +288,17 @@ class Rates:
 
     @property
     def _sparse(self) -> bool:
-        return self.workload.sparse or self.workload.embedding == "fused"
+        return self.workload.sparse or self.workload.embedding != "separate"
 
     def _record(self, tables: Sequence[EmbeddingTable], bags: int, scale: float, replicated: set[int]) -> Graph:
         """Operations on the tables of all ranks, as if one rank ran them, the rest of the iteration in between."""
         dtype = getattr(self.workload, "dtype", None)
         tape = Training(ITEMSIZE[dtype] if dtype else tables[-1].itemsize, mixed=getattr(self.workload, "mixed", False))
         tape.module = "embeddings"
-        if self.workload.embedding == "fused" and not replicated:
-            pooled = tape.fused_embeddings(tables, bags)
+        copied = len(replicated) == len(tables)
+        if self.workload.embedding != "separate" and (copied or not replicated):
+            exact = self.optimizer if self.workload.embedding == "exact" else ""
+            pooled = tape.fused_embeddings(tables, bags, exact=exact, dense=copied)
         else:
             pooled = [
                 tape.embedding_bag(t, bags, sparse=self._sparse and i not in replicated) for i, t in enumerate(tables)
@@ -328,9 +333,9 @@ def _size(tables: Sequence[EmbeddingTable], bags: int, rates: Rates, replicated:
     lookups, weights, outputs = bags * pooling, rows * dim * item, bags * dim * item
     inputs = _INDEX * (lookups + bags)
     state = STATE[rates.optimizer] * weights + (item * rows if rates.optimizer == "rowwise_adagrad" else 0.0)
-    if replicated or not (rates.workload.sparse or rates.workload.embedding == "fused"):
+    if replicated or not (rates.workload.sparse or rates.workload.embedding != "separate"):
         gradients = outputs + weights
-    elif rates.workload.embedding == "fused":
+    elif rates.workload.embedding != "separate":
         gradients = outputs
     else:
         gradients = outputs + lookups * (dim * item + _INDEX)
