@@ -1,0 +1,227 @@
+"""Iterations of convolutional nets on single GPUs as others measured them, against predictions of captured modules.
+
+    python -m benchmarks.gpu_networks [--json OUT]
+
+18 iterations of Lin et al. (arXiv 2201.07821): ResNet-50 and Inception-v3 at three batch sizes on V100, TITAN Xp and
+P100 at locked clocks, fp32. The nets are captured from the modules below; no parameter was fitted to the iterations.
+What the source does not say is taken to be as usual: images of 224 and 299 pixels, no auxiliary classifier, plain SGD.
+No convolution of these GPUs was measured either: a product stands in for each, see `perfkit.computation`.
+Without the data only the predictions are shown.
+"""
+
+import argparse
+import csv
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks import save_rows
+from benchmarks.gpu_bars import find_shared_data
+from benchmarks.gpu_iterations import PLATFORMS
+from perfkit.__main__ import run_command
+from perfkit.platform import ExtrapolationWarning
+from perfkit.prediction.comparison import summarize_errors
+from perfkit.prediction.result import predict
+from perfkit.units import format_table
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.recording import capture
+from perfkit.workloads.steps import assemble_step
+
+__all__ = [
+    "NETS",
+    "STUDY",
+    "InceptionV3",
+    "ResNet50",
+    "capture_net",
+    "format_rows",
+    "main",
+    "predict_rows",
+    "read_rows",
+]
+
+
+def _unit(inputs: int, outputs: int, kernel: Any = 1, *, stride: int = 1, pad: Any = 0) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, pad, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(_unit(inputs, width), _unit(width, width, 3, stride=stride, pad=1),
+                                  _unit(width, 4 * width)[:2])  # fmt: skip
+        same = stride == 1 and inputs == 4 * width
+        self.shortcut = nn.Identity() if same else _unit(inputs, 4 * width, stride=stride)[:2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x), inplace=True)
+
+
+class ResNet50(nn.Sequential):
+    """He et al. 2015, arXiv:1512.03385, with the stride in the 3 x 3 convolution, as torchvision has it."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        layers: list[nn.Module] = [_unit(3, 64, 7, stride=2, pad=3), nn.MaxPool2d(3, 2, 1)]
+        inputs = 64
+        for stage, blocks in enumerate((3, 4, 6, 3)):
+            for block in range(blocks):
+                layers.append(_Bottleneck(inputs, 64 << stage, 2 if stage and not block else 1))
+                inputs = 256 << stage
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+
+
+class _Branches(nn.Module):
+    def __init__(self, *ways: nn.Module) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([way(x) for way in self.ways], 1)
+
+
+def _chain(inputs: int, *units: tuple[int, Any]) -> nn.Sequential:
+    """Units of one way at full resolution: channels and window of each."""
+    layers = []
+    for outputs, kernel in units:
+        pad = tuple(k // 2 for k in kernel) if isinstance(kernel, tuple) else kernel // 2
+        layers.append(_unit(inputs, outputs, kernel, pad=pad))
+        inputs = outputs
+    return nn.Sequential(*layers)
+
+
+def _pooled(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.AvgPool2d(3, 1, 1), _unit(inputs, outputs))
+
+
+class InceptionV3(nn.Sequential):
+    """Szegedy et al. 2015, arXiv:1512.00567, as torchvision has it, without the auxiliary classifier."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        row, column, low, high = (1, 7), (7, 1), (1, 3), (3, 1)
+        layers: list[nn.Module] = [
+            _unit(3, 32, 3, stride=2), _unit(32, 32, 3), _unit(32, 64, 3, pad=1), nn.MaxPool2d(3, 2), _unit(64, 80),
+            _unit(80, 192, 3), nn.MaxPool2d(3, 2),
+        ]  # fmt: skip
+        for n, pool in ((192, 32), (256, 64), (288, 64)):
+            layers.append(_Branches(_chain(n, (64, 1)), _chain(n, (48, 1), (64, 5)),
+                                    _chain(n, (64, 1), (96, 3), (96, 3)), _pooled(n, pool)))  # fmt: skip
+        shrink = nn.Sequential(_chain(288, (64, 1), (96, 3)), _unit(96, 96, 3, stride=2))
+        layers.append(_Branches(_unit(288, 384, 3, stride=2), shrink, nn.MaxPool2d(3, 2)))
+        for c in (128, 160, 160, 192):
+            far = _chain(768, (c, 1), (c, column), (c, row), (c, column), (192, row))
+            near = _chain(768, (c, 1), (c, row), (192, column))
+            layers.append(_Branches(_chain(768, (192, 1)), near, far, _pooled(768, 192)))
+        near = nn.Sequential(_chain(768, (192, 1)), _unit(192, 320, 3, stride=2))
+        far = nn.Sequential(_chain(768, (192, 1), (192, row), (192, column)), _unit(192, 192, 3, stride=2))
+        layers.append(_Branches(near, far, nn.MaxPool2d(3, 2)))
+        for n in (1280, 2048):
+            splits = [nn.Sequential(way, _Branches(_chain(out, (384, low)), _chain(out, (384, high))))
+                      for out, way in ((384, _chain(n, (384, 1))), (384, _chain(n, (448, 1), (384, 3))))]  # fmt: skip
+            layers.append(_Branches(_chain(n, (320, 1)), *splits, _pooled(n, 192)))
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Dropout(), nn.Flatten(), nn.Linear(2048, classes))
+
+
+#: Nets by the name the source gives them, and pixels along an edge of their images.
+NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {"ResNet50": (ResNet50, 224), "Inception-V3": (InceptionV3, 299)}
+#: Columns of the source that hold absolute errors of other predictions of the same iterations [%].
+STUDY = ("abs_err_ours_pct", "abs_err_habitat_pct", "abs_err_mlpredict_pct")
+
+
+def capture_net(name: str, batch: int) -> Graph:
+    """One iteration of training: forward, cross entropy, backward, SGD."""
+    build, size = NETS[name]
+
+    def make_step() -> Callable[[], None]:
+        data = ((torch.empty(batch, 3, size, size),), torch.zeros(batch, dtype=torch.long))
+        return assemble_step(build(), [data], F.cross_entropy, optimizer="sgd")
+
+    return capture(make_step, name=f"{name}, batch {batch}", family="convolution", device="cuda")
+
+
+def predict_rows(names: Sequence[str] = tuple(NETS), batches: Sequence[int] = (16, 32, 64)) -> list[dict[str, Any]]:
+    """Predicted iterations with 80 % interval, the time kernels run, and the parts of these by class [s]."""
+    rows = []
+    graphs = {(name, batch): capture_net(name, batch) for name in names for batch in batches}
+    for gpu, platform in PLATFORMS.items():
+        for (name, batch), graph in graphs.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExtrapolationWarning)
+                found = predict(graph, platform)
+            low, high = found.interval(0.8)
+            kinds: dict[str, float] = {}
+            for (_, kind), (_, seconds) in found.parts.items():
+                kinds[kind] = kinds.get(kind, 0.0) + seconds
+            rows.append({"gpu": gpu, "model": name, "batch": batch, "predicted": found.time, "low": low, "high": high,
+                         "active": sum(s for kind, s in kinds.items() if kind != "host"), "kinds": kinds})  # fmt: skip
+    return rows
+
+
+def read_rows(shared: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Measured time [s] and errors of other predictions [%] beside the predicted rows."""
+    with open(shared / "end_to_end" / "e2e_single_gpu_cnn.csv", newline="", encoding="utf-8") as file:
+        source = {(r["gpu"], r["model"], int(r["batch"])): r for r in csv.DictReader(file)}
+    found = []
+    for row in rows:
+        other = source[row["gpu"], row["model"], row["batch"]]
+        errors = {key: float(other[key] or "nan") for key in STUDY}
+        found.append({**row, "measured": float(other["measured_iter_ms"]) * 1e-3, **errors})
+    return found
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Every row; where measured times are at hand, errors by GPU and over all."""
+    table: list[tuple[str, ...]] = [
+        ("GPU", "net", "batch", "predicted (80 %)", "kernels", "convolutions", "measured", "error")
+    ]  # noqa: E501
+    for row in rows:
+        ms = {k: f"{row[k] * 1e3:.1f}" for k in ("predicted", "low", "high", "active", "measured") if k in row}
+        error = f"{row['predicted'] / row['measured'] - 1:+.1%}" if "measured" in row else ""
+        table.append(
+            (row["gpu"], row["model"], f"{row['batch']}", f"{ms['predicted']} ms ({ms['low']} to {ms['high']})",
+             f"{ms['active']} ms", f"{row['kinds'].get('convolution', 0.0) / row['active']:.0%}",
+             f"{ms['measured']} ms" if error else "", error)
+        )  # fmt: skip
+    if "measured" not in rows[0]:
+        return format_table(table)
+    heads = ("GPU", "n", "geomean", "mean", "largest", "bias", "inside 80 %", "study's mean", "Habitat", "MLPredict")
+    lines: list[tuple[str, ...]] = [heads]
+    for gpu in (*PLATFORMS, "all"):
+        part = [row for row in rows if gpu in ("all", row["gpu"])]
+        errors = np.array([row["predicted"] / row["measured"] - 1 for row in part])
+        figures, inside = summarize_errors(errors), np.mean([r["low"] <= r["measured"] <= r["high"] for r in part])
+        others = (f"{np.nanmean([row[key] for row in part]):.1f}" for key in STUDY)
+        lines.append(
+            (gpu, f"{len(part)}", f"{figures['geomean']:.1f}", f"{figures['mean']:.1f}",
+             f"{100 * np.abs(errors).max():.1f}", f"{figures['bias']:+.1f}", f"{100 * inside:.0f}", *others)
+        )  # fmt: skip
+    return format_table(table) + "\n\nerrors [%]\n" + format_table(lines)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    rows = predict_rows()
+    try:
+        rows = read_rows(find_shared_data(), rows)
+    except ValueError as error:
+        print(f"predictions only: {error}")
+    print(format_rows(rows))
+    save_rows(Path(arguments.json) if arguments.json else None, rows)
+    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="gpu_networks", description="Published iterations of nets on single GPUs.")
+    parser.add_argument("--json", metavar="OUT", help="file for every row")
+    return run_command(partial(_run, parser.parse_args(words)), name="gpu_networks")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
