@@ -498,7 +498,7 @@ def test_hostile_names_are_escaped(toy: Platform, monkeypatch: pytest.MonkeyPatc
     assert page.count("&lt;script&gt;") >= 3, "preset, platform and warning"
 
 
-@pytest.mark.parametrize("kind", ["breakdown", "timeline"])
+@pytest.mark.parametrize("kind", ["breakdown", "timeline", "modules"])
 def test_charts_are_values(toy: Platform, kind: str) -> None:
     chart = quietly(DLRM(batch=64, **SMALL), toy, ranks=2).chart(kind)
     assert chart.to_dict()["$schema"]

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from perfkit import plots
 from perfkit.prediction import trace, views
 from perfkit.prediction.programs import Host, RankTimes
+from perfkit.prediction.result import predict
 from perfkit.prediction.simulation import Timeline, simulate
+from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import FEATURES, Graph
 
-IDLE = ("busy_s", "host_s", "communication_s", "waiting_s")
+IDLE = ("busy_s", "stolen_s", "host_s", "communication_s", "waiting_s")
 seconds = st.floats(0, 10, allow_subnormal=False).map(lambda value: round(value, 6))
 
 
@@ -123,8 +125,10 @@ def test_idle_time_by_cause() -> None:
     graphs, timeline = run([fast, slow], [2.0], Host())
     assert timeline.period == 4 + 2 + 1
     idle = views.find_idle(graphs, timeline).rows()
-    assert idle[0] == pytest.approx((0, 2.5, 0.0, 2.0, 2.5))  # half a second of the waiting lies under the operation
-    assert idle[1] == pytest.approx((1, 5.5, 0.0, 1.5, 0.0))
+    assert idle[0] == pytest.approx(
+        (0, 1, 2.5, 0.0, 0.0, 2.0, 2.5)
+    )  # half a second of the waiting lies under the operation
+    assert idle[1] == pytest.approx((1, 1, 5.5, 0.0, 0.0, 1.5, 0.0))
     path = views.find_critical_path(graphs, timeline)
     assert path.select("rank", "stream", "operation").rows()[:2] == [(1, "compute", 0), (1, "communication", 1)]
     assert path["operation"].to_list() == [0, 1, 3]
@@ -150,7 +154,7 @@ def test_modules_in_program_order_with_what_they_wait_for() -> None:
     assert frame["idle_s"].to_list() == [0.0, 0.5, 0.0] and frame["share"].sum() == pytest.approx(1)
     assert views.sum_modules(graphs, timeline, depth=None)["module"].to_list() == ["net.a.x", "net.a.y", "net.b", ""]
     assert views.sum_modules(graphs, timeline, depth=1)["operations"].to_list() == [5, 1]
-    with pytest.raises(ValueError, match="rank is 3; ranks 0 to 0 were simulated"):
+    with pytest.raises(ValueError, match="rank is 3; the ranks are 0 to 0"):
         views.sum_modules(graphs, timeline, rank=3)
     with pytest.raises(ValueError, match="depth is 0"):
         views.sum_modules(graphs, timeline, depth=0)
@@ -197,8 +201,8 @@ def test_a_trace_file_tells_ranks_streams_sizes_and_meetings(tmp_path: Path) -> 
 
 def test_ranks_that_are_alike_can_be_traced_as_many() -> None:
     graphs, timeline = run([iteration([1.0, "a", 0.5])], [2.0], Host())
-    events = trace.make_events(graphs, timeline, [0, 0, 0])
-    assert {event["pid"] for event in events} == {0, 1, 2}
+    events = trace.make_events(graphs, timeline, {0: 0, 1: 0, 5: 0})
+    assert {event["pid"] for event in events} == {0, 1, 5}
     assert sum(event["name"] == "meet" for event in events) == 2 * 2
 
 
@@ -234,3 +238,25 @@ def test_a_timeline_pales_where_a_stream_stands_still() -> None:
     assert len(values) == 1 and values[0]["busy"] == pytest.approx(0.1, rel=0.01) and values[0]["operations"] == 5000
     assert values[0]["longest"] == "add · net"
     assert chart["title"]["subtitle"].startswith("paler")
+
+
+@pytest.mark.filterwarnings("ignore::perfkit.platform.ExtrapolationWarning")
+def test_a_prediction_shows_modules_idle_time_critical_path_and_trace(tmp_path: Path) -> None:
+    model = DLRM(rows=[5000, 700, 90], dim=32, pooling=4, bottom=[64], top=[48], features=13, batch=1024)
+    prediction = predict(model, "h100-sxm-8", ranks=8)
+    time = pytest.approx(prediction.time, rel=1e-6)
+    idle = prediction.idle()
+    assert idle["ranks"].sum() == 8 and idle.select(polars.sum_horizontal(IDLE)).to_series().to_list() == [time] * len(
+        idle
+    )
+    modules = prediction.modules(depth=1)
+    assert {"bottom", "embeddings", "interaction", "top"} < set(modules["module"]) and modules[
+        "share"
+    ].sum() == pytest.approx(1)
+    path = prediction.critical_path()
+    assert (path["end_s"] - path["start_s"]).sum() == time and set(path["rank"]) <= set(idle["rank"])
+    assert prediction.timeline("stage")["phase"].unique().sort().to_list() == ["backward", "forward", "update"]
+    assert prediction.timeline("module", depth=1).height < prediction.timeline().height
+    for ranks in (3, 20):
+        events = json.loads(prediction.save_trace(tmp_path / "t.json", ranks=ranks).read_text("utf-8"))["traceEvents"]
+        assert len({event["pid"] for event in events}) == min(ranks, 8)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,15 @@ from perfkit.prediction.host import find_host_spread, make_host, time_rank
 from perfkit.prediction.programs import RankTimes
 from perfkit.prediction.sharing import measure_overlap
 from perfkit.prediction.simulation import Timeline, simulate
+from perfkit.prediction.trace import make_events, write_trace
+from perfkit.prediction.views import (
+    LEVELS,
+    find_critical_path,
+    find_idle,
+    list_operations,
+    list_spans,
+    sum_modules,
+)
 from perfkit.units import Array, check_choice, check_positive, format_time
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
@@ -164,28 +173,92 @@ class Prediction:
         ]
         return polars.DataFrame(rows, orient="row").sort("time_s", descending=True)
 
-    def timeline(self) -> "polars.DataFrame":
-        """Start and end of every operation of one steady-state iteration.
+    def timeline(self, level: str = "operation", *, depth: int | None = None) -> "polars.DataFrame":
+        """Start and end of every operation, module or stage of one steady-state iteration; alike ranks are listed once.
+
+        Parameters
+        ----------
+        level : str
+            ``operation``; ``module`` or ``stage`` (forward, backward, update): from its first operation to its last.
+        depth : int, optional
+            Names of a module's path that are told apart; all of them, unless given [-].
 
         Returns
         -------
         frame : polars.DataFrame
-            rank, stream, operation, name, kind, phase, module, start_s [s], end_s [s].
+            rank, stream, operation, name, kind, phase, module, start_s [s], end_s [s]; of modules and stages rank,
+            stream, phase, module, operations [-], start_s [s], end_s [s].
         """
-        import polars
+        check_choice("level", level, LEVELS)
+        if level == "operation":
+            return list_operations(*self._views)
+        return list_spans(*self._views, level=level, depth=depth)
 
-        columns: dict[str, list[Any]] = {
-            key: [] for key in ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")
-        }
-        for rank, (graph, starts, ends) in enumerate(
-            zip(self._graphs, self._timeline.starts, self._timeline.ends, strict=False)
-        ):
-            for index, (name, kind, _, phase, module) in enumerate(graph.labels):
-                stream = "communication" if kind == "collective" else "compute"
-                row = (rank, stream, index, name, kind, phase, module, float(starts[index]), float(ends[index]))
-                for column, value in zip(columns.values(), row, strict=True):
-                    column.append(value)
-        return polars.DataFrame(columns)
+    def modules(self, depth: int | None = 2, *, rank: int | None = None) -> "polars.DataFrame":
+        """Time of every module, forward, backward and update, with what the device stands still for it.
+
+        Parameters
+        ----------
+        depth : int or None
+            Names of a module's path that are told apart; None for all of them [-].
+        rank : int, optional
+            Which rank; the one with most work, unless given [-].
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            module (empty for what belongs to none), operations [-], forward_s, backward_s, update_s [s], idle_s (part
+            of those three) [s], share [-], in program order; the three sum to the time.
+        """
+        return sum_modules(*self._views, depth=depth, rank=rank)
+
+    def idle(self) -> "polars.DataFrame":
+        """Time in which compute streams work, and stand still, by cause; alike ranks are listed once.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            rank, ranks (so many are alike) [-]; busy_s; stolen_s (what collectives in flight took from operations on
+            the same core); host_s (nothing was launched); communication_s (a collective that had to end was in
+            flight); waiting_s (it waited for other ranks) [s]; those of a rank sum to the time.
+        """
+        return find_idle(*self._views)
+
+    def critical_path(self) -> "polars.DataFrame":
+        """What the time consists of: each step began when the one before it had ended, on whatever rank and stream.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            rank, stream (``host`` while an operation is launched), operation, name, kind, phase, module, start_s, end_s
+            [s]; the steps sum to the time.
+        """
+        return find_critical_path(*self._views)
+
+    def save_trace(self, path: str | Path, *, ranks: int = 8) -> Path:
+        """Write the timeline as a Chrome trace, which ui.perfetto.dev opens.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write, such as ``iteration.json``.
+        ranks : int
+            Most ranks written; where there are more, some of every kind [-].
+
+        Returns
+        -------
+        path : Path
+            The file.
+        """
+        most = int(check_positive("ranks", ranks, integer=True))
+        each = {rank: index for index, alike in enumerate(self._stands) for rank in alike}
+        order = sorted(each, key=lambda rank: (self._stands[each[rank]].index(rank), rank))[:most]
+        events = make_events(self._graphs, self._timeline, {rank: each[rank] for rank in sorted(order)})
+        return write_trace(path, events, prediction=repr(self))
+
+    @property
+    def _views(self) -> tuple[tuple[Graph, ...], Timeline, tuple[tuple[int, ...], ...]]:
+        return self._graphs, self._timeline, self._stands
 
     def communication(self) -> "polars.DataFrame":
         """What ranks spend on collectives, and how much of it operations hide; alike ranks are listed once.
@@ -219,17 +292,17 @@ class Prediction:
         """
         return self.breakdown()
 
-    def chart(self, kind: str = "breakdown") -> "altair.Chart":
+    def chart(self, kind: str = "breakdown") -> "altair.Chart | altair.LayerChart":
         """A picture of the prediction.
 
         Parameters
         ----------
         kind : str
-            ``breakdown`` or ``timeline``.
+            ``breakdown``, ``timeline`` or ``modules``.
 
         Returns
         -------
-        chart : altair.Chart
+        chart : altair.Chart or LayerChart
             Ready to be shown or saved.
 
         Raises
@@ -239,7 +312,9 @@ class Prediction:
         """
         from perfkit import plots
 
-        check_choice("kind", kind, ("breakdown", "timeline"))
+        check_choice("kind", kind, ("breakdown", "timeline", "modules"))
+        if kind == "modules":
+            return plots.module_bars(self.modules())
         return plots.breakdown_bars(self.breakdown()) if kind == "breakdown" else plots.timeline_lanes(self.timeline())
 
     def to_pandas(self) -> "pandas.DataFrame":

@@ -1,12 +1,13 @@
 """A timeline as a trace that ui.perfetto.dev and chrome://tracing open: ranks are processes, streams are threads."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from perfkit.prediction.communicators import find_peers
 from perfkit.prediction.simulation import Timeline
 from perfkit.prediction.views import find_spans, find_stream
 from perfkit.resources import write_text
@@ -75,7 +76,7 @@ def _operations(graph: Graph, timeline: Timeline, source: int, rank: int) -> Ite
         free = issued[position]
 
 
-def _flows(graphs: Sequence[Graph], timeline: Timeline, sources: Sequence[int]) -> Iterator[Event]:
+def _flows(graphs: Sequence[Graph], timeline: Timeline, sources: Mapping[int, int]) -> Iterator[Event]:
     """Arrows: from the operation before a collective to it, on to the one that waits for it, and from rank to rank."""
     number = 0
 
@@ -89,7 +90,7 @@ def _flows(graphs: Sequence[Graph], timeline: Timeline, sources: Sequence[int]) 
             yield {"name": name, "cat": "flow", "ph": phase, **place, **({"bp": "e"} if phase == "f" else {})}
 
     meetings: dict[tuple[tuple[int, ...], int], list[tuple[float, int, int]]] = {}
-    for rank, source in enumerate(sources):
+    for rank, source in sources.items():
         graph = graphs[source]
         seen: dict[int, int] = {}
         compute = np.setdiff1d(np.arange(len(graph)), graph.collectives)
@@ -104,17 +105,16 @@ def _flows(graphs: Sequence[Graph], timeline: Timeline, sources: Sequence[int]) 
                 yield from flow("wait", (rank, position), (rank, int(after[0])))
             group = int(graph.column("group")[position])
             seen[group] = seen.get(group, 0) + 1
-            members = graph.groups[group] if graph.groups else tuple(range(len(sources)))
-            if rank in members:
-                part = (float(timeline.waits[source][position]), rank, position)
-                meetings.setdefault((members, seen[group]), []).append(part)
+            members = find_peers(graph.groups[group], rank) if graph.groups else ()
+            part = (float(timeline.waits[source][position]), rank, position)
+            meetings.setdefault((members, seen[group]), []).append(part)
     for parts in meetings.values():
         last, *others = sorted(parts)
         for other in others:
             yield from flow("meet", last[1:], other[1:])
 
 
-def make_events(graphs: Sequence[Graph], timeline: Timeline, sources: Sequence[int] | None = None) -> list[Event]:
+def make_events(graphs: Sequence[Graph], timeline: Timeline, sources: Mapping[int, int] | None = None) -> list[Event]:
     """List the events of a trace.
 
     Parameters
@@ -123,21 +123,21 @@ def make_events(graphs: Sequence[Graph], timeline: Timeline, sources: Sequence[i
         One per simulated rank.
     timeline : Timeline
         What the simulation says of them.
-    sources : sequence of int, optional
-        Which simulated rank each rank of the trace is like; each is itself, unless given [-].
+    sources : mapping of int to int, optional
+        Ranks of the trace, and which simulated one each is like; each is itself, unless given.
 
     Returns
     -------
     events : list of dict
         Names, slices with sizes, and flows of collectives; slices on one stream do not overlap, those of modules nest.
     """
-    sources = range(len(graphs)) if sources is None else sources
+    sources = {index: index for index in range(len(graphs))} if sources is None else sources
     slices: list[Event] = []
-    for rank, source in enumerate(sources):
+    for rank, source in sources.items():
         slices += _modules(graphs[source], timeline, source, rank)
         slices += _operations(graphs[source], timeline, source, rank)
     slices.sort(key=lambda event: float(event["ts"]))
-    names = [event for rank, source in enumerate(sources) for event in _names(graphs[source], rank, timeline.device)]
+    names = [event for rank, source in sources.items() for event in _names(graphs[source], rank, timeline.device)]
     return [*names, *slices, *_flows(graphs, timeline, sources)]
 
 

@@ -26,6 +26,8 @@ __all__ = [
 
 #: How finely a timeline can be listed: stages are the phases of an iteration.
 LEVELS = ("operation", "module", "stage")
+#: Ranks that every simulated one stands for, itself first [-].
+Stands: TypeAlias = Sequence[tuple[int, ...]]
 #: Rank, stream, operation, start and end [s] of a part of the critical path.
 Step: TypeAlias = tuple[int, str, int, float, float]
 #: An operation, and how much later than the one shown its iteration is [s].
@@ -53,7 +55,7 @@ def find_stream(graph: Graph, position: int) -> str:
     return f"communication {int(graph.column('group')[position])}" if len(graph.groups) > 1 else "communication"
 
 
-def list_operations(graphs: Sequence[Graph], timeline: Timeline) -> "polars.DataFrame":
+def list_operations(graphs: Sequence[Graph], timeline: Timeline, stands: Stands = ()) -> "polars.DataFrame":
     """Start and end of every operation of one steady-state iteration.
 
     Parameters
@@ -62,6 +64,8 @@ def list_operations(graphs: Sequence[Graph], timeline: Timeline) -> "polars.Data
         One per simulated rank.
     timeline : Timeline
         What the simulation says of them.
+    stands : sequence of tuple of int, optional
+        Ranks that each stands for, itself first; each for itself, unless given [-].
 
     Returns
     -------
@@ -71,7 +75,8 @@ def list_operations(graphs: Sequence[Graph], timeline: Timeline) -> "polars.Data
     import polars
 
     frames = []
-    for rank, graph in enumerate(graphs):
+    for index, graph in enumerate(graphs):
+        rank = stands[index][0] if stands else index
         names, kinds, _, phases, modules = zip(*graph.labels, strict=True) if graph.labels else ((),) * 5
         streams = [find_stream(graph, position) for position in range(len(graph))]
         frames.append(
@@ -79,7 +84,7 @@ def list_operations(graphs: Sequence[Graph], timeline: Timeline) -> "polars.Data
                 {
                     "rank": np.full(len(graph), rank), "stream": streams, "operation": np.arange(len(graph)),
                     "name": names, "kind": kinds, "phase": phases, "module": modules,
-                    "start_s": timeline.starts[rank], "end_s": timeline.ends[rank],
+                    "start_s": timeline.starts[index], "end_s": timeline.ends[index],
                 },
                 schema_overrides=dict.fromkeys(("stream", "name", "kind", "phase", "module"), polars.String),
             )
@@ -93,7 +98,7 @@ def _cut(module: str, depth: int | None) -> str:
 
 
 def list_spans(
-    graphs: Sequence[Graph], timeline: Timeline, *, level: str = "module", depth: int | None = None
+    graphs: Sequence[Graph], timeline: Timeline, stands: Stands = (), *, level: str = "module", depth: int | None = None
 ) -> "polars.DataFrame":
     """When each module, or each stage, is at work on the compute streams, from its first operation to its last.
 
@@ -103,6 +108,8 @@ def list_spans(
         One per simulated rank.
     timeline : Timeline
         What the simulation says of them.
+    stands : sequence of tuple of int, optional
+        Ranks that each stands for, itself first; each for itself, unless given [-].
     level : str
         ``module`` or ``stage``.
     depth : int, optional
@@ -117,9 +124,9 @@ def list_spans(
 
     columns = ("rank", "stream", "phase", "module", "operations", "start_s", "end_s")
     rows = [
-        (rank, level, *span)
-        for rank, graph in enumerate(graphs)
-        for span in find_spans(graph, timeline.starts[rank], timeline.ends[rank], level=level, depth=depth)
+        (stands[index][0] if stands else index, level, *span)
+        for index, graph in enumerate(graphs)
+        for span in find_spans(graph, timeline.starts[index], timeline.ends[index], level=level, depth=depth)
     ]
     return polars.DataFrame(rows, schema=columns, orient="row")
 
@@ -216,7 +223,7 @@ class _Lanes:
             yield "host", int(self.compute[later]), float(gaps[later])
 
 
-def find_idle(graphs: Sequence[Graph], timeline: Timeline) -> "polars.DataFrame":
+def find_idle(graphs: Sequence[Graph], timeline: Timeline, stands: Stands = ()) -> "polars.DataFrame":
     """Time in which each rank's compute stream works, and stands still, by cause; a row sums to the period.
 
     Parameters
@@ -225,28 +232,33 @@ def find_idle(graphs: Sequence[Graph], timeline: Timeline) -> "polars.DataFrame"
         One per simulated rank.
     timeline : Timeline
         What the simulation says of them.
+    stands : sequence of tuple of int, optional
+        Ranks that each stands for, itself first; each for itself, unless given [-].
 
     Returns
     -------
     frame : polars.DataFrame
-        rank, busy_s, host_s (no operation was launched), communication_s (a collective that had to end was running:
-        exposed communication), waiting_s (such a collective waited for other ranks) [s].
+        rank, ranks (so many are alike) [-]; busy_s; stolen_s (what collectives in flight took from operations on the
+        same core); host_s (nothing was launched); communication_s (a collective that had to end was in flight);
+        waiting_s (it waited for other ranks) [s].
     """
     import polars
 
     rows = []
-    for rank, graph in enumerate(graphs):
-        lanes = _Lanes(graph, timeline, rank)
-        row = {"rank": rank, "busy_s": 0.0, "host_s": 0.0, "communication_s": 0.0, "waiting_s": 0.0}
-        row["busy_s"] = float((lanes.ends - lanes.starts)[lanes.compute].sum())
+    for index, graph in enumerate(graphs):
+        lanes = _Lanes(graph, timeline, index)
+        stolen = float(timeline.stolen[index].sum())
+        busy = float((lanes.ends - lanes.starts)[lanes.compute].sum()) - stolen
+        causes = {"host_s": 0.0, "communication_s": 0.0, "waiting_s": 0.0}
         for cause, _, seconds in lanes.rests():
-            row[f"{cause}_s"] += seconds
-        rows.append(row)
+            causes[f"{cause}_s"] += seconds
+        rank, ranks = (stands[index][0], len(stands[index])) if stands else (index, 1)
+        rows.append({"rank": rank, "ranks": ranks, "busy_s": busy, "stolen_s": stolen, **causes})
     return polars.DataFrame(rows)
 
 
 def sum_modules(
-    graphs: Sequence[Graph], timeline: Timeline, *, depth: int | None = 2, rank: int | None = None
+    graphs: Sequence[Graph], timeline: Timeline, stands: Stands = (), *, depth: int | None = 2, rank: int | None = None
 ) -> "polars.DataFrame":
     """Time of every module: forward, backward and update, with what the compute stream stands still for it.
 
@@ -256,6 +268,8 @@ def sum_modules(
         One per simulated rank.
     timeline : Timeline
         What the simulation says of them.
+    stands : sequence of tuple of int, optional
+        Ranks that each stands for, itself first; each for itself, unless given [-].
     depth : int or None
         Names of a module's path that are told apart; None for all of them [-].
     rank : int, optional
@@ -271,11 +285,11 @@ def sum_modules(
 
     if depth is not None:
         depth = int(check_positive("depth", depth, integer=True))
-    if rank is None:
-        rank = int(np.argmax(find_idle(graphs, timeline)["busy_s"].to_numpy()))
-    elif rank not in range(len(graphs)):
-        raise ValueError(f"rank is {rank!r}; ranks 0 to {len(graphs) - 1} were simulated; others are like one of them")
-    lanes = _Lanes(graphs[rank], timeline, rank)
+    alike = {one: index for index in range(len(graphs)) for one in (stands[index] if stands else (index,))}
+    if rank is not None and rank not in alike:
+        raise ValueError(f"rank is {rank!r}; the ranks are 0 to {len(alike) - 1}; choose one of these")
+    index = int(np.argmax(find_idle(graphs, timeline)["busy_s"].to_numpy())) if rank is None else alike[rank]
+    lanes = _Lanes(graphs[index], timeline, index)
     rows: dict[str, dict[str, float]] = {}
 
     def add(position: int, busy: float, idle: float, count: int) -> None:
@@ -324,18 +338,17 @@ class _Walk:
                 position, shift = found[0], found[1] + shift
 
     def _latest(self, rank: int, position: int) -> tuple[int, int]:
-        """Rank and position of the part of a collective that was ready last."""
-        lanes = self.lanes[rank]
-        group = lanes.group[position]
-        number = lanes.members[group].index(position)
-        parts = [(r, lanes.members[group][number]) for r, lanes in enumerate(self.lanes) if self._meets(r, rank, group)]
-        return min(parts, key=lambda part: self.lanes[part[0]].waits[part[1]])
-
-    def _meets(self, rank: int, other: int, group: int) -> bool:
-        if group not in self.lanes[rank].members:
-            return False
-        groups = self.lanes[other].graph.groups
-        return rank == other or not groups or rank in groups[group]
+        """Rank and position of the part of a collective that was ready last; parts run at the same time."""
+        start, end = self.lanes[rank].starts[position], self.lanes[rank].ends[position]
+        parts = [
+            (float(lanes.waits[place]), other, place)
+            for other, lanes in enumerate(self.lanes)
+            for place in lanes.collectives[
+                (abs(lanes.starts[lanes.collectives] - start) <= self.tolerance)
+                & (abs(lanes.ends[lanes.collectives] - end) <= self.tolerance)
+            ].tolist()
+        ]
+        return min(parts)[1:]
 
     def _stream(self, lanes: _Lanes, position: int, time: float) -> Place | None:
         """What ended at `time` on a stream that the operation at `position` follows."""
@@ -361,7 +374,7 @@ class _Walk:
             position, shift, time = last[0], last[1] + shift, began
 
 
-def find_critical_path(graphs: Sequence[Graph], timeline: Timeline) -> "polars.DataFrame":
+def find_critical_path(graphs: Sequence[Graph], timeline: Timeline, stands: Stands = ()) -> "polars.DataFrame":
     """What the period consists of: each step began when the one before it had ended, on whatever rank and stream.
 
     Parameters
@@ -370,6 +383,8 @@ def find_critical_path(graphs: Sequence[Graph], timeline: Timeline) -> "polars.D
         One per simulated rank.
     timeline : Timeline
         What the simulation says of them.
+    stands : sequence of tuple of int, optional
+        Ranks that each stands for, itself first; each for itself, unless given [-].
 
     Returns
     -------
@@ -393,6 +408,6 @@ def find_critical_path(graphs: Sequence[Graph], timeline: Timeline) -> "polars.D
             break
         if end > start:
             name, kind, _, phase, module = graphs[rank].labels[position]
-            steps.append((rank, stream, position, name, kind, phase, module, start, end))
+            steps.append((stands[rank][0] if stands else rank, stream, position, name, kind, phase, module, start, end))
     columns = ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")
     return polars.DataFrame(steps[::-1], schema=columns, orient="row")
