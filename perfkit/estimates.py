@@ -43,10 +43,11 @@ EQUATIONS = {
     "roofline": "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)",
     "tiled": "as roofline, with the flops of whole tiles",
 }
-#: What real iterations add: to operations, to whole iterations, and to what the caches effectively hold.
+#: What real iterations add: to operations, to whole iterations and to kernels beside collectives; effective caches.
 CONTEXT_FORMS: dict[str, Callable[..., Any]] = {
     "in_context": in_context,
     "iteration": lambda *, scale, per_operation=0.0, per_collective=0.0: None,
+    "overlap": lambda *, contention: None,
     "caches": lambda *, l2, l3, pages=math.inf: None,
 }
 #: How the note begins that marks a fit as carried over from another machine.
