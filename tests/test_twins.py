@@ -30,6 +30,7 @@ SIZES = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 300, "positions": 
 MODELS: dict[str, DLRM | Transformer] = {
     "dlrm-sparse": DLRM(batch=64, sparse=True, **TABLES),
     "dlrm-dense": DLRM(batch=64, sparse=False, exponent=0.9, **TABLES),
+    "dlrm-cross": DLRM(batch=64, sparse=False, interaction="cross", cross=(3, 24), optimizer="adagrad", **TABLES),
     "dlrm-one-table": DLRM(batch=16, rows=[50], dim=8, pooling=1, bottom=[], top=[8], features=3),
     **{
         f"{family}-{attention}-{optimizer}": build(attention=attention, optimizer=optimizer, **SIZES)

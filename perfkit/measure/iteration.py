@@ -35,7 +35,7 @@ _DTYPES = {
 }
 
 #: Settings of a workload that this module builds.
-_BUILT = {"embedding": "separate", "loop": "lean", "fused": False, "mixed": False, "interaction": "dot"}
+_BUILT = {"embedding": "separate", "loop": "lean", "fused": False, "mixed": False, "compiled": False}
 
 
 def build_step(

@@ -23,6 +23,24 @@ def _mlp(widths: Sequence[int], *, last_relu: bool) -> nn.Sequential:
     return nn.Sequential(*(layers if last_relu else layers[:-1]))
 
 
+class _Cross(nn.Module):
+    """Low-rank cross layers: the input times a projection to a few columns and back, plus what came before."""
+
+    def __init__(self, width: int, layers: int, rank: int) -> None:
+        super().__init__()
+        pairs = [(nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)) for _ in range(layers)]
+        self.layers = nn.ModuleList(nn.ModuleList(pair) for pair in pairs)
+        for layer in self.layers:
+            layer.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, first: Tensor) -> Tensor:
+        x = first
+        for layer in self.layers:
+            narrow, wide = cast(nn.ModuleList, layer)
+            x = first * (wide(narrow(x)) + cast(Tensor, layer.bias)) + x
+        return x
+
+
 class _Exchange(torch.autograd.Function):
     """All_to_all of pooled rows: whole batch of local tables in, local batch of all tables out."""
 
@@ -105,6 +123,10 @@ class RecommendationModule(nn.Module):
         self.tables = nn.ModuleList(nn.EmbeddingBag(t.rows, dim, mode="sum", sparse=model.sparse) for t in tables)
         for table, module in zip(tables, self.tables, strict=True):
             nn.init.uniform_(cast(Tensor, module.weight), -(table.rows**-0.5), table.rows**-0.5)
+        if model.interaction == "cross":
+            width = dim * features
+            self.top = nn.Sequential(_Cross(width, *model.cross), *_mlp((width, *model.top), last_relu=False))
+            return
         self.top = _mlp((dim + features * (features - 1) // 2, *model.top), last_relu=False)
         i, j = torch.tril_indices(features, features, -1)
         self.register_buffer("i", i)
@@ -123,7 +145,10 @@ class RecommendationModule(nn.Module):
             pooled = self._unpack(_Arrive.apply(received, flight), batch)
         elif self.plan.ranks > 1:
             pooled = self._unpack(_Exchange.apply(*self._send(pooled, batch)), batch)
-        vectors = torch.cat([x, *pooled], 1).view(batch, -1, dim)
+        joined = torch.cat([x, *pooled], 1)
+        if self.model.interaction == "cross":
+            return self.top(joined)
+        vectors = joined.view(batch, -1, dim)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return self.top(torch.cat([x, products[:, cast(Tensor, self.i), cast(Tensor, self.j)]], 1))
 

@@ -304,7 +304,7 @@ class Layers(Tape):
         """Low-rank cross layers: the input times a projection to `rank` columns and back, plus what came before."""
         first, n = x, x.shape[-1]
         for _ in range(layers):
-            narrow, wide, bias = self.parameter(rank, n), self.parameter(n, rank), self.parameter(n)
+            bias, narrow, wide = self.parameter(n), self.parameter(rank, n), self.parameter(n, rank)
             projected = self.linear(self.linear(x, narrow), wide)
             x = self._cross_fused(first, x, projected, bias) if self.compiled else self.add(
                 self.multiply(first, self.add(projected, bias)), x

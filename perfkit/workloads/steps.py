@@ -52,7 +52,7 @@ def assemble_step(
     loss_of : callable
         Loss from outputs and labels.
     optimizer : str
-        ``sgd`` or ``adamw``.
+        ``sgd``, ``adamw`` or ``adagrad``.
     momentum : float
         Of ``sgd`` [-].
     reduced : sequence of torch.nn.Parameter
@@ -63,8 +63,9 @@ def assemble_step(
     step : callable
         Zeroes gradients, runs forward, backward and the optimizer.
     """
-    if optimizer == "adamw":
-        chosen: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    if optimizer in ("adamw", "adagrad"):
+        make = torch.optim.AdamW if optimizer == "adamw" else torch.optim.Adagrad
+        chosen: torch.optim.Optimizer = make(module.parameters(), lr=1e-4)
     else:
         chosen = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=momentum)
     count = 0
