@@ -1,20 +1,30 @@
 """Capture of any PyTorch training step: every operation with its sizes, without computing one of them."""
 
+import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.units import check_choice, check_positive
+from perfkit.workloads.exchanges import Exchanges
 from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.sandbox import Unknown, explain, open_sandbox
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
 
@@ -36,11 +46,15 @@ class _Schema:
         schema = func._schema
         self.name = schema.name.split("::")[-1]
         self.defaults = [(a.name, a.default_value) for a in schema.arguments]
+        self.names = {a.name: i for i, a in enumerate(schema.arguments)}
         self.written = tuple(
             i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
         )
         self.pointwise = torch.Tag.pointwise in func.tags
-        self.view = self.name in VIEWS or func.namespace in ("prim", "profiler")
+        self.view = self.name in VIEWS or func.namespace in ("prim", "profiler") or self.name == "wait_tensor"
+        #: Written arguments are read too, unless they are only where results go.
+        self.lent = self.written if self.name[-1] != "_" else ()
+        self.exchange = func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd")
         #: Changes its first argument and nothing else, so that nothing has to be worked out.
         self.in_place = self.written == (0,) and self.name[-1] == "_" and self.pointwise
 
@@ -55,8 +69,10 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
-        self.fake, self.on = fake, False
-        self.phase, self.modules = "forward", cast(list[str], [])
+        self.fake, self.on, self.whole = fake, False, False
+        self.exchanges = Exchanges(lambda: len(self.labels))
+        self.viewed = 0
+        self.phase, self.leading, self.modules = "forward", False, cast(list[str], [])
         self.labels: list[tuple[str, str, str, str, str]] = []
         self.features: list[list[float]] = []
         self.accesses: list[tuple[int, int, float, int]] = []
@@ -69,7 +85,7 @@ class _Recorder(TorchDispatchMode):
         self._starts: list[int] = []
         self._paths: list[str] = []
         self._node: tuple[int, str] | None = None
-        self._opened, self._bare = True, 0
+        self._opened, self.bare = True, 0
 
     # -- where an operation belongs ----------------------------------------------------------------------------------
 
@@ -84,8 +100,9 @@ class _Recorder(TorchDispatchMode):
         if node is None:
             if self._node is not None:
                 self._node, self._opened = None, True
-            if self.phase == "backward" and torch._C._current_graph_task_id() == -1:
+            if self.phase == "backward" and torch._C._current_graph_task_id() == -1 and not self.leading:
                 self.phase = "update"
+                self.exchanges.end_backward()
             if self.phase == "update" and (
                 self.modules or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
             ):
@@ -93,12 +110,12 @@ class _Recorder(TorchDispatchMode):
             return self.modules[-1] if self.modules else ""
         number, name = node._sequence_nr(), node.name()
         if self._node != (number, name) or name == "torch::autograd::AccumulateGrad":
-            self._bare += not self._opened
+            self.bare += not self._opened
             self._node, self._opened = (number, name), False
             if name == "torch::autograd::AccumulateGrad":
                 weight = node.variable
                 self.trained[self._key(weight)] = weight.numel()
-        self.phase = "backward"
+        self.phase, self.leading = "backward", False
         if self.modules:  # computed again for the backward pass
             return self.modules[-1]
         place = bisect_right(self._starts, number) - 1
@@ -107,12 +124,20 @@ class _Recorder(TorchDispatchMode):
     # -- dispatch ----------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         schema = self._schemas.get(func)
         if schema is None:
             schema = self._schemas[func] = _Schema(func)
         kwargs = kwargs or {}
         given = [t for t in walk_tensors([args, kwargs]) if isinstance(t, Tensor)]
-        if given and all(_is_whole(t) for t in given) and not schema.written:
+        work = None
+        if schema.exchange and func.namespace == "c10d":
+            out, work = self.exchanges.stand_in(func, args)
+        elif self.whole and (all(map(_is_whole, given)) if given else kwargs.get("dtype") is torch.int32):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        elif given and not schema.written and all(map(_is_whole, given)):
             out = self._compute(func, args, kwargs)
         elif schema.in_place and given[0].numel() > 1 and all(isinstance(t, FakeTensor) for t in given):
             out = args[0]
@@ -122,13 +147,29 @@ class _Recorder(TorchDispatchMode):
             return args[0].detach()  # fake copies lose their rows
         else:
             out = func(*args, **kwargs)
-        if self.on:
+        if self.on and not self.whole:
             module = self._locate(given)
-            if schema.view:
-                self._bare += self._node is None
+            if schema.name == "wait_tensor":
+                self.exchanges.touch([self._key(t) for t in given])
+            elif schema.exchange:
+                self._exchange(func, schema, schema.complete(args, kwargs), out, module, work)
+            elif schema.view:
+                self.viewed += 1
             else:
                 self._append(schema, schema.complete(args, kwargs), given, out, module)
         return out
+
+    def _exchange(self, func: Any, schema: _Schema, args: list[Any], out: Any, module: str, work: Any) -> None:
+        """Append a collective."""
+        name = self.exchanges.find(func)
+        if not name:
+            return
+        reads, writes, nbytes, group = self.exchanges.describe(name, func, args, out)
+        self._emit((name, "collective", name, self.phase, module), {"nbytes": nbytes, "group": group}, reads, writes)
+        keys, blocking = [self._key(t) for t in writes], "async_op" in schema.names and not args[schema.names["async_op"]]
+        frame: Any = sys._getframe(2)
+        called = any("distributed_c10d" in f.f_code.co_filename for f in (frame, frame.f_back, frame.f_back.f_back))
+        self.exchanges.launch(keys, work, blocking=blocking, called=called)
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Work on real whole numbers, such as indices, for real: they decide sizes."""
@@ -155,47 +196,87 @@ class _Recorder(TorchDispatchMode):
         kind, variant = entry.kind, entry.variant
         if callable(variant):
             variant = variant(schema.name, args)
-        index, row = len(self.labels), [0.0] * len(FEATURES)
-        for key, value in entry.sizes(args, out).items():
-            row[_COLUMN[key]] = value
-        row[_COLUMN["launches"]] = entry.launches
-        row[_COLUMN["calls"]] = 0.0 if self._node and self._opened and not self.modules else 1.0
-        row[_COLUMN["bare"]], self._bare, self._opened = self._bare, 0, True
+        sizes = entry.sizes(args, out) | {"launches": entry.launches}
         if kind.startswith("embedding") and variant != "dense_rows":
-            row[_COLUMN["table"]] = self._table(schema.name, args, row)
-        self.labels.append((schema.name, kind, variant or schema.name, self.phase, module))
-        self.features.append(row)
-        reads = [t for i, a in enumerate(args) if i not in entry.unread for t in walk_tensors(a)]
+            sizes |= self._table(schema.name, args, sizes)
+        reads = [
+            t for i, a in enumerate(args) if i not in entry.unread and i not in schema.lent for t in walk_tensors(a)
+        ]
         writes = [t for i in schema.written for t in walk_tensors(args[i])]
         if sparse:
             reads, writes = [args[1]], []
         elif not writes:
             writes = list(walk_tensors(out))[: 1 if schema.name == "_embedding_bag" else None]
+        if not self._node and torch._C._current_graph_task_id() != -1:
+            self.exchanges.touch([self._key(t) for t in reads])
+        floats = (t.dtype for t in (*walk_tensors(out), *given) if t.dtype in _DTYPES)
+        dtype = _DTYPES.get(next(floats, None), "")  # type: ignore[arg-type]
+        self._emit((schema.name, kind, variant or schema.name, self.phase, module), sizes, reads, writes, dtype)
+
+    def _emit(
+        self,
+        label: tuple[str, str, str, str, str],
+        sizes: dict[str, float],
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        dtype: str = "",
+    ) -> None:
+        """Append one operation to the columns."""
+        index, row = len(self.labels), [0.0] * len(FEATURES)
+        sizes = {"launches": 1, "calls": not (self._node and self._opened and not self.modules), **sizes}
+        for key, value in sizes.items():
+            row[_COLUMN[key]] = value
+        row[_COLUMN["bare"]], self.bare, self._opened = self.bare, 0, True
+        self.labels.append(label)
+        self.features.append(row)
+        self.dtypes.append(dtype)
         for flag, tensors in enumerate((reads, writes)):
             for tensor in {id(t): t for t in tensors}.values():
                 if nbytes := count_bytes(tensor):
                     self.accesses.append((index, self._key(tensor), nbytes, flag))
-        floats = (t.dtype for t in (*walk_tensors(out), *given) if t.dtype in _DTYPES)
-        self.dtypes.append(_DTYPES.get(next(floats, None), ""))  # type: ignore[arg-type]
 
-    def _table(self, name: str, args: list[Any], row: list[float]) -> int:
+    @contextmanager
+    def rebuild(self) -> Iterator[None]:
+        """See waits, and let a module over ranks agree on its buckets: it reads the whole numbers it sends."""
+        reducer: Any = torch._C._distributed_c10d.Reducer
+        agree = reducer._rebuild_buckets
+
+        def agreed(own: Any) -> Any:
+            self.whole = True
+            try:
+                return agree(own)
+            finally:
+                self.whole = False
+
+        reducer._rebuild_buckets = agreed
+        try:
+            with self.exchanges.watch():
+                yield
+        finally:
+            reducer._rebuild_buckets = agree
+
+    def transfer(self, direction: str, tensor: Tensor) -> None:
+        """Append a copy between host and device that the host waits for."""
+        label = ("to", "transfer", direction, self.phase, self.modules[-1] if self.modules else "")
+        self._emit(label, {"elements": tensor.numel()}, [], [tensor], _DTYPES.get(tensor.dtype, ""))
+
+    def _table(self, name: str, args: list[Any], sizes: dict[str, float]) -> dict[str, float]:
         """Number of the table that rows are looked up in, which is noted when it is first seen."""
         if name == "_embedding_bag_backward":
-            return self._known[self._key(args[1]), args[6]]
+            return {"table": self._known[self._key(args[1]), args[6]]}
         weight = self._key(args[0])
         if name != "_embedding_bag":
-            row[_COLUMN["bags"]] = self._known.get((weight, "bags"), row[_COLUMN["lookups"]])
-            return self._known.get((weight,), 0)
-        self._known[weight, "bags"] = int(row[_COLUMN["bags"]])
+            known = self._known.get((weight, "bags"), sizes["lookups"])
+            return {"table": self._known.get((weight,), 0), "bags": known}
         rows, dim = args[0].shape
         number = self._known.setdefault((weight,), len(self.tables))
-        self._known[self._key(args[1]), rows] = number
+        self._known[self._key(args[1]), rows], self._known[weight, "bags"] = number, int(sizes["bags"])
         if number == len(self.tables):
-            pooling = row[_COLUMN["lookups"]] / max(row[_COLUMN["bags"]], 1.0)
+            pooling = sizes["lookups"] / max(sizes["bags"], 1.0)
             exponent = _fit_exponent(args[1], rows)
             table = EmbeddingTable(rows, dim, pooling or 1.0, exponent, args[0].element_size(), f"table {number}")
             self.tables.append(table)
-        return number
+        return {"table": number}
 
     def graph(self, name: str, family: str, ranks: int) -> Graph:
         """Everything recorded as columns."""
@@ -210,6 +291,7 @@ class _Recorder(TorchDispatchMode):
         return Graph(
             tuple(self.labels), features, accesses, tuple(self.tables), sum(self.trained.values()), name or "step",
             family, main, dtypes if set(dtypes) - {main} else (), ranks,
+            self.exchanges.communicators(ranks), self.exchanges.rows(self.labels),
         )  # fmt: skip
 
 
@@ -247,26 +329,64 @@ def _fit_exponent(indices: Tensor, rows: int) -> float:
     return round(low, 3)
 
 
-def _converter() -> Callable[..., nn.Module]:
-    """A `Module._apply` for fake parameters, which PyTorch swaps, and often cannot; tied ones stay tied."""
-    converted: dict[int, tuple[Tensor, Tensor]] = {}
+class _Calls(TorchFunctionMode):
+    """Sees calls of PyTorch as they are written: which device they name, which ask for values, which start no kernel."""
 
-    def convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        for child in module.children() if recurse else ():
-            child._apply(fn)
-        for held in (module._parameters, module._buffers):
-            for key, old in held.items():
-                if old is None or (id(old) in converted and converted[id(old)][1] is old):
-                    continue
-                with torch.no_grad():
-                    new = converted[id(old)][1] if id(old) in converted else fn(old)
-                if new is not old and isinstance(old, nn.Parameter) and not isinstance(new, nn.Parameter):
-                    new = nn.Parameter(new, old.requires_grad)
-                converted[id(old)] = old, new
-                held[key] = new  # type: ignore[assignment]
-        return module
+    def __init__(self, recorder: _Recorder, device: str) -> None:
+        super().__init__()
+        self.recorder, self.accelerator = recorder, device != "cpu"
 
-    return convert
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, recorder = kwargs or {}, self.recorder
+        if func in _MOVES:
+            args = self._move(func, args, kwargs)
+            func = Tensor.to if func is Tensor.cuda else func
+        if kwargs.get("device") is not None and not isinstance(kwargs["device"], int):
+            kwargs = {**kwargs, "device": _at_home(kwargs["device"])}
+        if func in _VALUES:
+            return self._ask(func, args, kwargs)
+        if func is Tensor.backward:
+            recorder.phase, recorder.leading = "backward", True
+        operations, views = len(recorder.labels), recorder.viewed
+        out = func(*args, **kwargs)
+        recorder.bare += recorder.viewed > views and len(recorder.labels) == operations
+        return out
+
+    def _move(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """Keep a tensor where it is, and note what the host would wait for."""
+        named = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)]
+        there = func is Tensor.cuda or any(torch.device(a).type != "cpu" for a in named)
+        if self.accelerator and self.recorder.on and not isinstance(args[0], FakeTensor) and there:
+            self.recorder.transfer("to_device", args[0])
+        elif self.accelerator and self.recorder.on and isinstance(args[0], FakeTensor) and (
+            func is Tensor.cpu or (named and not there)
+        ):
+            self.recorder.transfer("to_host", args[0])
+        if func is Tensor.cuda:
+            return (args[0], "cpu")
+        return (args[0], *(_at_home(a) if isinstance(a, str | torch.device) else a for a in args[1:]))
+
+    def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A number that is known, or one that nothing may be decided by."""
+        try:
+            return func(*args, **kwargs)
+        except DataDependentOutputException:
+            tensor = args[0]
+            if func is not Tensor.item or not tensor.is_floating_point():
+                raise
+            if self.accelerator and self.recorder.on:
+                self.recorder.transfer("to_host", tensor)
+            return Unknown(1.0)
+
+
+_DEVICE = torch.ops.prim.device.default
+_MOVES = (Tensor.to, Tensor.cuda, Tensor.cpu)
+_VALUES = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__)
+
+
+def _at_home(device: Any) -> Any:
+    """Where a fake tensor lies: autograd knows devices of this build of PyTorch alone."""
+    return device if torch.device(device).type == "meta" else "cpu"
 
 
 def capture(
@@ -314,16 +434,31 @@ def capture(
     """
     check_choice("device", device, ("cpu", "cuda"))
     ranks = int(check_positive("ranks", ranks, integer=True))
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = _Recorder(fake)
+    with open_sandbox(ranks, rank, device) as fake, explain():
+        recorder = _Recorder(fake)
+        exchanging = recorder.rebuild() if ranks > 1 else nullcontext()
+        with exchanging, _follow(recorder), fake, recorder, _Calls(recorder, device):
+            step = make_step()
+            step()
+            recorder.phase, recorder.on = "forward", True
+            step()
+            recorder.on = False
+            recorder.exchanges.end_backward()
+            del step
+    return recorder.graph(name, family, ranks)
+
+
+@contextmanager
+def _follow(recorder: _Recorder) -> Iterator[None]:
+    """Tell the recorder which module runs, and when an optimizer does."""
     paths: dict[int, str] = {}
 
     def enter(module: nn.Module, *_: Any) -> None:
         if id(module) not in paths:
-            if not recorder.modules:
-                paths.update({id(m): path for path, m in module.named_modules()})
-            else:
+            if recorder.modules:
                 paths[id(module)] = f"{recorder.modules[-1]}.{type(module).__name__}".lstrip(".")
+            else:
+                paths.update({id(m): path for path, m in module.named_modules()})
         recorder.modules.append(paths[id(module)])
         recorder.mark()
 
@@ -332,25 +467,15 @@ def capture(
         recorder.mark()
 
     def update(*_: Any) -> None:
-        recorder.phase = "update"
+        recorder.phase, recorder.leading = "update", False
 
     hooks = (
         nn.modules.module.register_module_forward_pre_hook(enter),
         nn.modules.module.register_module_forward_hook(leave, always_call=True),
         register_optimizer_step_pre_hook(update),
     )
-    random, apply = torch.get_rng_state(), nn.Module._apply
-    nn.Module._apply = _converter()  # type: ignore[method-assign]
     try:
-        with fake, recorder:
-            step = make_step()
-            step()
-            recorder.phase, recorder.on = "forward", True
-            step()
-            recorder.on = False
+        yield
     finally:
-        nn.Module._apply = apply  # type: ignore[method-assign]
         for hook in hooks:
             hook.remove()
-        torch.set_rng_state(random)
-    return recorder.graph(name, family, ranks)
