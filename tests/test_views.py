@@ -160,6 +160,29 @@ def test_modules_in_program_order_with_what_they_wait_for() -> None:
         views.sum_modules(graphs, timeline, depth=0)
 
 
+def test_updates_belong_to_the_modules_whose_parameters_they_change() -> None:
+    labels = (
+        ("mm", "gemm", "nn", "forward", "a"), ("mm", "gemm", "nn", "forward", "b"), ("mm", "gemm", "nn", "backward", "a"),
+        ("mul_", "elementwise", "mul_", "update", ""), ("addcmul_", "elementwise", "addcmul_", "update", ""),
+        ("_foreach_add_", "elementwise", "_foreach_add_", "update", ""), ("add_", "elementwise", "add_", "update", ""),
+    )  # fmt: skip
+    weights, gradient, state, step = (0, 1), 2, 3, 4
+    touched = [
+        (0, weights[0], 8),
+        (1, weights[1], 24),
+        (2, gradient, 8),
+        (3, state, 8),
+        (4, state, 8),
+        (4, gradient, 8),
+    ]
+    touched += [(5, weights[0], 8), (5, weights[1], 24), (6, step, 4)]
+    graph = Graph(labels, np.zeros((7, len(FEATURES))), np.array([(*row, 0) for row in touched], dtype=float))
+    timeline = simulate([RankTimes(np.ones(7), np.zeros(7), np.zeros(0, dtype=int))], np.zeros(0), Host())
+    frame = views.sum_modules([graph], timeline)
+    assert frame["module"].to_list() == ["a", "b", ""]
+    assert frame["update_s"].to_list() == [1 + 1 + 0.25, 0.75, 1]
+
+
 def test_spans_of_modules_and_stages() -> None:
     modules = ["net.a.x", "net.a.y", "net.b", "net.b", "net.a.x", ""]
     graphs, timeline = run([iteration([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], modules=modules)], [], Host())

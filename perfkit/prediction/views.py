@@ -278,8 +278,13 @@ def sum_modules(
     Returns
     -------
     frame : polars.DataFrame
-        module (empty for what belongs to none, such as the optimizer), operations [-], forward_s, backward_s, update_s
-        [s], idle_s (part of those three) [s], share [-], in program order; the three sum to the period.
+        module (empty for what belongs to none), operations [-], forward_s, backward_s, update_s [s], idle_s (part of
+        those three) [s], share [-], in program order; the three sum to the period.
+
+    Notes
+    -----
+    An update belongs to the modules whose parameters and gradients it reads and writes, by their bytes; one of several
+    modules counts as an operation of each.
     """
     import polars
 
@@ -291,23 +296,53 @@ def sum_modules(
     index = int(np.argmax(find_idle(graphs, timeline)["busy_s"].to_numpy())) if rank is None else alike[rank]
     lanes = _Lanes(graphs[index], timeline, index)
     rows: dict[str, dict[str, float]] = {}
+    owners = _find_owners(lanes.graph)
 
     def add(position: int, busy: float, idle: float, count: int) -> None:
         phase, module = lanes.graph.labels[position][3:]
-        start = {"operations": 0, **{f"{name}_s": 0.0 for name in PHASES}, "idle_s": 0.0}
-        row = rows.setdefault(_cut(module, depth), start)
-        row["operations"] += count
-        row[f"{phase}_s"] += busy + idle
-        row["idle_s"] += idle
+        for part, share in owners.get(position, {module: 1.0}).items():
+            start = {"operations": 0, **{f"{name}_s": 0.0 for name in PHASES}, "idle_s": 0.0}
+            row = rows.setdefault(_cut(part, depth), start)
+            row["operations"] += count
+            row[f"{phase}_s"] += share * (busy + idle)
+            row["idle_s"] += share * idle
 
     for position, (_, kind, *_) in enumerate(lanes.graph.labels):
         busy = 0.0 if kind == "collective" else float(lanes.ends[position] - lanes.starts[position])
         add(position, busy, 0.0, 1)
     for _, position, seconds in lanes.rests():
         add(position, 0.0, seconds, 0)
+    if "" in rows:
+        rows[""] = rows.pop("")
     for row in rows.values():
         row["share"] = sum(row[f"{phase}_s"] for phase in PHASES) / timeline.period
     return polars.DataFrame([{"module": module, **row} for module, row in rows.items()])
+
+
+def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
+    """Shares of modules in the updates that name none, by the bytes of the parameters and gradients that are theirs."""
+    owner: dict[int, str] = {}
+    touched: dict[int, list[tuple[int, float]]] = {}
+    for place, buffer, nbytes in graph.accesses[:, :3].tolist():
+        phase, module = graph.labels[int(place)][3:]
+        if module:
+            owner.setdefault(int(buffer), module)
+        elif phase == "update" and graph.labels[int(place)][1] != "collective":
+            touched.setdefault(int(place), []).append((int(buffer), nbytes))
+    for _ in range(2):  # what the optimizer keeps belongs with what it is used with
+        for buffers in touched.values():
+            known = {owner[buffer] for buffer, _ in buffers if buffer in owner}
+            if len(known) == 1:
+                owner |= dict.fromkeys((buffer for buffer, _ in buffers if buffer not in owner), known.pop())
+    shares: dict[int, dict[str, float]] = {}
+    for place, buffers in touched.items():
+        weights: dict[str, float] = {}
+        for buffer, nbytes in buffers:
+            if buffer in owner:
+                weights[owner[buffer]] = weights.get(owner[buffer], 0.0) + nbytes
+        if total := sum(weights.values()):
+            shares[place] = {module: weight / total for module, weight in weights.items()}
+    return shares
 
 
 class _Walk:
