@@ -14,7 +14,7 @@ from perfkit.models.caches import Uniform, Zipf
 from perfkit.workloads import dlrm, samples, transformer
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import COLLECTIVES, FEATURES, KINDS, PHASES, Graph
-from perfkit.workloads.placement import Plan
+from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.tape import Tape
 from perfkit.workloads.transformer import Transformer
@@ -531,3 +531,152 @@ def test_any_dlrm_has_a_graph(rows: list[int], dim: int, batch: int, pooling: fl
     assert all(isinstance(graph, Graph) and (graph.features >= 0).all() for graph in graphs)
     own = sum(graph.parameters for graph in graphs) - sum(rows) * dim
     assert own % ranks == 0, "the dense weights are the same on every rank"
+
+
+# Interactions, kernels in one, and what lies on which rank.
+
+CROSS = {"interaction": "cross", "cross": (3, 8), "embedding": "exact", "optimizer": "adagrad"}
+
+
+def test_dcnv2_of_mlperf() -> None:
+    """mlcommons/training_results_v4.0, dlrm_dcnv2: three cross layers of rank 512 over 27 vectors of 128."""
+    model = DLRM("dlrm-dcnv2", batch=8)
+    width = 27 * 128
+    dense = 13 * 512 + 512 + 512 * 256 + 256 + 256 * 128 + 128 + 3 * (2 * width * 512 + width)
+    dense += width * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 512 + 512 + 512 * 256 + 256 + 256 + 1
+    graph = model.graphs()[0]
+    assert graph.parameters == sum(t.rows for t in model.tables) * 128 + dense
+    assert sum(t.pooling for t in model.tables) == 214
+    weights = sum(
+        m * n for m, n in ((13, 512), (512, 256), (256, 128), (1024, 1024), (1024, 512), (512, 256), (256, 1))
+    )
+    products = weights + 6 * width * 512 + width * 1024
+    assert graph.column("flops").sum() == 2 * 8 * (3 * products - 13 * 512)
+
+
+def test_exact_updates_touch_each_distinct_row_once() -> None:
+    """Lookups are sorted; weights and the sums of Adagrad are read and written for each distinct row."""
+    found = {}
+    for optimizer in ("sgd", "adagrad"):
+        sizes = {**SMALL, "rows": [10**9], "dim": 32}
+        graph = DLRM(batch=64, embedding="exact", optimizer=optimizer, **sizes).graphs(accelerator=True)[0]
+        own = graph.kernels["embedding_backward", "exact"]
+        assert graph.column("lookups")[own].sum() == 0, "rows are among its traffic"
+        found[optimizer] = graph.traffic[own].sum()
+    rows, row = 64 * 4, 32 * 4
+    sort, gradient, index = 4 * 32 * rows, 64 * row, 8 * (rows + 64)
+    assert found["sgd"] == pytest.approx(sort + gradient + index + 2 * rows * row, rel=1e-3)
+    assert found["adagrad"] - found["sgd"] == pytest.approx(2 * rows * row, rel=1e-3)
+
+
+@pytest.mark.parametrize("interaction", ["dot", "cross"])
+def test_compiled_kernels_compute_as_much_and_move_less(interaction: str) -> None:
+    sizes = {**SMALL, "interaction": interaction, "cross": (3, 8)}
+    eager, compiled = (DLRM(batch=64, compiled=c, **sizes).graphs(accelerator=True)[0] for c in (False, True))
+    assert compiled.column("flops").sum() <= eager.column("flops").sum()
+    assert compiled.column("flops").sum() >= (0.9 if interaction == "cross" else 0.6) * eager.column("flops").sum()
+    assert compiled.traffic.sum() < eager.traffic.sum()
+    assert not {"relu", "threshold_backward", "sum"} & set(labels(compiled))
+    assert compiled.parameters == eager.parameters
+
+
+def test_adagrad_has_four_passes_over_every_weight_and_one_kernel_if_fused() -> None:
+    sizes = {**SMALL, "sparse": False, "optimizer": "adagrad"}
+    single, listed, fused = (
+        DLRM(batch=64, fused=f, **sizes).graphs(accelerator=a)[0]
+        for f, a in ((False, False), (False, True), (True, True))
+    )
+    per_weight = [name for name in labels(single, phase="update")[:5]]
+    assert per_weight == ["add_", "addcmul_", "sqrt", "add_", "addcdiv_"]
+    assert len(labels(listed, phase="update")) == 6
+    assert labels(fused, phase="update") == ["_fused_adagrad_"]
+    assert fused.traffic[-1] == 4 * 5 * fused.parameters
+
+
+def test_gradients_of_rows_must_be_added_up_before_adagrad() -> None:
+    with pytest.raises(ValueError, match="embedding='exact'"):
+        DLRM(optimizer="adagrad")
+    with pytest.raises(ValueError, match="number of layers and their rank"):
+        DLRM(cross=(3,))
+
+
+def test_overlapped_collectives_are_waited_for_where_their_results_are_used() -> None:
+    graphs = DLRM(batch=64, overlap=True, **SMALL).graphs(2)
+    assert DLRM(batch=64, overlap=True, **SMALL).graphs(1)[0].waits is None
+    assert DLRM(batch=64, **SMALL).graphs(2)[0].waits is None
+    for graph in graphs:
+        names = [graph.labels[i][0] for i in graph.collectives]
+        assert names == ["all_to_all", "all_reduce", "all_to_all", "all_reduce"]
+        waited = dict(map(reversed, graph.waits.tolist()))
+        assert sorted(waited) == [0, 1, 2, 3], "every one is waited for, once"
+        first, back = (graph.collectives[n] for n in (0, 2))
+        between = [graph.labels[i][4] for i in range(first + 1, waited[0])]
+        assert set(between) == {"bottom"}, "the exchange runs under the bottom MLP"
+        assert {graph.labels[i][4] for i in range(back + 1, waited[2])} >= {"bottom"}, "and the one of gradients too"
+        assert graph.labels[waited[1]][0] == graph.labels[waited[3]][0] == "copy_"
+        for number, place in waited.items():
+            assert place > graph.collectives[number]
+
+
+def test_buckets_are_those_of_distributed_data_parallel() -> None:
+    """One of 1 MiB, then of 25 MiB; a gradient that is summed up counts when it is complete."""
+    graph = Transformer.gpt2("gpt2", batch=2, sequence=16).graphs(2)[0]
+    sent = graph.column("nbytes")[graph.collectives]
+    assert sent.sum() == 4 * graph.parameters
+    assert 2**20 <= sent[0] < 25 * 2**20
+    assert (sent[1:-1] >= 25 * 2**20).all()
+    words = 4 * 50257 * 768
+    assert sent[-1] >= words, "the words are looked up and decoded with: their gradient is the last to be complete"
+    copies = [i for i, label in enumerate(graph.labels) if label[0] == "copy_"]
+    assert len(copies) == labels(graph).count("mul") == 2 + 12 * 12 + 2
+    flat = Transformer.gpt2("gpt2", batch=2, sequence=16, overlap=False).graphs(2)[0]
+    assert flat.waits is None
+    assert flat.column("nbytes")[flat.collectives].tolist() == [sent.sum()]
+
+
+SPLITS = {
+    "columns": [Placement("column_wise", (0, 2), columns=(4, 12)), 1, 3],
+    "rows": [Placement("row_wise", (0, 1, 2, 3)), 1, 3],
+    "nodes": [Placement("table_row_wise", (2, 3)), 1, 3],
+    "copies": [0, Placement("data_parallel", (0, 1, 2, 3)), 3],
+    "rows-and-copies-only": [Placement("row_wise", (0, 1, 2, 3)), *[Placement("data_parallel", (0, 1, 2, 3))] * 2],
+}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("embedding", ["separate", "exact"])
+@pytest.mark.parametrize("name", SPLITS)
+def test_split_tables_are_looked_up_and_sent_as_often_as_whole_ones(name: str, embedding: str, overlap: bool) -> None:
+    model = DLRM(batch=64, embedding=embedding, overlap=overlap, **SMALL)
+    plan = Plan.from_owners(SPLITS[name], ranks=4)
+    whole, graphs = model.graphs()[0], model.graphs(4, plan)
+    for key in ("flops", "elements"):
+        kinds = ("gemm", "bmm") if key == "flops" else ("embedding_forward",)
+        total = sum(g.column(key)[[label[1] in kinds for label in g.labels]].sum() for g in graphs)
+        assert total == pytest.approx(whole.column(key)[[label[1] in kinds for label in whole.labels]].sum(), rel=0.02)
+    sizes = {}
+    for graph in graphs:
+        for i in graph.collectives:
+            sizes.setdefault(graph.labels[i][0], []).append(graph[int(i)].features)
+    pooled, vector = 64 * 16 * 4, 16 * 4
+    if name == "columns":
+        assert {f["nbytes"] for f in sizes["all_to_all"]} == {64 * 16 * 4}, "the fullest rank sends 16 columns"
+    elif "rows" in name:
+        assert {f["nbytes"] for f in sizes["reduce_scatter"] + sizes["all_gather"]} == {pooled}
+        assert ("all_to_all" in sizes) == (name == "rows")
+    elif name == "nodes":
+        assert len(sizes["reduce_scatter"]) == len(sizes["all_gather"]) == 2, "two ranks add up"
+        assert {f["group"] for f in sizes["reduce_scatter"]} == {1.0}
+        assert {graph.groups for graph in graphs} == {((0, 1, 2, 3), (2, 3))}
+        assert {f["nbytes"] for f in sizes["all_to_all"]} == {64 * (16 + 8) * 4}, "rank 3: a table, and half of another"
+    if "copies" in name:
+        reduced = sum(f["nbytes"] for f in sizes["all_reduce"]) / 4
+        dense = 4 * (whole.parameters - 16 * 1350)
+        assert reduced == dense + vector * sum(SMALL["rows"][1 : 2 + (name != "copies")])
+
+
+def test_tables_may_have_another_data_type() -> None:
+    half = DLRM(batch=64, dtype="fp16", table_dtype="fp32", **SMALL)
+    assert {t.itemsize for t in half.tables} == {4}
+    graph = half.graphs(2)[0]
+    assert graph.column("nbytes")[graph.collectives[0]] == 64 * 2 * 16 * 2, "pooled rows are as wide as activations"

@@ -1,0 +1,58 @@
+"""MLPerf steps of DLRM on 8 GPUs: the bars they are held to, and that presets are what the benchmark trains."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from benchmarks import mlperf_dlrm
+from perfkit.workloads.dlrm import DLRM
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, object]]:
+    return mlperf_dlrm.predict_rows(mlperf_dlrm.read_rows(), mlperf_dlrm.read_plans())[0]
+
+
+def test_published_steps_meet_the_bars(rows: list[dict[str, object]]) -> None:
+    errors = {(row["benchmark"], row["gpu"]): row["predicted"] / row["measured"] - 1 for row in rows}
+    assert set(mlperf_dlrm.BARS) <= set(errors)
+    for key, bar in mlperf_dlrm.BARS.items():
+        assert abs(errors[key]) <= bar, key
+    assert sum(row["low"] <= row["measured"] <= row["high"] for row in rows) >= 0.8 * len(rows)
+
+
+def test_the_shipped_comparison_is_what_perfkit_predicts(rows: list[dict[str, object]]) -> None:
+    shipped = mlperf_dlrm.read_rows()
+    for key in ("predicted", "low", "high"):
+        assert [row[key] for row in rows] == pytest.approx([row[key] for row in shipped], rel=1e-3), (
+            "run python -m benchmarks.mlperf_dlrm --write"
+        )
+
+
+def test_measured_steps_are_the_fastest_entries(shared_data: Path) -> None:
+    columns = ("benchmark", "gpu", "round", "submitter", "system", "source")
+    shipped, source = mlperf_dlrm.read_rows(), mlperf_dlrm.read_shared(shared_data)
+    assert [[row[key] for key in columns] for row in shipped] == [[row[key] for key in columns] for row in source]
+    assert [row["measured"] for row in shipped] == pytest.approx([row["measured"] for row in source], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("preset", "prefix", "lookups"), [("dlrm-mlperf", "dlrm_v1", "hotness"), ("dlrm-dcnv2", "dcnv2", "multi_hot")]
+)
+def test_presets_have_the_tables_of_the_benchmark(preset: str, prefix: str, lookups: str, shared_data: Path) -> None:
+    with open(shared_data / "embedding" / "mlperf_dlrm_tables.csv", newline="", encoding="utf-8") as file:
+        published = list(csv.DictReader(file))
+    tables = DLRM(preset, batch=8).tables
+    for name, value in (
+        ("rows", [t.rows for t in tables]),
+        (lookups, [t.pooling for t in tables]),
+        ("dim", [t.dim for t in tables]),
+    ):
+        assert [float(row[f"{prefix}_{name}"]) for row in published] == value
+
+
+def test_the_command_prints_every_row(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert mlperf_dlrm.main(["--json", str(tmp_path / "out.json")]) == 0
+    assert capsys.readouterr().out.count("dlrm_dcnv2") == 3
+    assert (tmp_path / "out.json").exists()
