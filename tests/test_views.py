@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from perfkit import plots
 from perfkit.prediction import trace, views
+from perfkit.prediction.critical_path import find_critical_path
 from perfkit.prediction.programs import Host, RankTimes
 from perfkit.prediction.result import predict
 from perfkit.prediction.simulation import Timeline, simulate
@@ -92,7 +93,7 @@ def test_views_sum_to_the_period(made: tuple[list[Graph], Timeline]) -> None:
 @given(iterations())
 def test_the_critical_path_fills_a_period_without_gaps(made: tuple[list[Graph], Timeline]) -> None:
     graphs, timeline = made
-    path = views.find_critical_path(graphs, timeline)
+    path = find_critical_path(graphs, timeline)
     steps = list(zip(path["start_s"], path["end_s"], strict=True))
     assert sum(end - start for start, end in steps) == pytest.approx(timeline.period, rel=1e-6, abs=1e-6)
     assert all(before[1] == pytest.approx(after[0], abs=1e-6) for before, after in pairwise(steps))
@@ -129,17 +130,17 @@ def test_idle_time_by_cause() -> None:
         (0, 1, 2.5, 0.0, 0.0, 2.0, 2.5)
     )  # half a second of the waiting lies under the operation
     assert idle[1] == pytest.approx((1, 1, 5.5, 0.0, 0.0, 1.5, 0.0))
-    path = views.find_critical_path(graphs, timeline)
+    path = find_critical_path(graphs, timeline)
     assert path.select("rank", "stream", "operation").rows()[:2] == [(1, "compute", 0), (1, "communication", 1)]
     assert path["operation"].to_list() == [0, 1, 3]
 
 
 def test_the_host_is_the_critical_path_where_kernels_are_short() -> None:
     graphs, timeline = run([iteration([1e-6] * 9, overhead=2e-5)], [], Host(launch=1e-5, asynchronous=True))
-    path = views.find_critical_path(graphs, timeline)
+    path = find_critical_path(graphs, timeline)
     assert set(path["stream"]) == {"host"}
     graphs, timeline = run([iteration([1e-3] * 9, overhead=2e-5)], [], Host(launch=1e-5, asynchronous=True))
-    path = views.find_critical_path(graphs, timeline)
+    path = find_critical_path(graphs, timeline)
     assert path["stream"].to_list() == ["compute"] * 9 and path["operation"].to_list() == list(range(9))
 
 
@@ -162,7 +163,8 @@ def test_modules_in_program_order_with_what_they_wait_for() -> None:
 
 def test_updates_belong_to_the_modules_whose_parameters_they_change() -> None:
     labels = (
-        ("mm", "gemm", "nn", "forward", "a"), ("mm", "gemm", "nn", "forward", "b"), ("mm", "gemm", "nn", "backward", "a"),
+        ("mm", "gemm", "nn", "forward", "a"), ("mm", "gemm", "nn", "forward", "b"),
+        ("mm", "gemm", "nn", "backward", "a"),
         ("mul_", "elementwise", "mul_", "update", ""), ("addcmul_", "elementwise", "addcmul_", "update", ""),
         ("_foreach_add_", "elementwise", "_foreach_add_", "update", ""), ("add_", "elementwise", "add_", "update", ""),
     )  # fmt: skip

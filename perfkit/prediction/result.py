@@ -17,6 +17,7 @@ from perfkit.gallery import load_platform
 from perfkit.platform import ExtrapolationWarning, Platform
 from perfkit.prediction.communicators import Cast, cast_ranks, time_collectives
 from perfkit.prediction.cost import Costs, find_iteration, price
+from perfkit.prediction.critical_path import find_critical_path
 from perfkit.prediction.host import find_host_spread, make_host, time_rank
 from perfkit.prediction.programs import RankTimes
 from perfkit.prediction.sharing import measure_overlap
@@ -24,7 +25,6 @@ from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.prediction.trace import make_events, write_trace
 from perfkit.prediction.views import (
     LEVELS,
-    find_critical_path,
     find_idle,
     list_operations,
     list_spans,

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from perfkit.prediction.communicators import find_peers
+from perfkit.prediction.lanes import find_stream
 from perfkit.prediction.simulation import Timeline
-from perfkit.prediction.views import find_spans, find_stream
+from perfkit.prediction.views import find_spans
 from perfkit.resources import write_text
 from perfkit.workloads.graph import FEATURES, Graph
 
