@@ -1,5 +1,8 @@
 """The simulation of ranks, streams and their meetings, on times that can be added up by hand."""
 
+from dataclasses import replace
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -249,6 +252,291 @@ def test_identical_ranks_need_not_be_repeated(schedule: tuple[list[RankTimes], n
     assert (one.period, one.latency) == (many.period, many.latency)
     assert all(np.array_equal(one.starts[0], starts) for starts in many.starts)
     assert not any(waits.any() for waits in one.waits)
+
+
+# Collectives in flight.
+
+
+def overlapping(
+    values: list[float], *, at: list[int], waits: list[tuple[int, int]] | None = None, **more: object
+) -> RankTimes:
+    return replace(times(values, at=tuple(at)), waits=np.array(waits) if waits is not None else None, **more)
+
+
+DEVICE, CPU, SHARED = Host(asynchronous=True), Host(), Host(contention=1.0)
+
+
+def test_buckets_of_gradients_are_reduced_under_the_backward_pass() -> None:
+    """Backward 4 + 4 + 4, a bucket of 3 after each, update 2: the last one alone is seen."""
+    one = overlapping([4, 0, 4, 0, 4, 0, 2], at=[1, 3, 5], waits=[(6, 0), (6, 1), (6, 2)])
+    for host in (DEVICE, CPU):
+        timeline = simulate([one] * 2, np.full(3, 3.0), host)
+        assert timeline.period == timeline.latency == 4 + 4 + 4 + 3 + 2
+        assert timeline.starts[0].tolist() == [0, 4, 4, 8, 8, 12, 15]
+        assert timeline.stalls[0].tolist() == [0, 0, 0, 0, 0, 0, 3, 0]
+        assert timeline.exposed[0].sum() == 3
+
+
+def test_buckets_that_take_longer_than_the_backward_pass_queue_on_their_communicator() -> None:
+    """Three of 6 one after another from 4 on: 22; the update follows."""
+    one = overlapping([4, 0, 4, 0, 4, 0, 2], at=[1, 3, 5], waits=[(6, 0), (6, 1), (6, 2)])
+    timeline = simulate([one], np.full(3, 6.0), DEVICE)
+    assert timeline.period == 4 + 18 + 2
+    assert timeline.starts[0][[1, 3, 5]].tolist() == [4, 10, 16]
+    assert timeline.stalls[0][6] == timeline.exposed[0][6] == 22 - 12
+    assert not timeline.waits[0].any(), "no other rank is waited for"
+    two = replace(one, communicators=[0, 1, 0])
+    timeline = simulate([two], np.full(3, 6.0), DEVICE)
+    assert timeline.starts[0][[1, 3, 5]].tolist() == [4, 8, 12]
+    assert timeline.period == 18 + 2
+
+
+def test_a_core_that_collectives_share_hides_nothing_of_them() -> None:
+    one = overlapping([4, 0, 4, 0, 4, 0, 2], at=[1, 3, 5], waits=[(6, 0), (6, 1), (6, 2)])
+    timeline = simulate([one] * 2, np.full(3, 3.0), SHARED)
+    assert timeline.period == 12 + 9 + 2
+    assert timeline.ends[0].tolist() == [4, 7, 11, 14, 18, 21, 23]
+    assert timeline.stolen[0].sum() == 6
+    assert timeline.exposed[0].sum() == 3
+    half = simulate([one] * 2, np.full(3, 3.0), replace(SHARED, contention=0.5))
+    assert half.period == 4 + 5.5 + 5.5 + 3 + 2
+
+
+def test_the_host_hides_what_it_launches_late() -> None:
+    """The host needs 10 for each of three launches; a collective of 8 beside it costs nothing."""
+    one = overlapping([1, 0, 1], at=[1], waits=[(2, 0)], overhead=np.full(3, 10.0))
+    timeline = simulate([one], np.array([8.0]), DEVICE)
+    assert timeline.period == 30
+    assert timeline.latency == 31
+    assert timeline.stalls[0].tolist() == [0, 0, 8, 0], "for that the stream stands still anyway"
+    assert timeline.starts[0][2] - timeline.ends[0][1] == 2
+
+
+def test_a_straggler_makes_others_wait_for_what_they_have_not_hidden() -> None:
+    """Ranks of 4 and 7, then 2 beside a collective of 1; the fast one starts 1 ahead, and has 5 behind it at 7."""
+    fast, slow = (overlapping([first, 0, 2, 0], at=[1], waits=[(3, 0)]) for first in (4, 7))
+    timeline = simulate([fast, slow], np.array([1.0]), DEVICE)
+    assert timeline.period == 9
+    assert timeline.waits[0].tolist() == [0, 4, 0, 0]
+    assert (timeline.stalls[0][3], timeline.exposed[0][3]) == (3, 1)
+    assert timeline.stalls[1].sum() == 0
+
+
+def test_ranks_that_share_no_communicator_go_their_own_way() -> None:
+    one, other = (overlapping([w, 0], at=[1], communicators=[key]) for key, w in enumerate((1, 5)))
+    timeline = simulate([one, other], np.array([1.0]), CPU)
+    assert timeline.period == timeline.latency == 6
+    assert [starts[0] for starts in timeline.starts] == [0, 0]
+
+
+def test_two_chains_that_differ_little_settle_on_the_longer_one() -> None:
+    """No number of iterations shows it: the host takes 10 and its device 10.0001."""
+    one = RankTimes(np.array([10.0001]), np.array([10.0]), np.zeros(0, dtype=int))
+    assert simulate([one], np.zeros(0), DEVICE).period == pytest.approx(10.0001, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([overlapping([1, 0, 1], at=[1], waits=[(1, 0)])], "has operation 1 wait for collective 0; it must be one"),
+        ([overlapping([1, 0, 1], at=[1], waits=[(2, 1)])], "wait for collective 1; it must be one of the 1"),
+        ([overlapping([1, 0], at=[1]), times([1.0])], ""),
+        ([overlapping([0, 0], at=[0, 1]), overlapping([0], at=[0])], "has 2 ranks and 1 launch its collective 1"),
+        (
+            [overlapping([0, 0], at=[0, 1], communicators=keys) for keys in ([0, 1], [1, 0])],
+            "ranks 0, 1 wait for one another: operation 1 of rank 0 waits for collective 0",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused(ranks: list[RankTimes], message: str) -> None:
+    lengths = [np.ones(len(rank.collectives)) for rank in ranks]
+    if not message:
+        assert simulate(ranks, lengths, CPU).period == 2, "a rank may stay away from a communicator"
+        return
+    with pytest.raises(ValueError, match=message):
+        simulate(ranks, lengths, CPU)
+
+
+class Machine:
+    """One clock for all ranks: what happens next happens next, in fractions, one event after the other."""
+
+    def __init__(self, ranks: list[RankTimes], durations: list[np.ndarray], host: Host) -> None:
+        self.ranks, self.durations, self.host = ranks, durations, host
+        self.now = Fraction(0)
+        every = range(len(ranks))
+        self.issuing = [[0, 0, None] for _ in every]  # iteration, operation, and what is left to do for it
+        self.running = [[0, 0, None] for _ in every]
+        self.launched: set[tuple[int, int, int]] = set()
+        self.ready: dict[tuple[int, int, int], set[int]] = {}
+        self.flying: dict[tuple[int, int, int], Fraction] = {}
+        self.landed: set[tuple[int, int, int]] = set()
+        self.done: list[list[Fraction]] = [[] for _ in every]
+
+    def members(self, communicator: int) -> set[int]:
+        return {r for r, mine in enumerate(self.ranks) if communicator in mine.communicators}
+
+    def key(self, rank: int, iteration: int, number: int) -> tuple[int, int, int]:
+        keys = self.ranks[rank].communicators
+        return keys[number], iteration, list(keys[:number]).count(keys[number])
+
+    def blocked(self, rank: int, iteration: int, operation: int) -> bool:
+        """Whether an operation has to wait; the first one of an iteration for the end of the one before."""
+        mine = self.ranks[rank]
+        waited = {number for _, number in mine.waits}
+        rows = [*mine.waits, *((len(mine.seconds), n) for n in range(len(mine.collectives)) if n not in waited)]
+        needed = [(iteration, n) for place, n in rows if place == operation]
+        return any(self.key(rank, k, n) not in self.landed for k, n in needed)
+
+    def settle(self, iterations: int) -> bool:
+        """Do all that takes no time; returns whether anything was done."""
+        moved = False
+        for rank, mine in enumerate(self.ranks):
+            for agent in (self.issuing, self.running)[not self.host.asynchronous :]:
+                moved |= self.step(rank, mine, agent, iterations)
+        for key, ranks in list(self.ready.items()):
+            first = not any(other[0] == key[0] and other[1:] < key[1:] for other in self.ready)
+            if ranks == self.members(key[0]) and first and key not in self.flying:
+                pairs = [(r, n) for r in ranks for n in range(len(self.ranks[r].collectives))]
+                same = [self.durations[r][n] for r, n in pairs if self.key(r, key[1], n) == key]
+                self.flying[key] = self.now + Fraction(max(same))
+                moved = True
+        for key, end in list(self.flying.items()):
+            if end <= self.now:
+                del self.flying[key], self.ready[key]
+                self.landed.add(key)
+                moved = True
+        return moved
+
+    def step(self, rank: int, mine: RankTimes, agent: list, iterations: int) -> bool:
+        iteration, operation, left = agent[rank]
+        n, host = len(mine.seconds), agent is self.issuing
+        cpu = not self.host.asynchronous
+        if iteration == iterations:
+            return False
+        if operation == n:
+            if not host and self.blocked(rank, iteration, n):
+                return False
+            if not host:
+                self.done[rank].append(self.now)
+            agent[rank] = [iteration + 1, 0, None]
+            return True
+        if left is None:
+            if host:
+                work = mine.overhead[operation] + self.host.launch
+            else:
+                if not cpu and (rank, iteration, operation) not in self.launched:
+                    return False
+                if self.blocked(rank, iteration, operation):
+                    return False
+                work = mine.seconds[operation] + (mine.overhead[operation] if cpu else 0)
+            agent[rank][2] = Fraction(work)
+            return True
+        if left > 0:
+            return False
+        if host:
+            self.launched.add((rank, iteration, operation))
+            reached = self.running[rank][:2] > [iteration, operation]
+            if operation in mine.transfers and not reached:
+                return False
+        elif operation in mine.collectives:
+            number = mine.collectives.tolist().index(operation)
+            self.ready.setdefault(self.key(rank, iteration, number), set()).add(rank)
+        agent[rank] = [iteration, operation + 1, None]
+        return True
+
+    def rate(self, rank: int, agent: list) -> Fraction:
+        beside = sum(1 for key in self.flying if rank in self.members(key[0]))
+        return (
+            max(Fraction(1) - Fraction(self.host.contention) * beside, Fraction(0))
+            if agent is self.running
+            else Fraction(1)
+        )
+
+    def run(self, iterations: int) -> list[Fraction]:
+        """When each iteration is done on all ranks."""
+        while True:
+            while self.settle(iterations):
+                pass
+            steps = [end - self.now for end in self.flying.values()]
+            active = [
+                (agent, rank, self.rate(rank, agent))
+                for agent in (self.issuing, self.running)
+                for rank in range(len(self.ranks))
+                if agent[rank][2]
+            ]
+            steps += [agent[rank][2] / rate for agent, rank, rate in active if rate]
+            if not steps:
+                assert all(len(done) == iterations for done in self.done), "nothing moves"
+                return [max(ends) for ends in zip(*self.done, strict=True)]
+            for agent, rank, rate in active:
+                agent[rank][2] -= min(steps) * rate
+            self.now += min(steps)
+
+
+@st.composite
+def meshes(draw: st.DrawFn, contention: bool) -> tuple[list[RankTimes], list[np.ndarray], Host]:
+    """One to three ranks, two communicators, collectives in one order, and waits anywhere after them."""
+    count = draw(st.integers(1, 3))
+    members = [range(count), draw(st.sets(st.integers(0, count - 1), min_size=1))]
+    order = draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4)), max_size=4))
+    ranks, lengths = [], []
+    for rank in range(count):
+        mine = [(key, length) for key, length in order if rank in members[key]]
+        blocks = [draw(st.lists(st.integers(0, 5), max_size=2)) for _ in range(len(mine) + 1)]
+        values, at = list(blocks[0]), []
+        for block in blocks[1:]:
+            at.append(len(values))
+            values += [0, *block]
+        values = values or [1]
+        waits = [(draw(st.integers(place + 1, len(values))), n) for n, place in enumerate(at) if draw(st.booleans())]
+        free = [i for i in range(len(values)) if i not in at]
+        ranks.append(
+            replace(
+                times([float(v) for v in values], draw(st.integers(0, 2)), tuple(at)),
+                waits=np.array(waits, dtype=int).reshape(-1, 2), communicators=[key for key, _ in mine],
+                transfers=np.array([i for i in free if not contention and draw(st.integers(0, 5)) == 0], dtype=int),
+            )
+        )  # fmt: skip
+        lengths.append(np.array([float(length) for _, length in mine]))
+    device = not contention and draw(st.booleans())
+    host = Host(0.0, float(draw(st.integers(0, 2))), True) if device else Host()
+    return ranks, lengths, replace(host, contention=draw(st.sampled_from([0.5, 1.0])) if contention else 0.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(meshes(contention=False))
+def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list[RankTimes], list[np.ndarray], Host]) -> None:
+    ranks, lengths, host = mesh
+    timeline, ends = simulate(ranks, lengths, host), Machine(ranks, lengths, host).run(72)
+    assert timeline.latency == pytest.approx(float(ends[0]), abs=1e-9)
+    assert timeline.period == pytest.approx(float(ends[-1] - ends[-25]) / 24, abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(meshes(contention=True))
+def test_shared_cores_take_as_long_as_event_by_event(mesh: tuple[list[RankTimes], list[np.ndarray], Host]) -> None:
+    ranks, lengths, host = mesh
+    timeline, ends = simulate(ranks, lengths, host), Machine(ranks, lengths, host).run(25)
+    assert timeline.latency == pytest.approx(float(ends[0]), abs=1e-9)
+    assert timeline.period == pytest.approx(float(ends[-1] - ends[-13]) / 12, abs=1e-9)
+
+
+@given(meshes(contention=False))
+def test_where_the_time_of_a_rank_goes(mesh: tuple[list[RankTimes], list[np.ndarray], Host]) -> None:
+    ranks, lengths, host = mesh
+    timeline = simulate(ranks, lengths, host)
+    for index, rank in enumerate(ranks):
+        starts, ends = timeline.starts[index], timeline.ends[index]
+        work = np.setdiff1d(np.arange(len(starts)), rank.collectives)
+        assert (starts[work][1:] >= ends[work][:-1] - 1e-9).all()
+        assert (timeline.stalls[index] >= timeline.exposed[index] - 1e-9).all()
+        assert (timeline.exposed[index] >= 0).all()
+        assert (starts >= timeline.issued[index] - 1e-9).all()
+        for place, number in rank.find_waits():
+            if place < len(starts):
+                assert starts[place] >= ends[rank.collectives[number]] - 1e-9
+        busy = rank.seconds.sum() + timeline.stalls[index].sum()
+        assert busy + (0.0 if host.asynchronous else rank.overhead.sum()) <= timeline.period * (1 + 1e-9) + 1e-9
 
 
 def test_a_timeline_is_a_value() -> None:
