@@ -24,6 +24,7 @@ _FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "hardswish": ("hardswish.default", ("x",)),
     "hardswish_backward": ("hardswish_backward.default", ("x", "x")),
     "hardtanh": ("hardtanh.default", ("x", 0.0, 0.9)),
+    "hardtanh_": ("hardtanh_.default", ("x", 0.0, 0.9)),
     "hardtanh_backward": ("hardtanh_backward.default", ("x", "x", 0.0, 0.9)),
     "leaky_relu": ("leaky_relu.default", ("x", 0.01)),
     "exp": ("exp.default", ("x",)),
@@ -48,7 +49,10 @@ _POOLING = (
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
     "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
 )  # fmt: skip
-_COPY = ("gather", "scatter_add", "upsample_nearest2d", "upsample_nearest2d_backward", "upsample_bilinear2d")
+_COPY = (
+    "copy_", "slice_backward", "gather", "scatter_add", "upsample_nearest2d", "upsample_nearest2d_backward",
+    "upsample_bilinear2d",
+)  # fmt: skip
 #: Windows with their strides, as often as nets use them, and groups of channels (0: each channel is one).
 _WINDOWS = (
     (3, 3, 1, 1), (3, 3, 1, 1), (3, 3, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), (3, 3, 2, 1), (1, 1, 2, 1),
@@ -176,7 +180,7 @@ class Networks:
     def function(self, variant: str, elements: int) -> list[Callable[[], Any]]:
         """Calls of one of the elementwise functions that are described by their arguments."""
         name, pattern = _FUNCTIONS[variant]
-        make = {"x": self._rand, "mask": self._mask}
+        make: dict[str, Callable[[int], Any]] = {"x": self._rand, "mask": self._mask}
         call, values = self._find(name), [make[p](elements) if isinstance(p, str) else p for p in pattern]
         if not variant.endswith("_"):
             self._touch(elements)
@@ -248,6 +252,13 @@ class Networks:
     def rearrange(self, variant: str, s: dict[str, Any]) -> list[Callable[[], Any]]:
         """Calls that pick numbers by index or enlarge pictures."""
         aten, side, rows = self.aten, s["image"], s["rows"]
+        if variant in ("copy_", "slice_backward"):
+            x, n = self._rand(rows, s["n"]), s["n"]
+            if variant == "slice_backward":  # the gradient of all columns but one
+                self._touch(rows * (n + 1))
+                return [lambda: aten.slice_backward.default(x, [rows, n + 1], 1, 1, n + 1, 1)]
+            y = self._rand(rows, n)
+            return [lambda: aten.copy_.default(y, x)]
         if "2d" not in variant:
             x, n = self._rand(rows, s["n"]), s["n"]
             index = self.torch.randint(0, n, (rows, n), device=self.device)

@@ -1,0 +1,125 @@
+"""What prices operations that were not measured, in the number format each has; and what calibrations measure."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfkit.computation import find_stand_in
+from perfkit.gallery import load_platform
+from perfkit.measure.kernels import Case, draw_cases
+from perfkit.measure.networks import draw_networks
+from perfkit.models.kernels import TERMS, term_names
+from perfkit.prediction.cost import price
+from perfkit.resources import find_reference
+from perfkit.workloads.graph import FEATURES, Graph
+
+CPU, GPU = load_platform("zen5-2"), load_platform("h100-sxm-8")
+
+
+def make_graph(*operations: tuple[str, str, str], dtypes: tuple[str, ...] = (), **sizes: float) -> Graph:
+    """Operations (name, kind, variant) of the same sizes, each of 12 MB of its own."""
+    features = np.zeros((len(operations), len(FEATURES)))
+    for name, value in {"launches": 1.0, "calls": 1.0, **sizes}.items():
+        features[:, FEATURES.index(name)] = value
+    accesses = np.array([(i, 2 * i + j, 6e6, j) for i in range(len(operations)) for j in (0, 1)], dtype=float)
+    labels = tuple((name, kind, variant, "forward", "") for name, kind, variant in operations)
+    return Graph(labels, features, accesses, dtypes=dtypes)
+
+
+def seconds(graph: Graph, platform: object, dtype: str = "fp32") -> np.ndarray:
+    return np.asarray(price(graph, platform, dtype=dtype).seconds)  # type: ignore[arg-type]
+
+
+PRODUCT = {"flops": 2.0 * 4096 * 256 * 1152, "batch": 1, "m": 4096, "n": 256, "k": 1152, "elements": 2**20, "rows": 16}
+
+
+@pytest.mark.parametrize(("platform", "share"), [(CPU, 0.8), (GPU, 1.0)])
+def test_a_product_stands_in_for_a_convolution(platform: object, share: float) -> None:
+    fits = platform.kernels  # type: ignore[attr-defined]
+    bare = {key: fit for key, fit in fits.items() if not key.startswith("convolution")}
+    old = replace(platform, kernels=bare, context={})  # type: ignore[type-var]
+    one = make_graph(("convolution", "convolution", "forward"), ("mm", "gemm", "nn"), **PRODUCT)
+    convolution, product = price(one, old).hot
+    assert convolution == pytest.approx(product / share, rel=1e-6)
+    both = make_graph(
+        ("convolution_backward", "convolution", "backward"), **(PRODUCT | {"flops": 2 * PRODUCT["flops"]})
+    )
+    assert price(both, old).hot[0] == pytest.approx(2 * convolution, rel=0.15)
+    assert price(one, old).assumed[0]
+    alone, grouped = (find_stand_in(bare, "convolution", variant=f"forward{end}") for end in ("", "_depthwise"))
+    assert alone is not None
+    assert grouped is not None
+    assert 0.4 < alone.spread < grouped.spread
+    assert "convolution was not measured" in alone.notes[0]
+
+
+def test_functions_that_were_not_measured_take_the_middle_of_their_class() -> None:
+    graph = make_graph(("tangle", "elementwise", "tangle"), ("add", "elementwise", "add"), elements=1e6)
+    bare = {key: fit for key, fit in CPU.kernels.items() if key.startswith("elementwise")}
+    costs = price(graph, replace(CPU, kernels=bare, context={}))
+    assert costs.seconds[0] == pytest.approx(costs.seconds[1], rel=1.0)
+    assert not costs.unmodelled
+    assert costs.spread[0] > 0.5 > costs.spread[1]
+    assert find_stand_in(bare, "pooling", variant="max_pool2d_with_indices") is not None
+    assert find_stand_in(bare, "embedding_forward", variant="fused") is None
+
+
+def test_other_operations_are_traffic_and_are_named() -> None:
+    graph = make_graph(("fft", "other", "fft"), ("fft", "other", "fft_r2c"), ("sort", "other", "sort"))
+    costs = price(graph, GPU)
+    assert costs.unmodelled == pytest.approx({"fft": costs.seconds[:2].sum(), "sort": costs.seconds[2]})
+    assert costs.seconds == pytest.approx(12e6 / float(GPU.bandwidth(1e12)))
+
+
+def test_every_operation_has_its_own_format() -> None:
+    two = (("mm", "gemm", "nn"), ("mm", "gemm", "nn"))
+    narrow, wide = seconds(make_graph(*two, dtypes=("bf16", "fp64"), **PRODUCT), GPU, "bf16")
+    assert narrow == pytest.approx(seconds(make_graph(*two, **PRODUCT), GPU, "bf16")[0])
+    assert wide > 4 * narrow
+    odd = seconds(make_graph(*two, dtypes=("bf16", "int7"), **PRODUCT), GPU, "bf16")
+    assert odd[1] == odd[0], "a format without a peak counts as that of the graph"
+
+
+def test_batch_norm_reads_its_input_twice_on_a_gpu() -> None:
+    norm, other = (make_graph((name, "rowwise", name)) for name in ("native_batch_norm", "native_layer_norm"))
+    assert 1.3 < seconds(norm, GPU)[0] / seconds(other, GPU)[0] <= 1.5
+
+
+def test_old_sizes_are_drawn_as_before() -> None:
+    """Nets came later: what was measured until then is drawn again from the same seed."""
+    with open(find_reference("measured", "zen5-2.measurements.json"), encoding="utf-8") as file:
+        rows = json.load(file)["kernels"]
+    new = {json.dumps([*draw], default=float) for draw in draw_networks(np.random.default_rng([0, 1]), 1.0)}
+    old = [
+        case for case in draw_cases(0) if json.dumps([case.kind, case.variant, case.sizes], default=float) not in new
+    ]
+    assert len(old) == len(rows)
+    for case, row in zip(old, rows, strict=True):
+        assert (case.kind, case.variant) == (row["kind"], row["variant"])
+        assert {key: case.sizes[key] for key in row["sizes"]} == pytest.approx(row["sizes"])
+
+
+def test_every_case_of_a_net_has_the_sizes_its_form_asks_for() -> None:
+    for kind, variant, sizes in draw_networks(np.random.default_rng(5), 0.3):
+        given = {name: np.asarray(float(value)) for name, value in sizes.items()}
+        given |= {name: np.asarray(1.0) for name in ("nbytes", "beyond_l2", "beyond_l3")}
+        assert all(np.isfinite(TERMS[name](given)) for name in term_names(kind, variant))
+        if kind == "convolution":
+            wanted = 2.0 if variant.startswith("backward") else 1.0
+            assert sizes["flops"] == wanted * 2 * sizes["batch"] * sizes["m"] * sizes["n"] * sizes["k"] <= 2e9
+
+
+def test_cases_of_nets_run_and_count_their_bytes() -> None:
+    pytest.importorskip("torch", reason="measuring needs torch")
+    from perfkit.measure.kernels import prepare
+
+    seen: set[tuple[str, str]] = set()
+    for draw in sorted(draw_networks(np.random.default_rng(1), 0.3), key=lambda d: d[2]["elements"]):
+        if draw[:2] not in seen:
+            seen.add(draw[:2])
+            calls, nbytes = prepare(Case(*draw))
+            calls[0]()
+            assert nbytes >= 4 * draw[2]["elements"] * (draw[0] != "pooling"), draw
+    assert len(seen) > 50
