@@ -14,6 +14,8 @@ from perfkit.workloads.vocabulary import walk_tensors
 
 __all__ = ["Exchanges"]
 
+_C10D: Any = getattr(torch._C, "_distributed_c10d", None)
+
 #: Operations of a process group, by how their names begin, as those that a platform is calibrated for.
 _NAMES = (
     ("allreduce", "all_reduce"), ("all_reduce", "all_reduce"), ("reduce_scatter", "reduce_scatter"),
@@ -52,12 +54,12 @@ class Exchanges:
         result = args[0] if isinstance(args[0], Tensor | list) else None
         future: Any = Future()
         future.set_result(result)
-        work = torch._C._distributed_c10d._create_work_from_future(future)
+        work = _C10D._create_work_from_future(future)
         return ((result, work.boxed()) if len(func._schema.returns) == 2 else work.boxed()), work
 
     def describe(self, name: str, func: Any, args: list[Any], out: Any) -> tuple[list[Any], list[Any], float, int]:
         """Tensors read and written, bytes in the nccl-tests convention, and number of the communicator."""
-        lists = [a for a in args if isinstance(a, Tensor) or (isinstance(a, list | tuple) and next(walk_tensors(a), None) is not None)]
+        lists = [a for a in args if next(walk_tensors(a), None) is not None]
         functional = func.namespace != "c10d"
         written = list(walk_tensors(out if functional else lists[0]))
         read = list(walk_tensors(lists[-1] if functional or len(lists) > 1 else lists[0]))
@@ -79,7 +81,7 @@ class Exchanges:
                 return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(value)))
         names = [a.name for a in func._schema.arguments]
         group = args[names.index("group_name")] if "group_name" in names else None
-        resolve = dist.distributed_c10d._resolve_process_group
+        resolve: Any = dist.distributed_c10d._resolve_process_group
         return tuple(dist.get_process_group_ranks(resolve(group) if isinstance(group, str) else group))
 
     def launch(self, keys: Sequence[int], work: Any, *, blocking: bool, called: bool) -> None:
@@ -117,7 +119,7 @@ class Exchanges:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """See where handles are waited for."""
-        handle: Any = torch._C._distributed_c10d.Work
+        handle: Any = _C10D.Work
         wait = handle.wait
 
         def note(work: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     FakeTensor,
     FakeTensorMode,
+    in_kernel_invocation_manager,
     unset_fake_temporarily,
 )
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -55,6 +56,8 @@ class _Schema:
         #: Written arguments are read too, unless they are only where results go.
         self.lent = self.written if self.name[-1] != "_" else ()
         self.exchange = func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+        #: One result whose shape PyTorch works out by itself, without looking at values.
+        self.light = not self.written and (self.name in _LIGHT or self.pointwise) and len(schema.returns) == 1
         #: Changes its first argument and nothing else, so that nothing has to be worked out.
         self.in_place = self.written == (0,) and self.name[-1] == "_" and self.pointwise
 
@@ -141,6 +144,10 @@ class _Recorder(TorchDispatchMode):
             out = self._compute(func, args, kwargs)
         elif schema.in_place and given[0].numel() > 1 and all(isinstance(t, FakeTensor) for t in given):
             out = args[0]
+        elif schema.light and given and all(map(_is_plain, given)):
+            with in_kernel_invocation_manager(self.fake):
+                out = func(*args, **kwargs)
+            out = FakeTensor(self.fake, out, _HOME)
         elif schema.name == "_embedding_bag_backward" and schema.complete(args, kwargs)[9]:
             out = _sparse_rows(args[0], args[1], args[6])
         elif schema.name == "clone" and given[0].layout is torch.sparse_coo:
@@ -166,10 +173,9 @@ class _Recorder(TorchDispatchMode):
             return
         reads, writes, nbytes, group = self.exchanges.describe(name, func, args, out)
         self._emit((name, "collective", name, self.phase, module), {"nbytes": nbytes, "group": group}, reads, writes)
-        keys, blocking = [self._key(t) for t in writes], "async_op" in schema.names and not args[schema.names["async_op"]]
-        frame: Any = sys._getframe(2)
-        called = any("distributed_c10d" in f.f_code.co_filename for f in (frame, frame.f_back, frame.f_back.f_back))
-        self.exchanges.launch(keys, work, blocking=blocking, called=called)
+        blocking = "async_op" in schema.names and not args[schema.names["async_op"]]
+        keys = [self._key(t) for t in writes]
+        self.exchanges.launch(keys, work, blocking=blocking, called=bool(_find_caller("distributed_c10d.py")))
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Work on real whole numbers, such as indices, for real: they decide sizes."""
@@ -295,6 +301,16 @@ class _Recorder(TorchDispatchMode):
         )  # fmt: skip
 
 
+def _find_caller(name: str) -> Any:
+    """The nearest frame of a file, autograd's engine not passed."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and not frame.f_code.co_filename.endswith("autograd/graph.py"):
+        if frame.f_code.co_filename.endswith(name):
+            return frame
+        frame = frame.f_back
+    return None
+
+
 def _is_sparse(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.sparse_coo
 
@@ -330,7 +346,7 @@ def _fit_exponent(indices: Tensor, rows: int) -> float:
 
 
 class _Calls(TorchFunctionMode):
-    """Sees calls of PyTorch as they are written: which device they name, which ask for values, which start no kernel."""
+    """Sees calls of PyTorch as written: which device they name, which ask for values, which start no kernel."""
 
     def __init__(self, recorder: _Recorder, device: str) -> None:
         super().__init__()
@@ -358,8 +374,11 @@ class _Calls(TorchFunctionMode):
         there = func is Tensor.cuda or any(torch.device(a).type != "cpu" for a in named)
         if self.accelerator and self.recorder.on and not isinstance(args[0], FakeTensor) and there:
             self.recorder.transfer("to_device", args[0])
-        elif self.accelerator and self.recorder.on and isinstance(args[0], FakeTensor) and (
-            func is Tensor.cpu or (named and not there)
+        elif (
+            self.accelerator
+            and self.recorder.on
+            and isinstance(args[0], FakeTensor)
+            and (func is Tensor.cpu or (named and not there))
         ):
             self.recorder.transfer("to_host", args[0])
         if func is Tensor.cuda:
@@ -379,6 +398,16 @@ class _Calls(TorchFunctionMode):
             return Unknown(1.0)
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is a fake tensor like most."""
+    return isinstance(tensor, FakeTensor) and tensor.constant is None and tensor.layout is torch.strided
+
+
+_HOME = torch.device("cpu")
+_LIGHT = frozenset(
+    "view t detach transpose expand _unsafe_view slice unsqueeze as_strided alias select squeeze permute "
+    "_reshape_alias mm addmm bmm".split()
+)
 _DEVICE = torch.ops.prim.device.default
 _MOVES = (Tensor.to, Tensor.cuda, Tensor.cpu)
 _VALUES = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__)
@@ -458,7 +487,8 @@ def _follow(recorder: _Recorder) -> Iterator[None]:
             if recorder.modules:
                 paths[id(module)] = f"{recorder.modules[-1]}.{type(module).__name__}".lstrip(".")
             else:
-                paths.update({id(m): path for path, m in module.named_modules()})
+                inside = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+                paths.update({id(module): "", **{id(m): path for path, m in inside.named_modules()}})
         recorder.modules.append(paths[id(module)])
         recorder.mark()
 

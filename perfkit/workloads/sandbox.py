@@ -51,7 +51,8 @@ def find_line(frames: traceback.StackSummary) -> str:
     """The innermost line that is neither PyTorch's nor perfkit's, in words."""
     for frame in reversed(frames):
         if not frame.filename.startswith((*_LIBRARIES, "<")) or "<doctest" in frame.filename:
-            return f'{frame.filename}, line {frame.lineno}: "{linecache.getline(frame.filename, frame.lineno or 0).strip()}"'
+            code = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            return f'{frame.filename}, line {frame.lineno}: "{code}"'
     return "a place that could not be found"
 
 
@@ -87,9 +88,9 @@ class Unknown(float):
     def _combine(self, *_: Any) -> "Unknown":
         return Unknown(self)
 
-    __bool__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __round__ = _decide  # type: ignore[assignment]
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _combine  # type: ignore[assignment]
-    __neg__ = __abs__ = __pow__ = __rpow__ = _combine  # type: ignore[assignment]
+    __bool__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __round__ = _decide
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _combine
+    __neg__ = __abs__ = __pow__ = __rpow__ = _combine
     __hash__ = float.__hash__
 
 
@@ -141,7 +142,7 @@ def keep_state() -> Iterator[None]:
                 group.update(settings)
         changed = [(t, v) for t, v in versions if t._version != v]
         if changed:
-            torch._C._autograd._unsafe_set_version_counter(*zip(*changed, strict=True))  # type: ignore[arg-type]
+            torch._C._autograd._unsafe_set_version_counter(*zip(*changed, strict=True))
 
 
 def convert_modules() -> Callable[..., nn.Module]:
@@ -218,9 +219,9 @@ def open_sandbox(ranks: int = 1, rank: int = 0, device: str = "cpu") -> Iterator
         stack.enter_context(replace(nn.Module, _apply=convert_modules()))
         for owner in (_foreach_utils, optimizer):
             stack.enter_context(replace(owner, _get_foreach_kernels_supported_devices=lambda: lists))
-        types = _foreach_utils._foreach_supported_types
-        types.append(FakeTensor)
-        stack.callback(types.remove, FakeTensor)
+        for types in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
+            types.append(FakeTensor)
+            stack.callback(types.remove, FakeTensor)
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if dist.is_available() and (ranks > 1 or dist.is_initialized()):
