@@ -8,19 +8,7 @@ import numpy as np
 
 from perfkit.units import Array
 
-__all__ = [
-    "LAUNCH",
-    "MEET",
-    "RUN",
-    "SYNC",
-    "WAIT",
-    "Host",
-    "Program",
-    "RankTimes",
-    "Schedule",
-    "arrange",
-    "find_last_kernels",
-]
+__all__ = ["LAUNCH", "MEET", "RUN", "SYNC", "WAIT", "Host", "Program", "RankTimes", "Schedule", "arrange"]
 
 #: Steps: operations one after another, the launch of a collective, the collective itself, a wait for its end, and the
 #: host's wait for its device.
@@ -151,6 +139,8 @@ class Program:
         Position and number of the collective of every wait.
     first, more : array
         Host time of each operation up to its first launch, and from there to its last [s].
+    last : array
+        Time of the last kernel of each operation [s].
     """
 
     times: RankTimes
@@ -161,6 +151,7 @@ class Program:
     waits: tuple[tuple[int, int], ...]
     first: Array
     more: Array
+    last: Array
 
     @property
     def overlaps(self) -> bool:
@@ -200,37 +191,24 @@ class Program:
                 steps.append((RUN, len(spans)))
                 spans.append(slice(begin, stop))
         first, more = times.issue(host)
-        return cls(times, host, tuple(steps), tuple(spans), _summarise(times, host, spans), tuple(waits), first, more)
+        last = times.seconds / (1.0 if times.launches is None else np.maximum(times.launches, 1.0))
+        runs = _summarise(times, host, spans, first, more, last)
+        return cls(times, host, tuple(steps), tuple(spans), runs, tuple(waits), first, more, last)
 
 
-def find_last_kernels(times: RankTimes) -> Array:
-    """Time of the last kernel of each operation.
-
-    Parameters
-    ----------
-    times : RankTimes
-        What the rank executes.
-
-    Returns
-    -------
-    seconds : array
-        Times [s].
-    """
-    return times.seconds / (1.0 if times.launches is None else np.maximum(times.launches, 1.0))
-
-
-def _summarise(times: RankTimes, host: Host, spans: Sequence[slice]) -> tuple[tuple[float, float, float], ...]:
+def _summarise(
+    times: RankTimes, host: Host, spans: Sequence[slice], first: Array, more: Array, last: Array
+) -> tuple[tuple[float, float, float], ...]:
     """Host time, device time and reach of every run, from sums over all operations."""
     if not spans:
         return ()
     begins, stops = (np.array([getattr(span, end) for span in spans]) for end in ("start", "stop"))
-    first, more = times.issue(host)
     if not host.asynchronous:
         total = np.concatenate([[0.0], np.cumsum(times.overhead + times.seconds)])
         each = total[stops] - total[begins]
         return tuple((time, 0.0, time) for time in each.tolist())
     issued, done = (np.concatenate([[0.0], np.cumsum(parts)]) for parts in (first + more, times.seconds))
-    ready = np.maximum(issued[1:] - more + times.seconds, issued[1:] + find_last_kernels(times)) - done[1:]
+    ready = np.maximum(issued[1:] - more + times.seconds, issued[1:] + last) - done[1:]
     edges = np.stack([begins, stops], axis=1).ravel()
     latest = np.maximum.reduceat(np.append(ready, -np.inf), edges)[::2]
     reach = latest - issued[begins] + done[stops]

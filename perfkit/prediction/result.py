@@ -360,7 +360,8 @@ class Prediction:
 def _communicate(graph: Graph, timeline: Timeline, index: int) -> tuple[float, float, float]:
     """Seconds of one rank with a collective in flight, of these exposed, and waiting for other ranks."""
     places, starts, ends = graph.collectives, timeline.starts[index], timeline.ends[index]
-    total = measure_overlap(list(zip(starts[places].tolist(), ends[places].tolist(), strict=True)), -math.inf, math.inf)
+    flights = list(zip(starts[places].tolist(), ends[places].tolist(), strict=True))
+    total = float(measure_overlap(flights, np.array([-math.inf]), np.array([math.inf]))[0])
     exposed = float(timeline.exposed[index].sum())
     waiting = float(timeline.stalls[index].sum()) - exposed
     return total, min(exposed + float(timeline.stolen[index].sum()), total), waiting

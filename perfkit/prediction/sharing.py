@@ -16,35 +16,41 @@ Flights = Sequence[tuple[float, float]]
 _MOST = 60  # iterations, unless the clocks repeat before
 
 
-def measure_overlap(flights: Flights, start: float, end: float) -> float:
-    """Time of an interval in which at least one collective is in flight.
+def measure_overlap(flights: Flights, starts: Array, ends: Array) -> Array:
+    """Time of each interval in which at least one collective is in flight.
 
     Parameters
     ----------
     flights : sequence of (float, float)
         Start and end of collectives [s].
-    start, end : float
-        The interval [s].
+    starts, ends : array
+        The intervals [s].
 
     Returns
     -------
-    time : float
-        At most its length [s].
+    time : array
+        At most their lengths [s].
 
     Examples
     --------
-    >>> measure_overlap([(0.0, 2.0), (1.0, 3.0), (5.0, 9.0)], 1.0, 6.0)
-    3.0
+    >>> measure_overlap([(0.0, 2.0), (1.0, 3.0), (5.0, 9.0)], np.array([1.0]), np.array([6.0])).tolist()
+    [3.0]
     """
-    total, reached = 0.0, start
-    for begin, stop in sorted(flights):
-        reached = max(reached, begin)
-        if (stop := min(stop, end)) > reached:
-            total, reached = total + stop - reached, stop
-    return total
+    if not len(flights):
+        return np.zeros(len(starts))
+    edges, active = _count_active(flights)
+    flown = np.concatenate([[0.0], np.cumsum(np.diff(edges) * (active[:-1] > 0))])
+    return np.asarray(np.interp(ends, edges, flown) - np.interp(starts, edges, flown))
 
 
-def dilate(clock: float, work: Array, flights: Flights, contention: float) -> Array:
+def _count_active(flights: Flights) -> tuple[Array, np.ndarray]:
+    """Times at which collectives start or end, and how many are in flight from then on."""
+    starts, ends = (np.sort(times) for times in np.array(flights).T)
+    edges = np.unique(np.concatenate([starts, ends]))
+    return edges, np.searchsorted(starts, edges, side="right") - np.searchsorted(ends, edges, side="right")
+
+
+def dilate(clock: float, work: Array, flights: Flights | Array, contention: float) -> Array:
     """When pieces of work are done that start one after another and slow down while collectives are in flight.
 
     Parameters
@@ -68,18 +74,26 @@ def dilate(clock: float, work: Array, flights: Flights, contention: float) -> Ar
     >>> dilate(0.0, np.array([1.0, 2.0]), [(0.5, 1.5)], 0.5).tolist()
     [1.5, 2.5]
     """
-    near = [(max(start, clock), end) for start, end in flights if end > clock and end > start]
+    near = [(max(start, clock), end) for start, end in flights if end > clock]
     if not near:
         return np.asarray(clock + work)
-    edges = np.array(sorted({clock, *(edge for flight in near for edge in flight)}))
-    starts, ends = np.array(near).T
-    active = np.searchsorted(np.sort(starts), edges, side="right") - np.searchsorted(np.sort(ends), edges, side="right")
+    edges, active = _count_active([(clock, clock), *near])
     rates = np.maximum(1.0 - contention * active, 0.0)
     done = np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(edges))])
-    piece = np.searchsorted(done, work, side="left") - 1  # work that ends with a pause does not wait for its end
-    piece = np.maximum(piece, 0)
+    piece = np.maximum(np.searchsorted(done, work, side="left") - 1, 0)  # what ends with a pause does not wait for it
     left = work - done[piece]
     return np.asarray(edges[piece] + np.divide(left, rates[piece], out=np.zeros_like(left), where=left > 0))
+
+
+def _finish(clock: float, work: float, flights: Flights, contention: float) -> float:
+    """The same for one piece of work."""
+    while work > 0 and flights:
+        rate = max(1.0 - contention * sum(start <= clock < end for start, end in flights), 0.0)
+        change = min((edge for flight in flights for edge in flight if edge > clock), default=math.inf)
+        if work <= rate * (change - clock):
+            return clock + work / rate
+        work, clock = work - rate * (change - clock), change
+    return clock + work
 
 
 class _Cores:
@@ -95,6 +109,7 @@ class _Cores:
         self.steps: list[tuple[int, int, int]] = []
         self.log: list[tuple[float, float]] = []
         self.flights: list[list[tuple[float, float]]] = [[] for _ in programs]
+        self.near: list[list[tuple[float, float]]] = [[] for _ in programs]  # those that are not over
         self.ends: dict[int, float] = {}
         self.free: dict[int, float] = {}
         self.missing, reached = [len(ranks) for ranks in plan.members], [0] * len(programs)
@@ -116,14 +131,15 @@ class _Cores:
         if code == WAIT:
             return max(clock, self.ends.get(self.schedule.meetings[rank][program.waits[part][1]], math.inf))
         work = program.runs[part][0] if code == RUN else float(program.first[program.times.collectives[part]])
-        return float(dilate(clock, np.array([work]), self.flights[rank], self.contention)[0])
+        self.near[rank] = [flight for flight in self.near[rank] if flight[1] > clock]
+        return _finish(clock, work, self.near[rank], self.contention)
 
     def take(self, rank: int, step: int, now: float) -> Sequence[int]:
         """Take a step that is done now; returns the ranks for which that changes something."""
         code, part = self.programs[rank].steps[step]
         self.steps.append((code, rank, part))
         before, self.clocks[rank] = self.clocks[rank], now
-        self.log.append((now, now) if code == LAUNCH else (before, before))
+        self.log.append((now, now) if code == LAUNCH else (before, now if code == RUN else before))
         if code != LAUNCH:
             return ()
         meeting = self.schedule.meetings[rank][part]
@@ -137,6 +153,7 @@ class _Cores:
         self.log.append((start, end))
         for other in self.schedule.members[meeting]:
             self.flights[other].append((start, end))
+            self.near[other].append((start, end))
         return self.schedule.members[meeting]
 
 

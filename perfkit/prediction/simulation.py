@@ -17,7 +17,6 @@ from perfkit.prediction.programs import (
     RankTimes,
     Schedule,
     arrange,
-    find_last_kernels,
 )
 from perfkit.prediction.sharing import Flights, dilate, measure_overlap, share_cores
 from perfkit.units import Array
@@ -211,13 +210,15 @@ def _measure(programs: Sequence[Program], schedule: Schedule, found: _Found, hos
     ready: dict[tuple[int, int], float] = {}
     met: dict[int, tuple[float, float, float]] = {}
     free: dict[int, float] = {}
-    pauses: list[tuple[int, int, float, float]] = []
+    pauses: list[list[tuple[int, float, float]]] = [[] for _ in programs]
+    beside = [np.array(own).reshape(-1, 2) for own in flights] if flights else None
     begin = np.inf
     for (code, rank, part), (one, other) in zip(steps, log, strict=True):
         program = programs[rank]
         if code == RUN:
             where = program.spans[part]
-            times = _time_run(program, where, float(one), float(other), flights[rank] if flights else ())
+            near = beside[rank][(beside[rank][:, 1] > one) & (beside[rank][:, 0] < other)] if beside else ()
+            times = _time_run(program, where, float(one), float(other), near)
             starts[rank][where], ends[rank][where], issued[rank][where], stolen[rank][where] = times
             begin = min(begin, float(times[0][0] if host.asynchronous else one))
         elif code == LAUNCH:
@@ -230,15 +231,18 @@ def _measure(programs: Sequence[Program], schedule: Schedule, found: _Found, hos
         elif code == WAIT:
             place, number = program.waits[part]
             end, since = met[schedule.meetings[rank][number]][1], max(float(one), ready[rank, number])
-            pauses.append((rank, place, since, max(since, end)))
+            pauses[rank].append((place, since, max(since, end)))
     for (rank, number), own in ready.items():
         place, (start, end, before) = programs[rank].times.collectives[number], met[schedule.meetings[rank][number]]
         starts[rank][place], ends[rank][place], waits[rank][place] = start, end, start - max(own, before)
         begin = min(begin, start) if host.asynchronous else begin
-    flown = [[met[meeting][:2] for meeting in own] for own in schedule.meetings]
-    for rank, place, since, end in pauses:
-        stalls[rank][place] += end - since
-        exposed[rank][place] += measure_overlap(flown[rank], since, end)
+    for rank, own_pauses in enumerate(pauses):
+        if not own_pauses:
+            continue
+        flown = [met[meeting][:2] for meeting in schedule.meetings[rank]]
+        places, since_, until = (np.array(column) for column in zip(*own_pauses, strict=True))
+        np.add.at(stalls[rank], places, until - since_)
+        np.add.at(exposed[rank], places, measure_overlap(flown, since_, until))
     for view in (*starts, *ends, *issued):
         view -= begin if np.isfinite(begin) else 0.0
     return {
@@ -248,17 +252,17 @@ def _measure(programs: Sequence[Program], schedule: Schedule, found: _Found, hos
 
 
 def _time_run(
-    program: Program, where: slice, clock: float, front: float, flights: Flights
+    program: Program, where: slice, clock: float, front: float, flights: Flights | Array
 ) -> tuple[Array, Array, Array, Array]:
     """Starts, ends, launches and stolen time of the operations of a run."""
     seconds, first, more = program.times.seconds[where], program.first[where], program.more[where]
     if not program.host.asynchronous:
         work = np.cumsum(program.times.overhead[where] + seconds)
-        if not flights:
+        if not len(flights):
             return clock + work - seconds, clock + work, clock + work - seconds, np.zeros(len(work))
         starts, ends = (dilate(clock, done, flights, program.host.contention) for done in (work - seconds, work))
         return starts, ends, starts, np.diff(ends, prepend=clock) - np.diff(work, prepend=0.0)
     issued, done = clock + np.cumsum(first + more), np.cumsum(seconds)
-    ready = np.maximum(issued - more + seconds, issued + find_last_kernels(program.times)[where])
+    ready = np.maximum(issued - more + seconds, issued + program.last[where])
     ends = done + np.maximum(np.maximum.accumulate(ready - done), front)
     return ends - seconds, ends, issued - more, np.zeros(len(done))
