@@ -114,8 +114,11 @@ def _others(rng: np.random.Generator, n: int) -> Iterator[_Draw]:
                 sizes |= {"rows": sizes["channels"], "n": sizes["elements"] // sizes["channels"]}
             yield "rowwise", variant, sizes
     for variant in _POOLING:
-        for sizes in _planes(rng, n):
-            yield "pooling", variant, sizes
+        for number, sizes in enumerate(_planes(rng, n)):
+            window, stride = ((3, 2), (2, 2), (3, 1))[number % 3]
+            out = sizes["rows"] * -((-sizes["image"] // (2 if "adaptive" in variant else stride)) ** 2)
+            sizes |= {"window": window, "stride": stride, "m": out}
+            yield "pooling", variant, sizes | {"k": sizes["elements"] / out if "adaptive" in variant else window**2}
     for variant in _COPY:
         for sizes in _planes(rng, n, 2e6):
             yield "copy", variant, sizes
@@ -206,8 +209,10 @@ class Networks:
         """Calls of a pooling or of its gradient."""
         side, name = s["image"], variant.removesuffix("_backward")
         x = self._rand(s["rows"] // s["channels"], s["channels"], side, side)
-        window = ([3, 3], [2, 2], [1, 1]) if side > 4 else ([2, 2], [2, 2], [0, 0])
-        place: tuple[Any, ...] = ([2, 2],) if name.startswith("_adaptive") else window
+        window, stride, half = s["window"], s["stride"], -(-side // 2)
+        place: tuple[Any, ...] = ([window] * 2, [stride] * 2, [window // 3] * 2)
+        if name.startswith("_adaptive"):
+            place = ([half, half],)
         forward, indexed = self._find(name), name.startswith("max")
         found = forward(x, *place)
         out = found[0] if indexed else found

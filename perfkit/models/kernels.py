@@ -27,6 +27,7 @@ TERMS: dict[str, Callable[[_Sizes], Values]] = {
     "products": lambda s: s["batch"],
     "product_rows": lambda s: s["batch"] * s["m"],
     "outputs": lambda s: s["batch"] * s["m"] * s["n"],
+    "windows": lambda s: s["m"] * s["k"],
     "left": lambda s: s["batch"] * s["m"] * s["k"],
     "right": lambda s: s["batch"] * s["k"] * s["n"],
     "nbytes": lambda s: s["nbytes"],
@@ -52,7 +53,7 @@ KERNEL_TERMS: dict[str, tuple[str, ...]] = {
     "convolution": ("launch", "flops", "outputs", "left", "right", "nbytes", *_MEMORY),
     "convolution.forward_depthwise": ("launch", "flops", "wide_flops", "nbytes", *_MEMORY),
     "convolution.backward_depthwise": ("launch", "flops", "wide_flops", "nbytes", *_MEMORY),
-    "pooling": ("launch", "rows", "elements", "nbytes", *_MEMORY),
+    "pooling": ("launch", "rows", "elements", "windows", "nbytes", *_MEMORY),
     "attention": ("launch", "products", "product_rows", "flops", "left", *_MEMORY),
     "elementwise": ("launch", "nbytes", *_MEMORY),
     "rowwise": ("launch", "rows", "columns", "nbytes", *_MEMORY),
@@ -63,7 +64,7 @@ KERNEL_TERMS: dict[str, tuple[str, ...]] = {
     "embedding_backward.dense": (
         "launch", "lookups", "sorted_lookups", "rows", "row_bytes", "unique_bytes", "page_walks", "nbytes", *_MEMORY,
     ),
-    "embedding_backward.dense_rows": ("launch", "lookups", "row_bytes", "nbytes", *_MEMORY),
+    "embedding_backward.dense_rows": ("launch", "lookups", "row_bytes", "page_walks", "nbytes", *_MEMORY),
 }  # fmt: skip
 
 

@@ -177,6 +177,19 @@ def _planes(position: int) -> Callable[[Sequence[Any], Any], _Sizes]:
     return sizes
 
 
+def _pooled(position: int, adaptive: bool = False) -> Callable[[Sequence[Any], Any], _Sizes]:
+    """Places that come out, ``m``, and those that each looks at, ``k``."""
+
+    def sizes(args: Sequence[Any], out: Any) -> _Sizes:
+        x, y = args[position], args[0] if position else next(walk_tensors(out))
+        window = x.numel() / max(y.numel(), 1) if adaptive else prod(args[position + 1])
+        if not adaptive and len(args[position + 1]) == 1:
+            window **= max(x.dim() - 2, 1)
+        return {"elements": x.numel(), "rows": prod(x.shape[:2]), "m": y.numel(), "k": window}
+
+    return sizes
+
+
 def _moved(args: Sequence[Any], out: Any) -> _Sizes:
     return _rows_of(next(walk_tensors([out, args]))) | {"n": 0}
 
@@ -299,8 +312,10 @@ TABLE: tuple[Entry, ...] = (
           note="as a product of places by output channels by window"),
     Entry("convolution_backward", "convolution", lambda n, a: "backward" + _suffix_convolution(a),
           _convolution_backward, note="gradients of input, weight and bias; as much work as each is wanted"),
-    Entry("*pool?d*_backward", "pooling", "", _planes(1)),
-    Entry("*pool?d*", "pooling", "", _planes(0)),
+    Entry("*adaptive*pool?d*_backward", "pooling", "", _pooled(1, adaptive=True)),
+    Entry("*adaptive*pool?d*", "pooling", "", _pooled(0, adaptive=True)),
+    Entry("*pool?d*_backward", "pooling", "", _pooled(1)),
+    Entry("*pool?d*", "pooling", "", _pooled(0)),
     Entry("_embedding_bag", "embedding_forward", "", _bags, (0,), "rows are priced by lookups, not as bytes"),
     Entry("_embedding_bag_backward", "embedding_backward", lambda n, a: "sparse" if a[9] else "dense", _bag_gradient,
           (3, 4, 5),           note="one row per lookup, or a gradient as large as the table"),
