@@ -196,7 +196,7 @@ def _fit_parallel(measurements: Mapping[str, Any], platform: Platform, source: s
     for name, pairs in found.items():
         alone, inside = np.array(pairs).T
         zero = np.zeros(len(alone))
-        fits[f"collective.{name}"] = fit_context(alone, zero, zero, inside, source=source)
+        fits[f"collective.{name}"] = fit_context(alone, zero, zero, inside, pull=0.1, source=source)  # known to differ
     within = replace(platform, context={**platform.context, **fits})
     # Before any iteration is looked at, the delay of a slow call is that of isolated ones: mean over lower quartile.
     delay = max(float(np.mean([row["mean"] - row["q1"] for row in measurements["collectives"]])), 1e-5)
@@ -237,8 +237,8 @@ def _fit_shared(
 ) -> tuple[float, dict[str, Fit]]:
     """Scale of iterations whose ranks share the machine, and the delay that slow calls add to an average collective.
 
-    By family, for a given share of the core that collectives in flight take; beside the fits, what iterations left out
-    in turn say against them.
+    The scale is one on that of iterations alone, the same for all families, for a given share of the core that
+    collectives in flight take; beside the fits, what iterations left out in turn say against them.
     """
     fits: dict[str, Fit] = {}
     if share is not None:
@@ -246,44 +246,35 @@ def _fit_shared(
             "overlap", {"contention": share}, units={"contention": "-"}, source=source, n=len(parallel),
             notes=("share of its time that a collective in flight takes from kernels on the same core",),
         )  # fmt: skip
-    errors: list[float] = []
+    times, slowed = np.array([[_time_delayed(run, fits, platform, d) for run in parallel] for d in (0.0, delay)])
+    fit, left_out = _fit_walls(times, (slowed - times) / delay, parallel, delay, source)
+    fit = replace(fit, spread=_conformal(left_out), notes=("iterations of ranks that share this machine",))
+    fits["iteration.parallel"] = fit
+    within = replace(platform, context={**platform.context, "iteration.parallel": fit})
     for family in dict.fromkeys(run.workload.family for run in parallel):
-        own = [run for run in parallel if run.workload.family == family]
-        alone = find_iteration(platform, family, 1) or Fit(
-            "iteration", {"scale": 1.0}, spread=_UNKNOWN, units={"scale": "-"}
-        )
-        times, slowed = np.array([_time_delayed(own, fits, family, alone, platform, d) for d in (0.0, delay)])
-        fit, left_out = _fit_walls(times, (slowed - times) / delay, own, alone["scale"], delay, source)
-        errors += left_out
-        host = {"per_operation": alone["per_operation"]} if "per_operation" in alone else {}
-        fits[f"iteration.{family}.parallel"] = replace(
-            fit, parameters={**fit.parameters, **host}, units={**fit.units, **dict.fromkeys(host, "s")},
-            spread=_conformal(left_out), notes=("iterations of ranks that share this machine",),
-        )  # fmt: skip
-    return float(np.mean(np.square(errors))), fits
+        found = find_iteration(within, family, 2)
+        fits[f"iteration.{family}.parallel"] = replace(found, spread=fit.spread, notes=fit.notes) if found else fit
+    return float(np.mean(np.square(left_out))), fits
 
 
-def _time_delayed(
-    runs: Sequence[_Parallel], fits: Mapping[str, Fit], family: str, alone: Fit, platform: Platform, delay: float
-) -> list[float]:
-    """Times without a scale of their own, every collective `delay` longer; how much of it shows depends on overlap."""
-    neutral = replace(
-        alone, parameters={**alone.parameters, "scale": 1.0, "per_collective": delay},
-        units={**alone.units, "per_collective": "s"},
-    )  # fmt: skip
-    context = {**platform.context, **fits, f"iteration.{family}.parallel": neutral}
-    return [run.predict(replace(platform, context=context)) for run in runs]
+def _time_delayed(run: _Parallel, fits: Mapping[str, Fit], platform: Platform, delay: float) -> float:
+    """Time with every collective `delay` longer than on ranks with a machine each; overlap hides a part of it [s]."""
+    family, units = run.workload.family, {"scale": "-", "per_collective": "s", "per_operation": "s"}
+    alone = find_iteration(platform, family, 1)
+    values = {"scale": 1.0, **(alone.parameters if alone else {}), "per_collective": delay}
+    shared = Fit("iteration", values, units={key: units[key] for key in values})
+    return run.predict(replace(platform, context={**platform.context, **fits, f"iteration.{family}.parallel": shared}))
 
 
 def _fit_walls(
-    times: Array, counts: Array, runs: Sequence[_Parallel], scale: float, delay: float, source: str
+    times: Array, counts: Array, runs: Sequence[_Parallel], delay: float, source: str
 ) -> tuple[Fit, list[float]]:
-    """Scale and delay of a family, and the errors of its iterations left out in turn."""
+    """What sharing the machine does to any iteration, and the errors of those left out in turn."""
     walls = np.array([run.wall for run in runs])
 
     def fit_runs(kept: Sequence[int]) -> Fit:
         priced, slow, seen = (values[list(kept)] for values in (times, counts, walls))
-        prior, trust = (scale, delay), (0.2, delay)
+        prior, trust = (1.0, delay), (0.07, delay / 3)  # 20 % and the delay itself, where iterations err by 15 %
         return fit_iteration(priced, slow, seen, each="per_collective", prior=prior, trust=trust, source=source)
 
     fit, left_out = fit_runs(range(len(walls))), []

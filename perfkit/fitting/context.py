@@ -21,7 +21,9 @@ _CONTEXT = {
 }
 
 
-def fit_context(hot: Array, cold: Array, page_walks: Array, measured: Array, *, source: str = "") -> Fit:
+def fit_context(
+    hot: Array, cold: Array, page_walks: Array, measured: Array, *, pull: float = 10.0, source: str = ""
+) -> Fit:
     """Fit what real iterations add to the isolated time of one operation class, shrunk towards nothing.
 
     Parameters
@@ -32,6 +34,8 @@ def fit_context(hot: Array, cold: Array, page_walks: Array, measured: Array, *, 
         Lookups whose page address has to be found by a walk [-].
     measured : array
         Times inside real iterations [s].
+    pull : float, optional
+        Average points that the prior counts for [-].
     source : str, optional
         Data id.
 
@@ -43,13 +47,14 @@ def fit_context(hot: Array, cold: Array, page_walks: Array, measured: Array, *, 
     Notes
     -----
     Points weigh between relative and absolute error (with the root of the time), so that the operations that make up an
-    iteration decide; the pull towards the prior is that of one tenth of an average point.
+    iteration decide. The operations of an iteration err alike: a few iterations know less than their many operations
+    make believe, hence a prior that counts for several.
     """
     measured = check_times(measured, 1)
     columns = np.stack([hot, cold, np.ones_like(measured), page_walks], axis=1)
     prior, sizes = (np.array([values[i] for values in _CONTEXT.values()], dtype=float) for i in (0, 1))
     weights = 1.0 / np.sqrt(measured * measured.mean())
-    strength = math.sqrt(0.1) / sizes
+    strength = math.sqrt(pull) / sizes
     found, errors, relative = solve_nonnegative(
         columns, measured, weights, prior=prior, strength=strength, robust=False
     )

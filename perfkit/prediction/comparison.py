@@ -59,7 +59,8 @@ class Comparison:
     ----------
     runs : tuple of dict
         One per configuration: family, name, config, ranks, predicted_s, low_s and high_s (80 % interval), measured_s
-        and its quartiles, flagged, bottleneck.
+        and its quartiles, flagged, bottleneck; of several ranks also exposed and exposed_measured: the share of time
+        that communication takes from the rank that waits least for others.
     platform : str
         Name of the platform.
     machine, versions : mapping of str to str
@@ -111,13 +112,15 @@ class Comparison:
             slowest = [max(results, key=lambda r: r["median"]) for results in row["passes"]]
             medians = [r["median"] for r in slowest]
             noise.setdefault(sample.family, []).append(max(medians) / min(medians) - 1)
-            runs.append(
-                {"family": sample.family, "name": sample.name, "config": _settings(sample), "ranks": sample.ranks,
-                 **_forecast(prediction), "measured_s": float(np.mean(medians)),
-                 "measured_q1_s": float(np.mean([r["q1"] for r in slowest])),
-                 "measured_q3_s": float(np.mean([r["q3"] for r in slowest])),
-                 "flagged": any(r.get("flagged", False) for r in slowest)}
-            )  # fmt: skip
+            run = {
+                "family": sample.family, "name": sample.name, "config": _settings(sample), "ranks": sample.ranks,
+                **_forecast(prediction), "measured_s": float(np.mean(medians)),
+                "measured_q1_s": float(np.mean([r["q1"] for r in slowest])),
+                "measured_q3_s": float(np.mean([r["q3"] for r in slowest])),
+                "flagged": any(r.get("flagged", False) for r in slowest),
+            }  # fmt: skip
+            idle = [min(r["idle"] / r["median"] for r in results) for results in row["passes"] if "idle" in results[0]]
+            runs.append({**run, "exposed_measured": float(np.mean(idle))} if idle else run)
         floor = {family: float(np.mean(values)) for family, values in noise.items()}
         floor["all"] = float(np.mean([value for values in noise.values() for value in values])) if noise else 0.0
         return cls(tuple(runs), platform.name, machine, versions, floor)
@@ -319,7 +322,19 @@ class Comparison:
                     run["bottleneck"] + mark,
                 )
             )
-        return "\n".join([format_table(rows), "", self.summary_as_text()])
+        return "\n".join([format_table(rows), "", self.summary_as_text(), *self._exposure_as_text()])
+
+    def _exposure_as_text(self) -> list[str]:
+        """How far predicted shares of exposed communication lie from measured ones, where there are any."""
+        pairs = [(run["exposed"], run["exposed_measured"]) for run in self.runs if "exposed_measured" in run]
+        if not pairs:
+            return []
+        predicted, measured = 100 * np.array(pairs).T
+        apart = np.abs(predicted - measured)
+        return [
+            f"exposed communication: {predicted.mean():.0f} % of the time predicted, {measured.mean():.0f} % measured, "
+            f"apart by {apart.mean():.0f} points on average and {apart.max():.0f} at most in {len(pairs)} runs"
+        ]
 
     def summary_as_text(self) -> str:
         """The errors by family beside the noise floor, one line each.
@@ -380,7 +395,9 @@ class Comparison:
 
 def _forecast(prediction: Prediction) -> dict[str, Any]:
     low, high = prediction.interval(0.8)
-    return {"predicted_s": prediction.time, "low_s": low, "high_s": high, "bottleneck": prediction.bottleneck}
+    said = {"predicted_s": prediction.time, "low_s": low, "high_s": high, "bottleneck": prediction.bottleneck}
+    shares = prediction.communication()["exposed_share"].to_list() if prediction.ranks > 1 else []
+    return {**said, "exposed": min(shares)} if shares else said
 
 
 def _settings(sample: Sample) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """From operations to seconds: what every operation of a graph costs on a platform, alone and inside an iteration."""
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -183,10 +184,21 @@ def find_iteration(platform: Platform, family: str, ranks: int) -> Fit | None:
     Returns
     -------
     fit : Fit or None
-        ``scale`` on all operations, ``per_operation`` host time [s]; None without calibration in context.
+        ``scale`` on all operations, ``per_operation`` host time and what a collective takes longer, ``per_collective``
+        [s]; None without calibration in context.
     """
-    parallel = platform.context.get(f"iteration.{family}.parallel") if ranks > 1 else None
-    return parallel or platform.context.get(f"iteration.{family}") or platform.context.get("iteration")
+    known = platform.context
+    alone = known.get(f"iteration.{family}") or known.get("iteration")
+    shared = known.get("iteration.parallel") if ranks > 1 else None
+    if ranks > 1 and f"iteration.{family}.parallel" in known:
+        return known[f"iteration.{family}.parallel"]
+    if not (alone and shared):
+        return alone
+    slower = {name: shared["scale"] * value for name, value in alone.items()}
+    return replace(
+        alone, parameters={**slower, "per_collective": shared.get("per_collective", 0.0)}, stderr={},
+        units={**alone.units, "per_collective": "s"}, spread=math.hypot(alone.spread, shared.spread),
+    )  # fmt: skip
 
 
 def _class_spread(fit: Fit, seconds: Array) -> float:
