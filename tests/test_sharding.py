@@ -67,6 +67,23 @@ def costs_of(problem: Problem, *placements: Placement) -> np.ndarray:
     ]
 
 
+@pytest.mark.parametrize("kind", ["column_wise", "row_wise", "data_parallel", "table_row_wise"])
+@pytest.mark.parametrize("way", [{"embedding": "separate", "optimizer": "sgd"}, {"fused": True}])
+def test_plans_with_splits_cost_what_is_predicted(kind: str, way: dict[str, Any], cluster: Platform) -> None:
+    """Large tables are split, small ones copied; 16 ranks are two nodes of the cluster."""
+    model, ranks = DLRM("dlrm-dcnv2", batch=16384, **way), 16
+    spans = {"column_wise": (3, 11), "table_row_wise": tuple(range(8, 16))}
+    owners: list[int | Placement] = [number % ranks for number in range(len(model.tables))]
+    for number, table in enumerate(model.tables):
+        if table.rows < 10_000 if kind == "data_parallel" else table.rows > 1_000_000:
+            owners[number] = Placement(kind, spans.get(kind, tuple(range(ranks))))
+    plan = Plan.from_owners(owners, ranks=ranks)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        predicted = pk.predict(model, cluster, ranks=ranks, plan=plan)
+        assert price_plan(model, cluster, plan).time == pytest.approx(predicted.time, rel=0.05)
+
+
 def test_parts_of_a_table_add_up(cluster: Platform) -> None:
     table = EmbeddingTable(1_000_000, 128, 20.0)
     problem = set_up(

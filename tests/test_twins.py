@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch", reason="the twins need torch: pip install '
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from perfkit.measure.iteration import OperationTimer, build_step  # noqa: E402
+from perfkit.workloads.recording import capture  # noqa: E402
 
 TABLES = {"rows": [3000, 700, 90], "dim": 48, "pooling": 3, "bottom": [64, 96], "top": [80, 40], "features": 13}
 SIZES = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 300, "positions": 48, "sequence": 40, "batch": 3}
@@ -190,3 +191,31 @@ def test_data_parallel_twins_run_what_their_graphs_say(overlap: bool) -> None:
     sent = graphs[0].column("nbytes")[graphs[0].collectives]
     assert sent.sum() == 4 * graphs[0].parameters
     assert len(sent) == (3 if overlap else 1)
+
+
+TWO_RANKS: dict[str, DLRM | Transformer] = {
+    "exchanged": DLRM(batch=32, **TABLES),
+    "exchanged-overlapped": DLRM(batch=32, overlap=True, **TABLES),
+    "cross-overlapped": DLRM(
+        batch=32, overlap=True, sparse=False, interaction="cross", cross=(2, 24), optimizer="adagrad", **TABLES
+    ),
+    "flat": Transformer.bert(**{**SIZES, "batch": 4}, overlap=False),
+    "buckets": Transformer.gpt2(**{**SIZES, "batch": 4, "hidden": 192}),
+}
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without torch.distributed")
+@pytest.mark.parametrize("name", TWO_RANKS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_captured_twins_are_what_their_graphs_say(name: str, rank: int) -> None:
+    """Operations, sizes, bytes, collectives and where they are waited for, without a second process."""
+    workload = TWO_RANKS[name]
+    plan = Plan.from_owners([0, 1, 1], ranks=2) if isinstance(workload, DLRM) else None
+    captured = capture(lambda: build_step(workload, plan=plan, rank=rank, ranks=2)[0], ranks=2, rank=rank)
+    built = workload.graphs(2, plan)[rank]
+    assert [label[:4] for label in captured.labels] == [label[:4] for label in built.labels]
+    assert captured.traffic.tolist() == built.traffic.tolist()
+    for key in ("flops", "elements", "rows", "m", "n", "k", "nbytes", "lookups", "bags", "dim", "group"):
+        assert captured.column(key).tolist() == built.column(key).tolist(), key
+    waits = [None if graph.waits is None else graph.waits.tolist() for graph in (captured, built)]
+    assert waits[0] == waits[1]

@@ -42,10 +42,11 @@ class Objective:
     .. math:: t = \\max\\left(t_0 + \\max_r f_r + \\max_r b_r + \\sum_m t_m,\\; \\max_r h_r\\right)
 
     Lookup and update f and backward b of the slowest rank, messages m one after another, host h. Every collective is
-    waited for at once, as `perfkit.predict` has it; an exchange takes as long as that of the fullest rank. For plans of
-    whole tables the time is within a few percent of `perfkit.predict`; not so for a DLRM in the ``reference`` loop with
-    large batches, whose host waits for the device inside the iteration, nor for a host-bound one of which most ranks
-    hold no table, as what each rank that sends adds to the host is taken as for tables dealt out to all.
+    waited for at once; an exchange takes as long as that of the fullest rank. The time is within a few percent of
+    `perfkit.predict`; not so for a DLRM in the ``reference`` loop with large batches, whose host waits for the device
+    inside the iteration, nor for a host-bound one of which most ranks hold no table, as what each rank that sends adds
+    to the host is taken as for tables dealt out to all. Where collectives overlap, the correction takes what a plan of
+    whole tables hides.
     """
 
     kind: str

@@ -179,7 +179,7 @@ class Training(Layers):
                 self.arrive(send, back[0])
 
         def backward() -> None:
-            gradients = [self._clone(self.gradient(part)) for part in parts]
+            gradients = [self._clone(self.gradient(part)) for part in reversed(parts)][::-1]
             flat = self.tensor(received.numel, itemsize=self.wide)
             self.emit("cat", "copy", gradients, [flat], elements=flat.numel, rows=len(parts))
             launched.append(self.collective(operations[1], [flat], back, nbytes, group=group))
