@@ -21,11 +21,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfkit.models.distributions import Zipf, unique_rows
+from perfkit.models.distributions import Uniform, Zipf, unique_rows
 from perfkit.units import check_choice, check_positive
 from perfkit.workloads.exchanges import Exchanges
 from perfkit.workloads.graph import FEATURES, Graph
-from perfkit.workloads.sandbox import Unknown, explain, open_sandbox
+from perfkit.workloads.sandbox import Unknown, explain, find_alive, open_sandbox
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
 
@@ -149,7 +149,11 @@ class _Recorder(TorchDispatchMode):
                 out = func(*args, **kwargs)
             out = FakeTensor(self.fake, out, _HOME)
         elif schema.name == "_embedding_bag_backward" and schema.complete(args, kwargs)[9]:
-            out = _sparse_rows(args[0], args[1], args[6])
+            out = _sparse_rows(args[0], args[1].numel(), (args[6], args[0].shape[1]))
+        elif schema.name == "_coalesce":
+            out = self._merge(args[0])
+        elif schema.name == "sparse_mask":
+            out = _sparse_rows(args[0], args[1]._nnz(), args[1].shape)._coalesced_(True)
         elif schema.name == "clone" and given[0].layout is torch.sparse_coo:
             return args[0].detach()  # fake copies lose their rows
         else:
@@ -176,6 +180,13 @@ class _Recorder(TorchDispatchMode):
         blocking = "async_op" in schema.names and not args[schema.names["async_op"]]
         keys = [self._key(t) for t in writes]
         self.exchanges.launch(keys, work, blocking=blocking, called=bool(_find_caller("distributed_c10d.py")))
+
+    def _merge(self, gradient: Tensor) -> Tensor:
+        """A sparse gradient with each row once: as many as are expected to differ."""
+        rows = gradient.shape[0]
+        law = next((table.distribution for table in self.tables if table.rows == rows), Uniform(rows))
+        count = round(float(unique_rows(law, gradient._nnz())))
+        return _sparse_rows(gradient._values(), count, gradient.shape)._coalesced_(True)
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Work on real whole numbers, such as indices, for real: they decide sizes."""
@@ -321,12 +332,10 @@ def _is_whole(tensor: Tensor) -> bool:
     return not isinstance(tensor, FakeTensor) and whole and tensor.numel() <= _WHOLE
 
 
-def _sparse_rows(gradient: Tensor, indices: Tensor, rows: int) -> Tensor:
-    """The sparse gradient of a table: as many rows as were looked up, which fake tensors do not know."""
-    dim = gradient.shape[1]
-    where = torch.empty((1, indices.numel()), dtype=torch.long)
-    values = gradient.new_empty((indices.numel(), dim))
-    return torch.sparse_coo_tensor(where, values, (rows, dim), check_invariants=False)
+def _sparse_rows(like: Tensor, count: int, shape: Sequence[int]) -> Tensor:
+    """A sparse gradient of a table with as many rows as are known to be there, which fake tensors do not know."""
+    where = torch.empty((1, count), dtype=torch.long)
+    return torch.sparse_coo_tensor(where, like.new_empty((count, *shape[1:])), shape, check_invariants=False)
 
 
 def _fit_exponent(indices: Tensor, rows: int) -> float:
@@ -391,6 +400,8 @@ class _Calls(TorchFunctionMode):
             return func(*args, **kwargs)
         except DataDependentOutputException:
             tensor = args[0]
+            if _find_caller("grad_scaler.py"):
+                return 0.0  # nothing overflowed, as in most iterations
             if func is not Tensor.item or not tensor.is_floating_point():
                 raise
             if self.accelerator and self.recorder.on:
@@ -477,6 +488,15 @@ def capture(
     return recorder.graph(name, family, ranks)
 
 
+def _find_path(module: nn.Module, parents: dict[int, tuple[nn.Module, str]]) -> str:
+    """Names of a module and those it is part of, from the outside in; one that only wraps another has none."""
+    names: list[str] = []
+    while id(module) in parents and len(names) < 64:
+        module, name = parents[id(module)]
+        names.append(name)
+    return ".".join(reversed(names)).removeprefix("module.")
+
+
 @contextmanager
 def _follow(recorder: _Recorder) -> Iterator[None]:
     """Tell the recorder which module runs, and when an optimizer does."""
@@ -484,11 +504,9 @@ def _follow(recorder: _Recorder) -> Iterator[None]:
 
     def enter(module: nn.Module, *_: Any) -> None:
         if id(module) not in paths:
-            if recorder.modules:
-                paths[id(module)] = f"{recorder.modules[-1]}.{type(module).__name__}".lstrip(".")
-            else:
-                inside = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
-                paths.update({id(module): "", **{id(m): path for path, m in inside.named_modules()}})
+            parents = {id(child): (m, name) for m in find_alive(nn.Module) for name, child in m._modules.items()}
+            for each in module.modules():
+                paths[id(each)] = _find_path(each, parents)
         recorder.modules.append(paths[id(module)])
         recorder.mark()
 

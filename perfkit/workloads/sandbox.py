@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import Optimizer, optimizer
 from torch.utils import _foreach_utils
 
-__all__ = ["Unknown", "explain", "open_sandbox"]
+__all__ = ["Unknown", "explain", "find_alive", "open_sandbox"]
 
 #: What fake tensors raise where a value, or a size that depends on values, is asked for.
 _VALUES = (
@@ -97,6 +97,22 @@ class Unknown(float):
 # -- state that a step over real modules would leave behind ------------------------------------------------------------
 
 
+def find_alive(*types: type) -> list[Any]:
+    """All objects of these types that Python knows of.
+
+    Parameters
+    ----------
+    *types : type
+        Types, subclasses included.
+
+    Returns
+    -------
+    objects : list
+        In no order that means anything.
+    """
+    return [o for o in gc.get_objects() if issubclass(type(o), types)]
+
+
 def _held_tensors(module: nn.Module) -> list[dict[str, Any]]:
     return [module._parameters, module._buffers]
 
@@ -104,7 +120,7 @@ def _held_tensors(module: nn.Module) -> list[dict[str, Any]]:
 @contextmanager
 def keep_state() -> Iterator[None]:
     """Put back gradients, parameters, buffers, optimizer states and random numbers of everything that is alive."""
-    alive = [o for o in gc.get_objects() if issubclass(type(o), Tensor | nn.Module | Optimizer)]
+    alive = find_alive(Tensor, nn.Module, Optimizer)
     leaves = [(t, t.grad) for t in alive if isinstance(t, Tensor) and t.is_leaf and t.requires_grad]
     versions = [(t, t._version) for t in alive if isinstance(t, Tensor) and not t.is_inference()]
     modules = [(m, [dict(held) for held in _held_tensors(m)], m.training) for m in alive if isinstance(m, nn.Module)]

@@ -194,6 +194,11 @@ def _moved(args: Sequence[Any], out: Any) -> _Sizes:
     return _rows_of(next(walk_tensors([out, args]))) | {"n": 0}
 
 
+def _rows_moved(args: Sequence[Any], out: Any) -> _Sizes:
+    rows = args[-1]._nnz()
+    return {"elements": rows * prod(out.shape[1:]), "rows": rows}
+
+
 def _concatenated(args: Sequence[Any], out: Any) -> _Sizes:
     inner = prod(out.shape[args[1] % max(out.dim(), 1) :])
     return {"elements": out.numel(), "rows": out.numel() // max(inner, 1) * sum(t.numel() > 0 for t in args[0])}
@@ -324,6 +329,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("nll_loss*_forward", "rowwise", "nll_loss_forward", _losses, (0,), "one number of each row"),
     Entry("nll_loss*_backward", "rowwise", "nll_loss_backward", _rows(1), (1,)),
     Entry("binary_cross_entropy* *_loss", "elementwise", "", _first),
+    Entry("_safe_softmax", "rowwise", "_softmax", _rows(0)),
     Entry("_softmax _log_softmax cumsum sort topk logcumsumexp cumprod", "rowwise", "", _rows(0)),
     Entry("_softmax_backward_data _log_softmax_backward_data", "rowwise", "", _rows(0)),
     Entry("native_layer_norm _fused_rms_norm", "rowwise", "native_layer_norm", _rows(0)),
@@ -349,6 +355,7 @@ TABLE: tuple[Entry, ...] = (
           (0,), "written, nothing read"),
     Entry("zero_ fill_ normal_ uniform_ random_", "elementwise", "", _elements, (0,), "written, nothing read"),
     Entry("gather index_select take_along_dim", "copy", "gather", _moved),
+    Entry("_coalesce sparse_mask", "copy", "scatter_add", _rows_moved, note="rows of a sparse gradient"),
     Entry("scatter scatter_ scatter_add scatter_add_ index_add index_add_ scatter_reduce index_copy*", "copy",
           "scatter_add", _moved),
     Entry("copy_ _foreach_copy_", "copy", "copy_", _moved, (0,), "the target is written, not read"),
