@@ -118,10 +118,12 @@ def _fit_iterations(runs: Sequence[_Run], platform: Platform, source: str) -> di
         spread, bias = (_conformal(left_out), float(np.mean(left_out))) if left_out else (_UNKNOWN, 0.0)
         fits[f"iteration.{family}"] = replace(final, spread=spread, bias=bias)
     pooled = list(fits.values())
-    fits["iteration"] = replace(
-        _average(pooled, len(runs)), spread=_judge_strangers(runs, platform, source, pooled),
-        notes=("for families without calibration runs",),
-    )  # fmt: skip
+    strange = _judge_strangers(runs, platform, source, pooled)
+    for name, fit in fits.items():
+        if fit.n == 1 and len(pooled) > 2:  # one run is no worse than none
+            fits[name] = replace(fit, spread=strange)
+    notes = ("for families without calibration runs",)
+    fits["iteration"] = replace(_average(pooled, len(runs)), spread=strange, notes=notes)
     return fits
 
 
