@@ -137,10 +137,10 @@ class _Recorder(TorchDispatchMode):
         work = None
         if schema.exchange and func.namespace == "c10d":
             out, work = self.exchanges.stand_in(func, args)
-        elif self.whole and (all(map(_is_whole, given)) if given else kwargs.get("dtype") is torch.int32):
+        elif self.whole and (all(_is_whole(t, schema) for t in given) if given else kwargs.get("dtype") is torch.int32):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
-        elif given and not schema.written and all(map(_is_whole, given)):
+        elif given and not schema.written and all(_is_whole(t, schema) for t in given):
             out = self._compute(func, args, kwargs)
         elif schema.in_place and given[0].numel() > 1 and all(isinstance(t, FakeTensor) for t in given):
             out = args[0]
@@ -156,8 +156,12 @@ class _Recorder(TorchDispatchMode):
             out = _sparse_rows(args[0], args[1]._nnz(), args[1].shape)._coalesced_(True)
         elif schema.name == "clone" and given[0].layout is torch.sparse_coo:
             return args[0].detach()  # fake copies lose their rows
-        else:
+        elif func is _LIFT or all(isinstance(t, FakeTensor) for t in given):
             out = func(*args, **kwargs)
+        else:  # what is real would be worked on for real
+            if schema.name.startswith("index") and len(args) > 1 and isinstance(args[1], list):
+                args = (args[0], _find_places(args[1]), *args[2:])
+            out = func(*self._fake(args), **{key: self._fake(value) for key, value in kwargs.items()})
         if self.on and not self.whole:
             module = self._locate(given)
             if schema.name == "wait_tensor":
@@ -190,13 +194,19 @@ class _Recorder(TorchDispatchMode):
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Work on real whole numbers, such as indices, for real: they decide sizes."""
-        if func is torch.ops.aten.lift_fresh.default:
+        if func is _LIFT:
             return args[0]
         with unset_fake_temporarily():
             out = func(*args, **kwargs)
         if isinstance(out, Tensor) and out.is_floating_point():
             return self.fake.from_tensor(out)
         return out
+
+    def _fake(self, tree: Any) -> Any:
+        """Arguments with a fake tensor for each real one."""
+        if isinstance(tree, Tensor):
+            return tree if isinstance(tree, FakeTensor) else self.fake.from_tensor(tree)
+        return type(tree)(map(self._fake, tree)) if isinstance(tree, list | tuple) else tree
 
     def _key(self, tensor: Tensor) -> int:
         """Number of a tensor's storage."""
@@ -326,13 +336,25 @@ def _is_sparse(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.sparse_coo
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether it is a real tensor of whole numbers, small enough to work on."""
-    whole = not (tensor.is_floating_point() or tensor.is_complex())
+def _is_whole(tensor: Tensor, schema: _Schema) -> bool:
+    """Whether it is a real tensor of whole numbers, small enough to work on, or a real number that is read."""
+    whole = not (tensor.is_floating_point() or tensor.is_complex()) or schema.name == "_local_scalar_dense"
     return not isinstance(tensor, FakeTensor) and whole and tensor.numel() <= _WHOLE
 
 
-def _sparse_rows(like: Tensor, count: int, shape: Sequence[int]) -> Tensor:
+def _find_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Real masks among indices as the places where they are true, which is how many there are."""
+    places: list[Tensor | None] = []
+    for index in indices:
+        if index is None or isinstance(index, FakeTensor) or index.dtype is not torch.bool:
+            places.append(index)
+        else:
+            with unset_fake_temporarily():
+                places += index.nonzero().unbind(1)
+    return places
+
+
+def _sparse_rows(like: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:
     """A sparse gradient of a table with as many rows as are known to be there, which fake tensors do not know."""
     where = torch.empty((1, count), dtype=torch.long)
     return torch.sparse_coo_tensor(where, like.new_empty((count, *shape[1:])), shape, check_invariants=False)
@@ -419,6 +441,7 @@ _LIGHT = frozenset(
     "view t detach transpose expand _unsafe_view slice unsqueeze as_strided alias select squeeze permute "
     "_reshape_alias mm addmm bmm".split()
 )
+_LIFT = torch.ops.aten.lift_fresh.default
 _DEVICE = torch.ops.prim.device.default
 _MOVES = (Tensor.to, Tensor.cuda, Tensor.cpu)
 _VALUES = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__)

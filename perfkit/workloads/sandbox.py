@@ -201,8 +201,11 @@ def fake_ranks(ranks: int, rank: int) -> Iterator[None]:
     )  # fmt: skip
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     try:
-        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore(), group_name="perfkit")
-        with replace(distributed, _verify_param_shape_across_processes=nothing, _sync_module_states=nothing):
+        with (
+            replace(sys, excepthook=sys.excepthook),
+            replace(distributed, _verify_param_shape_across_processes=nothing, _sync_module_states=nothing),
+        ):
+            dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore(), group_name="perfkit")
             yield
     finally:
         gc.collect()  # a module over ranks holds on to its process group
