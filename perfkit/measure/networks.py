@@ -74,9 +74,10 @@ def _convolutions(rng: np.random.Generator, n: int) -> Iterator[_Draw]:
     for number, (batch, image, into, out) in enumerate(shapes):
         height, width, stride, groups = _WINDOWS[number % len(_WINDOWS)]
         image, into, out = max(round(image), height, width), 8 * round(into / 8), 8 * round(out / 8)
-        if groups != 1:  # as many channels leave a group as enter it
-            groups = groups or into
-            out = into = max(into // groups, 1) * groups
+        if groups == 0:
+            groups = out = into
+        elif groups > 1:  # as many channels leave a group as enter it, mostly a multiple of four
+            out = into = groups * 4 * max(into // groups // 4, 1)
         elif number % 13 == 0:  # pictures enter the first layer
             into, image, out = 3, image * 2, min(out, 64)
         while (work := 2.0 * (image // stride) ** 2 * out * into // groups * height * width) > _WORK:
