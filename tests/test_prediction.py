@@ -515,3 +515,10 @@ def test_predicting_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_class_of_operation_and_what_ranks_add_has_words() -> None:
+    from perfkit.prediction.result import _BOUND
+    from perfkit.workloads.graph import KINDS
+
+    assert set(KINDS) | {"other", "waiting", "host"} <= set(_BOUND)

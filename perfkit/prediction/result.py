@@ -69,7 +69,8 @@ _BOUND = {
     "rowwise": "memory-bound", "copy": "memory-bound", "embedding_forward": "embedding-bound",
     "embedding_backward": "embedding-bound", "embedding_update": "embedding-bound",
     "collective": "communication-bound", "transfer": "transfer-bound", "host": "host-bound",
-    "waiting": "imbalance-bound",
+    "waiting": "imbalance-bound", "convolution": "convolution-bound", "pooling": "memory-bound",
+    "other": "memory-bound",
 }  # fmt: skip
 
 #: Doubt of kernels measured alone, inside an iteration on a platform never calibrated with one: the root mean square of
