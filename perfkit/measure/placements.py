@@ -1,26 +1,51 @@
 """Several placements of one model's tables, timed in turns: what the machine does meanwhile meets all of them alike."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.measure.iteration import OperationTimer, build_step
 from perfkit.measure.runner import Timing
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.samples import load
 
-__all__ = ["time_placements"]
+__all__ = ["Slowness", "time_placements"]
+
+
+class Slowness(TorchDispatchMode):
+    """Makes every operation that runs under it take longer, collectives aside: a straggler.
+
+    Parameters
+    ----------
+    factor : float
+        How many times longer [-].
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        start = time.perf_counter()
+        out = func(*args, **(kwargs or {}))
+        if func.namespace != "c10d":
+            end = start + self.factor * (time.perf_counter() - start)
+            while time.perf_counter() < end:
+                pass
+        return out
 
 
 def time_placements(
     *,
     workload: dict[str, Any],
-    placements: Sequence[Sequence[int]],
+    placements: Sequence[Sequence[int] | None],
     seconds: float,
+    slowdowns: Sequence[Mapping[str, float]] = (),
     rounds: int = 6,
     operations: int = 0,
     device: str = "cpu",
@@ -32,11 +57,13 @@ def time_placements(
     Parameters
     ----------
     workload : dict
-        A DLRM from `perfkit.workloads.samples.dump`.
-    placements : sequence of sequence of int
-        Rank of every table, for each placement.
+        From `perfkit.workloads.samples.dump`.
+    placements : sequence of sequence of int or None
+        Rank of every table of a DLRM, for each placement.
     seconds : float
         Time for each placement, spread over all rounds [s].
+    slowdowns : sequence of mapping of str to float, optional
+        How many times longer the operations of a rank are made to take, by its number, for each placement [-].
     rounds : int
         Turns that every placement has, in another order each time [-].
     operations : int
@@ -61,8 +88,11 @@ def time_placements(
     """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     model, wait = load(workload), synchronize or (lambda: None)
-    plans = [Plan.from_owners(owners, ranks=ranks) for owners in placements]
-    steps = [build_step(model, plan=plan, rank=rank, device=device, seed=seed)[0] for plan in plans]
+    plans = [None if owners is None else Plan.from_owners(owners, ranks=ranks) for owners in placements]
+    steps = [build_step(model, plan=plan, rank=rank, ranks=ranks, device=device, seed=seed)[0] for plan in plans]
+    for i, slowdown in enumerate(slowdowns):
+        if (factor := slowdown.get(str(rank), 1.0)) > 1.0:
+            steps[i] = _slow_down(steps[i], factor)
     counts = torch.tensor([_count(step, wait, seconds / rounds) for step in steps], device=device)
     dist.broadcast(counts, 0)
     shuffled = np.random.default_rng([6, seed])  # the same on all ranks, which have to run the same placement
@@ -81,6 +111,14 @@ def time_placements(
          "operation_seconds": np.median(seconds, axis=0).tolist() if seconds else []}
         for own, share, seconds in zip(turns, shares, inside, strict=True)
     ]  # fmt: skip
+
+
+def _slow_down(step: Callable[[], Any], factor: float) -> Callable[[], Any]:
+    def slowed() -> None:
+        with Slowness(factor):
+            step()
+
+    return slowed
 
 
 def _count(step: Callable[[], Any], wait: Callable[[], None], seconds: float) -> int:

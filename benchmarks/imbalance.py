@@ -1,0 +1,144 @@
+"""Ranks that wait for one another: lopsided placements and stragglers, predicted first and then measured on two ranks.
+
+    python -m benchmarks.imbalance --platform P.toml [--seed S] [--json OUT]
+
+A straggler is a rank whose every operation is held up until it has taken so many times as long. How long a rank waits
+is measured as what each collective takes there beyond what it takes on the rank that comes last.
+"""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import save_rows
+from perfkit.__main__ import run_command
+from perfkit.gallery import load_platform
+from perfkit.measure.runner import run_processes
+from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.prediction.result import predict
+from perfkit.units import format_table, format_time
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.samples import draw_check, dump
+from perfkit.workloads.transformer import Transformer
+
+__all__ = ["Case", "draw_cases", "main", "measure_cases", "predict_case"]
+
+_RANKS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One iteration whose ranks differ."""
+
+    name: str
+    workload: DLRM | Transformer
+    owners: tuple[int, ...] | None
+    slowdown: Mapping[int, float]
+
+
+def draw_cases(seed: int, models: int = 3) -> list[Case]:
+    """DLRMs with their tables even, nearly all on rank 0, and with a straggler; Transformers with a straggler."""
+    cases = []
+    samples = draw_check(seed, dlrm=0, transformer=models, hybrid=models)
+    for number, sample in enumerate(sample for sample in samples if isinstance(sample.workload, DLRM)):
+        tables = len(sample.workload.tables)
+        even = tuple(table % _RANKS for table in range(tables))
+        lopsided = (0,) * (tables - 1) + (1,)
+        for what, owners, slowdown in (
+            ("even", even, {}), ("lopsided", lopsided, {}), ("straggler 1.5", even, {1: 1.5}),
+            ("straggler 2.5", even, {0: 2.5}),
+        ):  # fmt: skip
+            cases.append(Case(f"dlrm-{number} {what}", sample.workload, owners, slowdown))
+    for number, sample in enumerate(sample for sample in samples if isinstance(sample.workload, Transformer)):
+        for what, slowdown in (("even", {}), ("straggler 1.5", {1: 1.5})):
+            model = replace(sample.workload, batch=sample.workload.batch + sample.workload.batch % _RANKS)
+            cases.append(Case(f"transformer-{number} {what}", model, None, slowdown))
+    return cases
+
+
+def predict_case(case: Case, platform: Platform) -> dict[str, float]:
+    """Predicted iteration, and what all ranks together wait for others [s]."""
+    plan = None if case.owners is None else Plan.from_owners(case.owners, ranks=_RANKS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        found = predict(case.workload, platform, ranks=_RANKS, plan=plan, slowdown=case.slowdown)
+    frame = found.communication()
+    return {"predicted_s": found.time, "predicted_waiting_s": float((frame["waiting_s"] * frame["ranks"]).sum())}
+
+
+def measure_cases(cases: Sequence[Case], *, seconds: float, operations: int) -> Iterator[dict[str, float]]:
+    """Measured iteration and waiting of cases of one workload, timed in turns [s]."""
+    model = cases[0].workload
+    job = {
+        "task": "placements", "workload": dump(model), "placements": [case.owners for case in cases],
+        "slowdowns": [{str(rank): factor for rank, factor in case.slowdown.items()} for case in cases],
+        "seconds": seconds, "operations": operations,
+    }  # fmt: skip
+    results = run_processes(job, ranks=_RANKS)
+    for number, case in enumerate(cases):
+        runs = [result[number] for result in results]
+        plan = None if case.owners is None else Plan.from_owners(case.owners, ranks=_RANKS)
+        inside = np.array([
+            np.array(run["operation_seconds"])[graph.collectives]
+            for run, graph in zip(runs, model.graphs(_RANKS, plan), strict=True)
+        ])  # fmt: skip
+        yield {
+            "measured_s": max(run["median"] for run in runs),
+            "measured_waiting_s": float((inside - inside.min(axis=0)).sum()),
+            "disagreement": max(max(run["halves"]) / min(run["halves"]) - 1 for run in runs),
+        }
+
+
+def _format(rows: Sequence[Mapping[str, Any]]) -> str:
+    table: list[Sequence[str]] = [("case", "predicted", "measured", "error", "waiting", "measured", "error")]
+    for row in rows:
+        times = [format_time(row[key]) for key in ("predicted_s", "measured_s")]
+        waits = [format_time(row[key]) for key in ("predicted_waiting_s", "measured_waiting_s")]
+        table.append((row["case"], *times, f"{row['error']:+.1%}", *waits, f"{row['waiting_error']:+.1%}"))
+    uneven = [row for row in rows if not row["case"].endswith("even")]
+    errors, waiting = (np.abs([row[key] for row in uneven]) for key in ("error", "waiting_error"))
+    summary = f"where ranks differ: iteration {errors.mean():.1%} mean, waiting {waiting.mean():.1%} mean; bar 15 %"
+    return format_table(table) + "\n" + summary
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Predict, measure and compare; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="benchmarks.imbalance", description="Waiting of ranks for one another.")
+    parser.add_argument("--platform", required=True, metavar="P.toml", help="calibration of this machine")
+    parser.add_argument("--seed", type=int, default=11, help="seed of the models")
+    parser.add_argument("--models", type=int, default=3, help="DLRMs, and as many Transformers")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each case")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the records")
+    arguments = parser.parse_args(words)
+
+    def run() -> int:
+        platform, cases = load_platform(arguments.platform), draw_cases(arguments.seed, arguments.models)
+        rows: list[dict[str, Any]] = [
+            {"case": case.name, **predict_case(case, platform)}
+            for case in cases  # before measuring anything
+        ]
+        for model in dict.fromkeys(case.name.split()[0] for case in cases):
+            own = [i for i, case in enumerate(cases) if case.name.split()[0] == model]
+            measured = measure_cases([cases[i] for i in own], seconds=arguments.seconds, operations=10)
+            for i, found in zip(own, measured, strict=True):
+                rows[i] |= found
+                rows[i]["error"] = rows[i]["predicted_s"] / found["measured_s"] - 1
+                # beside waiting that is next to nothing, the iteration is what counts
+                least = max(found["measured_waiting_s"], 0.05 * found["measured_s"])
+                rows[i]["waiting_error"] = (rows[i]["predicted_waiting_s"] - found["measured_waiting_s"]) / least
+        print(_format(rows))
+        save_rows(arguments.json, rows, platform=platform.name, seed=arguments.seed)
+        return 0
+
+    return run_command(run, name="benchmarks.imbalance")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
