@@ -17,11 +17,13 @@ _Sizes = Mapping[str, Array]
 
 #: Terms by name: how often each is paid, from the sizes of an operation. A fitted parameter of the same name is the
 #: time of one. `tiled_flops` rounds up to the register tile of AVX-512 matrix kernels, 8 rows by 32 columns;
+#: `blocked_flops` to the blocks of 16 channels in and out that groups of a convolution are padded to;
 #: `wide_flops` are those of depthwise convolutions with windows of more than 3 by 3, whose gradients run other code;
 #: `beyond_l2` and `beyond_l3` are the bytes that come from behind these caches.
 TERMS: dict[str, Callable[[_Sizes], Values]] = {
     "launch": lambda s: 1.0,
     "flops": lambda s: s["flops"],
+    "blocked_flops": lambda s: s["flops"] * (round_up(s["n"], 16) / np.maximum(s["n"], 1.0)) ** 2,
     "wide_flops": lambda s: s["flops"] * (s["k"] > 9),
     "tiled_flops": lambda s: 2 * s["batch"] * round_up(s["m"], 8) * round_up(s["n"], 32) * s["k"],
     "products": lambda s: s["batch"],
@@ -51,6 +53,8 @@ KERNEL_TERMS: dict[str, tuple[str, ...]] = {
     "gemm": ("launch", "tiled_flops", "flops", "outputs", "left", "right", *_MEMORY),
     "bmm": ("launch", "products", "product_rows", "tiled_flops", "flops", "outputs", "left", "right", *_MEMORY),
     "convolution": ("launch", "flops", "outputs", "left", "right", "nbytes", *_MEMORY),
+    "convolution.forward_grouped": ("launch", "flops", "blocked_flops", "outputs", "left", "nbytes", *_MEMORY),
+    "convolution.backward_grouped": ("launch", "flops", "blocked_flops", "outputs", "left", "nbytes", *_MEMORY),
     "convolution.forward_depthwise": ("launch", "flops", "wide_flops", "nbytes", *_MEMORY),
     "convolution.backward_depthwise": ("launch", "flops", "wide_flops", "nbytes", *_MEMORY),
     "pooling": ("launch", "rows", "elements", "windows", "nbytes", *_MEMORY),
