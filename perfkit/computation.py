@@ -16,13 +16,15 @@ from perfkit.models import embedding
 from perfkit.models.caches import lru_misses, miss_share, page_walks, unique_rows
 from perfkit.units import Array, Values, check_choice, format_rate
 
-__all__ = ["estimate_kernels", "find_kernel", "find_stand_in", "price_kernels", "size_lookups"]
+__all__ = ["UNMEASURED", "estimate_kernels", "find_kernel", "find_stand_in", "price_kernels", "size_lookups"]
 
 _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
 #: What a fit of products leaves open in a number format it was not fitted in. In fp8 and fp4 one of bf16 is too fast by
 #: a factor of 2.1 to 2.6 (35,742 shapes each of H100, H200, B200 and GB200, aiconfigurator-core 0.12.0; root mean
 #: square of the logarithm 0.93 to 1.13); in others as much as where no product was measured at all.
 NARROW_DOUBT, FORMAT_DOUBT = 1.0, 0.25
+#: What the note of a fit says that stands in for a class, after the name of the class.
+UNMEASURED = " was not measured: taken at "
 #: Which class stands in for one that was not measured, the shares of its rate reached on a core and on a GPU, and what
 #: that leaves open (standard deviation of the logarithm). A convolution as a product of places by channels by window:
 #: those of a ResNet-50 (batch 32, fp32) on a V100 take 0.99 of what the fit to a DLRM's products says, single ones 0.37
@@ -88,8 +90,9 @@ def find_stand_in(kernels: Mapping[str, Fit], kind: str, *, variant: str = "", d
     others = [fit for key, fit in kernels.items() if key.partition(".")[0] == kind and fit.form == "additive"]
     if others and not kind.startswith(("embedding", "attention")):
         names = dict.fromkeys(name for fit in others for name in fit)
-        middle = {name: float(np.median([fit.get(name, 0.0) for fit in others])) for name in names}
-        units, note = {name: "s" for name in names}, f"{kind}.{variant} was not measured: the middle of {len(others)}"
+        middles = np.median([[fit.get(name, 0.0) for name in names] for fit in others], axis=0)
+        middle = {name: float(value) for name, value in zip(names, middles, strict=True)}
+        units, note = {name: "s" for name in names}, f"{kind}.{variant}{UNMEASURED}the middle of {len(others)}"
         spread = math.hypot(_FUNCTION_DOUBT, float(np.median([fit.spread for fit in others])))
         return replace(
             others[0], parameters=middle, units=units, stderr={}, ranges={}, at_bounds=(), spread=spread,
@@ -107,7 +110,7 @@ def find_stand_in(kernels: Mapping[str, Fit], kind: str, *, variant: str = "", d
     doubt *= 2.0 if variant.endswith(("_depthwise", "_grouped")) else 1.0
     return replace(
         fit, parameters={**fit.parameters, **scaled}, spread=math.hypot(doubt, fit.spread), spread_time=None,
-        kind="assumed", notes=(f"{kind} was not measured: {share:g} of the rate of {other}", *fit.notes),
+        kind="assumed", notes=(f"{kind}{UNMEASURED}{share:g} of the rate of {other}", *fit.notes),
     )  # fmt: skip
 
 

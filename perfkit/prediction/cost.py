@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfkit.computation import find_stand_in, price_kernels
+from perfkit.computation import UNMEASURED, find_stand_in, price_kernels
 from perfkit.fitting import Fit
 from perfkit.hardware import DTYPES
 from perfkit.models.caches import Uniform, cold_misses, lru_misses, miss_share, page_walks, unique_rows
@@ -48,6 +48,8 @@ class Costs:
         Whether nothing but an assumption or another machine stands behind the class [-].
     unmodelled : mapping of str to float
         Time of operations priced as plain memory traffic, by name [s].
+    stand_ins : mapping of str to float
+        Time of operations that another class stands in for, by what stands in [s].
     """
 
     seconds: Array
@@ -57,6 +59,7 @@ class Costs:
     spread: Array
     assumed: np.ndarray
     unmodelled: Mapping[str, float] = field(default_factory=dict)
+    stand_ins: Mapping[str, float] = field(default_factory=dict)
 
 
 def _rows(
@@ -237,6 +240,7 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
     n = len(graph)
     hot, cold, seconds, spread, assumed = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
     unmodelled: dict[str, float] = {}
+    stand_ins: dict[str, float] = {}
     for (kind, variant, own), members in _classes(graph, platform, dtype):
         part = {name: values[members] for name, values in sizes.items()}
         fit = find_stand_in(platform.kernels, kind, variant=variant, dtype=own)
@@ -259,7 +263,9 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
         seconds[members] = in_context(part, **(context if context is not None else {}))
         spread[members] = context.spread if context else _class_spread(fit, hot[members]) if fit else 1.0
         assumed[members] = context is None and (fit is None or fit.kind == "assumed")
-    return Costs(seconds, hot, cold, sizes["page_walks"], spread, assumed, unmodelled)
+        if fit and fit.notes and UNMEASURED in fit.notes[0]:
+            stand_ins[fit.notes[0]] = stand_ins.get(fit.notes[0], 0.0) + float(seconds[members].sum())
+    return Costs(seconds, hot, cold, sizes["page_walks"], spread, assumed, unmodelled, stand_ins)
 
 
 def _classes(graph: Graph, platform: Platform, dtype: str) -> Iterator[tuple[tuple[str, str, str], np.ndarray]]:

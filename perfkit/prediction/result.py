@@ -521,6 +521,7 @@ def _notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[s
     unmodelled = sum(costs.unmodelled.values())
     if unmodelled > 0.02 * float(costs.seconds.sum()):
         notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")
+    notes += [note for note, seconds in costs.stand_ins.items() if seconds > 0.05 * float(costs.seconds.sum())]
     notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
     return tuple(notes)
 
