@@ -47,18 +47,18 @@ def draw_cases(seed: int, models: int = 3) -> list[Case]:
     """DLRMs with their tables even, nearly all on rank 0, and with a straggler; Transformers with a straggler."""
     cases = []
     samples = draw_check(seed, dlrm=0, transformer=models, hybrid=models)
-    for number, sample in enumerate(sample for sample in samples if isinstance(sample.workload, DLRM)):
-        tables = len(sample.workload.tables)
+    for number, dlrm in enumerate(sample.workload for sample in samples if isinstance(sample.workload, DLRM)):
+        tables = len(dlrm.tables)
         even = tuple(table % _RANKS for table in range(tables))
         lopsided = (0,) * (tables - 1) + (1,)
         for what, owners, slowdown in (
             ("even", even, {}), ("lopsided", lopsided, {}), ("straggler 1.5", even, {1: 1.5}),
             ("straggler 2.5", even, {0: 2.5}),
         ):  # fmt: skip
-            cases.append(Case(f"dlrm-{number} {what}", sample.workload, owners, slowdown))
-    for number, sample in enumerate(sample for sample in samples if isinstance(sample.workload, Transformer)):
+            cases.append(Case(f"dlrm-{number} {what}", dlrm, owners, slowdown))
+    for number, one in enumerate(sample.workload for sample in samples if isinstance(sample.workload, Transformer)):
         for what, slowdown in (("even", {}), ("straggler 1.5", {1: 1.5})):
-            model = replace(sample.workload, batch=sample.workload.batch + sample.workload.batch % _RANKS)
+            model = replace(one, batch=one.batch + one.batch % _RANKS)
             cases.append(Case(f"transformer-{number} {what}", model, None, slowdown))
     return cases
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.communication.lookup import split_key
 from perfkit.estimates import Estimate
+from perfkit.fitting import Fit
 from perfkit.models.kernels import in_context
 from perfkit.platform import ExtrapolationWarning, Platform
 from perfkit.units import Array, check_positive
@@ -225,8 +226,8 @@ def _price(platform: Platform, operation: str, nbytes: float, ranks: int, nodes:
     way, network = None, platform.network
     if nodes > 1 and most == 1:
         way = "rail"
-    elif nodes > 1 and most < network.ranks_per_node:  # nodes of their own, without fits of more ranks inside a node
-        kept = {key: fit for key, fit in platform.collectives.items() if _fits_inside(key, most)}
+    elif nodes > 1 and most < network.ranks_per_node:  # smaller nodes
+        kept = _narrow(platform.collectives, most, network.ranks_per_node)
         narrow = replace(network, ranks_per_node=most, nodes=nodes)
         platform, ranks = replace(platform, network=narrow, collectives=kept), most * nodes
     with warnings.catch_warnings():
@@ -234,7 +235,13 @@ def _price(platform: Platform, operation: str, nbytes: float, ranks: int, nodes:
         return platform.collective(operation, nbytes, ranks=ranks, algorithm=way)
 
 
-def _fits_inside(key: str, most: int) -> bool:
-    """Whether a fit of collectives still holds where a node has so many ranks."""
-    _, ranks, way = split_key(key)
-    return way == "rail" or ranks is None or ranks <= most
+def _narrow(fits: Mapping[str, Fit], most: int, local: int) -> dict[str, Fit]:
+    """Fits of collectives that still hold where a node has fewer ranks: on rails, and of so many ranks inside one."""
+    kept = {}
+    for key, fit in fits.items():
+        _, ranks, way = split_key(key)
+        if way == "rail" or (ranks is not None and ranks <= most):
+            kept[key] = fit
+        elif ranks is None and fit.ranges.get("ranks", (2.0, float(local)))[1] <= local:
+            kept[key] = replace(fit, ranges={**fit.ranges, "ranks": (2.0, float(most))})
+    return kept
