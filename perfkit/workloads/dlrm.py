@@ -317,7 +317,7 @@ def _record(model: DLRM, plan: Plan, rank: int, accelerator: bool) -> Graph:
     tape = Training(
         ITEMSIZE[model.dtype], mixed=model.mixed, reference=reference, overlap=overlap, compiled=model.compiled
     )
-    held, batch = hold_tables(plan, model.tables, rank), model.batch // ranks
+    held, batch = hold_tables(plan.placements, model.tables, rank, ranks=ranks), model.batch // ranks
     inputs = tape.tensor(batch, model.features, itemsize=tape.wide)
     if reference:
         lookups = sum(round(model.batch * t.pooling) for t in held.looked) + sum(

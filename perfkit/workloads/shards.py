@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.resources import expect, expect_record, expect_text, expect_whole
 from perfkit.units import check_choice, check_positive
 from perfkit.workloads.tables import EmbeddingTable
-
-if TYPE_CHECKING:
-    from perfkit.workloads.placement import Plan
 
 __all__ = [
     "KINDS",
@@ -187,31 +184,33 @@ def share_lookups(table: EmbeddingTable, parts: int, *, first: bool) -> float:
     return table.pooling * ((1 - hottest) / parts + hottest * first)
 
 
-def hold_tables(plan: "Plan", tables: Sequence[EmbeddingTable], rank: int) -> Held:
+def hold_tables(placements: Sequence[Placement], tables: Sequence[EmbeddingTable], rank: int, *, ranks: int) -> Held:
     """Work out what a rank holds.
 
     Parameters
     ----------
-    plan : Plan
-        Placement of the tables.
+    placements : sequence of Placement
+        One for each table.
     tables : sequence of EmbeddingTable
         The tables.
     rank : int
         The rank [-].
+    ranks : int
+        Ranks of all of them [-].
 
     Returns
     -------
     held : Held
         Its tables and parts of tables.
     """
-    everyone = tuple(range(plan.ranks))
-    split = sorted({p.ranks for p in plan.placements if p.kind in _BY_ROWS and len(p.ranks) > 1} - {everyone})
+    everyone = tuple(range(ranks))
+    split = sorted({p.ranks for p in placements if p.kind in _BY_ROWS and len(p.ranks) > 1} - {everyone})
     groups = (everyone, *split)
     alone: list[EmbeddingTable] = []
     copies: list[EmbeddingTable] = []
     sums: list[list[EmbeddingTable]] = [[] for _ in groups]
-    widths = [0] * plan.ranks
-    for number, (placement, table) in enumerate(zip(plan.placements, tables, strict=True)):
+    widths = [0] * ranks
+    for number, (placement, table) in enumerate(zip(placements, tables, strict=True)):
         members, by_rows = placement.ranks, placement.kind in _BY_ROWS and len(placement.ranks) > 1
         for shard in placement.cut(table, number):
             if placement.kind != "data_parallel" and not (by_rows and members == everyone):

@@ -135,6 +135,7 @@ class Tape:
         self._arrived: list[Tensor] = []
         self._due: Counter[Tensor] = Counter()
         self._waits: list[tuple[int, int]] = []
+        self._reducers: dict[Tensor, Any] = {}
         self._kept: dict[Tensor, Tensor] = {}
         self._narrowed: dict[Tensor, Tensor] = {}
 

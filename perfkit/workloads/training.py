@@ -54,11 +54,6 @@ class Training(Layers):
         Whether what lies between products happens inside them, or in one kernel.
     """
 
-    def __init__(self, itemsize: int = 4, **switches: bool) -> None:
-        super().__init__(itemsize, **switches)
-        self._collectives = 0
-        self._reducers: dict[Tensor, _Reducer] = {}
-
     # -- embeddings --------------------------------------------------------------------------------------------------
 
     def embedding_bag(self, table: EmbeddingTable, bags: int, *, sparse: bool) -> Tensor:
@@ -149,8 +144,7 @@ class Training(Layers):
     ) -> int:
         """One collective of a communicator; `nbytes` is its size in the nccl-tests convention. Returns its number."""
         self.emit(operation, "collective", reads, writes, nbytes=nbytes, group=group)
-        self._collectives += 1
-        return self._collectives - 1
+        return sum(label[1] == "collective" for label in self._labels) - 1
 
     def exchange(
         self,
