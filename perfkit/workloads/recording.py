@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):
             out = self._compute(func, args, kwargs)
         elif schema.in_place and given[0].numel() > 1 and all(isinstance(t, FakeTensor) for t in given):
             out = args[0]
-        elif schema.light and given and all(map(_is_plain, given)):
+        elif schema.light and given and all(_is_plain(t) and t.fake_mode is self.fake for t in given):
             with in_kernel_invocation_manager(self.fake):
                 out = func(*args, **kwargs)
             out = FakeTensor(self.fake, out, _HOME)
