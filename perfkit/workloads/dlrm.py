@@ -314,17 +314,14 @@ def _record(model: DLRM, plan: Plan, rank: int, accelerator: bool) -> Graph:
     """Record one rank's iteration."""
     ranks, reference = plan.ranks, accelerator and model.loop == "reference"
     overlap = model.overlap and ranks > 1
-    tape = Training(
-        ITEMSIZE[model.dtype], mixed=model.mixed, reference=reference, overlap=overlap, compiled=model.compiled
-    )
+    switches = {"mixed": model.mixed, "compiled": model.compiled}
+    tape = Training(ITEMSIZE[model.dtype], reference=reference, overlap=overlap, **switches)
     held, batch = hold_tables(plan.placements, model.tables, rank, ranks=ranks), model.batch // ranks
     inputs = tape.tensor(batch, model.features, itemsize=tape.wide)
     if reference:
-        lookups = sum(round(model.batch * t.pooling) for t in held.looked) + sum(
-            round(batch * t.pooling) for t in held.copies
-        )
-        bags = model.batch * len(held.looked) + batch * len(held.copies) + 1
-        for part in (inputs, *(tape.tensor(n, itemsize=4) for n in (lookups, bags) if lookups)):
+        bags = [(model.batch, t) for t in held.looked] + [(batch, t) for t in held.copies]
+        counts = (sum(round(n * t.pooling) for n, t in bags), sum(n for n, _ in bags) + 1) if bags else ()
+        for part in (inputs, *(tape.tensor(n, itemsize=4) for n in counts)):
             tape.transfer("to_device", part)
     if not overlap:
         dense = _bottom(tape, inputs, model)
@@ -353,9 +350,8 @@ def _record(model: DLRM, plan: Plan, rank: int, accelerator: bool) -> Graph:
     if ranks > 1 and not overlap:
         tape.all_reduce_gradients()
     tape.step(model.optimizer, lists=accelerator, fused=model.fused)
-    return tape.graph(
-        name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=held.groups if ranks > 1 else ()
-    )
+    groups = held.groups if ranks > 1 else ()
+    return tape.graph(name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
 
 
 def _bottom(tape: Training, inputs: Tensor, model: DLRM) -> Tensor:
@@ -364,12 +360,8 @@ def _bottom(tape: Training, inputs: Tensor, model: DLRM) -> Tensor:
 
 
 def _look_up(tape: Training, model: DLRM, held: Held, *, index: int) -> list[Callable[[], list[Tensor]]]:
-    """Look tables up and launch the exchanges; each entry waits for its pooled rows.
-
-    Indices and offsets take `index` bytes each.
-    """
-    tape.module, ranks = "embeddings", len(held.widths)
-    batch = model.batch // ranks
+    """Look tables up by indices of `index` bytes and launch the exchanges; each entry waits for its pooled rows."""
+    tape.module, ranks, batch = "embeddings", len(held.widths), model.batch // len(held.widths)
     looked = _pool(tape, model, held.looked, model.batch, index)
     receive: list[Callable[[], list[Tensor]]] = []
     pooled, start = looked[: held.whole], held.whole
