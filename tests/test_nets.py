@@ -1,0 +1,139 @@
+"""Nets: what is captured is what runs, random ones have sizes in range, and files keep them."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfkit.measure.runner import run_processes
+from perfkit.workloads import samples
+from perfkit.workloads.nets import NETS, Net
+from perfkit.workloads.transformer import Transformer
+
+SMALL = {"batch": 2, "size": 32, "width": 8, "depth": 1, "classes": 10}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "alexnet"}, "name is 'alexnet'; known are resnet"),
+        ({"batch": 0}, "batch is 0"),
+        ({"width": 12}, "width is 12; it must be a multiple of 8; take 16"),
+        ({"size": 16}, "size is 16; .*32 pixels"),
+        ({"optimizer": "lamb"}, "optimizer is 'lamb'; known are sgd, adamw"),
+        ({"dtype": "int8"}, "dtype is 'int8'"),
+    ],
+    ids=str,
+)
+def test_wrong_nets_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Net(**{"name": "resnet", **SMALL, **changes})
+
+
+def test_batches_divide_and_nets_have_no_tables() -> None:
+    net = Net("vgg", **SMALL)
+    with pytest.raises(ValueError, match="batch is 2; it must divide by the 3 ranks"):
+        net.graphs(3)
+    with pytest.raises(ValueError, match="plan is given; a net has no tables"):
+        net.graphs(1, samples.draw_check(0)[-1].plan)
+
+
+# Draws.
+
+
+def test_all_models_are_in_a_check() -> None:
+    drawn = samples.draw_check(3, models="all")
+    assert drawn[:30] != samples.draw_check(3), "half of the parallel DLRMs overlap"
+    assert drawn[:24] == samples.draw_check(3)[:24]
+    families = [sample.family for sample in drawn]
+    assert [families.count(f) for f in ("convolution", "xlnet", "hybrid", "ddp")] == [6, 1, 6, 4]
+    assert len({sample.name for sample in drawn}) == len(drawn)
+    for family in ("hybrid", "ddp"):
+        overlaps = [getattr(s.workload, "overlap") for s in drawn if s.family == family]  # noqa: B009
+        assert overlaps.count(True) == overlaps.count(False)
+    assert all(s.ranks == (2 if s.family in ("hybrid", "ddp") else 1) for s in drawn)
+    assert {s.workload.name for s in drawn if s.family in ("convolution", "xlnet")} == set(NETS)
+
+
+def test_calibration_of_all_families_takes_fifteen_iterations() -> None:
+    drawn = samples.draw_calibration(models="all")
+    assert len(drawn) == 15
+    assert {s.family for s in drawn} == {"dlrm", "transformer", "convolution", "xlnet", "hybrid", "ddp"}
+    assert all(s.ranks == 1 for s in samples.draw_calibration(models="all", hybrid=False))
+    known = {str(samples.dump(s.workload)) for s in drawn}
+    assert not known & {
+        str(samples.dump(s.workload)) for seed in range(9) for s in samples.draw_check(seed, models="all")
+    }
+    with pytest.raises(ValueError, match="models is 'some'; known are standard, all"):
+        samples.draw_calibration(models="some")
+
+
+@pytest.mark.parametrize("sample", samples.draw_check(4, models="all"), ids=lambda sample: sample.name)
+def test_workloads_survive_their_file(sample: samples.Sample) -> None:
+    assert samples.load(samples.dump(sample.workload)) == sample.workload
+
+
+def test_files_from_before_overlap_mean_none() -> None:
+    for workload in (Transformer.bert(layers=1), samples.draw_check(0)[0].workload):
+        data = samples.dump(workload)
+        del data["overlap"]
+        assert getattr(samples.load(data), "overlap") is False  # noqa: B009
+
+
+# The real thing, very small.
+
+torch = pytest.importorskip("torch", reason="nets need torch: pip install 'perfkit[measure]'")
+
+from perfkit.measure.iteration import OperationTimer, build_step  # noqa: E402
+from perfkit.workloads.modules import build_net  # noqa: E402
+
+C10D = {"alltoall_base_": "all_to_all", "allreduce_": "all_reduce"}
+
+
+@pytest.mark.parametrize(("name", "optimizer"), zip(NETS, ["sgd", "adamw"] * 4, strict=False))
+def test_nets_run_what_is_captured(name: str, optimizer: str) -> None:
+    net = Net(name, **SMALL, optimizer=optimizer)
+    step, module = build_step(net)
+    step()
+    with OperationTimer() as timer:
+        step()
+    graph = net.graphs()[0]
+    assert [label[0] for label in graph.labels] == timer.names
+    assert graph.parameters == sum(p.numel() for p in module.parameters())
+    assert graph.traffic.sum() == pytest.approx(sum(timer.nbytes), rel=0.1)
+    assert (graph.family, graph.ranks) == (NETS[name], 1)
+    assert net.graphs()[0] is graph, "captured once"
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_activations_and_gradients_stay_in_range(name: str) -> None:
+    """Denormal numbers take a core many times longer, and would be timed instead of the net."""
+    torch.manual_seed(0)
+    net = replace(Net(name, **SMALL), size=64, depth=2)
+    module = build_net(net)
+    tokens = net.family == "xlnet"
+    out = module(torch.randint(10, (2, 64)) if tokens else torch.randn(2, 3, 64, 64))
+    out.square().mean().backward()
+    sizes = [p.grad.abs().max().item() for p in module.parameters() if p.grad.abs().max() > 0]
+    assert math.isfinite(out.abs().max().item())
+    assert 1e-12 < min(sizes) <= max(sizes) < 1e6
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without torch.distributed")
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
+@pytest.mark.parametrize("kind", ["net", "transformer"])
+def test_data_parallel_twins_run_what_their_graphs_say(kind: str, overlap: bool) -> None:
+    sizes = {"layers": 1, "hidden": 32, "heads": 2, "vocabulary": 50, "positions": 16, "sequence": 8, "batch": 4}
+    net = Net("resnet", **{**SMALL, "batch": 4, "size": 64}, overlap=overlap)
+    workload = net if kind == "net" else Transformer.gpt2(overlap=overlap, **sizes)
+    job = {"task": "iteration", "workload": samples.dump(workload), "seconds": 0, "operations": 1, "minimum": 2}
+    results = run_processes(job, ranks=2, timeout=120)
+    for graph, result in zip(workload.graphs(2), results, strict=True):
+        names = [C10D.get(name, name) for name in result["names"]]
+        assert sorted(label[0] for label in graph.labels) == sorted(names)
+        assert [names[i] for i in graph.collectives] == ["all_reduce"] * len(graph.collectives)
+        assert (graph.waits is None) is not overlap
+        assert 0 <= result["idle"] <= 2 * result["q3"]
+        assert np.isfinite(result["operation_seconds"]).all()
