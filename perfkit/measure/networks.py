@@ -58,8 +58,9 @@ _WINDOWS = (
     (3, 3, 1, 1), (3, 3, 1, 1), (3, 3, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), (3, 3, 2, 1), (1, 1, 2, 1),
     (5, 5, 1, 1), (1, 7, 1, 1), (3, 3, 1, 8), (3, 3, 1, 32), (3, 3, 1, 0), (3, 3, 2, 0), (5, 5, 1, 0), (7, 7, 1, 0),
 )  # fmt: skip
-#: Most arithmetic of one forward convolution [FLOP], and most numbers of its input or output.
-_WORK, _NUMBERS = 5e8, 6e6
+#: Most arithmetic of one forward convolution, and of one in groups, whose gradients take long [FLOP]; most numbers of
+#: its input or output.
+_WORK, _GROUPED_WORK, _NUMBERS = 4e8, 6e7, 6e6
 
 
 def _spread(rng: np.random.Generator, low: float, high: float, n: int) -> np.ndarray:
@@ -80,9 +81,10 @@ def _convolutions(rng: np.random.Generator, n: int) -> Iterator[_Draw]:
             out = into = groups * 4 * max(into // groups // 4, 1)
         elif number % 13 == 0:  # pictures enter the first layer
             into, image, out = 3, image * 2, min(out, 64)
-        while (work := 2.0 * (image // stride) ** 2 * out * into // groups * height * width) > _WORK:
+        limit = _WORK if groups == 1 else _GROUPED_WORK
+        while (work := 2.0 * (image // stride) ** 2 * out * into // groups * height * width) > limit:
             image //= 2
-        most = min(_WORK / max(work, 1.0), _NUMBERS / (max(into, out) * image**2))
+        most = min(limit / max(work, 1.0), _NUMBERS / (max(into, out) * image**2))
         batch, side = max(1, min(round(batch), int(most))), -(-image // stride)
         sizes = {"batch": groups, "m": batch * side**2, "n": out // groups, "k": into // groups * height * width}
         sizes |= {"elements": batch * side**2 * out, "rows": batch, "flops": 2.0 * sizes["m"] * out * sizes["k"]}
