@@ -1,0 +1,398 @@
+"""Capture against built graphs and against real runs; what it explains, what it leaves alone, how far it reaches."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfkit.prediction.result import predict
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.transformer import Transformer
+from perfkit.workloads.vocabulary import TABLE, find_entry
+
+torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
+
+import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed import _functional_collectives as functional  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from perfkit.measure.iteration import OperationTimer, build_step  # noqa: E402
+from perfkit.workloads.recording import capture  # noqa: E402
+from tests.nets import NETS  # noqa: E402
+
+TABLES = {"rows": [3000, 700, 90], "dim": 48, "pooling": 3, "bottom": [64, 96], "top": [80, 40], "features": 13}
+SIZES = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 300, "positions": 48, "sequence": 40, "batch": 4}
+HOST = [FEATURES.index(name) for name in ("launches", "calls", "bare")]
+
+
+def assert_equal(ours: Graph, built: Graph) -> None:
+    """The same operations with the same sizes and bytes; what the host does is told apart less sharply."""
+    assert [label[:4] for label in ours.labels] == [label[:4] for label in built.labels]
+    sizes = [np.delete(g.features, HOST, axis=1) for g in (ours, built)]
+    for i, (own, other) in enumerate(zip(*sizes, strict=True)):
+        assert own.tolist() == other.tolist(), (i, built.labels[i])
+    assert ours.traffic.tolist() == built.traffic.tolist()
+    assert ours.parameters == built.parameters
+    near = 0.03 if built.waits is None else 0.15  # gradients in one bucket are one buffer, or each its own
+    assert ours.distances.sum() == pytest.approx(built.distances.sum(), rel=near)
+    assert ours.column("calls").sum() == pytest.approx(built.column("calls").sum(), rel=0.1)
+    assert (ours.waits is None) == (built.waits is None)
+    if ours.waits is not None and built.waits is not None:
+        assert sorted(map(tuple, ours.waits)) == sorted(map(tuple, built.waits))
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("interaction", ["dot", "cross"])
+def test_a_captured_dlrm_equals_the_built_one(sparse: bool, interaction: str) -> None:
+    workload = DLRM(batch=64, sparse=sparse, interaction=interaction, exponent=1.0, **TABLES)
+    graph, built = capture(lambda: build_step(workload)[0]), workload.graphs()[0]
+    assert_equal(graph, built)
+    assert [(t.rows, t.dim, t.pooling) for t in graph.tables] == [(t.rows, t.dim, t.pooling) for t in built.tables]
+    assert [t.exponent for t in graph.tables] == pytest.approx([1.0] * 3, abs=0.25)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("attention", ["eager", "fused"])
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_a_captured_transformer_equals_the_built_one(family: str, attention: str, optimizer: str) -> None:
+    workload = getattr(Transformer, family)(attention=attention, optimizer=optimizer, **SIZES)
+    assert_equal(capture(lambda: build_step(workload)[0]), workload.graphs()[0])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_captured_ranks_equal_the_built_ones(overlap: bool) -> None:
+    model, plan = DLRM(batch=32, overlap=overlap, **TABLES), Plan.from_owners((0, 1, 1), ranks=2)
+    for rank, built in enumerate(model.graphs(2, plan)):
+        assert_equal(capture(lambda r=rank: build_step(model, plan=plan, rank=r)[0], ranks=2, rank=rank), built)
+    sizes = {**SIZES, "hidden": 512, "layers": 1, "vocabulary": 2000}
+    transformer = Transformer.gpt2(overlap=overlap, **sizes)
+    graph = capture(lambda: build_step(transformer, ranks=2)[0], ranks=2)
+    assert_equal(graph, transformer.graphs(2)[0])
+    assert len(graph.collectives) == (2 if overlap else 1)
+    assert not dist.is_initialized()
+
+
+# -- the same operations as in a real run ------------------------------------------------------------------------------
+
+
+def _perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Linear(64, 8))
+
+
+def _convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, groups=8), nn.GroupNorm(2, 8), nn.SiLU(), nn.AvgPool2d(2), nn.ConvTranspose2d(8, 16, 2, 2),
+        nn.LayerNorm([16, 6, 6]), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 8),
+    )  # fmt: skip
+
+
+def train(
+    make_optimizer: Callable[[Any], Any], module: Callable[[], nn.Module] = _perceptron, shape: Any = (16, 32)
+) -> Callable[[], Any]:
+    def make_step() -> Callable[[], Any]:
+        net, x, y = module(), torch.randn(shape), torch.randint(0, 8, shape[:1])
+        optimizer = make_optimizer(net.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+        return step
+
+    return make_step
+
+
+def narrow() -> Callable[[], Any]:
+    """Mixed precision with scaled, clipped and accumulated gradients."""
+    net, x, y = _perceptron(), torch.randn(16, 32), torch.randint(0, 8, (16,))
+    optimizer, scaler = torch.optim.AdamW(net.parameters(), foreach=True), torch.amp.GradScaler("cpu")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def recompute() -> Callable[[], Any]:
+    blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(2))
+    optimizer, x = torch.optim.SGD(blocks.parameters(), lr=0.1), torch.randn(4, 5, 32)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        h = x
+        for block in blocks:
+            h = checkpoint(block, h, use_reentrant=False)
+        h.sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def bags(make_optimizer: Callable[[Any], Any]) -> Callable[[], Any]:
+    def make_step() -> Callable[[], Any]:
+        bag = nn.EmbeddingBag(100, 8, sparse=True, mode="sum")
+        optimizer, indices, offsets = (
+            make_optimizer(bag.parameters()),
+            torch.randint(0, 100, (40,)),
+            torch.arange(0, 40, 4),
+        )
+
+        def step() -> None:
+            optimizer.zero_grad()
+            bag(indices, offsets).sum().backward()
+            optimizer.step()
+
+        return step
+
+    return make_step
+
+
+STEPS = {
+    "momentum": train(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1)),
+    "lists": train(lambda p: torch.optim.AdamW(p, foreach=True)),
+    "fused": train(lambda p: torch.optim.AdamW(p, fused=True)),
+    "adagrad": train(lambda p: torch.optim.Adagrad(p)),
+    "convolutions": train(lambda p: torch.optim.SGD(p, lr=0.1), _convolutions, (4, 3, 16, 16)),
+    "narrow": narrow,
+    "recompute": recompute,
+    "sparse": bags(lambda p: torch.optim.SGD(p, lr=0.1)),
+    "sparse-adagrad": bags(lambda p: torch.optim.Adagrad(p)),
+    "sparse-adam": bags(lambda p: torch.optim.SparseAdam(p)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", STEPS)
+def test_the_captured_operations_are_those_of_a_real_run(name: str) -> None:
+    graph = capture(STEPS[name])
+    step = STEPS[name]()
+    step()
+    with OperationTimer() as timer:
+        step()
+    assert [label[0] for label in graph.labels] == timer.names
+    assert not [label for label in graph.labels if label[1] == "other"]
+    assert {label[3] for label in graph.labels} == {"forward", "backward", "update"}
+
+
+def test_data_types_phases_and_modules_of_operations() -> None:
+    graph = capture(narrow)
+    products = graph.kernels[("gemm", "nt")]
+    assert graph.dtype == "bf16"
+    assert {graph.dtypes[i] for i in products} == {"bf16"}
+    assert "bf16" not in {d for d, label in zip(graph.dtypes, graph.labels, strict=True) if label[3] == "update"}
+    assert [graph.labels[i][4] for i in products] == ["0", "3"] * 2
+    computed = [label for label in capture(recompute).labels if label[0] == "addmm"]
+    assert [label[3] for label in computed].count("backward") == len(computed) / 2, "the forward runs twice"
+    assert {label[4].split(".")[0] for label in computed if label[3] == "backward"} == {"0", "1"}
+
+
+def test_convolutions_are_counted_as_products() -> None:
+    graph = capture(STEPS["convolutions"])
+    first = graph[int(graph.kernels[("convolution", "forward")][0])].features
+    assert [first[k] for k in ("batch", "m", "n", "k", "elements", "rows")] == [
+        1,
+        4 * 16 * 16,
+        8,
+        27,
+        4 * 8 * 16 * 16,
+        4,
+    ]
+    assert first["flops"] == 2 * first["m"] * first["n"] * first["k"]
+    assert ("convolution", "forward_depthwise") in graph.kernels
+    backward = graph[int(graph.kernels[("convolution", "backward")][-1])].features
+    assert backward["flops"] == first["flops"], "nobody asks for the gradient of the images"
+
+
+def test_optimizers_on_a_gpu_work_on_lists() -> None:
+    names = [label[0] for label in capture(STEPS["momentum"], device="cuda").labels]
+    assert "_foreach_add_" in names
+    moved = capture(lambda: _read_loss("cuda"), device="cuda")
+    assert [label[2] for label in moved.labels if label[1] == "transfer"] == ["to_host"]
+
+
+def _read_loss(device: str) -> Callable[[], Any]:
+    net, x = nn.Linear(8, 8).to(device), torch.randn(4, 8, device=device)
+    return lambda: net(x).sum().item()
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def test_groups_and_waits_of_collectives(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    mine = dist.group.WORLD
+    try:
+
+        def make_step() -> Callable[[], Any]:
+            net, half = DistributedDataParallel(nn.Linear(100, 100)), dist.new_group([0, 1])
+
+            def step() -> None:
+                net(torch.randn(4, 100)).sum().backward()
+                x = torch.ones(10)
+                dist.all_reduce(x, group=half)
+                handle = dist.all_reduce(torch.ones(5), async_op=True)
+                x = x * 2
+                handle.wait()
+                gathered = functional.all_reduce(x, "sum", dist.group.WORLD)
+                x = x * 3
+                gathered + 1
+
+            return step
+
+        graph = capture(make_step, ranks=8, rank=1)
+        assert dist.group.WORLD is mine
+        assert dist.get_world_size() == 1
+        dist.all_reduce(torch.ones(2))
+    finally:
+        dist.destroy_process_group()
+    assert graph.groups == (tuple(range(8)), (0, 1))
+    found = [graph[int(i)] for i in graph.collectives]
+    assert [op.name for op in found] == ["all_reduce"] * 4
+    assert [op.features["nbytes"] for op in found] == [4 * 10100, 40, 20, 40]
+    assert [op.features["group"] for op in found] == [0, 1, 0, 0]
+    assert graph.waits is not None
+    waited = [graph.labels[position][0] if position < len(graph) else "" for position, _ in graph.waits]
+    assert waited == ["copy_", "ones", "all_reduce", "mul"], "buckets, at once, by handle, when the result is used"
+
+
+# -- what is left behind, and what cannot be followed ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_users_module_is_left_as_it_was(trained: bool) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    optimizer, x, y = torch.optim.AdamW(net.parameters()), torch.randn(4, 8), torch.tensor([0, 1, 1, 0])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    if trained:
+        step()
+    weights = {key: value.clone() for key, value in net.state_dict().items()}
+    gradients = [p.grad for p in net.parameters()]
+    states = [{key: value.clone() for key, value in s.items()} for s in optimizer.state.values()]
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+
+    def make_step() -> Callable[[], Any]:
+        torch.manual_seed(5)
+        np.random.seed(5)
+        torch.set_default_dtype(torch.float64)
+        return step
+
+    graph = capture(make_step)
+    assert graph.parameters == sum(p.numel() for p in net.parameters())
+    assert all(torch.equal(weights[key], value) for key, value in net.state_dict().items())
+    assert all(p.grad is before for p, before in zip(net.parameters(), gradients, strict=True))
+    assert len(optimizer.state) == len(states)
+    for state, before in zip(optimizer.state.values(), states, strict=True):
+        assert all(torch.equal(state[key], value) for key, value in before.items())
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert random.getstate() == drawn[1]
+    assert np.random.get_state()[1].tolist() == drawn[2]
+    assert torch.get_default_dtype() is torch.float32
+    step()
+
+
+def _decide(weight: Any) -> Any:
+    return weight.sum() if weight.sum() > 3 else weight.sum() * 2  # a branch
+
+
+def _select(weight: Any) -> Any:
+    return weight[weight > 0].sum()  # a mask
+
+
+def _report(weight: Any) -> Any:
+    loss = weight.sum()
+    if 1 + loss.item() > 3:  # a number read
+        loss = loss * 2
+    return loss
+
+
+@pytest.mark.parametrize("follow", [_decide, _select, _report])
+def test_what_depends_on_values_is_explained(follow: Callable[[Any], Any]) -> None:
+    def make_step() -> Callable[[], Any]:
+        weight = torch.randn(4, requires_grad=True)
+        return lambda: follow(weight).backward()
+
+    code = {"_decide": "# a branch", "_select": "# a mask", "_report": "# a number read"}[follow.__name__]
+    with pytest.raises(ValueError, match=f"(?s)computes no values.*test_recording.py, line .*{code}.*torch.where"):
+        capture(make_step)
+
+
+def test_real_whole_numbers_decide_sizes() -> None:
+    found = []
+
+    def make_step() -> Callable[[], Any]:
+        weight = torch.randn(4, 3, requires_grad=True)
+        index, mask = torch.tensor([0, 2, 2, 1]), torch.tensor([True, False, True, True])
+
+        def step() -> None:
+            kept = weight[mask][: int(index.max())]
+            found.append((tuple(kept.shape), len(torch.unique(index))))
+            f"{weight[index].sum().item():.3f}"  # reading a number for a log decides nothing
+            kept.sum().backward()
+
+        return step
+
+    capture(make_step)
+    assert found == [((2, 3), 3)] * 2
+
+
+# -- how far it reaches ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_a_trillion_numbers_is_captured_and_predicted() -> None:
+    def make_step() -> Callable[[], Any]:
+        net = nn.Sequential(*(nn.Linear(100_000, 100_000, bias=False) for _ in range(100))).bfloat16()
+        optimizer, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.randn(8, 100_000, dtype=torch.bfloat16)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            optimizer.step()
+
+        return step
+
+    graph = capture(make_step, device="cuda")
+    assert graph.parameters == 10**12
+    prediction = predict(graph, "h100-sxm-8")
+    assert prediction.time > 100 * 2e10 / 3.35e12, "every weight is read"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", NETS)
+def test_real_models_are_hardly_unmodelled(name: str) -> None:
+    graph = capture(NETS[name], name=name)
+    for platform in ("h100-sxm-8", "zen5-2"):
+        prediction = predict(graph, platform)
+        assert sum(prediction.unmodelled.values()) < 0.02 * prediction.time, prediction.unmodelled
+
+
+def test_the_table_finds_the_finer_line_first() -> None:
+    kinds = {"addmm": "gemm", "convolution_backward": "convolution", "max_pool2d_with_indices_backward": "pooling",
+             "_foreach_norm": "rowwise", "_foreach_addcdiv_": "elementwise", "index_put_": "copy"}  # fmt: skip
+    assert {name: find_entry(name).kind for name in kinds} == kinds
+    assert find_entry("tanh", pointwise=True).kind == "elementwise"
+    assert find_entry("mkldnn_rnn_layer").kind == "other"
+    assert find_entry("add_", sparse=True).kind == "embedding_update"
+    assert all(entry.names and entry.kind for entry in TABLE)
