@@ -14,7 +14,7 @@ from perfkit.platform import Platform
 from perfkit.prediction.comparison import Comparison, summarize_errors
 from perfkit.units import format_table
 
-__all__ = ["BARS", "Bar", "evaluate", "format_accuracy", "judge_part"]
+__all__ = ["BARS", "Bar", "evaluate", "format_accuracy", "judge_part", "tabulate"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ BARS = (
     Bar("small batched GEMM", ("bmm.*",), 15, 25),
     Bar("attention", ("attention.*",)),
     Bar("copies", ("copy.*",)),
+    Bar("convolutions, 2 MFLOP and more", ("convolution.*",)),
+    Bar("pooling", ("pooling.*",)),
     Bar("embedding forward, sparse backward", ("embedding_forward.*", "embedding_backward.sparse"), 8, 12),
     Bar("embedding updates, dense backward", ("embedding_update.*", "embedding_backward.dense*"), 10, 18),
     Bar("collectives, lower quartile", ("collective.*",), mean=25),
@@ -91,12 +93,17 @@ def evaluate(files: Sequence[Path], platform: Platform | None = None) -> list[di
     for run in whole.runs if whole else ():
         floor = whole.noise_floor.get(run["family"], np.nan) if whole else np.nan
         found.setdefault(f"iteration.{run['family']}", []).append((run["predicted_s"] / run["measured_s"] - 1, floor))
-    rows = [_row(bar, pairs) for bar in BARS if (pairs := _matching(found, bar))]
+    rows = tabulate(found)
     if whole:
         inside = 100 * whole.coverage()
         met = COVERAGE[0] <= inside <= COVERAGE[1]
         rows.append({"quantity": "inside the 80 % interval", "n": len(whole.runs), "inside": inside, "met": met})
     return rows
+
+
+def tabulate(found: _Errors, bars: Sequence[Bar] = BARS) -> list[dict[str, Any]]:
+    """Rows of the table, in percent, from pairs of error and noise by class."""
+    return [_row(bar, pairs) for bar in bars if (pairs := _matching(found, bar))]
 
 
 def _matching(found: _Errors, bar: Bar) -> list[tuple[float, float]]:

@@ -1,31 +1,32 @@
 """From raw measurements to a platform: kernels, collectives, and what real iterations add to them."""
 
 import itertools
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import NormalDist
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from perfkit.fitting import Fit, fit_additive, fit_context, fit_iteration, fit_pipelined
+from perfkit.contexts import add_context
+from perfkit.fitting import Fit, fit_additive, fit_pipelined
 from perfkit.hardware import Device, Link, MemoryLevel, Network, Quantity
-from perfkit.models.caches import Uniform, Zipf, lru_misses, miss_share, page_walks, unique_rows
+from perfkit.models.caches import (
+    Distribution,
+    Uniform,
+    Zipf,
+    lru_misses,
+    miss_share,
+    page_walks,
+    rotating_misses,
+    unique_rows,
+)
 from perfkit.models.embedding import row_traffic
-from perfkit.models.kernels import TERMS, additive, in_context, term_names
-from perfkit.platform import ExtrapolationWarning, Platform
-from perfkit.prediction.cost import PAGE, Costs, find_iteration, price
-from perfkit.prediction.result import predict
+from perfkit.models.kernels import TERMS, additive, term_names
+from perfkit.platform import Platform
+from perfkit.prediction.cost import PAGE
 from perfkit.units import Array
-from perfkit.workloads.graph import Graph
-from perfkit.workloads.placement import Plan
-from perfkit.workloads.samples import load
 
 __all__ = ["fit_platform", "judge_kernels", "size_cases"]
-
-#: Spread of a family whose runs cannot be left out one at a time, because there is only one.
-_UNKNOWN = 0.3
 
 #: Pages a translation buffer may effectively hold.
 _ENTRIES = (1024.0, 1536.0, 2048.0, 3072.0, 4096.0, 6144.0, 8192.0)
@@ -73,31 +74,40 @@ def size_cases(rows: Sequence[Mapping[str, Any]], capacities: tuple[float, float
         sizes[f"beyond_{level}"] = nbytes * miss_share(nbytes, capacity=capacity)
     if not kind.startswith("embedding"):
         return sizes
-    per_row = row_traffic(sizes["dim"], 4, 64)
-    sizes["row_bytes"] = sizes["lookups"] * per_row
-    laws = [
-        Zipf(int(r), float(e)) if e else Uniform(int(r))
-        for r, e in zip(sizes["table_rows"], sizes["exponent"], strict=True)
-    ]
-    unique = [float(unique_rows(law, n)) for law, n in zip(laws, sizes["lookups"], strict=True)]
-    sizes |= {"unique_bytes": np.array(unique) * per_row, "page_walks": np.zeros(len(rows))}
-    if kind == "embedding_backward":
-        if rows[0]["variant"] == "dense":  # each distinct row is found again in the gradient that has just been zeroed
-            pages = sizes["table_rows"] * sizes["dim"] * 4 / PAGE
-            sizes["page_walks"] = np.array(unique) * miss_share(pages, capacity=entries)
-        return sizes
+    return sizes | _size_rows(rows, sizes, capacities, entries)
+
+
+def _size_rows(
+    rows: Sequence[Mapping[str, Any]], sizes: dict[str, Array], capacities: tuple[float, float], entries: float
+) -> dict[str, Array]:
+    """Embedding rows of isolated kernels, whose batches of indices take turns: bytes touched and missed, page walks."""
+    lookups, per_row, dense = sizes["lookups"], row_traffic(sizes["dim"], 4, 64), sizes["nbytes"]
+    pairs = zip(sizes["table_rows"], sizes["exponent"], strict=True)
+    laws = [Zipf(int(r), float(e)) if e else Uniform(int(r)) for r, e in pairs]
+    unique = _distinct(laws, lookups)
+    out = {"row_bytes": lookups * per_row, "unique_bytes": unique * per_row, "page_walks": np.zeros(len(rows))}
+    if rows[0]["kind"] == "embedding_backward":
+        if rows[0]["variant"] != "sparse":  # each row is found again in the gradient that has just been zeroed
+            out["page_walks"] = unique * miss_share(dense / PAGE, capacity=entries)
+        return out
+    batches = np.array([float(row["sizes"].get("index_batches", 8.0)) for row in rows])
+    touched = np.stack([_distinct(laws, lookups * (batches - 1)), _distinct(laws, lookups * batches)])
+    cases = list(zip(laws, lookups, per_row, dense, strict=True))
     for level, capacity in zip(("l2", "l3"), capacities, strict=True):
-        missed = [
-            float(lru_misses([law], [n], [size], capacity=capacity, dense_bytes=dense)[0])
-            for law, n, size, dense in zip(laws, sizes["lookups"], per_row, nbytes, strict=True)
-        ]
-        sizes[f"beyond_{level}"] = sizes[f"beyond_{level}"] + np.array(missed) * sizes["row_bytes"]
-    walked = [
-        float(page_walks([law], [n], [size], entries=entries, dense_bytes=dense)[0])
-        for law, n, size, dense in zip(laws, sizes["lookups"], per_row, nbytes, strict=True)
-    ]
-    sizes["page_walks"] = np.array(walked) * sizes["lookups"]
-    return sizes
+        fresh = [lru_misses([law], [n], [b], capacity=capacity, dense_bytes=d)[0] for law, n, b, d in cases]
+        oldest, distance = (touched[1] - touched[0]) / lookups, touched[1] * per_row + dense
+        missed = rotating_misses(np.array(fresh), oldest, distance, capacity=capacity)
+        out[f"beyond_{level}"] = sizes[f"beyond_{level}"] + missed * out["row_bytes"]
+    pages = np.maximum(sizes["table_rows"] * per_row / PAGE, 1.0)
+    covered = pages * -np.expm1(-touched / pages)
+    walks = [page_walks([law], [n], [b], entries=entries, dense_bytes=d)[0] for law, n, b, d in cases]
+    oldest, distance = (covered[1] - covered[0]) / lookups, covered[1] + dense / PAGE
+    out["page_walks"] = lookups * rotating_misses(np.array(walks), oldest, distance, capacity=entries)
+    return out
+
+
+def _distinct(laws: Sequence[Distribution], lookups: Array) -> Array:
+    return np.array([float(unique_rows(law, n)) for law, n in zip(laws, lookups, strict=True)])
 
 
 def _groups(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
@@ -144,7 +154,7 @@ def _choose_caches(
 
     pairs = [(l2 * nominal[0], l3 * nominal[1]) for l2 in _SHARES["l2"] for l3 in _SHARES["l3"]]
     best = min(pairs, key=lambda pair: score(("elementwise", "rowwise"), pair, np.inf))
-    tables = ("embedding_forward", "embedding_update")
+    tables = ("embedding_forward", "embedding_update", "embedding_backward")
     entries = min(_ENTRIES, key=lambda n: score(tables, best, n)) if any(k in tables for k, _ in groups) else np.inf
     streams = {key: rows for key, rows in groups.items() if key[0] == "elementwise" and key[1] in _STREAMS}
     alone = _fit_kernels(streams, best, entries, source).values()
@@ -165,126 +175,19 @@ def judge_kernels(platform: Platform, rows: Sequence[Mapping[str, Any]]) -> dict
     Returns
     -------
     errors : dict of str to array
-        predicted / measured - 1 by ``kind.variant``, GEMMs under 2 MFLOP aside [-].
+        predicted / measured - 1 by ``kind.variant``, GEMMs and convolutions under 2 MFLOP aside, and what the platform
+        has no fit of [-].
     """
     errors = {}
     for (kind, variant), group in _groups(rows).items():
-        if kind == "gemm":
+        if kind in ("gemm", "convolution"):
             group = [row for row in group if row["sizes"]["flops"] >= 2e6]
-        if not group:
+        if not group or f"{kind}.{variant}" not in platform.kernels:
             continue
         sizes = size_cases(group, platform.cache_capacities, platform.page_entries)
         predicted = additive(sizes, **platform.kernels[f"{kind}.{variant}"])
         errors[f"{kind}.{variant}"] = np.asarray(predicted / np.array([row["median"] for row in group]) - 1)
     return errors
-
-
-# -- in context ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Run:
-    """One measured iteration beside what its operations cost in isolation."""
-
-    family: str
-    graph: Graph
-    costs: Costs
-    measured: Array
-    wall: float
-
-
-def _runs(iterations: Iterable[Mapping[str, Any]], platform: Platform) -> list[_Run]:
-    runs = []
-    for row in iterations:
-        if len(row["runs"]) > 1:
-            continue
-        workload = load(row["workload"])
-        graph, result = workload.graphs()[0], row["runs"][0]
-        _check_stream(row["name"], result, graph)
-        costs = price(graph, platform, dtype=workload.dtype)
-        runs.append(_Run(workload.family, graph, costs, np.array(result["operation_seconds"]), result["median"]))
-    return runs
-
-
-def _check_stream(name: str, result: Mapping[str, Any], graph: Graph) -> None:
-    if len(result["operation_seconds"]) != len(graph):
-        raise ValueError(
-            f"iteration {name} was measured with {len(result['operation_seconds'])} operations and its graph has "
-            f"{len(graph)}; the framework runs it in another way than perfkit knows; measure with torch 2.6 to 2.13"
-        )
-
-
-def _fit_contexts(runs: Sequence[_Run], source: str) -> dict[str, Fit]:
-    """Context of every variant, and of every kind for variants that no calibration iteration ran."""
-    parts: dict[str, list[tuple[Array, ...]]] = {}
-    for run in runs:
-        for (kind, variant), i in run.graph.kernels.items():
-            if kind == "collective":
-                continue
-            columns = (run.costs.hot[i], run.costs.cold[i], run.costs.page_walks[i], run.measured[i])
-            parts.setdefault(f"{kind}.{variant}", []).append(columns)
-            parts.setdefault(kind, []).append(columns)
-    fits = {}
-    for key, groups in parts.items():
-        hot, cold, walks, measured = (np.concatenate(c) for c in zip(*groups, strict=True))
-        fits[key] = fit_context(hot, cold, walks, np.maximum(measured, 1e-7), source=source)
-    return fits
-
-
-def _fit_iterations(runs: Sequence[_Run], platform: Platform, source: str) -> dict[str, Fit]:
-    """Scale and host time of each family; the spread is that of iterations left out of every fit in turn."""
-    fits = {}
-    for family in dict.fromkeys(run.family for run in runs):
-        own = [run for run in runs if run.family == family]
-        left_out = []
-        for run in own if len(own) > 1 else ():
-            others = [other for other in runs if other is not run]
-            fit, context = _iteration(others, family, platform, source)
-            sums, count = _priced(run, context)
-            left_out.append(np.log(run.wall / (fit["scale"] * sums + fit.get("per_operation", 0.0) * count)))
-        final, _ = _iteration(runs, family, platform, source)
-        spread, bias = (_conformal(left_out), float(np.mean(left_out))) if left_out else (_UNKNOWN, 0.0)
-        fits[f"iteration.{family}"] = replace(final, spread=spread, bias=bias)
-    pooled = list(fits.values())
-    scale, host = (float(np.mean([fit.get(name, 0.0) for fit in pooled])) for name in ("scale", "per_operation"))
-    fits["iteration"] = replace(
-        pooled[0],
-        parameters={"scale": scale, "per_operation": host},
-        units={"scale": "-", "per_operation": "s"},
-        stderr={},
-        n=len(runs),
-        spread=2.0 * max(fit.spread for fit in pooled),
-        notes=("for families without calibration runs",),
-    )
-    return fits
-
-
-def _iteration(runs: Sequence[_Run], family: str, platform: Platform, source: str) -> tuple[Fit, dict[str, Fit]]:
-    context = _fit_contexts(runs, source)
-    own = [run for run in runs if run.family == family]
-    sums, counts = np.array([_priced(run, context) for run in own]).T
-    return fit_iteration(sums, counts, np.array([run.wall for run in own]), source=source), context
-
-
-def _priced(run: _Run, context: Mapping[str, Fit]) -> tuple[float, int]:
-    """Sum of a run's operations in context, and their number."""
-    total = 0.0
-    for (kind, variant), i in run.graph.kernels.items():
-        sizes = {"hot": run.costs.hot[i], "cold": run.costs.cold[i], "page_walks": run.costs.page_walks[i]}
-        fit = context.get(f"{kind}.{variant}", context.get(kind))
-        total += float(in_context(sizes, **(fit if fit is not None else {})).sum())
-    return total, len(run.graph)
-
-
-def _conformal(logs: Sequence[float], level: float = 0.8) -> float:
-    """Spread whose interval holds the next run with at least this probability, if it is drawn as these were.
-
-    Split conformal prediction: the ceil((n + 1) level)-th smallest error of runs left out, read as that quantile of a
-    normal distribution.
-    """
-    size = np.sort(np.abs(logs))
-    rank = min(len(size), int(np.ceil((len(size) + 1) * level)))
-    return float(size[rank - 1]) / NormalDist().inv_cdf(0.5 + level / 2)
 
 
 # -- collectives -----------------------------------------------------------------------------------------------------
@@ -302,80 +205,6 @@ def _fit_collectives(rows: Sequence[Mapping[str, Any]], ranks: int, source: str)
         note = f"fitted to lower quartiles; the mean call takes {slow:.2f} times as long"
         fits[f"{operation}.{ranks}"] = replace(fit, notes=(note,))
     return fits
-
-
-def _fit_parallel(measurements: Mapping[str, Any], platform: Platform, source: str) -> dict[str, Fit]:
-    """What collectives cost inside iterations, and the scale of iterations that share the machine."""
-    parallel = [row for row in measurements["iterations"] if len(row["runs"]) > 1]
-    if not parallel:
-        return {}
-    found: dict[str, list[tuple[float, float]]] = {}
-    for row in parallel:
-        workload, plan, ranks = (
-            load(row["workload"]),
-            Plan.from_owners(row["owners"], ranks=len(row["runs"])),
-            len(row["runs"]),
-        )
-        graphs = workload.graphs(ranks, plan)
-        for run, graph in zip(row["runs"], graphs, strict=True):
-            _check_stream(row["name"], run, graph)
-        inside = [np.array(run["operation_seconds"])[g.collectives] for run, g in zip(row["runs"], graphs, strict=True)]
-        transfer = np.min(inside, axis=0)  # the last rank to come waits for none
-        for number, index in enumerate(graphs[0].collectives):
-            operation = graphs[0][int(index)]
-            alone = platform.collective_time(operation.name, operation.features["nbytes"], ranks=ranks)
-            found.setdefault(operation.name, []).append((float(alone), float(transfer[number])))
-    fits = {}
-    for name, pairs in found.items():
-        alone, inside = np.array(pairs).T
-        zero = np.zeros(len(alone))
-        fits[f"collective.{name}"] = fit_context(alone, zero, zero, inside, source=source)
-    within = replace(platform, context={**platform.context, **fits})
-    return fits | _fit_shared(parallel, measurements["collectives"], within, source)
-
-
-def _fit_shared(
-    parallel: Sequence[Mapping[str, Any]], collectives: Sequence[Mapping[str, Any]], platform: Platform, source: str
-) -> dict[str, Fit]:
-    """Scale of iterations whose ranks share the machine, and the delay that slow calls add to an average collective.
-
-    Before any iteration is looked at, the delay is that of isolated collectives: their mean over their lower quartile.
-    """
-    family = load(parallel[0]["workload"]).family
-    alone = find_iteration(platform, family, 1) or Fit(
-        "iteration", {"scale": 1.0}, spread=_UNKNOWN, units={"scale": "-"}
-    )
-    neutral = replace(alone, parameters={**alone.parameters, "scale": 1.0})
-    plain = replace(platform, context={**platform.context, f"iteration.{family}": neutral})
-    times, counts, walls = [], [], []
-    for row in parallel:
-        plan = Plan.from_owners(row["owners"], ranks=len(row["runs"]))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExtrapolationWarning)  # that it is not calibrated yet is known here
-            prediction = predict(load(row["workload"]), plain, ranks=plan.ranks, plan=plan)
-        times.append(prediction.time)
-        counts.append(sum(count for (_, kind), (count, _) in prediction.parts.items() if kind == "collective"))
-        walls.append(max(run["median"] for run in row["runs"]))
-    delay = max(float(np.mean([row["mean"] - row["q1"] for row in collectives])), 1e-5)
-
-    def fit_runs(kept: Sequence[int]) -> Fit:
-        columns = (np.array(values, dtype=float)[kept] for values in (times, counts, walls))
-        prior, trust = (alone["scale"], delay), (0.2, delay)
-        return fit_iteration(*columns, each="per_collective", prior=prior, trust=trust, source=source)
-
-    fit, left_out = fit_runs(range(len(walls))), []
-    for number, wall in enumerate(walls):
-        other = fit_runs([i for i in range(len(walls)) if i != number]) if len(walls) > 1 else fit
-        predicted = other["scale"] * times[number] + other.get("per_collective", 0.0) * counts[number]
-        left_out.append(float(np.log(wall / predicted)))
-    host = {"per_operation": alone["per_operation"]} if "per_operation" in alone else {}
-    return {
-        f"iteration.{family}.parallel": replace(
-            fit, parameters={**fit.parameters, **host}, units={**fit.units, **dict.fromkeys(host, "s")},
-            spread=_conformal(left_out),
-            notes=("iterations of ranks that share this machine",),
-        )
-    }  # fmt: skip
 
 
 # -- the platform ----------------------------------------------------------------------------------------------------
@@ -433,11 +262,7 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
             "id": source,
         },
     )
-    runs = _runs(measurements["iterations"], platform)
-    if runs:
-        context = {**platform.context, **_fit_contexts(runs, source), **_fit_iterations(runs, platform, source)}
-        platform = replace(platform, context=context)
-        platform = replace(platform, context=context | _fit_parallel(measurements, platform, source))
+    platform = add_context(platform, measurements)
     kernels, collectives, context = (
         {key: replace(fit, date=measurements["date"]) for key, fit in fits.items()}
         for fits in (platform.kernels, platform.collectives, platform.context)

@@ -13,6 +13,7 @@ from perfkit.models.caches import (
     lru_misses,
     miss_share,
     reuse_distances,
+    rotating_misses,
     unique_rows,
 )
 
@@ -197,3 +198,21 @@ def test_reuse_distances_of_a_long_sequence() -> None:
 def test_reuse_distances_of_a_sweep_are_the_whole_sweep() -> None:
     assert reuse_distances(np.arange(1000), np.full(1000, 8.0)).tolist() == [8000.0] * 1000
     assert reuse_distances([7, 7, 7], [1, 3, 2]).tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("law", [Zipf(20_000, 0.8), Uniform(8000), Zipf(3000, 0.3)])
+@pytest.mark.parametrize("part", [0.3, 0.7, 0.95, 1.1])
+def test_rotating_misses_against_a_simulated_lru(law: Uniform | Zipf, part: float) -> None:
+    """Eight batches that take turns: what no other batch touches comes back a round later, or never."""
+    n, row, dense, batches = 600, 64, 20_000, 8
+    drawn = np.random.default_rng(3).choice(law.rows, (batches, n), p=probabilities(law))
+    unique = [float(unique_rows(law, n * k)) for k in (batches - 1, batches)]
+    size = part * (unique[1] * row + dense)
+    keys: list = [key for batch in [*drawn, *drawn, *drawn] for key in [*batch, "dense"]]
+    missed = simulate_lru(keys, [dense if key == "dense" else row for key in keys], size)
+    looked_up = np.array([key != "dense" for key in keys])
+    looked_up[: 2 * batches * (n + 1)] = False
+    fresh = lru_misses([law], [n], [row], capacity=size, dense_bytes=dense)[0]
+    distance, oldest = unique[1] * row + dense, (unique[1] - unique[0]) / n
+    found = rotating_misses(fresh, oldest, distance, capacity=size, sharpness=200)
+    assert found == pytest.approx(missed[looked_up].mean(), abs=0.02)

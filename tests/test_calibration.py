@@ -295,3 +295,20 @@ def test_iterations_of_another_framework_are_refused(measurements: Mapping[str, 
     other["iterations"][0]["runs"][0]["operation_seconds"].pop()
     with pytest.raises(ValueError, match=r"iteration sample-0 was measured with \d+ operations and its graph has \d+"):
         fit_platform(other)
+
+
+def test_repeated_batches_of_indices_stay_near() -> None:
+    """A large table whose few batches take turns: their rows fit, fresh ones would not."""
+    sizes = {"table_rows": 10**6, "dim": 64, "lookups": 400, "bags": 400, "exponent": 0.0}
+    row = {"kind": "embedding_update", "variant": "sparse", "nbytes": 1e5}
+
+    def size(**more: int) -> dict[str, np.ndarray]:
+        return size_cases([{**row, "sizes": sizes | more}], (1e5, 3e7), 8192.0)
+
+    fresh, eight, two = size(index_batches=10**6), size(), size(index_batches=2)
+    rows = sizes["lookups"] * 256.0
+    assert fresh["beyond_l3"] > 0.8 * rows and fresh["page_walks"] > 0.8 * sizes["lookups"]
+    assert eight["beyond_l3"] < 1e-3 * rows and eight["page_walks"] < 0.05 * sizes["lookups"]
+    assert two["beyond_l3"] < eight["beyond_l3"] and two["beyond_l2"] <= eight["beyond_l2"]
+    assert all(case.sizes["index_batches"] == 8 for case in draw_cases(1) if case.kind.startswith("embedding"))
+    assert size(index_batches=8)["page_walks"] == eight["page_walks"]  # what measurements without the number mean

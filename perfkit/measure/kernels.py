@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "draw_cases", "prepare"]
 
+#: Batches of indices that take turns in the calls of an embedding kernel. A case records its own number, since the rows
+#: of all of them may be found again: see `perfkit.models.caches.rotating_misses`.
+_INDEX_BATCHES = 8
+
 #: Largest working set of one case [B]: a few times any last-level cache of a CPU.
 _LARGEST = 160e6
 
@@ -42,7 +46,8 @@ class Case:
     variant : str
         Finer class: layout, function or gradient form.
     sizes : dict
-        Features of `perfkit.workloads.graph.FEATURES` plus ``exponent`` and ``table_rows`` for embeddings [-].
+        Features of `perfkit.workloads.graph.FEATURES` plus, for embeddings, ``exponent``, ``table_rows`` and
+        ``index_batches``, which take turns [-].
     """
 
     kind: str
@@ -154,7 +159,7 @@ def _embeddings(rng: np.random.Generator, n: int) -> Iterator[Case]:
     for rows, dim, batch, pooling in zip(*joined, strict=True):
         exponent, lookups = rng.uniform(0, 1.2), round(batch) * round(pooling)
         sizes = {"lookups": lookups, "bags": round(batch), "dim": round(dim), "exponent": exponent}
-        sizes |= {"table_rows": round(rows)}
+        sizes |= {"table_rows": round(rows), "index_batches": _INDEX_BATCHES}
         yield Case("embedding_forward", "_embedding_bag", sizes | {"elements": lookups * round(dim)})
         sparse = sizes | {"elements": lookups * round(dim), "rows": lookups}
         yield Case("embedding_backward", "sparse", sparse)
@@ -165,6 +170,7 @@ def _embeddings(rng: np.random.Generator, n: int) -> Iterator[Case]:
         vocabulary = round(min(rows, 14000))
         words = {"lookups": lookups, "bags": lookups, "dim": round(dim) * 4, "table_rows": vocabulary}
         words |= {"elements": vocabulary * round(dim) * 4, "rows": vocabulary, "exponent": 0.0}
+        words |= {"index_batches": _INDEX_BATCHES}
         if lookups <= 8192:
             yield Case("embedding_backward", "dense_rows", words)
 
@@ -373,9 +379,9 @@ class _Maker(Networks):
         return [lambda: aten.index_put.default(x, [None, i, j], g, True)]
 
     def _indices(self, s: dict[str, Any]) -> list["torch.Tensor"]:
-        """Eight fresh batches of row numbers: Zipf over the rows, popular rows scattered."""
+        """Batches of row numbers that take turns: Zipf over the rows, popular rows scattered."""
         rows, draws = s["table_rows"], []
-        for _ in range(8):
+        for _ in range(s["index_batches"]):
             draws.append(self.torch.from_numpy(draw_rows(self.rng, rows, s["exponent"], s["lookups"])).to(self.device))
         self._touch(s["lookups"], 8)
         return draws

@@ -15,7 +15,7 @@ from perfkit.measure.machine import count_cores, describe_machine, free_memory, 
 from perfkit.measure.runner import run_processes
 from perfkit.models.kernels import in_context
 from perfkit.platform import ExtrapolationWarning, Platform
-from perfkit.prediction.cost import price
+from perfkit.prediction.cost import find_iteration, price
 from perfkit.sharding.planner import price_plan
 from perfkit.trials.contenders import draw_models, propose_plans
 from perfkit.trials.outcome import Trials
@@ -51,14 +51,16 @@ def forecast_plan(model: DLRM, platform: Platform, plan: Plan) -> dict[str, Any]
         found = price_plan(model, platform, plan)
         time, (low, high) = found.time, found.interval()
         parts: dict[str, Any] = {"embedding": [], "dense": []}
+        whole = find_iteration(platform, model.family, plan.ranks)
+        scale = whole["scale"] if whole else 1.0  # ranks that share a machine slow each other down in every part
         for graph in model.graphs(plan.ranks, plan, accelerator=platform.device.kind != "cpu"):
-            parts = _add_rank(parts, graph, price(graph, platform, dtype=model.dtype).seconds)
+            parts = _add_rank(parts, graph, scale * price(graph, platform, dtype=model.dtype).seconds)
         for place in graph.collectives:
             operation = graph[int(place)]
             alone = platform.collective_time(operation.name, operation.features["nbytes"], ranks=plan.ranks)
             fit = platform.context.get(f"collective.{operation.name}")
             sizes = {"hot": np.asarray(alone), "cold": np.asarray(0.0), "page_walks": np.asarray(0.0)}
-            inside = float(in_context(sizes, **(fit if fit is not None else {})))
+            inside = scale * float(in_context(sizes, **(fit if fit is not None else {})))
             parts[operation.name] = parts.get(operation.name, 0.0) + inside
     return {"predicted_s": time, "low_s": low, "high_s": high, "predicted_parts": parts}
 

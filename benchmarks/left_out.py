@@ -1,0 +1,99 @@
+"""Accuracy on parts of a calibration's own measurements that are left out of the fit, without measuring anything.
+
+    python -m benchmarks.left_out [P.measurements.json] [--folds 5] [--draws 2] [--json OUT]
+
+Kernels are split at random, class by class, and each part is predicted from the others. Embedding work inside real
+iterations of one process is predicted from the other iterations: its time, and its share of all operations' time.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import save_rows
+from benchmarks.bars import Bar, format_accuracy, judge_part, tabulate
+from perfkit.__main__ import run_command
+from perfkit.calibration import fit_platform
+from perfkit.contexts import add_context
+from perfkit.prediction.cost import price
+from perfkit.resources import find_reference
+from perfkit.units import check_positive
+from perfkit.workloads.samples import load
+
+__all__ = ["judge_embeddings", "judge_kernel_folds", "main"]
+
+#: The share has a bar; the time is shown beside it.
+_PARTS = (Bar("embedding time in iterations", ("time",)), Bar("embedding share of iterations", ("share",), mean=15))
+
+_Errors = dict[str, list[tuple[float, float]]]
+
+
+def judge_kernel_folds(measurements: Mapping[str, Any], *, folds: int = 5, draws: int = 2) -> _Errors:
+    """Error and noise of kernels by class, each predicted from those of other folds, for several random splits."""
+    rows: Sequence[Mapping[str, Any]] = measurements["kernels"]
+    classes = np.unique([f"{row['kind']}.{row['variant']}" for row in rows], return_inverse=True)[1]
+    found: _Errors = {}
+    for draw in range(draws):
+        rng, fold = np.random.default_rng([4, draw]), np.zeros(len(rows), dtype=int)
+        for number in range(classes.max() + 1):
+            own = np.flatnonzero(classes == number)
+            fold[own] = rng.permutation(len(own)) % folds
+        for number in range(folds):
+            fitted, rest = (list(compress(rows, part)) for part in (fold != number, fold == number))
+            platform = fit_platform({**measurements, "kernels": fitted, "iterations": [], "collectives": []})
+            for key, pairs in judge_part({"kernels": rest}, platform).items():
+                found.setdefault(key, []).extend(pairs)
+    return found
+
+
+def judge_embeddings(measurements: Mapping[str, Any]) -> _Errors:
+    """Errors of the time of embedding operations, and of their share of all, in iterations left out one at a time."""
+    single = [row for row in measurements["iterations"] if len(row["runs"]) == 1]
+    isolated = fit_platform({**measurements, "iterations": []})
+    found: _Errors = {"time": [], "share": []}
+    for row in (row for row in single if row["workload"].get("tables")):
+        others = [other for other in single if other is not row]
+        platform = add_context(isolated, {**measurements, "iterations": others})
+        workload, run = load(row["workload"]), row["runs"][0]
+        graph = workload.graphs()[0]
+        embedding = np.array([kind.startswith("embedding") for _, kind, *_ in graph.labels])
+        times = np.array([price(graph, platform, dtype=workload.dtype).seconds, run["operation_seconds"]])
+        parts = times[:, embedding].sum(axis=1)
+        shares, noise = parts / times.sum(axis=1), max(run["halves"]) / min(run["halves"]) - 1
+        found["time"].append((float(parts[0] / parts[1] - 1), noise))
+        found["share"].append((float(shares[0] / shares[1] - 1), noise))
+    return found
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    folds, draws = (int(check_positive(name, getattr(arguments, name), integer=True)) for name in ("folds", "draws"))
+    if folds < 2:
+        raise ValueError(f"folds is {folds}; at least 2 are needed to fit one and judge the other")
+    measurements = json.loads(arguments.file.read_text(encoding="utf-8"))
+    rows = tabulate(judge_kernel_folds(measurements, folds=folds, draws=draws))
+    rows += tabulate(judge_embeddings(measurements), _PARTS)
+    print(format_accuracy(rows))
+    save_rows(arguments.json, rows, id=measurements["id"], folds=folds, draws=draws)
+    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="left_out", description="Errors on what is left out of a calibration.")
+    stored = find_reference("measured", "zen5-2.measurements.json")
+    parser.add_argument("file", type=Path, nargs="?", default=stored, help="measurements that calibrate has written")
+    parser.add_argument("--folds", type=float, default=5, help="parts that kernels are split into")
+    parser.add_argument("--draws", type=float, default=2, help="random splits")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="file for the table")
+    arguments = parser.parse_args(words)
+    return run_command(lambda: _run(arguments), name="left_out")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
