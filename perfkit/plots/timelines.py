@@ -115,7 +115,8 @@ def module_bars(frame: Frame, *, title: str = "Where the time goes, by module", 
     title : str, optional
         Heading; the time of all modules stands below it.
     modules : int, optional
-        Modules that get a bar of their own, the longest ones in the order they come; the others share one [-].
+        Modules that get a bar of their own, the longest ones in the order they come; the others, and those that take
+        less than 0.2 % of the time, share one [-].
 
     Returns
     -------
@@ -124,7 +125,9 @@ def module_bars(frame: Frame, *, title: str = "Where the time goes, by module", 
     """
     columns = [f"{phase}_s" for phase in _PHASES]
     rows = [row | {"time_s": sum(row[key] for key in columns)} for row in read_rows(frame)]
-    shown = set(order(row["module"] for row in sorted(rows, key=lambda row: -row["time_s"]))[:modules])
+    least = 0.002 * sum(row["time_s"] for row in rows)
+    longest = sorted((row for row in rows if row["time_s"] > least), key=lambda row: -row["time_s"])
+    shown = {row["module"] for row in longest[:modules]}
     bars: dict[str, Row] = {}
     for row in rows:
         name = row["module"] or "outside modules"

@@ -5,6 +5,7 @@ import linecache
 import random
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -235,6 +236,8 @@ def open_sandbox(ranks: int = 1, rank: int = 0, device: str = "cpu") -> Iterator
     lists = [*_foreach_utils._get_foreach_kernels_supported_devices(), *(["cpu"] if device == "cuda" else [])]
     with ExitStack() as stack:
         stack.enter_context(keep_state())
+        stack.enter_context(warnings.catch_warnings())  # copies of parameters ask where their data lies
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         stack.enter_context(replace(nn.Module, _apply=convert_modules()))
         for owner in (_foreach_utils, optimizer):
             stack.enter_context(replace(owner, _get_foreach_kernels_supported_devices=lambda: lists))
