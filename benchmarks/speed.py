@@ -32,8 +32,8 @@ from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.platform import Platform
-from perfkit.prediction.result import predict
 from perfkit.prediction.programs import Host, RankTimes
+from perfkit.prediction.result import predict
 from perfkit.prediction.simulation import simulate
 from perfkit.readers.kernel_database import find_database, read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl_tests import parse_nccl_tests
@@ -117,15 +117,21 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
     terms = dict.fromkeys(KERNEL_TERMS["gemm"], 1e-9)
     places, seconds = np.arange(100, 10_000, 100), rng.uniform(1e-6, 1e-4, 10_000)
     seconds[places] = 0.0  # collectives take the time that is given with them
-    rank = RankTimes(seconds, np.zeros(10_000), places)
+    waits = np.stack([np.minimum(places + 150, 10_000), np.arange(99)], axis=1)  # always one or two in flight
+    ranks = [
+        RankTimes(seconds * (1 + rank / 10), np.full(10_000, 5e-6), places, waits=waits, communicators=[0, 1, 0] * 33)
+        for rank in range(8)
+    ]
     jobs += [
         Job("collective, pipelined form", repeat(partial(pipelined, nbytes, alpha=2e-5, beta=1e-11)), _N, 1e-6),
         Job("all_reduce composed over 8 nodes", repeat(partial(_compose, nbytes)), _N, 1e-6),
         Job("GEMM, smooth roofline", repeat(lambda: roofline_time(
             gemm_flops(m, n, k), gemm_bytes(m, n, k), peak=1e14, bandwidth=1e12)), _N, 1e-6),
         Job("GEMM, additive terms", repeat(lambda: additive(sizes, **terms)), _N, 1e-6),
-        Job("simulate 8 ranks of 10,000 operations", repeat(lambda: simulate([rank] * 8, np.full(99, 1e-5), Host()))),
     ]  # fmt: skip
+    for name, host in (("a device", Host(0.0, 5e-6, True)), ("shared cores", Host(contention=1.0))):
+        run = partial(simulate, ranks, np.full(99, 1e-3), host)
+        jobs.append(Job(f"simulate 8 ranks of 10,000 operations on {name}", repeat(run), bar=1.0))
     jobs.append(Job("read a log of 1,000 rows", repeat(partial(parse_nccl_tests, _log(1000))), bar=0.05))
     with suppress(FileNotFoundError):
         find_database()

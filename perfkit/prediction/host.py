@@ -9,7 +9,7 @@ import numpy as np
 from perfkit.fitting import Fit
 from perfkit.platform import Platform
 from perfkit.prediction.programs import Host, RankTimes
-from perfkit.prediction.simulation import simulate
+from perfkit.prediction.simulation import find_period
 from perfkit.units import Array
 from perfkit.workloads.graph import Graph
 
@@ -179,6 +179,6 @@ def find_host_spread(platform: Platform, times: Sequence[RankTimes], durations: 
             )
             for rank in times
         ]
-        return simulate(scaled, durations, replace(host, launch=factor * host.launch)).period
+        return find_period(scaled, durations, replace(host, launch=factor * host.launch))
 
     return math.log(run(1 + doubt) / run(1 / (1 + doubt))) / 2

@@ -21,7 +21,7 @@ from perfkit.prediction.programs import (
 from perfkit.prediction.sharing import Flights, dilate, measure_overlap, share_cores
 from perfkit.units import Array
 
-__all__ = ["Timeline", "simulate"]
+__all__ = ["Timeline", "find_period", "simulate"]
 
 #: Iterations run until the pattern repeats, and the longest pattern looked for: one of 1, 2, 3, 4, 6 or 12 [-].
 _SETTLING, _PATTERN = 40, 12
@@ -116,21 +116,55 @@ def simulate(ranks: Sequence[RankTimes], durations: Array | Sequence[Array], hos
     >>> timeline.period, float(timeline.waits[0][1])
     (6.5, 3.0)
     """
-    distinct = list({id(rank): rank for rank in ranks}.values())
-    number = {id(rank): i for i, rank in enumerate(distinct)}
-    times = [durations] * len(ranks) if isinstance(durations, np.ndarray) else list(durations)
-    own = [np.max([t for t, r in zip(times, ranks, strict=True) if r is rank], axis=0) for rank in distinct]
-    programs = [Program.compile(rank, host) for rank in distinct]
-    schedule = arrange(programs, own)
-    overlapping = any(program.overlaps for program in programs)
+    programs, schedule, number = _compile(ranks, durations, host)
     found: _Found
-    if host.contention > 0 and not host.asynchronous and overlapping:
+    if _shares_cores(programs, host):
         period, latency, found = share_cores(programs, schedule, host.contention)
     else:
         period, latency, found = _settle(programs, schedule, host)
     views = _measure(programs, schedule, found, host)
     columns: dict[str, Any] = {key: tuple(view[number[id(rank)]] for rank in ranks) for key, view in views.items()}
     return Timeline(period, latency, **columns, device=host.asynchronous)
+
+
+def find_period(ranks: Sequence[RankTimes], durations: Array | Sequence[Array], host: Host) -> float:
+    """Time from one iteration to the next in the long run, without the timeline.
+
+    Parameters
+    ----------
+    ranks : sequence of RankTimes
+        What each rank executes.
+    durations : array or sequence of array
+        Time of each collective, see `simulate` [s].
+    host : Host
+        Host overheads.
+
+    Returns
+    -------
+    period : float
+        As `simulate` has it [s].
+    """
+    programs, schedule, _ = _compile(ranks, durations, host)
+    if _shares_cores(programs, host):
+        return share_cores(programs, schedule, host.contention)[0]
+    matrix = _make_matrix(programs, schedule, host)[0]
+    return _find_cycle_mean(_iterate(matrix, len(matrix)))
+
+
+def _compile(
+    ranks: Sequence[RankTimes], durations: Array | Sequence[Array], host: Host
+) -> tuple[list[Program], Schedule, dict[int, int]]:
+    """Programs of ranks that are not the same object, their order, and the number of each object."""
+    distinct = list({id(rank): rank for rank in ranks}.values())
+    number = {id(rank): i for i, rank in enumerate(distinct)}
+    times = [durations] * len(ranks) if isinstance(durations, np.ndarray) else list(durations)
+    own = [np.max([t for t, r in zip(times, ranks, strict=True) if r is rank], axis=0) for rank in distinct]
+    programs = [Program.compile(rank, host) for rank in distinct]
+    return programs, arrange(programs, own), number
+
+
+def _shares_cores(programs: Sequence[Program], host: Host) -> bool:
+    return host.contention > 0 and not host.asynchronous and any(program.overlaps for program in programs)
 
 
 #: The steps of an iteration, two times for each, and the collectives in flight beside every rank that shares its core.
@@ -179,19 +213,10 @@ def _advance(
 
 def _settle(programs: Sequence[Program], schedule: Schedule, host: Host) -> tuple[float, float, _Found]:
     """Period, latency, and the steps of an iteration of the steady state with their times."""
-    count, states = len(programs), 2 if host.asynchronous else 1
-    size = count * states
-    unit = np.full((2 * count, size), -np.inf)
-    np.fill_diagonal(unit, 0.0)  # clocks first, then fronts; the front of a CPU is its clock
-    clock, front = list(unit[:count]), list(unit[count:])
-    _advance(programs, schedule, clock, front, host)
-    matrix = np.array([*clock, *front][:size])
-    last = np.array([np.maximum(c, f) for c, f in zip(clock, front, strict=True)])
-    steps = [np.zeros(size)]
-    for _ in range(max(size, _SETTLING + _PATTERN)):
-        steps.append((matrix + steps[-1]).max(axis=1))
-    history = np.array(steps)
-    means = (history[size] - history[:size]) / np.arange(size, 0, -1)[:, None]
+    matrix, latency = _make_matrix(programs, schedule, host)
+    size, count = len(matrix), len(programs)
+    states = size // count
+    history = _iterate(matrix, max(size, _SETTLING + _PATTERN))
     late = history.reshape(len(history), states, count).max(axis=1)
     pace = (late[-1] - late[-1 - _PATTERN]) / _PATTERN  # of every rank: some may have nobody to meet
     rest = history - np.arange(len(history))[:, None] * np.tile(pace, states)
@@ -199,7 +224,33 @@ def _settle(programs: Sequence[Program], schedule: Schedule, host: Host) -> tupl
     clock = list(begin[:count])
     front = list(begin[count:]) if host.asynchronous else [np.asarray(-np.inf)] * count
     log = _advance(programs, schedule, clock, front, host)
-    return float(means.min(axis=0).max()), float(last.max()), (schedule.steps, log, None)
+    return _find_cycle_mean(history[: size + 1]), latency, (schedule.steps, log, None)
+
+
+def _make_matrix(programs: Sequence[Program], schedule: Schedule, host: Host) -> tuple[Array, float]:
+    """What an iteration makes of clocks and fronts, as sums and maxima, and the time of a first iteration."""
+    count = len(programs)
+    size = count * (2 if host.asynchronous else 1)
+    unit = np.full((2 * count, size), -np.inf)
+    np.fill_diagonal(unit, 0.0)  # clocks first, then fronts; the front of a CPU is its clock
+    clock, front = list(unit[:count]), list(unit[count:])
+    _advance(programs, schedule, clock, front, host)
+    return np.array([*clock, *front][:size]), float(max(times.max() for times in (*clock, *front)))
+
+
+def _iterate(matrix: Array, count: int) -> Array:
+    """States after so many iterations from a common start."""
+    steps = [np.zeros(len(matrix))]
+    for _ in range(count):
+        steps.append((matrix + steps[-1]).max(axis=1))
+    return np.array(steps)
+
+
+def _find_cycle_mean(history: Array) -> float:
+    """Largest mean of a cycle of n states, from n iterations."""
+    size = len(history) - 1
+    means = (history[size] - history[:size]) / np.arange(size, 0, -1)[:, None]
+    return float(means.min(axis=0).max())
 
 
 def _measure(programs: Sequence[Program], schedule: Schedule, found: _Found, host: Host) -> dict[str, list[Array]]:
