@@ -492,5 +492,7 @@ def check(
     names = [(s.name, dump(s.workload), s.plan and s.plan.owners, s.ranks) for s in chosen]
     campaign = open_campaign("check", where.name, seed, names, progress=progress)
     rows = measure_samples(campaign, chosen, device=where.device.kind, seconds=seconds, stage="check", passes=2)
+    about = {"machine": describe_machine(), "versions": list_versions()}
+    comparison = Comparison.build(where, chosen, predictions, rows, **about)
     campaign.close()
-    return Comparison.build(where, chosen, predictions, rows, machine=describe_machine(), versions=list_versions())
+    return comparison

@@ -92,7 +92,7 @@ from perfkit.workloads.modules import build_net  # noqa: E402
 C10D = {"alltoall_base_": "all_to_all", "allreduce_": "all_reduce"}
 
 
-@pytest.mark.parametrize(("name", "optimizer"), zip(NETS, ["sgd", "adamw"] * 4, strict=False))
+@pytest.mark.parametrize(("name", "optimizer"), [*zip(NETS, ["sgd", "adamw"] * 4, strict=False)])
 def test_nets_run_what_is_captured(name: str, optimizer: str) -> None:
     net = Net(name, **SMALL, optimizer=optimizer)
     step, module = build_step(net)
