@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from perfkit.estimates import find_transfers
-from perfkit.fitting import Fit
 from perfkit.gallery import load_platform
 from perfkit.platform import ExtrapolationWarning, Platform
-from perfkit.prediction.communicators import Cast, cast_ranks, time_collectives
+from perfkit.prediction.accounting import find_spread, split_period, sum_collectives, sum_communication
+from perfkit.prediction.communicators import cast_ranks, time_collectives
 from perfkit.prediction.cost import Costs, find_iteration, price
 from perfkit.prediction.critical_path import find_critical_path
-from perfkit.prediction.host import find_host_spread, make_host, time_rank
-from perfkit.prediction.programs import RankTimes
-from perfkit.prediction.sharing import measure_overlap
+from perfkit.prediction.host import make_host, time_rank
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.prediction.trace import make_events, write_trace
 from perfkit.prediction.views import (
@@ -30,7 +28,7 @@ from perfkit.prediction.views import (
     list_spans,
     sum_modules,
 )
-from perfkit.units import Array, check_choice, check_positive, format_time
+from perfkit.units import check_choice, check_positive, format_time
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 
@@ -72,10 +70,6 @@ _BOUND = {
     "waiting": "imbalance-bound", "convolution": "convolution-bound", "pooling": "memory-bound",
     "other": "memory-bound",
 }  # fmt: skip
-
-#: Doubt of kernels measured alone, inside an iteration on a platform never calibrated with one: the root mean square of
-#: what published active times of V100, TITAN Xp and P100 leave (-2.5, -6.5 and -12 %, benchmarks/gpu_iterations.py).
-_CONTEXT = 0.08
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +269,7 @@ class Prediction:
 
         rows = []
         for index, ranks in enumerate(self._stands):
-            total, exposed, waiting = _communicate(self._graphs[index], self._timeline, index)
+            total, exposed, waiting = sum_communication(self._graphs[index], self._timeline, index)
             rows.append({
                 "rank": ranks[0], "ranks": len(ranks), "total_s": total, "exposed_s": exposed,
                 "overlapped_s": total - exposed, "waiting_s": waiting, "exposed_share": exposed / self.time,
@@ -358,41 +352,6 @@ class Prediction:
         return f"<pre>{html.escape(self.explain())}</pre>"
 
 
-def _communicate(graph: Graph, timeline: Timeline, index: int) -> tuple[float, float, float]:
-    """Seconds of one rank with a collective in flight, of these exposed, and waiting for other ranks."""
-    places, starts, ends = graph.collectives, timeline.starts[index], timeline.ends[index]
-    flights = list(zip(starts[places].tolist(), ends[places].tolist(), strict=True))
-    total = float(measure_overlap(flights, np.array([-math.inf]), np.array([math.inf]))[0])
-    exposed = float(timeline.exposed[index].sum())
-    waiting = float(timeline.stalls[index].sum()) - exposed
-    return total, min(exposed + float(timeline.stolen[index].sum()), total), waiting
-
-
-def _account(
-    graph: Graph, times: RankTimes, timeline: Timeline, index: int
-) -> dict[tuple[str, str], tuple[int, float]]:
-    """Time of one rank by phase and class, with waiting and host time, so that the parts sum to the period."""
-    parts: dict[tuple[str, str], tuple[int, float]] = {}
-    for (kind, _, phase), members in graph.phases.items():
-        count, total = parts.get((phase, kind), (0, 0.0))
-        parts[phase, kind] = (count + len(members), total + float(times.seconds[members].sum()))
-    spent = dict.fromkeys((graph.labels[place][3] for place in graph.collectives), 0.0)
-    for place, number in dict(times.find_waits()).items():  # what is exposed counts in the phase of the collective
-        spent[graph.labels[times.collectives[number]][3]] += float(timeline.exposed[index][place])
-    for (_, _, _, phase, _), seconds in zip(graph.labels, timeline.stolen[index].tolist(), strict=True):
-        if seconds:
-            spent[phase if phase in spent else next(iter(spent))] += seconds
-    for phase, seconds in spent.items():
-        parts[phase, "collective"] = (parts[phase, "collective"][0], seconds)
-    waiting = float((timeline.stalls[index] - timeline.exposed[index]).sum())
-    if waiting > 1e-12:
-        parts["", "waiting"] = (len(times.collectives), waiting)
-    rest = timeline.period - sum(time for _, time in parts.values())
-    if abs(rest) > 1e-12 * timeline.period:
-        parts["", "host"] = (len(graph), rest)
-    return parts
-
-
 def predict(
     workload: _Work,
     platform: Platform | str | Path,
@@ -451,15 +410,15 @@ def predict(
     timeline = simulate(times, durations, host)
     busy = [float(t.seconds.sum()) for t in times]
     slowest = int(np.argmax(busy))
-    parts = _account(cast.graphs[slowest], times[slowest], timeline, slowest)
+    parts = split_period(cast.graphs[slowest], times[slowest], timeline, slowest)
     hosts = float(sum(part.sum() for part in times[slowest].issue(host)))
     notes += _notes(where, what.family, count, costs[slowest])
     if notes:
         warnings.warn("; ".join(notes), ExtrapolationWarning, stacklevel=2)
-    moving = _sum_collectives(cast, times, timeline, slowest)
+    moving = sum_collectives(cast, times, timeline, slowest)
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period,
-        spread=_spread(where, whole, parts, costs[slowest], times, durations, timeline.period), parts=parts,
+        spread=find_spread(where, whole, parts, costs[slowest], times, durations, timeline.period), parts=parts,
         lower_bound=max(busy[slowest], max(moving.values(), default=0.0), hosts if host.asynchronous else 0.0),
         serial=busy[slowest] + sum(moving.values()) + hosts, latency=timeline.latency,
         unmodelled=costs[slowest].unmodelled, warnings=notes,
@@ -502,15 +461,6 @@ def _find_graphs(
     return what, what.graphs(count, plan, accelerator=platform.device.kind != "cpu"), count
 
 
-def _sum_collectives(cast: Cast, times: Sequence[RankTimes], timeline: Timeline, index: int) -> dict[int, float]:
-    """Time of one rank's collectives by communicator."""
-    places, keys = times[index].collectives, cast.name_communicators(index)
-    lengths, totals = (timeline.ends[index] - timeline.starts[index])[places].tolist(), dict.fromkeys(keys, 0.0)
-    for key, length in zip(keys, lengths, strict=True):
-        totals[key] += length
-    return totals
-
-
 def _notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[str, ...]:
     """What a reader should know before trusting the number."""
     notes, kind = [], family or "such"
@@ -524,31 +474,3 @@ def _notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[s
     notes += [note for note, seconds in costs.stand_ins.items() if seconds > 0.05 * float(costs.seconds.sum())]
     notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
     return tuple(notes)
-
-
-def _spread(
-    platform: Platform,
-    whole: Fit | None,
-    parts: Mapping[tuple[str, str], tuple[int, float]],
-    costs: Costs,
-    times: Sequence[RankTimes],
-    durations: Sequence[Array],
-    period: float,
-) -> float:
-    """Spread of the logarithm of the total.
-
-    Where whole iterations were calibrated, the errors of those left out say it all: what a class gets wrong and what
-    varies at random. Else the systematic errors of the classes, independent where they were fitted and alike where
-    they are only assumed, 30 % on what other ranks add, what the doubt of the host overheads comes to, and what any
-    iteration adds to kernels measured alone.
-    """
-    if whole is not None:
-        return whole.spread
-    slowest = max(times, key=lambda rank: float(rank.seconds.sum()))
-    errors = costs.spread * slowest.seconds / period
-    _, classes = np.unique(costs.spread, return_inverse=True)
-    each = np.bincount(classes, weights=np.where(costs.assumed, 0.0, errors))
-    own = float(errors[costs.assumed].sum() ** 2 + (each**2).sum())
-    waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
-    alone = 0.0 if platform.context else _CONTEXT * min(float(slowest.seconds.sum()) / period, 1.0)
-    return math.hypot(math.sqrt(own), 0.3 * waits / period, alone, find_host_spread(platform, times, durations))
