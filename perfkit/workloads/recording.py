@@ -59,7 +59,8 @@ class _Schema:
         #: One result whose shape PyTorch works out by itself, without looking at values.
         self.light = not self.written and (self.name in _LIGHT or self.pointwise) and len(schema.returns) == 1
         #: Changes its first argument and nothing else, so that nothing has to be worked out.
-        self.in_place = self.written == (0,) and self.name[-1] == "_" and self.pointwise
+        self.foreach = self.name.startswith("_foreach_")
+        self.in_place = self.written == (0,) and self.name[-1] == "_" and (self.pointwise or self.foreach)
 
     def complete(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """Arguments in the order of the schema, defaults included."""
@@ -142,9 +143,9 @@ class _Recorder(TorchDispatchMode):
                 return func(*args, **kwargs)
         elif given and not schema.written and all(_is_whole(t, schema) for t in given):
             out = self._compute(func, args, kwargs)
-        elif schema.in_place and given[0].numel() > 1 and all(isinstance(t, FakeTensor) for t in given):
-            out = args[0]
-        elif schema.light and given and all(_is_plain(t) and t.fake_mode is self.fake for t in given):
+        elif schema.in_place and given[0].numel() > 1 and all(map(_is_plain, given)):
+            out = None if schema.foreach else args[0]
+        elif schema.light and given and all(_is_plain(t, self.fake) for t in given):
             with in_kernel_invocation_manager(self.fake):
                 out = func(*args, **kwargs)
             out = FakeTensor(self.fake, out, _HOME)
@@ -431,9 +432,10 @@ class _Calls(TorchFunctionMode):
             return Unknown(1.0)
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is a fake tensor like most."""
-    return isinstance(tensor, FakeTensor) and tensor.constant is None and tensor.layout is torch.strided
+def _is_plain(tensor: Tensor, fake: FakeTensorMode) -> bool:
+    """Whether it is a fake tensor like most; copies of modules bring a mode of their own."""
+    mine = isinstance(tensor, FakeTensor) and tensor.fake_mode is fake
+    return mine and tensor.constant is None and tensor.layout is torch.strided  # type: ignore[attr-defined]
 
 
 _HOME = torch.device("cpu")
