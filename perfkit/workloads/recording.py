@@ -143,7 +143,7 @@ class _Recorder(TorchDispatchMode):
                 return func(*args, **kwargs)
         elif given and not schema.written and all(_is_whole(t, schema) for t in given):
             out = self._compute(func, args, kwargs)
-        elif schema.in_place and given[0].numel() > 1 and all(map(_is_plain, given)):
+        elif schema.in_place and given[0].numel() > 1 and all(_is_plain(t, self.fake) for t in given):
             out = None if schema.foreach else args[0]
         elif schema.light and given and all(_is_plain(t, self.fake) for t in given):
             with in_kernel_invocation_manager(self.fake):
