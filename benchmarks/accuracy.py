@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import save_rows
 from benchmarks.bars import evaluate, format_accuracy
@@ -35,7 +36,9 @@ def _jobs(
     device, ranks = platform.device.kind, platform.network.ranks
     parallel = ranks > 1
     size = {"density": 0.05, "seconds": 0.005} if quick else {"density": 1.0, "seconds": 0.035}
-    counts = {"dlrm": 1, "transformer": 1, "hybrid": 0} if quick else {"dlrm": 14, "transformer": 10, "hybrid": 6}
+    counts: dict[str, Any] = (
+        {"dlrm": 1, "transformer": 1, "hybrid": 0} if quick else {"dlrm": 14, "transformer": 10, "hybrid": 6}
+    )
 
     def kernels() -> dict[str, object]:
         return {"kernels": measure_kernels(Campaign(work), device=device, seed=kernel_seed, **size)}

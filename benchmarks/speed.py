@@ -40,6 +40,7 @@ from perfkit.readers.nccl_tests import parse_nccl_tests
 from perfkit.resources import find_reference
 from perfkit.units import check_positive, format_table, format_time
 from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.nets import Net
 from perfkit.workloads.samples import draw_check
 from perfkit.workloads.transformer import Transformer
 
@@ -59,11 +60,13 @@ class Job:
     slow: bool = False
 
 
-def _models(number: int) -> dict[str, Iterator[DLRM | Transformer]]:
+def _models(number: int) -> dict[str, Iterator[DLRM | Transformer | Net]]:
     """Configurations by what they cost: new ones for each call and platform, which no cache has seen."""
     seeds = range(1000 * number, 1000 * number + 1000)
     drawn = (s.workload for seed in seeds for s in draw_check(seed, dlrm=10, transformer=0, hybrid=0))
-    large = (Transformer.bert("bert-large", batch=number, sequence=sequence) for sequence in range(64, 4096))
+    large: Iterator[Any] = (
+        Transformer.bert("bert-large", batch=number, sequence=sequence) for sequence in range(64, 4096)
+    )
     return {
         "DLRM, new": drawn, "DLRM, again": repeat(draw_check(0)[0].workload),
         "BERT-large, new": large, "BERT-large, again": repeat(Transformer.bert("bert-large")),

@@ -450,7 +450,10 @@ def test_a_platform_without_collectives_says_so(toy: Platform) -> None:
         ({"platform": "no/such/file.toml"}, "no/such/file.toml"),
         ({"platform": 8}, "platform is 8"),
         ({"platform": None}, "platform is None"),
-        ({"workload": "bert-base"}, "workload is 'bert-base'; it must be a DLRM, a Transformer, a Net or captured graphs"),
+        (
+            {"workload": "bert-base"},
+            "workload is 'bert-base'; it must be a DLRM, a Transformer, a Net or captured graphs",
+        ),
     ],
     ids=str,
 )

@@ -396,3 +396,10 @@ def test_the_table_finds_the_finer_line_first() -> None:
     assert find_entry("mkldnn_rnn_layer").kind == "other"
     assert find_entry("add_", sparse=True).kind == "embedding_update"
     assert all(entry.names and entry.kind for entry in TABLE)
+
+
+def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
+    with pytest.raises(ValueError, match="make_step returned 3; it must return the step"):
+        capture(lambda: 3)  # type: ignore[arg-type, return-value]
+    with pytest.warns(UserWarning, match="shares nothing between its 4 ranks; .*DistributedDataParallel"):
+        capture(lambda: nn.Linear(4, 4).zero_grad, ranks=4)

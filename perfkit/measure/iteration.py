@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def build_step(
         if (value := getattr(workload, name, built)) != built:
             raise ValueError(f"{name} is {value!r}; only {built!r} is measured, other values are predicted")
     if isinstance(workload, Net):
-        return build_net_step(workload, ranks=ranks, device=device, seed=seed + rank)
+        return build_net_step(**asdict(workload), ranks=ranks, device=device, seed=seed + rank)
     torch.manual_seed(seed + rank)
     rng, dtype = np.random.default_rng(seed + 1000 * rank), _DTYPES[workload.dtype]
     ranks = plan.ranks if plan else ranks

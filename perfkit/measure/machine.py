@@ -21,10 +21,13 @@ def count_cores() -> int:
 
 
 def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+    with suppress(OSError, ValueError):
+        core = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        facts = {key.strip(): text.strip() for key, text in (line.split(":", 1) for line in core.splitlines())}
+        name = facts.get("model name", "")
+        if name and not any(letter.isdigit() for letter in name):  # a virtual machine hides which one it is
+            name += f" (family {facts.get('cpu family', '?')}, model {facts.get('model', '?')})"
+        return name or system.machine()
     return system.processor() or system.machine()
 
 

@@ -1,19 +1,27 @@
 """Convolutional nets and XLNet in PyTorch, each in the form of its publication and of any width, depth and size."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perfkit.workloads.nets import Net
 from perfkit.workloads.steps import assemble_step, share_gradients
 
 __all__ = ["build_net", "build_net_step"]
 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
            "fp64": torch.float64}  # fmt: skip
+
+
+class _Sizes(NamedTuple):
+    """Pixels along an edge or tokens, channels or hidden width, blocks of a stage or layers, classes or words."""
+
+    size: int
+    width: int
+    depth: int
+    classes: int
 
 
 # -- convolutional nets ----------------------------------------------------------------------------------------------
@@ -52,7 +60,7 @@ def _head(channels: int, classes: int) -> list[nn.Module]:
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
 
 
-def _resnet(net: Net) -> nn.Module:
+def _resnet(net: _Sizes) -> nn.Module:
     w = net.width
     layers: list[nn.Module] = [_unit(3, w, 7, stride=2), nn.MaxPool2d(3, 2, 1)]
     before = w
@@ -69,7 +77,7 @@ def _resnet(net: Net) -> nn.Module:
     return nn.Sequential(*layers, *_head(before, net.classes))
 
 
-def _vgg(net: Net) -> nn.Module:
+def _vgg(net: _Sizes) -> nn.Module:
     layers: list[nn.Module] = []
     before = 3
     for stage in range(5):
@@ -83,7 +91,7 @@ def _vgg(net: Net) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), *dense)
 
 
-def _mobilenet(net: Net) -> nn.Module:
+def _mobilenet(net: _Sizes) -> nn.Module:
     w = net.width
     layers: list[nn.Module] = [_unit(3, 2 * w, 3, stride=2, act=nn.ReLU6)]
     before = 2 * w
@@ -113,7 +121,7 @@ class _DenseLayer(nn.Module):
         return torch.cat([x, self.conv2(F.relu(self.norm2(new), inplace=True))], 1)
 
 
-def _densenet(net: Net) -> nn.Module:
+def _densenet(net: _Sizes) -> nn.Module:
     channels = 2 * net.width
     layers: list[nn.Module] = [_unit(3, channels, 7, stride=2), nn.MaxPool2d(3, 2, 1)]
     for stage in range(3):
@@ -127,7 +135,7 @@ def _densenet(net: Net) -> nn.Module:
     return nn.Sequential(*layers, nn.BatchNorm2d(channels), nn.ReLU(inplace=True), *_head(channels, net.classes))
 
 
-def _inception(net: Net) -> nn.Module:
+def _inception(net: _Sizes) -> nn.Module:
     w = net.width
 
     def block(inputs: int, n: int, long: int) -> nn.Module:
@@ -156,7 +164,7 @@ def _inception(net: Net) -> nn.Module:
     return nn.Sequential(*layers, *_head(before, net.classes))
 
 
-def _squeezenet(net: Net) -> nn.Module:
+def _squeezenet(net: _Sizes) -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(3, 2 * net.width, 3, 2, 1), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     before = 2 * net.width
     for stage in range(3):
@@ -200,7 +208,7 @@ class _RelativeAttention(nn.Module):
 
 
 class _XLNet(nn.Module):
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: _Sizes) -> None:
         super().__init__()
         h, s = net.width, net.size
         self.words = nn.Embedding(net.classes, h)
@@ -223,47 +231,70 @@ class _XLNet(nn.Module):
         return self.decoder(x).transpose(0, 1).flatten(0, 1)
 
 
-_BUILDERS: dict[str, Callable[[Net], nn.Module]] = {
+_BUILDERS: dict[str, Callable[[_Sizes], nn.Module]] = {
     "resnet": _resnet, "vgg": _vgg, "mobilenet": _mobilenet, "densenet": _densenet, "inception": _inception,
     "squeezenet": _squeezenet, "xlnet": _XLNet,
 }  # fmt: skip
 
 
-def build_net(net: Net) -> nn.Module:
+def build_net(name: str, *, size: int, width: int, depth: int, classes: int, dtype: str = "fp32") -> nn.Module:
     """The module of a net.
 
     Parameters
     ----------
-    net : Net
-        Name and sizes.
+    name : str
+        One of `perfkit.workloads.nets.NETS`.
+    size, width, depth, classes : int
+        As those of a `perfkit.workloads.nets.Net` [-].
+    dtype : str, optional
+        Data type of the weights.
 
     Returns
     -------
     module : torch.nn.Module
         In training mode, with weights that keep activations and gradients in range through any depth.
     """
-    module = _BUILDERS[net.name](net)
+    module = _BUILDERS[name](_Sizes(size, width, depth, classes))
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out" if layer.groups == 1 else "fan_in")
-    return module.to(_DTYPES[net.dtype])
+    return module.to(_DTYPES[dtype])
 
 
 def build_net_step(
-    net: Net, *, ranks: int = 1, device: str = "cpu", seed: int | None = None
+    name: str,
+    *,
+    batch: int,
+    optimizer: str,
+    overlap: bool,
+    dtype: str = "fp32",
+    ranks: int = 1,
+    device: str = "cpu",
+    seed: int | None = None,
+    **sizes: int,
 ) -> tuple[Callable[[], Any], nn.Module]:
     """The training step of a net, ready to be called over and over.
 
     Parameters
     ----------
-    net : Net
-        Name and sizes.
+    name : str
+        One of `perfkit.workloads.nets.NETS`.
+    batch : int
+        Images or sequences of one iteration over all ranks [-].
+    optimizer : str
+        ``sgd`` (with momentum 0.9) or ``adamw``.
+    overlap : bool
+        Whether several ranks average gradients in buckets during the backward pass.
+    dtype : str, optional
+        Data type of everything.
     ranks : int
         Ranks of the process group [-].
     device : str
         Torch device.
     seed : int, optional
         Seed of weights and data; eight batches rotate [-].
+    **sizes : int
+        ``size``, ``width``, ``depth`` and ``classes`` of `build_net` [-].
 
     Returns
     -------
@@ -274,17 +305,17 @@ def build_net_step(
     """
     if seed is not None:
         torch.manual_seed(seed)
-    module, batch = build_net(net).to(device), net.batch // ranks
+    module, size, classes = build_net(name, dtype=dtype, **sizes).to(device), sizes["size"], sizes["classes"]
     weights: Sequence[nn.Parameter] = list(module.parameters())
-    if ranks > 1 and net.overlap:
+    if ranks > 1 and overlap:
         module, weights = share_gradients(module), []
     batches: list[tuple[tuple[Tensor], Tensor]] = []
     for _ in range(8):
-        if net.family == "xlnet":
-            tokens = torch.randint(net.classes, (batch, net.size), device=device)
+        if name == "xlnet":
+            tokens = torch.randint(classes, (batch // ranks, size), device=device)
             batches.append(((tokens,), tokens.view(-1)))
         else:
-            images = torch.randn(batch, 3, net.size, net.size, dtype=_DTYPES[net.dtype], device=device)
-            batches.append(((images,), torch.randint(net.classes, (batch,), device=device)))
-    options: dict[str, Any] = {"optimizer": net.optimizer, "momentum": 0.9, "reduced": weights if ranks > 1 else ()}
+            images = torch.randn(batch // ranks, 3, size, size, dtype=_DTYPES[dtype], device=device)
+            batches.append(((images,), torch.randint(classes, (batch // ranks,), device=device)))
+    options: dict[str, Any] = {"optimizer": optimizer, "momentum": 0.9, "reduced": weights if ranks > 1 else ()}
     return assemble_step(module, batches, F.cross_entropy, **options), module

@@ -1,6 +1,6 @@
 """Convolutional nets and XLNet as training iterations, captured from the modules that PyTorch runs."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from perfkit.units import check_choice, check_positive
@@ -124,4 +124,4 @@ def _record(net: Net, ranks: int, accelerator: bool) -> Graph:
     from perfkit.workloads.modules import build_net_step
     from perfkit.workloads.recording import capture
 
-    return capture(lambda: build_net_step(net, ranks=ranks)[0], ranks=ranks, family=net.family, name=net.name)
+    return capture(lambda: build_net_step(**asdict(net), ranks=ranks)[0], ranks=ranks, family=net.family, name=net.name)

@@ -203,7 +203,8 @@ class Training(Layers):
         """Average the gradients of these weights over ranks as DistributedDataParallel does, one module of its own.
 
         Each is copied into a bucket as it arrives, a full bucket is reduced while the backward pass goes on, and at
-        its end all are copied back. Buckets are filled in the order of arrival, as from the second iteration on.
+        its end all are copied back. Buckets are filled in the order of arrival, as from the second iteration on. The
+        copies are launched from inside the reducer, without a call of the framework's own.
         """
         reducer = _Reducer(len(weights))
         self._reducers |= dict.fromkeys(weights, reducer)
@@ -216,7 +217,7 @@ class Training(Layers):
         gradient = part = self._gradients[weight]
         if not self.compiled:  # which makes gradients where they are reduced
             part = self.tensor(*weight.shape, itemsize=weight.itemsize)
-            self.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel)
+            self.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0)
         reducer.bucket.append((part, gradient))
         reducer.due -= 1
         parts = [own for own, _ in reducer.bucket]
@@ -232,7 +233,7 @@ class Training(Layers):
                 for part, gradient in bucket:
                     if part is not gradient:
                         rows = part.numel // part.shape[-1]
-                        self.emit("copy_", "copy", [part], [gradient], elements=part.numel, rows=rows)
+                        self.emit("copy_", "copy", [part], [gradient], elements=part.numel, rows=rows, calls=0)
 
     # -- losses and optimizers ---------------------------------------------------------------------------------------
 
