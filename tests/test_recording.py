@@ -403,3 +403,23 @@ def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
         capture(lambda: 3)  # type: ignore[arg-type, return-value]
     with pytest.warns(UserWarning, match="shares nothing between its 4 ranks; .*DistributedDataParallel"):
         capture(lambda: nn.Linear(4, 4).zero_grad, ranks=4)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "SparseAdam"])
+def test_no_table_is_made_real_to_be_updated(optimizer: str) -> None:
+    """Five terabytes: an operation that fell back on real tensors would not end."""
+
+    def make_step() -> Callable[[], None]:
+        table = nn.EmbeddingBag(10**10, 128, mode="sum", sparse=True)
+        update = getattr(torch.optim, optimizer)(table.parameters(), lr=0.1)
+        rows, bags = torch.randint(0, 10**10, (256,)), torch.arange(64) * 4
+
+        def step() -> None:
+            update.zero_grad()
+            table(rows, bags).sum().backward()
+            update.step()
+
+        return step
+
+    graph = capture(make_step)
+    assert graph.parameters == 128 * 10**10 and "embedding_update" in {label[1] for label in graph.labels}

@@ -381,7 +381,7 @@ class _Maker(Networks):
     def _indices(self, s: dict[str, Any]) -> list["torch.Tensor"]:
         """Batches of row numbers that take turns: Zipf over the rows, popular rows scattered."""
         rows, draws = s["table_rows"], []
-        for _ in range(s["index_batches"]):
+        for _ in range(s.get("index_batches", _INDEX_BATCHES)):
             draws.append(self.torch.from_numpy(draw_rows(self.rng, rows, s["exponent"], s["lookups"])).to(self.device))
         self._touch(s["lookups"], 8)
         return draws

@@ -148,6 +148,8 @@ class Recorder(TorchDispatchMode):
             out = self._compute(func, args, kwargs)
         elif schema.in_place and given[0].numel() > 1 and all(_is_plain(t, self.fake) for t in given):
             out = None if schema.foreach else args[0]
+        elif schema.in_place and not schema.foreach and _is_plain(args[0], self.fake) and any(map(_is_sparse, given)):
+            out = args[0]  # a fake table would be made real to add sparse rows to it
         elif schema.light and given and all(_is_plain(t, self.fake) for t in given):
             with in_kernel_invocation_manager(self.fake):
                 out = func(*args, **kwargs)

@@ -232,7 +232,7 @@ def open_sandbox(ranks: int = 1, rank: int = 0, device: str = "cpu") -> Iterator
     fake : FakeTensorMode
         The mode under which tensors have no data; it is not entered yet.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     lists = [*_foreach_utils._get_foreach_kernels_supported_devices(), *(["cpu"] if device == "cuda" else [])]
     with ExitStack() as stack:
         stack.enter_context(keep_state())
