@@ -7,22 +7,17 @@ Platforms are fitted to the isolated kernels and to the iterations of all other 
 iterations of the family itself, drawn at random; each predicts the saved runs of the family.
 """
 
-import argparse
-import json
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import save_rows
-from perfkit.__main__ import run_command
+from benchmarks.saved import judge_saved
 from perfkit.calibration import fit_platform
 from perfkit.contexts import add_context
 from perfkit.prediction.comparison import Comparison, summarize_errors
-from perfkit.units import check_positive, format_table
+from perfkit.units import format_table
 
 __all__ = ["format_families", "judge_families", "main"]
 
@@ -69,31 +64,16 @@ def format_families(rows: Sequence[Mapping[str, Any]]) -> str:
     return format_table([heads, *cells], numbers=True)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    measurements = json.loads(arguments.measurements.read_text(encoding="utf-8"))
-    if not isinstance(measurements, dict) or not measurements.get("iterations"):
-        raise ValueError(
-            f"{str(arguments.measurements)!r} holds no calibration iterations; name what calibrate has written"
-        )
-    draws = int(check_positive("draws", arguments.draws, integer=True))
-    comparison = Comparison.pool([Comparison.load(file) for file in arguments.check])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # fits to two iterations leave standard errors open
-        rows = judge_families(measurements, comparison, draws=draws)
-    print(format_families(rows))
-    save_rows(arguments.json, rows, measurements=measurements["id"], runs=len(comparison.runs))
-    return 0
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="families", description="Errors on families that calibration has not run.")
-    parser.add_argument("measurements", type=Path, help="raw measurements that calibrate has written")
-    parser.add_argument("--check", type=Path, nargs="+", required=True, metavar="FILE", help="saved runs of check")
-    parser.add_argument("--draws", type=int, default=6, help="random subsets of each size")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="file for the rows")
-    arguments = parser.parse_args(words)
-    return run_command(lambda: _run(arguments), name="families")
+    return judge_saved(
+        "families",
+        "Errors on families that calibration has not run.",
+        judge_families,
+        format_families,
+        draws=6,
+        words=words,
+    )
 
 
 if __name__ == "__main__":

@@ -7,21 +7,16 @@ families take turns in pairs, since one iteration alone cannot tell its own nois
 what `perfkit.plots.calibration_learning` draws.
 """
 
-import argparse
-import json
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import save_rows
-from perfkit.__main__ import run_command
+from benchmarks.saved import judge_saved
 from perfkit.calibration import fit_platform
 from perfkit.prediction.comparison import Comparison, summarize_errors
-from perfkit.units import check_positive, format_table
+from perfkit.units import format_table
 
 __all__ = ["COUNTS", "draw_subset", "format_learning", "learn", "main"]
 
@@ -90,31 +85,11 @@ def format_learning(rows: _Rows) -> str:
     return format_table([heads, *cells], numbers=True)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    measurements = json.loads(arguments.measurements.read_text(encoding="utf-8"))
-    if not isinstance(measurements, dict) or not measurements.get("iterations"):
-        raise ValueError(
-            f"{str(arguments.measurements)!r} holds no calibration iterations; name what calibrate has written"
-        )
-    draws = int(check_positive("draws", arguments.draws, integer=True))
-    comparison = Comparison.pool([Comparison.load(file) for file in arguments.check])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # fits to two iterations leave standard errors open
-        rows = learn(measurements, comparison, draws=draws)
-    print(format_learning(rows))
-    save_rows(arguments.json, rows, measurements=measurements["id"], runs=len(comparison.runs))
-    return 0
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="learning", description="Error on unseen runs by calibration iterations.")
-    parser.add_argument("measurements", type=Path, help="raw measurements that calibrate has written")
-    parser.add_argument("--check", type=Path, nargs="+", required=True, metavar="FILE", help="saved runs of check")
-    parser.add_argument("--draws", type=int, default=10, help="random subsets of each size")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="file for the rows")
-    arguments = parser.parse_args(words)
-    return run_command(lambda: _run(arguments), name="learning")
+    return judge_saved(
+        "learning", "Error on unseen runs by calibration iterations.", learn, format_learning, draws=10, words=words
+    )
 
 
 if __name__ == "__main__":

@@ -247,7 +247,7 @@ def _add_calibrate(add: _Add) -> None:
     command.add_argument("--out", required=True, metavar="P.toml", help="platform file to write")
     command.add_argument("--device", choices=("cpu", "cuda"), help="what to measure; default cpu")
     command.add_argument("--ranks", type=int, help="processes for collectives; default 2 where there are two cores")
-    command.add_argument("--quick", action="store_true", help="about 90 seconds instead of four minutes")
+    command.add_argument("--quick", action="store_true", help="two to three minutes instead of four to five")
     command.add_argument("--models", choices=("standard", "all"), help=_MODELS)
     logs = "measure nothing: fit the collectives in these logs of nccl-tests, a file or a folder"
     command.add_argument("--from-nccl-logs", metavar="DIR", help=logs)
@@ -305,7 +305,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--models", choices=("standard", "all"), help=_MODELS)
     command.add_argument("--json", metavar="OUT", help="file for the pairs")
     command = add("demo", _demo, "Calibrate this machine, predict, measure, and write a report.")
-    command.add_argument("--quick", action="store_true", help="calibrate in about 90 seconds")
+    command.add_argument("--quick", action="store_true", help="calibrate in two to three minutes")
     command.add_argument("--report", default="perfkit-report.html", metavar="HTML")
     command.add_argument("--out", default="perfkit-platform.toml", metavar="P.toml", help="platform file to write")
     return parser

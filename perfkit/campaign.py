@@ -405,7 +405,7 @@ def calibrate(
     ranks : int, optional
         Ranks, started as processes of this machine; by default 2 where there are two cores [-].
     quick : bool
-        Under 90 seconds on two cores instead of four minutes, and less sure of itself.
+        Half the time, which is two to three minutes on two cores, and less sure of itself.
     models : str
         Families that iterations are measured of: ``standard`` (DLRM, Transformer) or ``all`` (also XLNet, convolutional
         nets and data-parallel training; 15 iterations).

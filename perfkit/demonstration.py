@@ -58,7 +58,7 @@ def demonstrate(*, quick: bool, report: Path, out: Path, say: Callable[[str], No
     Parameters
     ----------
     quick : bool
-        Calibrate in about 90 seconds.
+        Calibrate in half the time.
     report : Path
         HTML file to write.
     out : Path

@@ -39,7 +39,7 @@ def test_saved_predictions_are_those_of_the_committed_platform(name: str) -> Non
 
 
 def test_unseen_runs_meet_the_bars() -> None:
-    """Three seeds that no constant was chosen on; bars in percent, as README quotes them."""
+    """Three seeds that no kernel model was chosen on, only how far contexts trust few iterations; bars in percent."""
     saved = checks("zen5-2")
     single = np.array([run["ranks"] == 1 for run in saved.runs])
     assert len(saved.runs) >= 70 and (~single).sum() > 0
@@ -50,7 +50,7 @@ def test_unseen_runs_meet_the_bars() -> None:
 
 
 def test_unseen_runs_of_all_families_meet_the_bars() -> None:
-    """The same on another machine, calibrated with 15 iterations: all families, overlap on and off."""
+    """Three seeds that no constant was chosen on, on another machine, calibrated with 15 iterations."""
     saved = checks("zen3-2")
     figures = {row["family"]: row for row in saved.summary().iter_rows(named=True)}
     assert {"dlrm", "transformer", "hybrid", "convolution", "xlnet", "ddp", "all"} == set(figures)
@@ -59,4 +59,4 @@ def test_unseen_runs_of_all_families_meet_the_bars() -> None:
     assert summarize_errors(saved.select("hybrid", "ddp").errors)["geomean"] <= 12
     shares = [(run["exposed"], run["exposed_measured"]) for run in saved.runs if "exposed" in run]
     assert len(shares) == 30 and np.mean([abs(one - other) for one, other in shares]) <= 0.10
-    assert 0.7 <= saved.coverage() <= 0.95, "wider than it should be"
+    assert 0.7 <= saved.coverage() <= 0.9

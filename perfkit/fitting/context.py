@@ -35,7 +35,7 @@ def fit_context(
     measured : array
         Times inside real iterations [s].
     pull : float, optional
-        Average points that the prior counts for [-].
+        Average points that the prior counts for; 10 was chosen on the 90 runs of the platform zen5-2 [-].
     source : str, optional
         Data id.
 

@@ -53,7 +53,7 @@ class Operation:
     name : str
         The framework's name, such as ``addmm``.
     kind : str
-        Operation class, one of `KINDS`.
+        Operation class, one of `KINDS`, or ``other`` for what was captured and is none of them.
     variant : str
         Finer class within the kind, such as a GEMM layout or an elementwise function.
     phase : str
