@@ -2,8 +2,9 @@
 
     python -m benchmarks.imbalance --platform P.toml [--seed S] [--json OUT]
 
-A straggler is a rank whose every operation is held up until it has taken so many times as long. How long a rank waits
-is measured as what each collective takes there beyond what it takes on the rank that comes last.
+A straggler is a rank that is held up before each collective until it has computed so many times as long since the one
+before. How long ranks wait is measured as how much earlier than the last one they come to each collective; where
+collectives run beside computation, as how much longer than the busiest rank a rank does not compute.
 """
 
 import argparse
@@ -44,7 +45,7 @@ class Case:
 
 
 def draw_cases(seed: int, models: int = 3) -> list[Case]:
-    """DLRMs with their tables even, nearly all on rank 0, and with a straggler; Transformers with a straggler."""
+    """DLRMs with even tables, nearly all on one rank, with a straggler; Transformers with one, overlap off and on."""
     cases = []
     samples = draw_check(seed, dlrm=0, transformer=models, hybrid=models)
     for number, dlrm in enumerate(sample.workload for sample in samples if isinstance(sample.workload, DLRM)):
@@ -57,9 +58,10 @@ def draw_cases(seed: int, models: int = 3) -> list[Case]:
         ):  # fmt: skip
             cases.append(Case(f"dlrm-{number} {what}", dlrm, owners, slowdown))
     for number, one in enumerate(sample.workload for sample in samples if isinstance(sample.workload, Transformer)):
-        for what, slowdown in (("even", {}), ("straggler 1.5", {1: 1.5})):
-            model = replace(one, batch=one.batch + one.batch % _RANKS)
-            cases.append(Case(f"transformer-{number} {what}", model, None, slowdown))
+        for overlap in (False, True):
+            model = replace(one, batch=one.batch + one.batch % _RANKS, overlap=overlap)
+            for what, slowdown in (("even", {}), ("straggler 1.5", {1: 1.5}), ("straggler 2.5", {0: 2.5})):
+                cases.append(Case(f"transformer-{number}{' ddp' * overlap} {what}", model, None, slowdown))
     return cases
 
 
@@ -73,25 +75,21 @@ def predict_case(case: Case, platform: Platform) -> dict[str, float]:
     return {"predicted_s": found.time, "predicted_waiting_s": float((frame["waiting_s"] * frame["ranks"]).sum())}
 
 
-def measure_cases(cases: Sequence[Case], *, seconds: float, operations: int) -> Iterator[dict[str, float]]:
+def measure_cases(cases: Sequence[Case], *, seconds: float) -> Iterator[dict[str, float]]:
     """Measured iteration and waiting of cases of one workload, timed in turns [s]."""
     model = cases[0].workload
     job = {
         "task": "placements", "workload": dump(model), "placements": [case.owners for case in cases],
         "slowdowns": [{str(rank): factor for rank, factor in case.slowdown.items()} for case in cases],
-        "seconds": seconds, "operations": operations,
+        "seconds": seconds,
     }  # fmt: skip
-    results = run_processes(job, ranks=_RANKS)
-    for number, case in enumerate(cases):
-        runs = [result[number] for result in results]
-        plan = None if case.owners is None else Plan.from_owners(case.owners, ranks=_RANKS)
-        inside = np.array([
-            np.array(run["operation_seconds"])[graph.collectives]
-            for run, graph in zip(runs, model.graphs(_RANKS, plan), strict=True)
-        ])  # fmt: skip
+    for runs in zip(*run_processes(job, ranks=_RANKS), strict=True):
+        arrivals = np.array([run["arrivals"] for run in runs])
+        usual = np.median(arrivals - arrivals.mean(axis=0), axis=1)
+        idle = np.array([run["idle"] for run in runs])
         yield {
             "measured_s": max(run["median"] for run in runs),
-            "measured_waiting_s": float((inside - inside.min(axis=0)).sum()),
+            "measured_waiting_s": float((idle - idle.min()).sum() if model.overlap else (usual.max(0) - usual).sum()),
             "disagreement": max(max(run["halves"]) / min(run["halves"]) - 1 for run in runs),
         }
 
@@ -124,9 +122,9 @@ def main(words: Sequence[str] | None = None) -> int:
             {"case": case.name, **predict_case(case, platform)}
             for case in cases  # before measuring anything
         ]
-        for model in dict.fromkeys(case.name.split()[0] for case in cases):
-            own = [i for i, case in enumerate(cases) if case.name.split()[0] == model]
-            measured = measure_cases([cases[i] for i in own], seconds=arguments.seconds, operations=10)
+        for model in dict.fromkeys(case.workload for case in cases):
+            own = [i for i, case in enumerate(cases) if case.workload == model]
+            measured = measure_cases([cases[i] for i in own], seconds=arguments.seconds)
             for i, found in zip(own, measured, strict=True):
                 rows[i] |= found
                 rows[i]["error"] = rows[i]["predicted_s"] / found["measured_s"] - 1

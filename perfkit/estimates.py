@@ -46,7 +46,7 @@ EQUATIONS = {
 #: What real iterations add: to operations, to whole iterations and to kernels beside collectives; effective caches.
 CONTEXT_FORMS: dict[str, Callable[..., Any]] = {
     "in_context": in_context,
-    "iteration": lambda *, scale, per_operation=0.0, per_collective=0.0: None,
+    "iteration": lambda *, scale, per_operation=0.0, per_collective=0.0, per_resume=0.0: None,
     "overlap": lambda *, contention: None,
     "caches": lambda *, l2, l3, pages=math.inf: None,
 }

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -222,7 +222,7 @@ def test_iterations_that_scatter_widen_the_interval(measurements: Mapping[str, A
     rng = np.random.default_rng(5)
     noisy = copy.deepcopy(dict(measurements))
     for row in noisy["iterations"]:
-        factor = float(np.exp(0.3 * rng.standard_normal()))
+        factor = float(np.exp(0.5 * rng.standard_normal()))
         for run in row["runs"]:
             run["median"] *= factor
     scattered = fit_platform(noisy)
@@ -245,17 +245,55 @@ def test_left_out_runs_are_left_out(measurements: Mapping[str, Any], monkeypatch
     for run in spoilt["iterations"][0]["runs"]:
         run["median"] *= 3.0
     seen: dict[int, float] = {}
-    monkeypatch.setattr(contexts, "_conformal", lambda logs, *_: seen.setdefault(len(seen), max(np.abs(logs))))
+    monkeypatch.setattr(contexts, "_expect_spread", lambda logs: seen.setdefault(len(seen), max(np.abs(logs))))
     fit_platform(spoilt)
     assert max(seen.values()) == pytest.approx(np.log(3), rel=0.25)
 
 
-def test_conformal_spread_of_normal_errors() -> None:
+@pytest.mark.parametrize("estimate", [contexts._expect_spread, contexts._conformal])
+def test_spread_of_normal_errors(estimate: Callable[[list[float]], float]) -> None:
     draws = np.random.default_rng(0).normal(0, 0.1, (400, 14))
-    spreads = np.array([contexts._conformal(row.tolist()) for row in draws])
+    spreads = np.array([estimate(row.tolist()) for row in draws])
     assert np.median(spreads) == pytest.approx(0.1, rel=0.25)
     fresh = np.abs(np.random.default_rng(1).normal(0, 0.1, 400))
     assert np.mean(fresh <= 1.2816 * spreads) >= 0.77, "an 80 % interval holds at least about 80 %"
+
+
+def test_luck_with_few_errors_does_not_make_an_interval() -> None:
+    lucky, unlucky = contexts._expect_spread([0.01, -0.01, 0.0, 0.01]), contexts._expect_spread([0.4, 0.0, 0.1])
+    assert 0.05 < lucky < 0.11 < unlucky < 0.24
+    many = np.full(200, 0.03).tolist()
+    assert contexts._expect_spread(many) == pytest.approx(0.03, rel=0.25)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_standing_still_is_told_from_computing_longer(
+    measurements: Mapping[str, Any], platform: Platform, share: float
+) -> None:
+    """Of what collectives cost more inside iterations, only as much counts as communication as ranks stood still."""
+    more, delay = dict(platform.context["iteration.dlrm.parallel"]), 1e-3
+    more |= {"per_collective": share * delay, "per_resume": (1.0 - share) * delay}
+    fit = Fit("iteration", more, kind="assumed", source="test")
+    truth = replace(platform, context={**platform.context, "iteration.dlrm.parallel": fit})
+    rows, rng = copy.deepcopy(dict(measurements)), np.random.default_rng(9)
+    for row, (workload, owners) in zip(rows["iterations"], MODELS, strict=True):
+        if owners:
+            found = predict(workload, truth, ranks=2, plan=Plan.from_owners(owners, ranks=2))
+            still = found.communication()
+            for run, idle in zip(row["runs"], (still["exposed_s"] + still["waiting_s"]).to_list() * 2, strict=False):
+                run["median"] = found.time * float(np.exp(NOISE * rng.standard_normal()))
+                run["idle"] = idle
+    for row in rows["collectives"]:
+        row["mean"] = row["q1"] + delay
+    again = fit_platform(rows).context["iteration.dlrm.parallel"]
+    assert again["per_collective"] + again["per_resume"] == pytest.approx(delay, rel=0.25)
+    assert again["per_collective"] == pytest.approx(share * delay, rel=0.3)
+    for row in rows["iterations"]:
+        for run in row["runs"]:
+            run.pop("idle", None)
+    unseen = fit_platform(rows).context["iteration.dlrm.parallel"]
+    assert "per_resume" not in unseen and unseen["per_collective"] == pytest.approx(delay, rel=0.25)
 
 
 # What may be missing, and what is refused.

@@ -1,34 +1,132 @@
-"""Ranks that wait for one another: how cases are drawn and predicted, and how a rank is slowed down."""
+"""Ranks that wait for one another: how cases are drawn, predicted and measured, and what came of the committed ones."""
 
-import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.imbalance import draw_cases, predict_case
+from perfkit.gallery import load_platform
+from perfkit.measure.runner import run_processes
 from perfkit.platform import Platform
+from perfkit.workloads.samples import dump
+from perfkit.workloads.transformer import Transformer
+
+MEASURED = sorted((Path(__file__).parents[1] / "reference_data" / "measured").glob("zen3-2.imbalance-*.json"))
 
 
 def test_cases_that_differ_wait(toy: Platform) -> None:
     cases = {case.name: case for case in draw_cases(3, models=1)}
     found = {name: predict_case(case, toy) for name, case in cases.items()}
-    for kind in ("dlrm-0", "transformer-0"):
-        even, slow = (found[f"{kind} {what}"] for what in ("even", "straggler 1.5"))
-        assert slow["predicted_s"] > even["predicted_s"]
-        assert slow["predicted_waiting_s"] > even["predicted_waiting_s"]
-    assert found["dlrm-0 straggler 2.5"]["predicted_waiting_s"] > found["dlrm-0 straggler 1.5"]["predicted_waiting_s"]
+    for kind in ("dlrm-0", "transformer-0", "transformer-0 ddp"):
+        even, slow, slower = (found[f"{kind} {what}"] for what in ("even", "straggler 1.5", "straggler 2.5"))
+        assert even["predicted_s"] < slow["predicted_s"] < slower["predicted_s"]
+        assert even["predicted_waiting_s"] < slow["predicted_waiting_s"] < slower["predicted_waiting_s"]
     assert found["transformer-0 even"]["predicted_waiting_s"] == 0
     assert cases["dlrm-0 lopsided"].owners.count(1) == 1
 
 
-def test_operations_of_a_straggler_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that ticks whenever it is read, an operation takes one tick, and is held up until it has taken ten."""
-    torch = pytest.importorskip("torch")
+def test_committed_cases_are_predicted_as_they_were_and_meet_the_bars() -> None:
+    platform, rows = load_platform("zen3-2"), []
+    for file in MEASURED:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        cases = draw_cases(saved["seed"])
+        assert [row["case"] for row in saved["records"]] == [case.name for case in cases]
+        for case, row in zip(cases, saved["records"], strict=True):
+            now = predict_case(case, platform)
+            assert now == pytest.approx({key: row[key] for key in now}, rel=1e-6), f"{file.name}: {case.name}"
+        rows += [row for row in saved["records"] if not row["case"].endswith("even")]
+    assert len(rows) >= 60
+    for key in ("error", "waiting_error"):
+        assert np.mean([abs(row[key]) for row in rows]) <= 0.15, key
+
+
+class Clock:
+    """Processor and wall time that pass when they are made to, and a little whenever they are read."""
+
+    def __init__(self) -> None:
+        self.computed = self.wall = 0.0
+
+    def thread_time(self) -> float:
+        self.compute(1e-3)
+        return self.computed
+
+    def perf_counter(self) -> float:
+        return self.wall
+
+    def compute(self, seconds: float) -> None:
+        self.computed += seconds
+        self.wall += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    pytest.importorskip("torch")
     from perfkit.measure import placements
 
-    ticks = itertools.count()
-    monkeypatch.setattr(placements.time, "perf_counter", lambda: next(ticks))
-    x = torch.ones(4)
-    with placements.Slowness(10):
-        y = x.add(1)
-    assert next(ticks) == 11
-    assert y.tolist() == [2] * 4
+    clock = Clock()
+    monkeypatch.setattr(placements, "time", clock)
+    yield clock
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_a_straggler_computes_so_many_times_as_long(
+    clock: Clock, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a collective takes, or what other processes take meanwhile, is not multiplied."""
+    import torch
+    import torch.distributed as dist
+
+    from perfkit.measure.placements import Pacer
+
+    def exchange() -> None:
+        clock.compute(2.0)
+        clock.wall += 5.0  # asleep, waiting for others
+
+    def step() -> None:
+        clock.compute(3.0)
+        clock.wall += 0.5  # another process has the core
+        dist.all_reduce()
+        clock.compute(1.0)
+
+    monkeypatch.setattr(dist, "all_reduce", exchange)
+    pacer = Pacer(step, torch.nn.Linear(1, 1), factor)
+    took, idle = pacer()
+    assert pacer.arrivals == pytest.approx([3.0 * factor + 0.5], abs=0.02)
+    assert took == pytest.approx(4.0 * factor + 0.5 + 7.0, abs=0.03)
+    assert idle == pytest.approx(5.5, abs=0.02)
+    assert dist.all_reduce is exchange
+
+
+def test_a_step_that_fails_leaves_collectives_as_they_were(clock: Clock) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from perfkit.measure.placements import Pacer
+
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    before: Callable[..., object] = dist.all_reduce
+    with pytest.raises(RuntimeError):
+        Pacer(fail, torch.nn.Linear(1, 1))()
+    assert dist.all_reduce is before
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_others_come_to_collectives_before_a_straggler(overlap: bool) -> None:
+    pytest.importorskip("torch")
+    model = Transformer.gpt2(batch=4, sequence=16, layers=2, hidden=64, heads=2, vocabulary=500, overlap=overlap)
+    job = {
+        "task": "placements", "workload": dump(model), "placements": [None, None], "slowdowns": [{}, {"1": 4.0}],
+        "seconds": 0.2,
+    }  # fmt: skip
+    one, other = run_processes(job, ranks=2)
+    for even, slow in (one, other):
+        assert slow["median"] > even["median"]
+        assert len({len(iteration) for iteration in slow["arrivals"]}) == 1
+    early = np.array(other[1]["arrivals"]) - np.array(one[1]["arrivals"])
+    assert early.shape[1] == (1 if not overlap else early.shape[1]) and early.shape[1] > 0
+    assert np.median(early, axis=0).max() > 0

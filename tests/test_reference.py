@@ -50,13 +50,13 @@ def test_unseen_runs_meet_the_bars() -> None:
 
 
 def test_unseen_runs_of_all_families_meet_the_bars() -> None:
-    """Three seeds that no constant was chosen on, on another machine, calibrated with 15 iterations."""
+    """On another machine, calibrated with 15 iterations: seeds 7 to 9 chose the width of intervals, seed 10 nothing."""
     saved = checks("zen3-2")
     figures = {row["family"]: row for row in saved.summary().iter_rows(named=True)}
     assert {"dlrm", "transformer", "hybrid", "convolution", "xlnet", "ddp", "all"} == set(figures)
-    assert figures["all"]["n"] == 123 and figures["all"]["geomean"] <= 10 and figures["all"]["mean"] <= 12
+    assert figures["all"]["n"] == 164 and figures["all"]["geomean"] <= 10 and figures["all"]["mean"] <= 12
     assert all(row["mean"] <= 15 for row in figures.values())
     assert summarize_errors(saved.select("hybrid", "ddp").errors)["geomean"] <= 12
     shares = [(run["exposed"], run["exposed_measured"]) for run in saved.runs if "exposed" in run]
-    assert len(shares) == 30 and np.mean([abs(one - other) for one, other in shares]) <= 0.10
+    assert len(shares) == 40 and np.mean([abs(one - other) for one, other in shares]) <= 0.10
     assert 0.7 <= saved.coverage() <= 0.9

@@ -187,8 +187,8 @@ def find_iteration(platform: Platform, family: str, ranks: int) -> Fit | None:
     Returns
     -------
     fit : Fit or None
-        ``scale`` on all operations, ``per_operation`` host time and what a collective takes longer, ``per_collective``
-        [s]; None without calibration in context.
+        ``scale`` on all operations, ``per_operation`` host time, what a collective takes longer, ``per_collective``,
+        and what computing does after it, ``per_resume`` [s]; None without calibration in context.
     """
     known = platform.context
     alone = known.get(f"iteration.{family}") or known.get("iteration")
@@ -198,9 +198,10 @@ def find_iteration(platform: Platform, family: str, ranks: int) -> Fit | None:
     if not (alone and shared):
         return alone
     slower = {name: shared["scale"] * value for name, value in alone.items()}
+    more = {name: shared[name] for name in ("per_collective", "per_resume") if name in shared}
     return replace(
-        alone, parameters={**slower, "per_collective": shared.get("per_collective", 0.0)}, stderr={},
-        units={**alone.units, "per_collective": "s"}, spread=math.hypot(alone.spread, shared.spread),
+        alone, parameters={**slower, **more}, stderr={}, units={**alone.units, **dict.fromkeys(more, "s")},
+        spread=math.hypot(alone.spread, shared.spread),
     )  # fmt: skip
 
 

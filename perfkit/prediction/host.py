@@ -147,6 +147,8 @@ def time_rank(
         first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
     else:
         first, more = price_host(graph, platform)
+    if whole is not None:
+        first[graph.collectives] += whole.get("per_resume", 0.0)
     return RankTimes(
         slowdown * seconds, first * (slowdown if platform.device.kind == "cpu" else 1.0), graph.collectives,
         graph.transfers, graph.column("launches"), more, graph.waits, communicators,

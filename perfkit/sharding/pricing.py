@@ -196,7 +196,9 @@ class Rates:
         context = found.get(f"collective.{operation}") or found.get("collective.all_reduce")
         time = in_context({"hot": time, "cold": 0 * time, "page_walks": 0 * time}, **(context if context else {}))
         whole = self.iteration
-        return Curve(nbytes, whole["scale"] * time + whole.get("per_collective", 0.0) if whole else time)
+        if whole is not None:
+            time = whole["scale"] * time + whole.get("per_collective", 0.0) + whole.get("per_resume", 0.0)
+        return Curve(nbytes, time)
 
     def _near(self, scale: float) -> Platform:
         """The platform with caches so large that all tables compete for them as those of one rank do for one."""
