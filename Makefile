@@ -34,7 +34,7 @@ lab: $(VENV)/installed-lab  ## open the notebooks in JupyterLab
 test: lint  ## lint, types, unit and property tests, doctests, notebooks
 	$(BIN)/python -m pytest
 
-bench: $(VENV)/installed-run  ## the accuracy, learning and speed tables; calibrates first unless PLATFORM names a file
+bench: $(VENV)/installed-run  ## all tables of accuracy and speed; calibrates first unless PLATFORM names a file
 	$(BIN)/python -m benchmarks $(if $(PLATFORM),--platform $(PLATFORM)) $(ARGS)
 
 gallery: $(VENV)/installed-gallery  ## build the GPU platforms of the gallery again from their sources

@@ -5,13 +5,29 @@ python -m benchmarks [--platform P.toml] [--quick]
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
-from benchmarks import accuracy, gpu_forms, learning, placement, speed
+from benchmarks import (
+    accuracy,
+    families,
+    gpu_forms,
+    gpu_iterations,
+    gpu_networks,
+    imbalance,
+    learning,
+    left_out,
+    mlperf_dlrm,
+    placement,
+    sharding_study,
+    speed,
+)
 from benchmarks.gpu_bars import POOLED, find_shared_data
 from perfkit.__main__ import run_command
 from perfkit.campaign import calibrate
+from perfkit.measure.machine import count_cores
+from perfkit.resources import find_reference
 
 __all__ = ["main"]
 
@@ -28,42 +44,57 @@ def _calibration(*, quick: bool) -> Path:
     return file
 
 
-def _judge_gpus(*, quick: bool) -> int:
-    """Forms of GPUs on other people's measurements, where these are at hand."""
+def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[ModuleType, list[str]]]:
+    """Every benchmark and its arguments: those that measure, then what others or earlier runs have measured."""
+
+    def keep(name: str) -> list[str]:
+        return ["--json", str(_FOLDER / f"{name}.json")]
+
+    def shorten(*words: str) -> list[str]:
+        return [*words] if quick else []
+
+    raw, here = platform.with_suffix(".measurements.json"), ["--platform", str(platform)]
+    yield accuracy, [*here, *keep("accuracy"), *shorten("--quick")]
+    if raw.exists():
+        checks = map(str, sorted(_FOLDER.glob("accuracy.check-*.json")))
+        yield learning, [str(raw), "--check", *checks, *keep("learning"), *shorten("--draws", "1")]
+    if count_cores() > 1:
+        yield imbalance, [*here, *keep("imbalance"), *shorten("--models", "1", "--seconds", "0.5")]
+    yield speed, [*here, *keep("speed"), *shorten("--rounds", "5")]
+    yield placement, [*keep("placement"), *shorten("--quick")]
     try:
         find_shared_data()
+        yield gpu_forms, [*keep("gpu_forms"), *shorten("--systems", POOLED.replace("+", ","))]
     except ValueError as error:
         print(f"gpu_forms is left out: {error}")
-        return 0
-    systems = ["--systems", POOLED.replace("+", ",")] if quick else []
-    return gpu_forms.main([*systems, "--json", str(_FOLDER / "gpu_forms.json")])
+    for module in (gpu_iterations, gpu_networks, mlperf_dlrm):
+        yield module, keep(module.__name__.rpartition(".")[2])
+    measured = find_reference("measured")
+    for study in sorted(measured.glob("*.sharding-*.json")):
+        yield sharding_study, ["--saved", str(study), "--platform", study.name.split(".")[0]]
+    yield left_out, [*keep("left_out"), *shorten("--draws", "1", "--folds", "2")]
+    if not quick:
+        checks = map(str, sorted(measured.glob("zen3-2.check-*.json")))
+        yield families, [str(measured / "zen3-2.measurements.json"), "--check", *checks, *keep("families")]
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run everything; returns the first exit code that is not 0."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks", description="The accuracy, learning, speed and placement tables."
-    )
+    parser = argparse.ArgumentParser(prog="benchmarks", description="All tables of accuracy, learning, speed and more.")
     parser.add_argument(
         "--platform", type=Path, metavar="P.toml", help="calibration of this machine; default: make one"
     )
     parser.add_argument("--quick", action="store_true", help="small everywhere, to see that everything works")
     arguments = parser.parse_args(words)
-    more = ["--quick"] if arguments.quick else []
 
     def run() -> int:
         _FOLDER.mkdir(parents=True, exist_ok=True)
         platform = arguments.platform or _calibration(quick=arguments.quick)
-        raw, table = platform.with_suffix(".measurements.json"), _FOLDER / "accuracy.json"
-        code = accuracy.main(["--platform", str(platform), "--json", str(table), *more])
-        checks = [str(file) for file in sorted(_FOLDER.glob("accuracy.check-*.json"))]
-        if not code and raw.exists():
-            draws = ["--draws", "1"] if arguments.quick else []
-            code = learning.main([str(raw), "--check", *checks, "--json", str(_FOLDER / "learning.json"), *draws])
-        repeats = ["--rounds", "5"] if arguments.quick else []
-        code = code or speed.main(["--platform", str(platform), "--json", str(_FOLDER / "speed.json"), *repeats])
-        code = code or placement.main(["--json", str(_FOLDER / "placement.json"), *more])
-        return code or _judge_gpus(quick=arguments.quick)
+        for module, own in _list_parts(platform, quick=arguments.quick):
+            print(f"\n{module.__name__.rpartition('.')[2]}\n")
+            if code := module.main(own):
+                return int(code)
+        return 0
 
     return run_command(run, name="benchmarks")
 
