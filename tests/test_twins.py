@@ -188,6 +188,8 @@ def test_data_parallel_twins_run_what_their_graphs_say(overlap: bool) -> None:
     graphs = workload.graphs(2)
     for graph, result in zip(graphs, results, strict=True):
         assert [label[0] for label in graph.labels] == [C10D.get(name, name) for name in result["names"]]
+        assert 0 <= result["idle"] <= 2 * result["q3"] and np.isfinite(result["operation_seconds"]).all()
+        assert graph.waits is None or overlap
     sent = graphs[0].column("nbytes")[graphs[0].collectives]
     assert sent.sum() == 4 * graphs[0].parameters
     assert len(sent) == (3 if overlap else 1)
