@@ -295,6 +295,7 @@ def _share_still(fit: Fit, stops: Array, runs: Sequence[_Parallel], idle: Array,
     weights = np.where(np.isfinite(seen), more / np.array([run.wall for run in runs]) ** 2, 0.0)
     if not (weights * more).sum() > 0:
         return share
+    # not quite none, as the next round divides by it
     return float(np.clip(np.nansum(weights * seen) / (weights * more).sum(), 0.01, 1.0))
 
 

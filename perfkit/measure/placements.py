@@ -46,7 +46,7 @@ class Pacer:
         self._since = 0.0
         for part in module.modules():
             if isinstance(part, DistributedDataParallel):
-                part.register_comm_hook(None, allreduce_hook)  # what it does anyway, but where it can be seen
+                part.register_comm_hook(None, allreduce_hook)  # its own way, but for a division, where it can be seen
 
     def __call__(self) -> tuple[float, float]:
         """Run the step; returns its time and that of it in which this thread did not compute [s]."""
