@@ -2,7 +2,7 @@
 #   PYTHON    the interpreter .venv is made from, 3.11 or newer              make test PYTHON=python3.12
 #   PIP_ARGS  more arguments for pip, such as the index of a CPU-only torch  make run PIP_ARGS="--extra-index-url URL"
 #   PLATFORM  a calibration of this machine, for bench                       make bench PLATFORM=P.toml
-#   ARGS      more arguments for the command of run, lab or bench            make run ARGS=--quick
+#   ARGS      more arguments for the command of run, lab, fuzz or bench      make run ARGS=--quick
 PYTHON ?= python3
 PIP_ARGS ?=
 ARGS ?=
@@ -20,7 +20,7 @@ EXTRAS_gallery := kernel-database
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab test bench gallery lint refresh clean
+.PHONY: help run lab test fuzz bench gallery lint refresh clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ lab: $(VENV)/installed-lab  ## open the notebooks in JupyterLab
 
 test: lint  ## lint, types, unit and property tests, doctests, notebooks
 	$(BIN)/python -m pytest
+
+fuzz: $(VENV)/installed-test  ## 100,000 hostile inputs for everything that reads files or takes arguments
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: $(VENV)/installed-run  ## all tables of accuracy and speed; calibrates first unless PLATFORM names a file
 	$(BIN)/python -m benchmarks $(if $(PLATFORM),--platform $(PLATFORM)) $(ARGS)

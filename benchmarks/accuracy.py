@@ -18,8 +18,9 @@ from typing import Any
 from benchmarks import save_rows
 from benchmarks.bars import evaluate, format_accuracy
 from perfkit.__main__ import run_command
-from perfkit.campaign import Campaign, check, measure_collectives, measure_kernels
+from perfkit.campaign import check, measure_collectives, measure_kernels
 from perfkit.gallery import load_platform
+from perfkit.measure.folders import Campaign
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.platform import Platform
 from perfkit.resources import write_text
@@ -41,7 +42,7 @@ def _jobs(
     )
 
     def kernels() -> dict[str, object]:
-        return {"kernels": measure_kernels(Campaign(work), device=device, seed=kernel_seed, **size)}
+        return {"kernels": measure_kernels(Campaign(work / "kernels.jsonl"), device=device, seed=kernel_seed, **size)}
 
     def collectives() -> dict[str, object]:
         seconds = 0.01 if quick else 0.25

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from perfkit import fitting, models, plots, units, workloads
     from perfkit.campaign import calibrate, check
+    from perfkit.estimates import Estimate
     from perfkit.fitting import Fit
     from perfkit.gallery import load_platform, platforms
-    from perfkit.platform import Device, Estimate, Network, Platform
+    from perfkit.hardware import Device, Network
+    from perfkit.platform import Platform
     from perfkit.prediction.comparison import Comparison
     from perfkit.prediction.contrast import PlatformComparison, compare
     from perfkit.prediction.result import Prediction, predict
@@ -71,9 +73,11 @@ __all__ = [
 
 _HOMES = {
     "campaign": ("calibrate", "check"),
+    "estimates": ("Estimate",),
     "fitting": ("Fit",),
     "gallery": ("load_platform", "platforms"),
-    "platform": ("Device", "Estimate", "Network", "Platform"),
+    "hardware": ("Device", "Network"),
+    "platform": ("Platform",),
     "prediction.comparison": ("Comparison",),
     "prediction.contrast": ("PlatformComparison", "compare"),
     "prediction.result": ("Prediction", "predict"),

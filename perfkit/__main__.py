@@ -1,11 +1,16 @@
 """The command line: doctor, calibrate, predict, shard, check, demo; thin over the functions of the library."""
 
 import argparse
+import io
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
+
+from perfkit.runlog import Copy, write_log
+from perfkit.units import escape
 
 __all__ = ["main", "run_command"]
 
@@ -26,7 +31,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     if arguments.from_nccl_logs or arguments.from_kernel_database or arguments.base:
         return _assemble(arguments)
     import perfkit as pk
-    from perfkit.campaign import Campaign, launched_ranks, measure_collectives
+    from perfkit.campaign import launched_ranks, measure_collectives
+    from perfkit.measure.folders import Campaign
 
     place, device = launched_ranks(), arguments.device or "cpu"
     if place and place[0] > 0:  # this rank only takes part in the collectives
@@ -34,9 +40,19 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         measure_collectives(Campaign(None), device=device, ranks=place[1], seconds=seconds)
         return 0
     options = {"ranks": arguments.ranks, "quick": arguments.quick, "models": arguments.models or "standard"}
-    platform = pk.calibrate(device=device, out=arguments.out, **options)
-    print(f"{platform!r}\nwritten to {arguments.out}, its raw measurements beside it")
+    platform = pk.calibrate(device=device, out=arguments.out, measurements=arguments.measurements, **options)
+    print(
+        f"{platform!r}\nwritten to {arguments.out}"
+        + ("" if arguments.measurements else ", its raw measurements beside it")
+    )
     return 0
+
+
+def _refuse(arguments: argparse.Namespace, names: str, why: str) -> None:
+    """Turn away options that mean nothing beside the others."""
+    for name in names.split():
+        if getattr(arguments, name) is not None and getattr(arguments, name) is not False:
+            raise ValueError(f"{name} is given; {why}; leave it out")
 
 
 def _assemble(arguments: argparse.Namespace) -> int:
@@ -48,15 +64,9 @@ def _assemble(arguments: argparse.Namespace) -> int:
     from perfkit.gallery import load_platform
     from perfkit.units import format_table
 
-    for name in ("device", "ranks", "quick", "models"):
-        if getattr(arguments, name):
-            raise ValueError(
-                f"{name} is given; it is for measuring this machine, --from-... measure nothing; leave it out"
-            )
-    if arguments.partial and not arguments.from_nccl_logs:
-        raise ValueError(
-            "partial is given; it is for logs that break off; name them with --from-nccl-logs, or leave it out"
-        )
+    _refuse(arguments, "device ranks quick models", "it is for measuring this machine, --from-... measure nothing")
+    if not arguments.from_nccl_logs:
+        _refuse(arguments, "partial", "it is for logs that break off, which --from-nccl-logs names")
     out = check_target("out", arguments.out)
     if not (arguments.from_nccl_logs or arguments.from_kernel_database):
         raise ValueError("base is given; name what to put into it: --from-nccl-logs, --from-kernel-database, or both")
@@ -86,8 +96,7 @@ def _workload(arguments: argparse.Namespace) -> Any:
     check_choice("model", arguments.model, [*RECOMMENDERS, *PRESETS])
     options = {key: getattr(arguments, key) for key in ("batch", "dtype") if getattr(arguments, key) is not None}
     if arguments.model in RECOMMENDERS:
-        if arguments.sequence is not None:
-            raise ValueError("sequence is given; a DLRM has none; leave it out")
+        _refuse(arguments, "sequence", "a DLRM has none")
         return DLRM(arguments.model, **options)
     if arguments.sequence is not None:
         options["sequence"] = arguments.sequence
@@ -97,11 +106,10 @@ def _workload(arguments: argparse.Namespace) -> Any:
 
 def _predict(arguments: argparse.Namespace) -> int:
     import perfkit as pk
-    from perfkit.estimates import ExtrapolationWarning
+    from perfkit.estimates import keep_quiet
 
     workload = _workload(arguments)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)  # what it would say is a part of the explanation
+    with keep_quiet():  # what it would say is a part of the explanation
         print(pk.predict(workload, arguments.platform, ranks=arguments.ranks).explain())
     return 0
 
@@ -114,16 +122,18 @@ def _shard(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name):
             check_target(name, getattr(arguments, name))
     if arguments.measure:
+        if arguments.steps is not None:
+            raise ValueError("steps is given; it bounds a search, what is measured takes --seconds; leave it out")
         return _measure_plans(arguments)
     if not (arguments.model or arguments.tables):
         raise ValueError("model is missing; give --model or --tables, or --measure for a study of drawn models")
-    if arguments.quick:
-        raise ValueError("quick is given; it is for --measure, a search takes --seconds; leave it out")
+    _refuse(arguments, "quick", "it is for --measure, a search takes --seconds or --steps")
     workload, ranks = _tables(arguments), 2 if arguments.ranks is None else arguments.ranks
     work = 1.0 if arguments.seconds is None else arguments.seconds
     about: dict[str, Any] = {"memory": arguments.memory}
     old = pk.price_plan(workload, arguments.platform, pk.Plan.load(arguments.plan), **about) if arguments.plan else None
-    result = pk.shard(workload, arguments.platform, ranks=ranks, seconds=work, seed=arguments.seed, **about)
+    bounds = {"seconds": work, "steps": arguments.steps, "seed": arguments.seed}
+    result = pk.shard(workload, arguments.platform, ranks=ranks, **bounds, **about)
     print("\n".join([result.explain(), "", _ranks_as_text(result.prediction)]))
     if old is not None:
         print(f"\n{arguments.plan}: {old!r}, {old.time / result.prediction.time:.2f} times as long")
@@ -174,8 +184,7 @@ def _tables(arguments: argparse.Namespace) -> Any:
         raise ValueError("model and tables are both given; a model has tables of its own; leave one out")
     if arguments.tables:
         return read_tables(arguments.tables, batch=arguments.batch, dim=arguments.dim)
-    if arguments.dim is not None:
-        raise ValueError("dim is given; a model knows the width of its tables; leave it out")
+    _refuse(arguments, "dim", "a model knows the width of its tables")
     batch = {} if arguments.batch is None else {"batch": arguments.batch}
     return DLRM(check_choice("model", arguments.model, PRESETS), **batch)
 
@@ -186,11 +195,7 @@ def _measure_plans(arguments: argparse.Namespace) -> int:
     from perfkit.trials.experiment import measure_trials
     from perfkit.workloads.dlrm import DLRM
 
-    for name in ("memory", "plan", "out"):
-        if getattr(arguments, name):
-            raise ValueError(
-                f"{name} is given; it is for a search, --measure takes placements of its own; leave it out"
-            )
+    _refuse(arguments, "memory plan out", "it is for a search, --measure takes placements of its own")
     models = None
     if arguments.model or arguments.tables:
         found = _tables(arguments)
@@ -223,7 +228,8 @@ def _demo(arguments: argparse.Namespace) -> int:
     from perfkit.campaign import check_target
     from perfkit.demonstration import demonstrate
 
-    check_target("report", arguments.report)
+    for name in ("report", "out"):
+        check_target(name, getattr(arguments, name))
     demonstrate(quick=arguments.quick, report=Path(arguments.report), out=Path(arguments.out))
     return 0
 
@@ -232,7 +238,7 @@ class _Parser(argparse.ArgumentParser):
     """Tells what is wrong in one line, as all other errors are told."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {escape(message, 1000)}; see {self.prog} --help\n")
 
 
 _MODELS = "families: standard (DLRM, Transformer; the default) or all (XLNet, convolutional nets, data-parallel too)"
@@ -249,6 +255,8 @@ def _add_calibrate(add: _Add) -> None:
     command.add_argument("--ranks", type=int, help="processes for collectives; default 2 where there are two cores")
     command.add_argument("--quick", action="store_true", help="two to three minutes instead of four to five")
     command.add_argument("--models", choices=("standard", "all"), help=_MODELS)
+    kept = "measure nothing: fit the .measurements.json of an earlier calibration"
+    command.add_argument("--measurements", metavar="FILE", help=kept)
     logs = "measure nothing: fit the collectives in these logs of nccl-tests, a file or a folder"
     command.add_argument("--from-nccl-logs", metavar="DIR", help=logs)
     command.add_argument("--partial", action="store_true", help="keep what a log holds before a line that does not fit")
@@ -271,6 +279,7 @@ def _add_shard(add: _Add) -> None:
     command.add_argument("--memory", type=float, metavar="BYTES", help="memory of a rank; default: that of its device")
     work = "work on the search, default 1; with --measure: time for each placement and pass, default 1.2"
     command.add_argument("--seconds", type=float, help=work)
+    command.add_argument("--steps", type=int, help="steps of the search in place of --seconds: equal on every machine")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--plan", metavar="PLAN", help="file of a plan to price beside the one that is found")
     command.add_argument("--out", metavar="PLAN", help="file for the plan")
@@ -325,10 +334,14 @@ def main(words: Sequence[str] | None = None) -> int:
         0 for success, 1 where `doctor` found something, 2 for an error told in one line, 130 when interrupted [-].
     """
     arguments = _parser().parse_args(words)
-    return run_command(lambda: int(arguments.run(arguments)))
+    log = None
+    if arguments.command in ("calibrate", "check", "demo") or getattr(arguments, "measure", False):
+        files = (getattr(arguments, name, None) for name in ("report", "out", "json"))
+        log = Path(next(filter(None, files), "")).parent
+    return run_command(lambda: int(arguments.run(arguments)), log=log)
 
 
-def run_command(run: Callable[[], int], *, name: str = "perfkit") -> int:
+def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | None = None) -> int:
     """Run a command and tell what goes wrong in one line.
 
     Parameters
@@ -337,28 +350,40 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit") -> int:
         Returns the exit code.
     name : str, optional
         Starts each line.
+    log : Path, optional
+        Folder for ``perfkit-run.log``, which is written when a command fails that had begun to say something.
 
     Returns
     -------
     code : int
-        That of `run`, 2 for an error, 130 when interrupted.
+        That of `run`, 2 for an error, 130 when interrupted, 128 and the number of a signal that asks to end.
     """
+    from perfkit.measure.runner import tidy
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"{name}: note: {message}", file=sys.stderr)
+        print(f"{name}: note: {escape(message, 1000)}", file=sys.stderr)
 
     warnings.showwarning = show
-    try:
-        return run()
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted; what was measured is kept, the same command goes on from there", file=sys.stderr)
-        return 130
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        print(f"{name}: {error.name} is not installed; pip install 'perfkit[measure]' brings it", file=sys.stderr)
-        return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a character still shows the rest
+    printed: list[str] = []
+    with redirect_stdout(Copy(sys.stdout, printed)), redirect_stderr(Copy(sys.stderr, printed)):
+        try:
+            with tidy():
+                return run()
+        except BaseException as error:
+            caught, code, text = error, 2, str(error)
+    if isinstance(caught, KeyboardInterrupt):
+        code = 128 + (caught.args or (2,))[0]
+        text = "interrupted; what was measured is kept, the same command goes on from there"
+    elif isinstance(caught, ModuleNotFoundError):
+        text = f"{caught.name} is not installed; pip install 'perfkit[measure]' brings it"
+    print(f"{name}: {escape(text, 1000)}", file=sys.stderr)
+    if log and printed and (file := write_log(log, printed, caught)):
+        print(f"{name}: {file} tells more: machine, versions, what was printed; it can be sent", file=sys.stderr)
+    if not isinstance(caught, KeyboardInterrupt | ImportError | ValueError | OSError | RuntimeError):
+        raise caught
+    return code
 
 
 if __name__ == "__main__":

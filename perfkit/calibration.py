@@ -1,14 +1,14 @@
 """From raw measurements to a platform: kernels, collectives, and what real iterations add to them."""
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from perfkit.contexts import add_context
-from perfkit.fitting import Fit, fit_additive, fit_pipelined
+from perfkit.fitting import Fit, find_levels, fit_additive, fit_pipelined
 from perfkit.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.models.caches import (
     Distribution,
@@ -22,11 +22,13 @@ from perfkit.models.caches import (
 )
 from perfkit.models.embedding import row_traffic
 from perfkit.models.kernels import TERMS, additive, term_names
+from perfkit.pace import fit_paces, name_disturbances, relate_kernels
 from perfkit.platform import Platform
 from perfkit.prediction.cost import PAGE
-from perfkit.units import Array
+from perfkit.resources import expect_number, reading
+from perfkit.units import Array, show
 
-__all__ = ["fit_platform", "judge_kernels", "size_cases"]
+__all__ = ["find_caches", "fit_platform", "judge_kernels", "size_cases"]
 
 #: Pages a translation buffer may effectively hold.
 _ENTRIES = (1024.0, 1536.0, 2048.0, 3072.0, 4096.0, 6144.0, 8192.0)
@@ -47,6 +49,7 @@ _STREAMS = (
 
 #: Effective cache capacities tried, as shares of the nominal ones.
 _SHARES = {"l2": (0.5, 0.7, 0.9), "l3": (0.4, 0.5, 0.6, 0.75, 0.9)}
+_AROUND = (0.6, 0.8, 1.0, 1.25)  # and of measured ones
 
 
 def size_cases(rows: Sequence[Mapping[str, Any]], capacities: tuple[float, float], entries: float) -> dict[str, Array]:
@@ -126,6 +129,8 @@ def _fit_kernels(
 ) -> dict[str, Fit]:
     fits = {}
     for (kind, variant), rows in groups.items():
+        if len(rows) < 2:  # one size says nothing of the others: the class is priced as if nobody had measured it
+            continue
         sizes = size_cases(rows, capacities, entries)
         seconds = np.array([row["median"] for row in rows])
         names = term_names(kind, variant)
@@ -140,26 +145,41 @@ def _fit_kernels(
 
 
 def _choose_caches(
-    groups: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], nominal: tuple[float, float], source: str
-) -> tuple[dict[str, float], dict[str, Fit]]:
-    """Effective cache capacities and the kernel fits that go with them: those of smallest residuals on a coarse grid.
-
-    Each class alone has few sizes beyond the caches, so the time of a byte from there is first taken from all
-    elementwise kernels and then handed to every class as what is known.
-    """
+    groups: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], pairs: Sequence[tuple[float, float]], source: str
+) -> dict[str, float]:
+    """Effective cache capacities: those of smallest residuals among some pairs, and the pages held likewise."""
 
     def score(kinds: Sequence[str], capacities: tuple[float, float], entries: float) -> float:
         part = {key: rows for key, rows in groups.items() if key[0] in kinds}
-        return float(np.mean([fit.spread for fit in _fit_kernels(part, capacities, entries, source).values()]))
+        return float(np.mean([fit.spread for fit in _fit_kernels(part, capacities, entries, source).values()] or [0.0]))
 
-    pairs = [(l2 * nominal[0], l3 * nominal[1]) for l2 in _SHARES["l2"] for l3 in _SHARES["l3"]]
     best = min(pairs, key=lambda pair: score(("elementwise", "rowwise"), pair, np.inf))
     tables = ("embedding_forward", "embedding_update", "embedding_backward")
-    entries = min(_ENTRIES, key=lambda n: score(tables, best, n)) if any(k in tables for k, _ in groups) else np.inf
+    looked = any(kind in tables for kind, _ in groups)
+    pages = {"pages": min(_ENTRIES, key=lambda n: score(tables, best, n))} if looked else {}
+    return {"l2": best[0], "l3": best[1], **pages}
+
+
+def _fit_classes(
+    groups: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
+    caches: Mapping[str, float],
+    rates: Sequence[float],
+    source: str,
+) -> dict[str, Fit]:
+    """Kernel fits of all classes.
+
+    Each class alone has few sizes beyond the caches, so the time of a byte from there is first taken from all
+    elementwise kernels, or from the bandwidths of the levels, and then handed to every class as what is known.
+    """
+    held, entries = (caches["l2"], caches["l3"]), caches.get("pages", np.inf)
     streams = {key: rows for key, rows in groups.items() if key[0] == "elementwise" and key[1] in _STREAMS}
-    alone = _fit_kernels(streams, best, entries, source).values()
-    prior = {name: float(np.median([fit.get(name, 0.0) for fit in alone])) for name in ("beyond_l2", "beyond_l3")}
-    return {"l2": best[0], "l3": best[1], "pages": float(entries)}, _fit_kernels(groups, best, entries, source, prior)
+    alone = _fit_kernels(streams, held, entries, source).values()
+    levels = [1.0 / far - 1.0 / near for near, far in pairwise(rates)][-2:]
+    costs = {name: [fit.get(name, 0.0) for fit in alone] for name in ("beyond_l2", "beyond_l3")}
+    if not streams and len(levels) == 2:
+        costs = {name: [cost] for name, cost in zip(costs, levels, strict=True)}
+    prior = {name: float(np.median(values)) for name, values in costs.items() if values}
+    return _fit_kernels(groups, held, entries, source, prior)
 
 
 def judge_kernels(platform: Platform, rows: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
@@ -228,40 +248,57 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     Raises
     ------
     ValueError
-        For measurements of another format.
+        For measurements of another format, or with parts or times that cannot be.
     """
-    if measurements.get("format") != 1:
-        raise ValueError(
-            f"format is {measurements.get('format')!r}; this perfkit reads measurements of format 1; measure again"
-        )
-    for key in ("id", "date", "device", "ranks", "machine", "caches", "kernels", "collectives", "iterations"):
-        if key not in measurements:
-            raise ValueError(f"measurements lack {key!r}; take the file that calibrate wrote beside the platform")
-    if not any(row["kind"] == "gemm" for row in measurements["kernels"]):
-        raise ValueError("kernels holds no gemm; a platform needs at least one to know its peak; measure again")
-    source, groups = measurements["id"], _groups(measurements["kernels"])
-    found = measurements["caches"]
-    nominal = (found.get("L2", 2.0**20), found.get("L3", found.get("L2", 2.0**25)))
-    capacities, kernels = _choose_caches(groups, nominal, source)
+    with reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True):
+        if type(measurements["format"]) is not int or measurements["format"] != 1:
+            raise ValueError(
+                f"format is {show(measurements['format'])}; this perfkit reads measurements of format 1; measure again"
+            )
+        for part, names in {"kernels": ("median", "q1", "nbytes"), "collectives": ("q1", "mean", "nbytes")}.items():
+            for i, row in enumerate(measurements[part]):
+                label = " ".join(str(row[key]) for key in ("kind", "variant", "operation") if key in row)
+                for column in names:
+                    read = expect_number(low=0.0, above=column != "nbytes")
+                    read(row[column], f"{part}[{i}] ({label}).{column}")
+        if not any(row["kind"] == "gemm" for row in measurements["kernels"]):
+            raise ValueError("kernels holds no gemm; a platform needs at least one to know its peak; measure again")
+        return _fit(measurements, name)
+
+
+def _fit(measurements: Mapping[str, Any], name: str | None) -> Platform:
+    source, rows = measurements["id"], measurements["kernels"]
+    levels, rates, largest = find_caches(measurements.get("ladder") or (), rows)
+    held = _choose_caches(_groups(rows), _pair_caches(measurements, levels, largest), source)
+    kernels = _fit_classes(_groups(rows), held, rates, source)
+    paces = fit_paces(measurements)
+    related = _fit_classes(_groups(relate_kernels(rows, paces)), held, rates, source) if paces else kernels
+    kernels = min(kernels, related, key=lambda fits: float(np.mean([fit.spread for fit in fits.values()])))
     caches = Fit(
-        "caches", capacities, n=len(measurements["kernels"]), source=source, date=measurements["date"],
-        units={"l2": "B", "l3": "B", "pages": "-"}, notes=("effective capacities, chosen from a coarse grid",),
+        "caches", held, n=len(rows), source=source, date=measurements["date"], ranges={"nbytes": (0.0, largest)},
+        units={name: "-" if name == "pages" else "B" for name in held},
+        notes=("effective capacities, chosen from a coarse grid",),
     )  # fmt: skip
     ranks = int(measurements["ranks"])
     platform = Platform(
         name=name or f"{measurements['device']}-{ranks}",
-        device=_device(measurements, nominal),
+        device=_device(measurements, levels, rates, largest),
         network=_network(measurements, ranks),
         kernels=kernels,
         collectives=_fit_collectives(measurements["collectives"], ranks, source) if measurements["collectives"] else {},
-        context={"caches": caches},
+        context={"caches": caches, **paces},
         provenance={
             **measurements["machine"],
             **measurements["versions"],
             "measured": measurements["date"],
             "id": source,
+            **name_disturbances(
+                kernels=rows, collectives=measurements["collectives"],
+                iterations=[run for row in measurements["iterations"] for run in row["runs"]
+                            if "core_share" in run or len(row["runs"]) == 1],
+            ),
         },
-    )
+    )  # fmt: skip
     platform = add_context(platform, measurements)
     kernels, collectives, context = (
         {key: replace(fit, date=measurements["date"]) for key, fit in fits.items()}
@@ -270,27 +307,86 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     return replace(platform, kernels=kernels, collectives=collectives, context=context)
 
 
-def _device(measurements: Mapping[str, Any], nominal: tuple[float, float]) -> Device:
+def _state(measurements: Mapping[str, Any], name: str) -> tuple[float | None, str]:
+    """What the machine says of the size of a cache or of its memory, and where; None where it does not [B]."""
+    facts = measurements.get("facts")
+    if facts:
+        return facts[name]["value"], facts[name]["source"]
+    old = {**measurements["caches"], "memory": measurements.get("memory_bytes")}
+    return old.get(name) or None, "the operating system"
+
+
+def find_caches(
+    ladder: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]] = ()
+) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+    """Find the caches that a ladder of working sets shows, or else the streams among kernels.
+
+    Parameters
+    ----------
+    ladder : sequence of mapping
+        From `perfkit.measure.ladder.time_ladder`; empty where none was measured.
+    kernels : sequence of mapping, optional
+        Measured kernels.
+
+    Returns
+    -------
+    capacities, bandwidths : tuple of float
+        See `perfkit.fitting.find_levels`; none where too few sizes were timed [B] and [B/s].
+    largest : float
+        Largest working set that was timed [B].
+    """
+    streams = [row for row in _streams(kernels) if row["nbytes"] > 3e4]
+    pairs = [(row["nbytes"], 2.0 * row["nbytes"], np.percentile(row["stream"], 25)) for row in ladder]  # read, written
+    points = np.array(pairs or [(row["nbytes"], row["nbytes"], row["q1"]) for row in streams], dtype=float)
+    largest = float(points[:, 0].max()) if len(points) else 0.0
+    if len(points) < 8 or largest < 16.0 * points[:, 0].min():
+        return (), (), largest
+    return *find_levels(*points.T), largest
+
+
+def _streams(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["kind"] == "elementwise" and row["variant"] in _STREAMS]
+
+
+def _pair_caches(measurements: Mapping[str, Any], levels: Sequence[float], largest: float) -> list[tuple[float, float]]:
+    """Capacities of the last two caches to try: around measured ones, or shares of stated ones that can be true."""
+    stated = [_state(measurements, level)[0] or 0.0 for level in ("L2", "L3")]
+    if not measurements.get("ladder") and 0 < stated[0] < stated[1] < largest / 2:
+        return [(near * stated[0], far * stated[1]) for near in _SHARES["l2"] for far in _SHARES["l3"]]
+    if len(levels) > 1:
+        return [(near * levels[-2], far * levels[-1]) for near in _AROUND for far in _AROUND]
+    if not levels:  # a flat curve: whatever was timed fitted
+        return [(4.0 * max(largest, 1e6),) * 2]
+    near = 2.0 ** np.arange(17.0, np.log2(levels[-1] / 3.0))  # a stream need not show a cache that gathers notice
+    return [(float(size), share * levels[-1]) for size in (*near, levels[-1]) for share in _AROUND]
+
+
+def _device(
+    measurements: Mapping[str, Any], capacities: Sequence[float], rates: Sequence[float], largest: float
+) -> Device:
     """Peaks and bandwidths: the best rates seen, since a rate that was measured cannot be above the peak."""
     rows, source, day = measurements["kernels"], measurements["id"], measurements["date"]
 
-    def quantity(value: float, unit: str, kind: str = "measured") -> Quantity:
-        return Quantity(value, unit, kind, source, day)
+    def quantity(value: float, unit: str, kind: str = "measured", said: str = source) -> Quantity:
+        return Quantity(float(value), unit, kind, said, day)
 
     peak = max(row["sizes"]["flops"] / row["q1"] for row in rows if row["kind"] == "gemm")
-    streams = [row for row in rows if row["kind"] == "elementwise" and row["nbytes"] > 1e5]
-    bounds = (0.0, nominal[0], nominal[1], np.inf)
-    levels = []
-    for level, (low, high) in zip(("L2", "L3", "DRAM"), itertools.pairwise(bounds), strict=True):
-        inside = [row["nbytes"] / row["q1"] for row in streams if low < row["nbytes"] <= high]
-        capacity = {"L2": nominal[0], "L3": nominal[1], "DRAM": measurements["memory_bytes"]}[level]
-        bandwidth = quantity(max(inside), "B/s") if inside else None
-        levels.append(MemoryLevel(level, quantity(capacity, "B", "datasheet"), bandwidth))
+    bounds, seen = [0.0, *capacities, np.inf], [(row["nbytes"], row["nbytes"] / row["q1"]) for row in _streams(rows)]
+    names, levels = [*("L1", "L2", "L3")[3 - len(capacities) :], "DRAM"], []
+    rates = rates or [max(row["nbytes"] / row["q1"] for row in rows)]  # at least what some kernel has moved
+    for number, (level, rate) in enumerate(zip(names, rates, strict=True)):
+        low, high = bounds[number : number + 2]
+        best = max([rate, *(speed for size, speed in seen if max(2.0 * low, 1e5) < size <= high)])
+        memory, place = _state(measurements, "memory")
+        size = quantity(high, "B", "fitted") if high < np.inf else quantity(memory, "B", said=place) if memory else None
+        levels.append(MemoryLevel(level, size, quantity(best, "B/s")))
+    stated = _state(measurements, "L3")[0] or _state(measurements, "L2")[0]
     return Device(
         measurements["machine"]["processor"] + ", one core per rank",
         measurements["device"],
         {"fp32": quantity(peak, "FLOP/s")},
         tuple(levels),
+        never_left_cache=not capacities or largest < 2.0 * (stated or 0.0),
     )
 
 

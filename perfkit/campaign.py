@@ -1,32 +1,31 @@
 """Measuring campaigns on this machine: resumable, with progress; calibration and check are two of them."""
 
-import hashlib
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
-from datetime import date
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from perfkit.calibration import fit_platform
+from perfkit.calibration import find_caches, fit_platform
 from perfkit.gallery import load_platform
+from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import draw_cases
-from perfkit.measure.machine import cache_sizes, count_cores, describe_machine, free_memory, list_versions
-from perfkit.measure.runner import run_processes
+from perfkit.measure.ladder import LARGEST
+from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
+from perfkit.measure.runner import MeasurementError, check_ranks, run_processes
+from perfkit.pace import name_disturbances
 from perfkit.platform import Platform
 from perfkit.prediction.comparison import Comparison
 from perfkit.prediction.result import predict
-from perfkit.resources import write_text
+from perfkit.resources import LARGEST_TEXT, reading, write_text
 from perfkit.units import check_choice, check_positive
 from perfkit.workloads.samples import MODELS, Sample, draw_calibration, draw_check, dump
 
 __all__ = [
-    "Campaign",
     "calibrate",
     "check",
     "check_target",
@@ -35,82 +34,10 @@ __all__ = [
     "measure_kernels",
     "measure_platform",
     "measure_samples",
-    "open_campaign",
 ]
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _GROUP = 110  # kernels timed by one process
-
-
-class Campaign:
-    """A series of measurements; each finished one is kept on disk, so that a rerun continues.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Where finished measurements lie; None keeps nothing.
-    progress : bool
-        Whether to show a bar for each stage.
-    """
-
-    def __init__(self, folder: Path | None, *, progress: bool = True) -> None:
-        self.folder, self.progress = folder, progress
-
-    def run(self, stage: str, jobs: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-        """Run the jobs that are not finished yet.
-
-        Parameters
-        ----------
-        stage : str
-            Name shown and used in file names.
-        jobs : mapping of str to callable
-            What to run, by name; each returns plain JSON.
-
-        Returns
-        -------
-        results : dict
-            By name.
-        """
-        from tqdm import tqdm
-
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        results = {}
-        for key, job in tqdm(jobs.items(), desc=stage, disable=not self.progress, unit="group", leave=True):
-            file = self.folder / f"{stage}.{key}.json".replace(" ", "-") if self.folder else None
-            if file is not None and file.exists():
-                results[key] = json.loads(file.read_text())
-                continue
-            results[key] = job()
-            if file is not None:
-                write_text(file, json.dumps(results[key]))
-        return results
-
-    def close(self) -> None:
-        """Forget the finished measurements: they have become part of a result."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def open_campaign(*options: object, progress: bool) -> Campaign:
-    """Open a campaign that continues an unfinished one of the same machine, versions and options.
-
-    Parameters
-    ----------
-    *options : object
-        What tells campaigns apart; as text of JSON.
-    progress : bool
-        Whether to show a bar for each stage.
-
-    Returns
-    -------
-    campaign : Campaign
-        Its folder lies in the user's cache.
-    """
-    facts = json.dumps([describe_machine(), list_versions(), options], sort_keys=True, default=str)
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "perfkit" / hashlib.sha256(facts.encode()).hexdigest()[:16]
-    return Campaign(folder, progress=progress)
 
 
 def launched_ranks() -> tuple[int, int, int] | None:
@@ -128,7 +55,7 @@ def launched_ranks() -> tuple[int, int, int] | None:
 
 
 def measure_kernels(
-    campaign: Campaign, *, device: str, seed: int = 0, density: float = 1.0, seconds: float = 0.04
+    campaign: Campaign, *, device: str, seed: int = 0, density: float = 1.0, seconds: float = 0.04, cache: float = 0.0
 ) -> list[dict[str, Any]]:
     """Time isolated kernels in fresh processes.
 
@@ -144,13 +71,15 @@ def measure_kernels(
         Share of the full number of sizes [-].
     seconds : float
         Time for each size [s].
+    cache : float
+        What the last cache holds, see `perfkit.measure.kernels.draw_cases` [B].
 
     Returns
     -------
     rows : list of dict
         Kind, variant, sizes, ``nbytes`` [B] and the timing [s] of each kernel.
     """
-    cases = draw_cases(seed, density=density)
+    cases = draw_cases(seed, density=density, cache=cache)
     groups = [cases[start : start + _GROUP] for start in range(0, len(cases), _GROUP)]
 
     def measure(group: Sequence[Any]) -> list[dict[str, Any]]:
@@ -160,7 +89,7 @@ def measure_kernels(
             {"kind": c.kind, "variant": c.variant, "sizes": c.sizes, **t} for c, t in zip(group, timings, strict=True)
         ]
 
-    jobs = {f"{seed}-{i}": (lambda group=group: measure(group)) for i, group in enumerate(groups)}
+    jobs = {f"{seed}-{cache:.0f}-{i}": (lambda group=group: measure(group)) for i, group in enumerate(groups)}
     return [row for rows in campaign.run("kernels", jobs).values() for row in rows]
 
 
@@ -197,7 +126,7 @@ def measure_collectives(campaign: Campaign, *, device: str, ranks: int, seconds:
         q1, median, q3 = (float(q) for q in np.percentile(slowest, [25, 50, 75]))
         rows.append(
             {"operation": same[0]["operation"], "nbytes": same[0]["nbytes"], "q1": q1, "median": median, "q3": q3,
-             "mean": float(np.mean(slowest)), "n": len(slowest)}
+             "mean": float(np.mean(slowest)), "n": len(slowest), "core_share": min(row["core_share"] for row in same)}
         )  # fmt: skip
     return rows
 
@@ -259,15 +188,14 @@ def measure_samples(
 
 
 def _again_if_unsteady(measure: Callable[[], list[Any]]) -> list[Any]:
-    """Measure once more where the interleaved halves differ by more than 10 %, then keep the steadier and flag it."""
+    """Measure once more where the interleaved halves differ by more than 10 %, keep the steadier, and flag what is not.
+
+    What got less than 97 % of a core while it ran references is flagged as well.
+    """
     first = measure()
-    if _unsteady(first) <= 0.1:
-        return first
-    second = measure()
-    best = min((first, second), key=_unsteady)
-    for result in best:
-        result["flagged"] = _unsteady(best) > 0.1
-    return best
+    best = first if _unsteady(first) <= 0.1 else min((first, measure()), key=_unsteady)
+    spoiled = _unsteady(best) > 0.1 or min(result.get("core_share", 1.0) for result in best) < 0.97
+    return [{**result, "flagged": spoiled} for result in best]
 
 
 def _unsteady(results: Sequence[Mapping[str, Any]]) -> float:
@@ -313,19 +241,25 @@ def measure_platform(
     check_choice("device", device, ("cpu", "cuda"))
     wanted = _count_ranks(device, ranks)
     kept = campaign or open_campaign("calibrate", device, wanted, quick, models, progress=progress)
-    pause = 0.1 if quick else 0.2
+    facts, pause = gather_facts(), 0.1 if quick else 0.2
     collectives = measure_collectives(kept, device=device, ranks=wanted, seconds=pause) if wanted > 1 else []
+    largest = min(LARGEST, (facts["free_memory"].value or LARGEST) / 4) if device == "cpu" else LARGEST
+    job = {"task": "ladder", "largest": largest / (2 if quick else 1), "device": device}
+    ladder = kept.run("memory", {"ladder": lambda: run_processes(job)[0]})["ladder"]
     density, seconds = (0.4, 0.015) if quick else (1.0, 0.03)
-    kernels = measure_kernels(kept, device=device, density=density, seconds=seconds)
+    levels, _, timed = find_caches(ladder)
+    cache = min(levels[-1], timed / 4) if levels else 0.0
+    kernels = measure_kernels(kept, device=device, density=density, seconds=seconds, cache=cache)
     samples = draw_calibration(quick=quick, hybrid=wanted == 2, models=models)
     rows = measure_samples(kept, samples, device=device, seconds=0.3 if quick else 0.6, operations=3 if quick else 5)
-    machine, day = describe_machine(), date.today().isoformat()
+    machine, day = describe_machine(), kept.day
     label, versions = machine["processor"], list_versions()
     return {
         "format": 1, "id": f"perfkit {versions.get('perfkit', '')} on {label}, {wanted} ranks, {day}",
         "device": device, "ranks": wanted, "date": day,
         "ranks_per_node": (launched_ranks() or (0, wanted, wanted))[2],
-        "machine": machine, "versions": versions, "caches": cache_sizes(), "memory_bytes": free_memory()[1],
+        "machine": machine, "versions": versions, "facts": {name: asdict(fact) for name, fact in facts.items()},
+        "ladder": ladder,
         "kernels": [{key: row[key] for key in _KERNEL_COLUMNS} for row in kernels], "collectives": collectives,
         "iterations": [_trim(row) for row in rows],
     }  # fmt: skip
@@ -339,13 +273,13 @@ def _trim(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in row.items() if key != "passes"}, "runs": runs}
 
 
-_KERNEL_COLUMNS = ("kind", "variant", "sizes", "nbytes", "median", "q1", "q3", "halves", "cpu_share")
+_KERNEL_COLUMNS = ("kind", "variant", "sizes", "nbytes", "median", "q1", "q3", "halves", "cpu_share", "reference")
 
 
 def _count_ranks(device: str, ranks: int | None) -> int:
     """Ranks asked for, or those of the launcher, or two where there are two cores, or all GPUs."""
     if ranks is not None:
-        return int(check_positive("ranks", ranks, integer=True))
+        return check_ranks(int(check_positive("ranks", ranks, integer=True)), device)
     place = launched_ranks()
     if place:
         return place[1]
@@ -394,6 +328,7 @@ def calibrate(
     quick: bool = False,
     models: str = "standard",
     out: str | Path | None = None,
+    measurements: str | Path | None = None,
     progress: bool = True,
 ) -> Platform:
     """Calibrate this machine: measure, fit, and return the platform.
@@ -411,6 +346,8 @@ def calibrate(
         nets and data-parallel training; 15 iterations).
     out : str or Path, optional
         Platform file to write, with the raw measurements in a ``.measurements.json`` beside it.
+    measurements : str or Path, optional
+        Raw measurements of an earlier calibration to fit, instead of measuring.
     progress : bool
         Whether to show a bar for each stage.
 
@@ -424,27 +361,43 @@ def calibrate(
     ValueError
         For an unknown device or a number of ranks that is not above zero.
     MeasurementError
-        If a measuring process fails; what was finished is kept and a rerun continues.
+        If a measuring process fails, where what was finished is kept and a rerun continues; or if nothing can be fitted
+        to what was measured.
     """
     check_choice("device", device, ("cpu", "cuda"))
     check_choice("models", models, MODELS)
     target = check_target("out", out) if out is not None else None
-    wanted = _count_ranks(device, ranks)
-    options: dict[str, Any] = {"device": device, "ranks": wanted, "quick": quick, "models": models}
-    campaign = open_campaign("calibrate", *options.values(), progress=progress)
-    measurements = measure_platform(**options, progress=progress, campaign=campaign)
-    late = [row["cpu_share"] < 0.97 for row in measurements["kernels"]]
-    preempted = sum(late) / max(len(late), 1)
-    if device == "cpu" and preempted > 0.1:
-        warnings.warn(
-            f"{preempted:.0%} of the kernel timings got less than 97 % of a core; close other programs and try again",
-            stacklevel=2,
-        )
-    platform = fit_platform(measurements, name=target.stem if target else None)
-    if target is not None:
-        write_text(target.with_suffix(".measurements.json"), json.dumps(measurements))
-        platform.save(target)
-    campaign.close()  # the next call measures anew
+    if measurements is not None:
+        with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
+            raw, campaign = json.loads(Path(measurements).read_text(encoding="utf-8")), None
+    else:
+        options: dict[str, Any] = {
+            "device": device,
+            "ranks": _count_ranks(device, ranks),
+            "quick": quick,
+            "models": models,
+        }
+        campaign = open_campaign("calibrate", *options.values(), progress=progress)
+        raw = measure_platform(**options, progress=progress, campaign=campaign)
+        beside = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
+        if target is not None:
+            write_text(beside, json.dumps(raw))
+    try:
+        platform = fit_platform(raw, name=target.stem if target else None)
+        if target is not None:
+            platform.save(target)
+    except ValueError as error:
+        if measurements is not None:
+            raise
+        write_text(beside, json.dumps(raw))
+        raise MeasurementError(
+            f"{error}; nothing measured is lost: once the cause is gone, perfkit calibrate --measurements {beside} "
+            "--out PLATFORM.toml fits it without measuring again"
+        ) from error
+    if spoiled := platform.provenance.get("disturbances"):
+        warnings.warn(f"{spoiled}; close other programs and calibrate again", stacklevel=2)
+    if campaign:
+        campaign.close()  # the next call measures anew
     return platform
 
 
@@ -486,13 +439,18 @@ def check(
     """
     where = load_platform(platform)
     check_positive("seed", seed, integer=True, zero=True)
-    parallel = {} if where.network.ranks >= 2 else {"hybrid": 0, "ddp": 0}
+    kind, room = where.device.kind, count_cores() if where.device.kind == "cpu" else where.network.ranks
+    parallel = {} if min(where.network.ranks, room) >= 2 else {"hybrid": 0, "ddp": 0}
     chosen = list(samples) if samples is not None else draw_check(seed, models=models, **parallel)
+    check_ranks(max((sample.ranks for sample in chosen), default=1), kind)
+    if room < min(2, where.network.ranks):
+        warnings.warn("iterations on two ranks are left out: this process may use one core", stacklevel=2)
     predictions = [predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen]  # before measuring anything
     names = [(s.name, dump(s.workload), s.plan and s.plan.owners, s.ranks) for s in chosen]
     campaign = open_campaign("check", where.name, seed, names, progress=progress)
-    rows = measure_samples(campaign, chosen, device=where.device.kind, seconds=seconds, stage="check", passes=2)
-    about = {"machine": describe_machine(), "versions": list_versions()}
+    rows = measure_samples(campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2)
+    runs = [run for row in rows for results in row["passes"] for run in results]
+    about = {"machine": {**describe_machine(), **name_disturbances(iterations=runs)}, "versions": list_versions()}
     comparison = Comparison.build(where, chosen, predictions, rows, **about)
     campaign.close()
     return comparison

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ from perfkit.fitting import Fit
 from perfkit.hardware import DTYPES, Device
 from perfkit.models import embedding
 from perfkit.models.caches import lru_misses, miss_share, page_walks, unique_rows
-from perfkit.units import Array, Values, check_choice, format_rate
+from perfkit.units import Array, Values, check_choice, check_type, format_rate, show
 
 __all__ = ["UNMEASURED", "estimate_kernels", "find_kernel", "find_stand_in", "price_kernels", "size_lookups"]
 
@@ -60,6 +60,8 @@ def find_kernel(
         Key and fit, with a wider spread where it is of products in another number format; None where the class has no
         model [-].
     """
+    check_type("kind", kind, str)
+    check_choice("dtype", dtype, DTYPES)
     keys = ((f"{kind}.{variant}",) if variant else ()) + (f"{kind}.{dtype}", kind)
     found = next(((key, kernels[key]) for key in keys if key in kernels), None)
     if found is None or found[0] != kind or kind not in _PRODUCTS:
@@ -250,8 +252,8 @@ def size_lookups(
     ValueError
         For no table.
     """
-    if not tables:
-        raise ValueError("tables is empty; pass at least one embedding table")
+    if not isinstance(tables, Collection) or not tables or not all(hasattr(t, "distribution") for t in tables):
+        raise ValueError(f"tables is {show(tables)}; pass at least one embedding table")
     granularity = 32.0 if device.kind == "cuda" else 64.0  # sectors of a GPU, cache lines of a CPU
     columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize) for t in tables]
     rows, dim, bags, lookups, itemsize = np.array(columns, dtype=float).T

@@ -7,13 +7,19 @@ import platform as system
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from perfkit.gallery import load_platform
+from perfkit.measure.folders import find_cache
+from perfkit.measure.machine import gather_facts
 from perfkit.measure.runner import ENVIRONMENT, MeasurementError, run_processes
+from perfkit.models.drift import REFERENCES
 from perfkit.resources import find_reference
 from perfkit.units import format_bytes
 
@@ -22,6 +28,8 @@ __all__ = ["Finding", "diagnose", "format_findings"]
 PACKAGES = ("numpy", "scipy", "polars", "pandas", "statsmodels", "altair", "vl-convert-python", "tqdm", "tomli-w")
 #: Free memory that the larger configurations of a check need beside their PyTorch processes [B].
 MEMORY = 6e9
+#: Mean error of a check on machines that were steady within 5 %: 7 to 9 % (zen3-2, xeon-2) [-].
+USUAL_ERROR = 0.08
 #: Share of one core that others may use before medians begin to move [-].
 BUSY = 0.25
 #: Share of the time that a hypervisor may take away [-].
@@ -76,35 +84,36 @@ def _system() -> Finding:
     return Finding("system", ok, f"{system.system()} {system.release()} {system.machine()}", advice)
 
 
-def _cores(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> Finding:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    detail = f"{allowed} of {os.cpu_count()} usable"
-    try:
-        quota, period = limits.read_text().split()
-    except (OSError, ValueError):
-        quota, period = "max", "1"
-    if quota != "max" and int(quota) < allowed * int(period):
-        share = f"{detail}; the container may use {int(quota) / int(period):.1f} of them"
-        return Finding("cores", False, share, "measurements would be throttled; raise the container's CPU limit")
+def _cores(root: Path = Path("/")) -> Finding:
+    facts = gather_facts(root)
+    allowed, whole, limit = (facts[name].value for name in ("cores", "whole_cores", "core_limit"))
+    detail = f"{allowed} of {os.cpu_count()} usable" + (f", on {whole} whole cores" if whole < allowed else "")
+    if limit is not None and limit < allowed:
+        detail += f"; the container may use {limit:.1f} of them"
+        return Finding("cores", False, detail, "measurements would be throttled; raise the container's CPU limit")
     advice = "" if allowed > 1 else "collectives need 2 cores; calibration leaves them out"
     return Finding("cores", True if allowed > 1 else None, detail, advice)
 
 
-def _memory(information: Path = Path("/proc/meminfo")) -> Finding:
-    try:
-        pairs = (line.split(":") for line in information.read_text().splitlines())
-        sizes = {name: 1024 * int(text.split()[0]) for name, text in pairs}
-        free, total = sizes["MemAvailable"], sizes["MemTotal"]
-    except (OSError, ValueError, KeyError, IndexError):
-        return Finding("memory", None, "not readable here", f"keep {format_bytes(MEMORY)} free")
+def _memory(root: Path = Path("/")) -> Finding:
+    facts = gather_facts(root)
+    free, total = facts["free_memory"].value, facts["memory"].value
+    if free is None or total is None:
+        return Finding("memory", None, facts["free_memory"].source, f"keep {format_bytes(MEMORY)} free")
     advice = "" if free >= MEMORY else f"close programs until {format_bytes(MEMORY)} are free, or the machine will swap"
     return Finding("memory", free >= MEMORY, f"{format_bytes(free)} free of {format_bytes(total)}", advice)
 
 
 def _disk() -> Finding:
-    free = shutil.disk_usage(Path.cwd()).free
-    advice = "" if free > 1e9 else "finished measurements are kept in .perfkit here; free 1 GB or work elsewhere"
-    return Finding("disk", free > 1e9, f"{format_bytes(free)} free in the working folder", advice)
+    try:
+        places = {"kept measurements": find_cache(), "temporary files": Path(tempfile.gettempdir())}
+    except (OSError, RuntimeError) as error:
+        return Finding("disk", None, str(error), "name folders that can be written to in XDG_CACHE_HOME and TMPDIR")
+    free = {use: shutil.disk_usage(place).free if os.access(place, os.W_OK) else 0 for use, place in places.items()}
+    detail = ", ".join(f"{format_bytes(free[use])} free for {use} in {place}" for use, place in places.items())
+    least = min(free, key=lambda use: free[use])
+    advice = "" if free[least] > 1e9 else f"free 1 GB for {least}, or name other folders in XDG_CACHE_HOME and TMPDIR"
+    return Finding("disk", not advice, detail, advice)
 
 
 def _load(seconds: float = 1.0, counters: Path = Path("/proc/stat")) -> Finding:
@@ -172,12 +181,8 @@ def _malloc() -> Finding:
         faults = int(done.stdout)
     except (subprocess.SubprocessError, ValueError) as error:
         return Finding("malloc", False, f"the trial failed: {error}", "see whether other Python programs start")
-    preload = os.environ.get("LD_PRELOAD", "")
-    advice = (
-        ""
-        if faults < 1000
-        else "another allocator is in the way; unset LD_PRELOAD" + (f" ({preload})" if preload else "")
-    )
+    preload = os.environ.get("LD_PRELOAD", "is not set, though")
+    advice = "" if faults < 1000 else f"another allocator is in the way; unset LD_PRELOAD ({preload})"
     return Finding("malloc", faults < 1000, f"a second block of 67 MB costs {faults} page faults", advice)
 
 
@@ -245,14 +250,35 @@ def _reference() -> Finding:
     return Finding("reference data", bool(files), f"{len(files)} platforms load", advice)
 
 
+def _steadiness(seconds: float = 10.0) -> Finding:
+    """How much the speed of the machine changes within some seconds, and what accuracy that leaves."""
+    if importlib.util.find_spec("torch") is None:
+        return Finding("steadiness", None, "not tried without torch")
+    try:
+        found = run_processes({"task": "references", "seconds": seconds}, timeout=90)[0]
+    except (MeasurementError, OSError) as error:
+        return Finding("steadiness", False, str(error), "see whether other Python programs start")
+    logs = np.log(found["references"])
+    windows = [np.median(part, axis=0) for part in np.array_split(logs, max(2, round(2 * seconds))) if len(part)]
+    moved = np.std(windows, axis=0)
+    single = ", ".join(f"{name} {share:.0%}" for name, share in zip(REFERENCES, moved, strict=True))
+    expected = float(np.hypot(USUAL_ERROR, moved.mean()))
+    detail = f"within {seconds:.0f} s: {single}; expect mean errors of about {expected:.0%} in a check"
+    if found["core_share"] < 0.97:
+        text = f"{detail}; other programs took {1 - found['core_share']:.0%} of the core"
+        return Finding("steadiness", False, text, "close other programs")
+    advice = "" if moved.mean() < 0.1 else "a check also gives errors at the usual pace, which tell drift from error"
+    return Finding("steadiness", True if moved.mean() < 0.1 else None, detail, advice)
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     *(_versions, _torch, _system, _cores, _memory, _disk),
-    *(_load, _frequency, _malloc, _gloo, _gpus, _charts, _reference),
+    *(_load, _frequency, _steadiness, _malloc, _gloo, _gpus, _charts, _reference),
 )
 
 
 def diagnose() -> list[Finding]:
-    """Look at everything a calibration depends on; takes about ten seconds, most of it starting two processes.
+    """Look at everything a calibration depends on; takes about twenty seconds, half of it to see how steady it is.
 
     Returns
     -------

@@ -3,7 +3,9 @@
 import html
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
@@ -12,21 +14,27 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting import Fit
+from perfkit.models.drift import at_usual_pace
 from perfkit.models.kernels import additive, in_context
 from perfkit.models.roofline import round_up, smooth_maximum
-from perfkit.units import Array, Values, check_positive, format_bytes, format_rate, format_time
+from perfkit.units import Array, Values, check_positive, escape, format_bytes, format_rate, format_time
 
 __all__ = [
     "COLLECTIVE_FORMS",
     "CONTEXT_FORMS",
     "EQUATIONS",
     "FORMS",
+    "LARGEST",
+    "LIMITS",
     "TRANSFERRED",
     "Estimate",
     "ExtrapolationWarning",
+    "check_time",
     "fill_in",
     "find_extrapolations",
+    "find_interval",
     "find_transfers",
+    "keep_quiet",
     "warn_once",
 ]
 
@@ -49,13 +57,92 @@ CONTEXT_FORMS: dict[str, Callable[..., Any]] = {
     "iteration": lambda *, scale, per_operation=0.0, per_collective=0.0, per_resume=0.0: None,
     "overlap": lambda *, contention: None,
     "caches": lambda *, l2, l3, pages=math.inf: None,
+    "pace": at_usual_pace,
 }
+#: Smallest and largest value that a number of a fit may have, by its name, each in its unit; others go from 0 to
+#: `LARGEST`. They are far wider than what any machine has: outside them a file is damaged or mistyped.
+LIMITS: dict[str, tuple[float, float]] = {
+    "sharpness": (0.1, 1e3), "contention": (0.0, 1.0), "l2": (0.0, 1e18), "l3": (0.0, 1e18), "pages": (1.0, math.inf),
+    "compute_efficiency": (1e-6, 1e3), "memory_efficiency": (1e-6, 1e3), "tile_m": (1.0, 1e6), "tile_n": (1.0, 1e6),
+    "spread": (0.0, 10.0), "bias": (-10.0, 10.0),
+}  # fmt: skip
+#: Largest time, scale or standard error of a parameter [s or -].
+LARGEST = 1e6
 #: How the note begins that marks a fit as carried over from another machine.
 TRANSFERRED = "transferred from "
+_QUIET = ContextVar("quiet", default=False)
 
 
 class ExtrapolationWarning(UserWarning):
     """A model was asked about sizes or rank counts outside those it was fitted on."""
+
+
+def check_time(label: str, time: float, spread: float, parts: Iterable[float]) -> None:
+    """Refuse to hand on a time that is none.
+
+    Parameters
+    ----------
+    label : str
+        What takes so long, and on which platform [-].
+    time : float
+        Predicted time; above 0 where there are parts [s].
+    spread : float
+        Standard deviation of its logarithm; at most 50, so that every interval is finite [-].
+    parts : iterable of float
+        Parts that sum to the time; none where they are not known [s].
+
+    Raises
+    ------
+    ValueError
+        For a time that is negative, infinite or no number, has no interval, or is not the sum of its parts.
+
+    Examples
+    --------
+    >>> check_time("gemm on 'toy'", 2.0, 0.1, [0.5, 1.5])
+    >>> check_time("gemm on 'toy'", float("nan"), 0.1, [])
+    Traceback (most recent call last):
+    ...
+    ValueError: gemm on 'toy' comes out at nan s (parts nan s, spread 0.1); a size or a platform's number is too far off
+    """
+    known = list(parts)
+    total = math.fsum(known) if known else time
+    sound = 0 <= time < math.inf and 0 <= spread <= 50 and (time > 0 or not known)
+    if not sound or not math.isclose(total, time, rel_tol=1e-9):
+        found = f"comes out at {time:g} s (parts {total:g} s, spread {spread:g})"
+        raise ValueError(f"{escape(label, 200)} {found}; a size or a platform's number is too far off")
+
+
+def find_interval(time: float, spread: float, level: float) -> tuple[float, float]:
+    """Find the bounds that hold a measured time with a given probability, log-normal.
+
+    Parameters
+    ----------
+    time : float
+        Predicted time [s].
+    spread : float
+        Standard deviation of its logarithm [-].
+    level : float
+        Probability between 0 and 1 [-].
+
+    Returns
+    -------
+    low, high : float
+        Bounds [s].
+
+    Raises
+    ------
+    ValueError
+        For a level that is not between 0 and 1.
+
+    Examples
+    --------
+    >>> [round(bound, 2) for bound in find_interval(1.0, 0.1, 0.8)]
+    [0.88, 1.14]
+    """
+    if check_positive("level", level, maximum=1) == 1:
+        raise ValueError("level is 1; it must be a number above 0 and below 1, such as 0.8")
+    factor = math.exp(NormalDist().inv_cdf(0.5 + level / 2) * spread)
+    return time / factor, time * factor
 
 
 @dataclass(frozen=True)
@@ -88,6 +175,9 @@ class Estimate:
     formula: str
     warnings: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_time(self.formula.partition(": ")[0], self.time, self.spread, self.terms.values())
+
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Bounds that hold the measured time with a given probability, log-normal.
 
@@ -106,10 +196,7 @@ class Estimate:
         ValueError
             For a level that is not between 0 and 1.
         """
-        if not 0 < check_positive("level", level, maximum=1) < 1:
-            raise ValueError("level is 1; it must be a number above 0 and below 1, such as 0.8")
-        factor = math.exp(NormalDist().inv_cdf((1 + level) / 2) * self.spread)
-        return self.time / factor, self.time * factor
+        return find_interval(self.time, self.spread, level)
 
     def explain(self) -> str:
         """Say where the time comes from: formula with numbers, parts, interval, warnings.
@@ -232,13 +319,26 @@ def fill_in(fit: Fit) -> str:
     return f"{EQUATIONS.get(fit.form, fit.form)} with {fit!r}"
 
 
+@contextmanager
+def keep_quiet() -> Iterator[None]:
+    """Raise no `ExtrapolationWarning` meanwhile, in this thread alone; results carry what it would say.
+
+    Python's own filters belong to all threads, so that putting them back in one undoes what another did.
+    """
+    before = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(before)
+
+
 def warn_once(messages: tuple[str, ...], stacklevel: int) -> tuple[str, ...]:
     """Raise one Python warning for all the messages, and hand them back.
 
     Parameters
     ----------
     messages : tuple of str
-        What to know; nothing is raised where there is none.
+        What to know; nothing is raised where there is none, nor inside `keep_quiet`.
     stacklevel : int
         Frames between here and the caller to blame [-].
 
@@ -247,6 +347,6 @@ def warn_once(messages: tuple[str, ...], stacklevel: int) -> tuple[str, ...]:
     messages : tuple of str
         The same.
     """
-    if messages:
+    if messages and not _QUIET.get():
         warnings.warn("; ".join(messages), ExtrapolationWarning, stacklevel=stacklevel)
     return messages

@@ -17,7 +17,7 @@ from perfkit.resources import (
     expect_text,
     expect_whole,
 )
-from perfkit.units import Array, Values
+from perfkit.units import Array, Typed, Values, check_sizes
 
 __all__ = [
     "DTYPES",
@@ -39,7 +39,7 @@ KINDS = ("datasheet", "measured", "fitted", "assumed")
 
 
 @dataclass(frozen=True)
-class Quantity:
+class Quantity(Typed):
     """One number with its provenance.
 
     Parameters
@@ -71,26 +71,26 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class MemoryLevel:
+class MemoryLevel(Typed):
     """A cache or a main memory.
 
     Parameters
     ----------
     name : str
         Name, such as ``L2`` [-].
-    capacity : Quantity
-        Size [B].
+    capacity : Quantity, optional
+        Size [B]; None for a main memory of unknown size.
     bandwidth : Quantity, optional
         Sustained or datasheet bandwidth, reads and writes together [B/s]; None where nobody states it.
     """
 
     name: str
-    capacity: Quantity
+    capacity: Quantity | None = None
     bandwidth: Quantity | None = None
 
 
 @dataclass(frozen=True)
-class Device:
+class Device(Typed):
     """What one rank computes on.
 
     Parameters
@@ -103,12 +103,15 @@ class Device:
         Peak rate by dtype, dense [FLOP/s].
     memory : tuple of MemoryLevel
         Levels from near to far; the last one is the main memory [-].
+    never_left_cache : bool, optional
+        Whether no working set was timed that was surely larger than the caches.
     """
 
     name: str
     kind: str
     peaks: Mapping[str, Quantity]
     memory: tuple[MemoryLevel, ...]
+    never_left_cache: bool = False
 
     def bandwidth(self, working_set: Values) -> Array:
         """Memory bandwidth that a working set sees, continuous in its size.
@@ -123,8 +126,11 @@ class Device:
         bandwidth : array
             Bytes over the time to move them, where each level serves what the nearer ones cannot hold [B/s].
         """
-        levels = [(level.capacity.value, level.bandwidth.value) for level in self.memory if level.bandwidth]
-        size = np.maximum(np.asarray(working_set, dtype=float), 1.0)
+        levels = [
+            (level.capacity.value if level.capacity else math.inf, level.bandwidth.value)
+            for level in self.memory if level.bandwidth
+        ]  # fmt: skip
+        size = np.maximum(check_sizes("working_set", working_set), 1.0)
         time, below = np.zeros(size.shape), 0.0
         for position, (capacity, rate) in enumerate(levels, 1):
             top = math.inf if position == len(levels) else max(capacity, below)
@@ -134,7 +140,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(Typed):
     """The network as one rank sees it.
 
     Parameters
@@ -150,7 +156,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Network:
+class Network(Typed):
     """How ranks are connected.
 
     Parameters
@@ -213,9 +219,14 @@ def expect_device() -> Reader:
         levels: tuple[MemoryLevel, ...] = read_levels(value, place)
         if not levels or levels[-1].bandwidth is None:
             raise ValueError(f"{place} has no bandwidth in its last level; list levels from near to far")
+        for number, level in enumerate(levels[:-1]):
+            if level.capacity is None:
+                raise ValueError(f"{place}[{number}] is a cache without a capacity; leave it out or state its bytes")
         return levels
 
-    return expect_record(Device, name=text, kind=expect_text("cpu", "cuda"), peaks=peaks, memory=memory)
+    left = expect("true or false", lambda value: isinstance(value, bool))
+    known = {"name": text, "kind": expect_text("cpu", "cuda"), "peaks": peaks, "memory": memory}
+    return expect_record(Device, **known, never_left_cache=left)
 
 
 def expect_network() -> Reader:

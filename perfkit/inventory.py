@@ -41,7 +41,7 @@ def list_numbers(platform: Any) -> Iterator[Number]:
     """
     quantities = [("peak", dtype, peak) for dtype, peak in platform.device.peaks.items()]
     for level in platform.device.memory:
-        quantities.append(("memory", f"{level.name} capacity", level.capacity))
+        quantities += [("memory", f"{level.name} capacity", level.capacity)] if level.capacity else []
         quantities += [("memory", f"{level.name} bandwidth", level.bandwidth)] if level.bandwidth else []
     for name, link in platform.network.links.items():
         quantities += [("link", f"{name} bandwidth", link.bandwidth), ("link", f"{name} latency", link.latency)]

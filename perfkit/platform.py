@@ -9,38 +9,34 @@ import numpy as np
 
 from perfkit.communication import CollectiveTime, price_collective
 from perfkit.computation import estimate_kernels, find_kernel, price_kernels, size_lookups
-from perfkit.estimates import FORMS, Estimate, ExtrapolationWarning, find_extrapolations, warn_once
+from perfkit.estimates import Estimate, ExtrapolationWarning, warn_once
 from perfkit.fitting import Fit
-from perfkit.hardware import DTYPES, KINDS, Device, Link, MemoryLevel, Network, Quantity
+from perfkit.hardware import DTYPES, Device, Network, Quantity
 from perfkit.inventory import list_numbers, render_numbers, tabulate_numbers
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.platform_file import FORMAT, PlatformError, Stored
-from perfkit.units import Array, Values, check_choice, check_positive, format_bytes
+from perfkit.platform_file import PlatformError, Stored, check_numbers
+from perfkit.resources import reading
+from perfkit.units import (
+    Array,
+    Typed,
+    Values,
+    check_choice,
+    check_positive,
+    check_sizes,
+    check_type,
+    format_bytes,
+    show,
+)
 from perfkit.variants import Variants
 
 if TYPE_CHECKING:
     import polars
 
-__all__ = [
-    "DTYPES",
-    "FORMAT",
-    "FORMS",
-    "KINDS",
-    "Device",
-    "Estimate",
-    "ExtrapolationWarning",
-    "Link",
-    "MemoryLevel",
-    "Network",
-    "Platform",
-    "PlatformError",
-    "Quantity",
-    "find_extrapolations",
-]
+__all__ = ["ExtrapolationWarning", "Platform"]
 
 
 @dataclass(frozen=True)
-class Platform(Variants, Stored):
+class Platform(Variants, Stored, Typed):
     """Everything perfkit knows about a machine or a cluster.
 
     Parameters
@@ -80,6 +76,11 @@ class Platform(Variants, Stored):
     context: Mapping[str, Fit] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with reading(f"platform {show(self.name)}", "mend it, or calibrate again", error=PlatformError):
+            check_numbers(self)
+
     def bandwidth(self, working_set: Values) -> Array:
         """Memory bandwidth that a working set sees, see `Device.bandwidth`.
 
@@ -100,8 +101,14 @@ class Platform(Variants, Stored):
         """What the last two caches before the main memory hold, fitted or nominal; a single one counts for both [B]."""
         if "caches" in self.context:
             return self.context["caches"]["l2"], self.context["caches"]["l3"]
-        caches = [level.capacity.value for level in self.device.memory[:-1]] or [0.0]
+        caches = [level.capacity.value for level in self.device.memory[:-1] if level.capacity] or [0.0]
         return caches[-2:][0], caches[-1]
+
+    @property
+    def largest_timed(self) -> float:
+        """Largest working set that was timed; without limit where that is not known [B]."""
+        caches = self.context.get("caches")
+        return caches.ranges["nbytes"][1] if caches and "nbytes" in caches.ranges else math.inf
 
     @property
     def page_entries(self) -> float:
@@ -157,10 +164,15 @@ class Platform(Variants, Stored):
         ValueError
             For a class without a model, or a dtype without a peak.
         """
+        check_type("features", features, Mapping)
         found = self.find_kernel(kind, dtype=dtype)
         if found is None:
             raise self._lacks_kernel(kind)
-        return price_kernels(found[1], self.device, features, dtype=dtype, capacities=self.cache_capacities)
+        sizes = {name: check_sizes(f"features[{show(name)}]", values) for name, values in features.items()}
+        try:
+            return price_kernels(found[1], self.device, sizes, dtype=dtype, capacities=self.cache_capacities)
+        except KeyError as error:
+            raise ValueError(f"features has no {error}; the model of {found[0]} needs it, in base units") from None
 
     def gemm(self, m: int, n: int, k: int, *, dtype: str = "fp32", batch: int = 1) -> Estimate:
         """Time of a matrix product y[m, n] = x[m, k] w[k, n], alone on the device.
@@ -241,7 +253,7 @@ class Platform(Variants, Stored):
         ValueError
             For an operation or algorithm without a model, or more ranks than the network has.
         """
-        return self._collective(operation, np.asarray(nbytes, dtype=float), ranks, algorithm).time
+        return self._collective(operation, check_sizes("nbytes", nbytes), ranks, algorithm).time
 
     def collective(self, operation: str, nbytes: float, *, ranks: int, algorithm: str | None = None) -> Estimate:
         """Time of one collective.
@@ -292,7 +304,7 @@ class Platform(Variants, Stored):
 
     def _lacks_kernel(self, kind: str) -> ValueError:
         have = ", ".join(dict.fromkeys(self.kernels)) or "none"
-        lack = f"platform {self.name!r} has no kernel model for {kind!r}"
+        lack = f"platform {self.name!r} has no kernel model for {show(kind)}"
         return ValueError(f"{lack}; it has {have}; calibrate it or choose another platform")
 
     def _kernel(self, title: str, kind: str, features: Mapping[str, Values], dtype: str) -> Estimate:

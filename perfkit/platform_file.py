@@ -1,9 +1,11 @@
 """Platform files: what TOML may hold, checked entry by entry, every fault named with its place."""
 
 import json
+import math
 import os
+import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from inspect import signature
 from pathlib import Path
@@ -12,9 +14,9 @@ from typing import Any, Self
 import numpy as np
 
 from perfkit.communication import split_key
-from perfkit.estimates import COLLECTIVE_FORMS, CONTEXT_FORMS, FORMS
+from perfkit.estimates import COLLECTIVE_FORMS, CONTEXT_FORMS, FORMS, LARGEST, LIMITS
 from perfkit.fitting import Fit
-from perfkit.hardware import KINDS, expect_device, expect_network, expect_quantity
+from perfkit.hardware import KINDS, Quantity, expect_device, expect_network, expect_quantity
 from perfkit.models import collectives as forms
 from perfkit.models.kernels import TERMS
 from perfkit.resources import (
@@ -27,9 +29,11 @@ from perfkit.resources import (
     expect_text,
     expect_whole,
     find_reference,
+    join_place,
+    reading,
     write_text,
 )
-from perfkit.units import Values, check_choice
+from perfkit.units import Values, check_choice, show
 
 __all__ = [
     "EXAMPLE",
@@ -37,6 +41,7 @@ __all__ = [
     "UNITS",
     "PlatformError",
     "Stored",
+    "check_numbers",
     "encode",
     "expect_platform",
     "find_file",
@@ -47,7 +52,13 @@ __all__ = [
 FORMAT = 1
 #: A unit is one of these, or one over another.
 UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
+_TINY = 5e-324  # what is not below it is above 0
+_FORMS = {"kernels": FORMS, "collectives": COLLECTIVE_FORMS, "context": CONTEXT_FORMS}
 EXAMPLE = "reference_data/platforms/h100-sxm-8.toml"
+#: Largest platform file that is read [B]: those of the gallery have up to 0.13 MB, and TOML is read at 2 MB/s.
+_LARGEST_FILE = 2**20
+#: A key of many parts, for which Python's reader of TOML takes the square of their number.
+_DEEP = re.compile(r"""(?<![\w"'.-])(?:["'\w-]++\s*+\.\s*+){20}""")
 
 
 class PlatformError(ValueError):
@@ -79,13 +90,8 @@ def find_file(platform: str | Path) -> Path:
             return gallery[check_choice("platform", platform, gallery)]
         except ValueError as error:
             raise PlatformError(f"{error}; a file needs its .toml ending") from None
-    try:
-        Path(platform).stat()
-    except (OSError, ValueError) as error:
-        raise PlatformError(
-            f"platform {str(platform)!r} cannot be read: {error}; gallery: {', '.join(gallery)}"
-        ) from error
-    return Path(platform)
+    with reading(platform, f"gallery: {', '.join(gallery)}", error=PlatformError, most=_LARGEST_FILE):
+        return Path(platform)
 
 
 def encode(value: Any) -> Any:
@@ -103,7 +109,9 @@ def encode(value: Any) -> Any:
     """
     if is_dataclass(value):
         entries = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
-        return {name: entry for name, entry in entries.items() if entry not in (None, "", [], {})}
+        return {
+            name: entry for name, entry in entries.items() if entry is not False and entry not in (None, "", [], {})
+        }
     if isinstance(value, Mapping):
         return {str(key): encode(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
@@ -215,15 +223,55 @@ def _expect_fit(known: Mapping[str, Callable[..., Values]]) -> Reader:
             for name in sorted((wanted - found) | (found - allowed)):
                 fault = "missing" if name in wanted else "not a parameter of this fit"
                 raise ValueError(f"{place}.{part}.{name} is {fault}; {fit.form} takes {', '.join(sorted(names))}")
-        for name, ends in fit.ranges.items():
-            if len(ends) != 2 or ends[0] > ends[1]:
-                raise ValueError(f"{place}.ranges.{name} is {list(ends)}; it must be two numbers, the lower one first")
-        # A time, rate or exponent of zero would divide by zero in these; a launch may cost nothing.
-        for name in set(fit) - {"launch"} if fit.form in ("pipelined", "roofline", "tiled") else ():
-            expect_number(fit.units[name], low=0.0, above=True)(fit[name], f"{place}.parameters.{name}")
         return fit
 
     return read
+
+
+def check_numbers(platform: Any) -> None:
+    """Refuse a platform with numbers that no machine has, whether a file or Python code made it.
+
+    Parameters
+    ----------
+    platform : Platform
+        The platform.
+
+    Raises
+    ------
+    ValueError
+        With the place of a quantity or of a part of a fit, its value, and the range that it must be in.
+    """
+    for place, number, unit, low, high in _list_numbers(platform, ""):
+        if not low <= number <= high:
+            wanted = "above 0" if low == _TINY else f"from {low:g} to {high:g}"
+            raise ValueError(f"{place} is {json.dumps(number, default=float)}; it must be a number {wanted} [{unit}]")
+
+
+def _list_numbers(value: Any, place: str) -> Iterator[tuple[str, float, str, float, float]]:
+    """Place, number, unit, smallest and largest value of all quantities and fits in a part of a platform."""
+    if isinstance(value, Quantity):
+        low, high = (0.0, LARGEST) if value.unit == "s" else (_TINY, float(np.finfo(float).max))
+        yield f"{place}.value", value.value, value.unit, low, high
+        yield f"{place}.stderr", value.stderr or 0.0, value.unit, 0.0, high
+    elif isinstance(value, Fit):
+        expect_text(*_FORMS[place.partition(".")[0]])(value.form, f"{place}.form")
+        # A time or rate of zero would divide by zero in these; a launch may cost nothing.
+        divides = set(value) - {"launch"} if value.form in ("pipelined", "roofline", "tiled") else ()
+        numbers = {f"parameters.{name}": number for name, number in value.items()}
+        numbers |= {f"stderr.{name}": error for name, error in value.stderr.items()}
+        for name, number in (numbers | {"spread": value.spread, "bias": value.bias}).items():
+            part, _, parameter = name.rpartition(".")
+            low, high = LIMITS.get(name.removeprefix("parameters."), (0.0, LARGEST))
+            low = low or _TINY * (part == "parameters" and parameter in divides)
+            yield f"{place}.{name}", number, value.units.get(parameter, "-"), low, high
+        for name, ends in value.ranges.items():
+            if len(ends) != 2 or not -math.inf <= ends[0] <= ends[1]:
+                raise ValueError(f"{place}.ranges.{name} is {show(ends)}; it must be two numbers, the lower one first")
+    else:
+        parts = {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else value
+        parts = dict(enumerate(parts)) if isinstance(parts, tuple | list) else parts
+        for key, entry in parts.items() if isinstance(parts, Mapping) else ():
+            yield from _list_numbers(entry, f"{place}[{key}]" if isinstance(key, int) else join_place(place, key))
 
 
 def expect_platform(record: type) -> Reader:
@@ -305,15 +353,15 @@ class Stored:
         PlatformError
             With the place and the reason, for anything that is not a platform of this `FORMAT`.
         """
-        try:
+        with reading(origin, f"compare with {EXAMPLE}", error=PlatformError):
+            if _DEEP.search(text):
+                raise ValueError("a key has 20 parts or more")
             data = tomllib.loads(text)
             version = data.pop("format", None)
             if type(version) is not int or version != FORMAT:
                 found = "missing" if version is None else json.dumps(version, default=str)
                 raise ValueError(f"format is {found}; this perfkit reads format {FORMAT}")
             return expect_platform(cls)(data, "")
-        except (ValueError, RecursionError) as error:
-            raise PlatformError(f"{origin}: {error}; compare with {EXAMPLE}") from error
 
     def save(self, path: str | Path) -> Path:
         """Write the platform to a file, whole or not at all.
@@ -356,8 +404,5 @@ class Stored:
         PlatformError
             For a file that is missing, unreadable or not a platform.
         """
-        try:
-            text = Path(path).read_bytes().decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlatformError(f"{path} cannot be read: {error}; pass a platform file or a gallery name") from error
-        return cls.from_toml(text, origin=str(path))
+        with reading(path, "pass a platform file or a gallery name", error=PlatformError, most=_LARGEST_FILE):
+            return cls.from_toml(Path(path).read_bytes().decode("utf-8-sig"), origin=str(path))

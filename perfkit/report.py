@@ -102,21 +102,29 @@ def _headline(comparison: Comparison) -> _Markup:
         f"{total['n']} runs that the calibration never saw; error is |predicted / measured - 1|, bias its signed mean. "
     )
     note += "The noise floor is how far a repeated measurement of the same run lands from the first."
-    heads = (
-        "Family",
-        "Runs",
-        "Geometric mean",
-        "Mean",
-        "95th percentile",
-        "Largest",
-        "Bias",
-        "Noise floor",
-        "Inside 80%",
-    )
+    frames = {"Measured": rows}
+    if any("relative_s" in run for run in comparison.runs):
+        frames["At the usual pace"] = comparison.at_usual_pace().summary().to_dicts()
+        note += (
+            " Machines change their speed. The second table compares with times at the usual pace of the machine, told "
+            "by short references that were timed between the iterations."
+        )
+    heads = ("Runs", "Geometric mean", "Mean", "95th percentile", "Largest", "Bias", "Noise floor", "Inside 80%")
     keys = ("geomean", "mean", "p95", "max", "bias", "floor", "inside")
-    body = [(row["family"], row["n"], *(_percent(row[key], signed=key == "bias") for key in keys)) for row in rows]
-    table = _table(heads, body, numbers=heads[1:])
-    return _Markup(f'<ul class="tiles">{items}</ul><p class="soft">{escape(note)}</p>{table}')
+    tables = ""
+    for name, frame in frames.items():
+        cells = [
+            (row["family"], row["n"], *(_percent(row[key], signed=key == "bias") for key in keys)) for row in frame
+        ]
+        tables += _table((name, *heads), cells, numbers=heads)
+    return _Markup(f'<ul class="tiles">{items}</ul><p class="soft">{escape(note)}</p>{tables}')
+
+
+def _disturbances(platform: Platform, comparison: Comparison) -> str:
+    """What spoiled the measurements, if anything did."""
+    found = {"calibration": platform.provenance, "check": comparison.machine}
+    lines = [f"{name}: {said['disturbances']}" for name, said in found.items() if "disturbances" in said]
+    return f"<p><b>Disturbed measurements.</b> {escape('. '.join(lines))}.</p>" if lines else ""
 
 
 def _span(name: str, values: Sequence[Any]) -> str:
@@ -163,7 +171,8 @@ def _run(run: Mapping[str, Any]) -> tuple[Any, ...]:
 def _runs(runs: Iterable[Mapping[str, Any]]) -> _Markup:
     heads = ("Configuration", "Predicted (80% interval)", "Measured (quartiles)", "Error", "Bottleneck")
     note = "✓ the measured time is inside the predicted 80% interval, ✗ outside; "
-    note += "† the two halves of the measurement differed by more than 10%, also when it was repeated."
+    note += "† the two halves of the measurement differed by more than 10%, also when it was repeated, "
+    note += "or other programs had more than 3% of the core."
     return _Markup(_table(heads, map(_run, runs), numbers=heads[1:4]) + f'<p class="soft">{note}</p>')
 
 
@@ -205,8 +214,6 @@ def _figures(
     predictions: Sequence[Mapping[str, Any]],
     kernels: plots.Frame | None,
     collectives: tuple[plots.Frame, plots.Frame] | None,
-    learning: plots.Frame | None,
-    errors: plots.Frame | None,
 ) -> list[tuple[str, plots.Chart, str]]:
     """Heading, chart and caption of everything there is data for."""
     found: list[tuple[str, plots.Chart, str]] = []
@@ -229,11 +236,6 @@ def _figures(
     if collectives is not None:
         curves = plots.collective_curves(*collectives, title="Time and bus bandwidth")
         found.append(("Collectives", curves, "Message sizes in the nccl-tests convention."))
-    if learning is not None:
-        caption = "Mean error, and quartiles, on runs that were not used for calibration."
-        found.append(("Calibration in context", plots.calibration_learning(learning), caption))
-    if errors is not None:
-        found.append(("Accuracy by class", plots.error_bars_by_class(errors), "Held-out points only."))
     return found
 
 
@@ -245,8 +247,6 @@ def write_report(
     predictions: Sequence[Mapping[str, Any]] = (),
     kernels: plots.Frame | None = None,
     collectives: tuple[plots.Frame, plots.Frame] | None = None,
-    learning: plots.Frame | None = None,
-    errors: plots.Frame | None = None,
     environment: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the report of a check as one self-contained HTML file.
@@ -265,10 +265,6 @@ def write_report(
         Measured kernels for the roofline: ``kind``, ``flops`` [FLOP], ``nbytes`` [B], ``time_s`` [s].
     collectives : pair of frames, optional
         Measured points and fitted curves, as `perfkit.plots.collective_curves` takes them.
-    learning : frame or list of dict, optional
-        Error over calibration iterations, as `perfkit.plots.calibration_learning` takes it.
-    errors : frame or list of dict, optional
-        Error by class, as `perfkit.plots.error_bars_by_class` takes it.
     environment : mapping, optional
         Machine, versions, date: shown as a table.
 
@@ -282,7 +278,8 @@ def write_report(
     OSError
         Where the file cannot be written; nothing is left behind.
     """
-    known = {key: comparison[key] for key in ("platform", "machine", "versions", "noise_floor")}
+    names = ("platform", "machine", "versions", "noise_floor", "relative_floor")
+    known = {key: comparison[key] for key in names if key in comparison}
     checked = Comparison(tuple(comparison["runs"]), **known)
     overview = ""
     if checked.runs:
@@ -290,9 +287,7 @@ def write_report(
         overview = _figure(plots.predicted_vs_measured(comparison["runs"]), 0, caption)
     figures = "\n".join(
         (f"<h2>{escape(str(title))}</h2>\n" if title else "") + _figure(chart, number, caption)
-        for number, (title, chart, caption) in enumerate(
-            _figures(platform, predictions, kernels, collectives, learning, errors), start=1
-        )
+        for number, (title, chart, caption) in enumerate(_figures(platform, predictions, kernels, collectives), start=1)
     )
     surroundings = _table(("What", "Value"), (environment or {}).items())
     page = f"""<!doctype html>
@@ -301,6 +296,7 @@ def write_report(
 <title>perfkit report: {escape(platform.name)}</title><style>{_STYLE}</style></head><body>
 <h1>Predicted and measured training iterations</h1>
 <p class="soft">perfkit on platform {escape(platform.name)}</p>
+{_disturbances(platform, checked)}
 {_headline(checked)}
 {overview}
 <h2>Runs</h2>

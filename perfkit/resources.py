@@ -3,14 +3,18 @@
 import json
 import math
 import os
+import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
 __all__ = [
+    "LARGEST_TEXT",
+    "MOST_ROWS",
     "Reader",
     "expect",
     "expect_each",
@@ -20,11 +24,19 @@ __all__ = [
     "expect_text",
     "expect_whole",
     "find_reference",
+    "join_place",
+    "reading",
     "write_text",
 ]
 
 #: ``reader(value, place)`` turns a value of a file into what it stands for, or raises ValueError with its dotted place.
 Reader: TypeAlias = Callable[[Any, str], Any]
+
+#: Largest file of JSON, TOML, CSV or a log that is read [B]: those that perfkit writes or comes with have up to 0.6 MB,
+#: and what is parsed takes up to 30 times as much memory.
+LARGEST_TEXT = 2**25
+#: Most tables that a file may list [-], which take some 4 s and 100 MB: published sets have up to 856, more is a slip.
+MOST_ROWS = 200_000
 
 
 def find_reference(*parts: str) -> Path:
@@ -95,8 +107,7 @@ def expect(rule: str, accept: Callable[[Any], bool], convert: Callable[[Any], An
 
     def read(value: Any, place: str) -> Any:
         if value is MISSING or not accept(value):
-            shown = "missing" if value is MISSING else json.dumps(value, default=str, ensure_ascii=False)
-            raise ValueError(f"{place} is {shown if len(shown) < 80 else shown[:76] + ' ...'}; it must be {rule}")
+            raise ValueError(f"{place} is {'missing' if value is MISSING else _shown(value)}; it must be {rule}")
         return convert(value)
 
     return read
@@ -179,7 +190,7 @@ def expect_each(reader: Reader, *keys: str) -> Reader:
     whole = expect("a table", lambda value: isinstance(value, dict))
 
     def read(value: Any, place: str) -> dict[str, Any]:
-        return {key: reader(entry, _below(place, key, keys)) for key, entry in whole(value, place).items()}
+        return {key: reader(entry, join_place(place, key, keys)) for key, entry in whole(value, place).items()}
 
     return read
 
@@ -222,8 +233,8 @@ def expect_record(make: type[Any], needed: Sequence[str] = (), /, **readers: Rea
     must = {*needed, *(item.name for item in fields(make) if item.default is item.default_factory is MISSING)}
 
     def read(value: Any, place: str) -> Any:
-        entries = {_below(place, key, tuple(readers)): entry for key, entry in whole(value, place).items()}
-        places = {key: _below(place, key) for key in readers}
+        entries = {join_place(place, key, tuple(readers)): entry for key, entry in whole(value, place).items()}
+        places = {key: join_place(place, key) for key in readers}
         return make(
             **{
                 key: reader(entries.get(places[key], MISSING), places[key])
@@ -235,15 +246,104 @@ def expect_record(make: type[Any], needed: Sequence[str] = (), /, **readers: Rea
     return read
 
 
-def _below(place: str, key: str, known: Sequence[str] = ()) -> str:
-    """Place of an entry in a table, unless its key is not one of the known ones: most likely it is misspelt."""
+def _shown(value: Any) -> str:
+    """A value of a file in one line."""
+    from perfkit.units import escape  # which loads NumPy
+
+    return escape(json.dumps(value, default=str, ensure_ascii=False))
+
+
+def join_place(place: str, key: str, known: Sequence[str] = ()) -> str:
+    """Place of an entry in a table.
+
+    Parameters
+    ----------
+    place : str
+        Place of the table [-].
+    key : str
+        Key of the entry [-].
+    known : sequence of str, optional
+        Keys allowed; none allows any [-].
+
+    Returns
+    -------
+    place : str
+        Dotted, with quotation marks around a key that is no plain word [-].
+
+    Raises
+    ------
+    ValueError
+        For a key that is not among the known ones: most likely it is misspelt.
+    """
     plain = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    path = f"{place}.{key if plain else json.dumps(key, ensure_ascii=False)}".removeprefix(".")
+    path = f"{place}.{key if plain and len(key) < 80 else _shown(key)}".removeprefix(".")
     if known and key not in known:
         close = get_close_matches(key, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(f"{path} is not known; known here are {', '.join(known)}{hint}")
     return path
+
+
+@contextmanager
+def reading(
+    source: object, advice: str, *, error: type[ValueError] = ValueError, most: float | None = None, told: bool = False
+) -> Iterator[None]:
+    """Border around a reader: whatever goes wrong inside becomes one documented error of one line.
+
+    Parameters
+    ----------
+    source : str or Path
+        File that is read; or, without `most`, what errors call the source.
+    advice : str
+        What to do next.
+    error : type, optional
+        ValueError or a subclass, raised with what went wrong as its cause.
+    most : float, optional
+        Largest size of the file, which must be a regular one: a device never ends, a pipe may wait for ever [B].
+    told : bool, optional
+        Whether a ValueError or OSError that comes from inside says enough itself.
+
+    Raises
+    ------
+    ValueError
+        For every error, panics of compiled readers included, with control characters escaped and shortened. Errors that
+        begin with the name of the source keep their words. Interrupts, warnings and missing packages pass.
+
+    Notes
+    -----
+    It is a decorator as well, of functions whose source has one name.
+
+    Examples
+    --------
+    >>> with reading("plan.json", "name a plan"):
+    ...     {}["tables"]
+    Traceback (most recent call last):
+    ...
+    ValueError: plan.json: KeyError 'tables'; name a plan
+    """
+    from perfkit.units import escape, format_bytes  # which loads NumPy
+
+    name = escape(source, 200)
+    try:
+        if most is not None:
+            facts = os.stat(str(source))
+            if not stat.S_ISREG(facts.st_mode):
+                raise OSError("it is not a regular file")
+            if facts.st_size > most:
+                raise ValueError(f"it has {format_bytes(facts.st_size)}; at most {format_bytes(most)} are read")
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, Warning, ImportError):
+        raise
+    except BaseException as fault:  # panics of Rust are no Exception
+        plain = isinstance(fault, ValueError) and not isinstance(fault, UnicodeError)
+        said = fault.strerror or fault if isinstance(fault, OSError) else fault
+        text = escape(said if plain else str(said).strip().split("\n")[0], 500)
+        if told and isinstance(fault, OSError):
+            raise
+        if plain and (told or text.startswith((name, escape(Path(str(source)).name, 200)))):
+            raise error(text) from fault
+        text = text if isinstance(fault, ValueError | OSError) else f"{type(fault).__name__} {text}".strip()
+        raise error(f"{name}{' cannot be read' if most is not None else ''}: {text}; {advice}") from fault
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -264,15 +364,17 @@ def write_text(path: Path, text: str) -> Path:
     Raises
     ------
     OSError
-        Where the file cannot be written, a full disk for example.
+        Where the file cannot be written, a full disk for example; the message names it.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    draft = path.with_name(f".{os.urandom(8).hex()}.draft")  # a name that nobody can have taken or linked before
     try:
-        with open(draft, "wb") as file:
+        with open(draft, "xb") as file:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         draft.unlink(missing_ok=True)
     return path

@@ -1,25 +1,35 @@
 """Numbers as people read them, and the checks that turn away bad ones where they enter."""
 
 import math
+import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from numbers import Real
-from typing import Any, TypeAlias
+from functools import lru_cache
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
     "Array",
+    "Typed",
     "Values",
     "check_choice",
     "check_positive",
+    "check_sizes",
+    "check_type",
+    "escape",
     "format_bytes",
     "format_rate",
     "format_table",
     "format_time",
+    "rank_largest",
+    "show",
     "significant",
+    "steady",
 ]
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -29,6 +39,8 @@ Values: TypeAlias = Any
 LARGEST = 2.0**63
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_BRIEF = reprlib.Repr()  # spares a list of a million entries from being written out before it is shortened
+_BRIEF.maxstring = _BRIEF.maxother = 200
 
 
 def _scaled(value: float, scales: Sequence[tuple[float, str]]) -> str:
@@ -174,6 +186,106 @@ def significant(value: float, stderr: float | None) -> str:
     return f"{round(value, -place):.{max(0, -place)}f}"
 
 
+def escape(text: Any, most: int = 80) -> str:
+    """Write text of unknown origin in one line that no terminal takes for a command.
+
+    Parameters
+    ----------
+    text : object
+        A message, a name or a path, as ``str`` writes it [-].
+    most : int, optional
+        Characters to keep; the middle of a longer text is left out [-].
+
+    Returns
+    -------
+    text : str
+        The text; control characters, line ends and lone surrogates as Python escapes them [-].
+
+    Examples
+    --------
+    >>> escape("a\\nb\\x1b[31m"), escape("x" * 5000, most=12)
+    ('a\\\\nb\\\\x1b[31m', 'xxxxxx...xxx')
+    """
+    whole = str(text)
+    whole = whole if len(whole) <= 2 * most else whole[:most] + whole[-most:]  # spares long ones
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in whole)
+    return line if len(line) <= most else f"{line[: most - 3 - most // 4]}...{line[-(most // 4) :]}"
+
+
+def show(value: Any, most: int = 80) -> str:
+    """Write a value for a message: as ``repr`` does, in one line, shortened.
+
+    Parameters
+    ----------
+    value : object
+        Anything, also what cannot be written [-].
+    most : int, optional
+        Characters to keep [-].
+
+    Returns
+    -------
+    text : str
+        The value [-].
+
+    Examples
+    --------
+    >>> show("a\\nb"), show([1, 2, 3]), show("x" * 5000, most=15)
+    ("'a\\\\nb'", '[1, 2, 3]', "'xxxxxxxx...xx'")
+    """
+    try:
+        return escape(_BRIEF.repr(value), most)
+    except Exception:  # a whole number of more digits than Python writes, a repr that fails
+        return f"<{escape(type(value).__name__, most - 2)}>"
+
+
+def rank_largest(values: Sequence[float] | Array, *, slack: float | None = None) -> list[int]:
+    """Positions of values, the largest first; what differs in the last digits alone keeps its order.
+
+    Parameters
+    ----------
+    values : sequence of float or array
+        Numbers that may carry the rounding of a processor.
+    slack : float, optional
+        How near neighbours are equal; a billionth of the largest magnitude, unless given [-].
+
+    Returns
+    -------
+    positions : list of int
+        All of them [-].
+
+    Examples
+    --------
+    >>> rank_largest([1.0, 3.0, 3.0000000000001])
+    [1, 2, 0]
+    """
+    numbers = np.asarray(values, dtype=float)
+    order = np.argsort(-numbers, kind="stable")
+    steps = np.diff(-numbers[order]) > (1e-9 * np.abs(numbers).max(initial=0.0) if slack is None else slack)
+    return [int(place) for place in order[np.lexsort((order, np.cumsum([0, *steps])[: len(order)]))]]
+
+
+def steady(values: float | Array) -> Array:
+    """Numbers with 24 bits: the same on every processor, whatever its last digits say, and with sums that are exact.
+
+    Parameters
+    ----------
+    values : float or array
+        Numbers [-].
+
+    Returns
+    -------
+    values : array
+        The nearest ones, within 6e-8 of themselves [-].
+
+    Examples
+    --------
+    >>> bool(steady(0.1 + 0.2) == steady(0.3))
+    True
+    """
+    parts, exponents = np.frexp(values)
+    return np.asarray(np.ldexp(np.rint(parts * 2.0**24), exponents - 24))
+
+
 def check_positive(
     name: str, value: Any, *, integer: bool = False, maximum: float | None = None, zero: bool = False
 ) -> Any:
@@ -216,14 +328,15 @@ def check_positive(
     if maximum is not None:
         wanted += f", at most {maximum:g}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-        shown, kind = reprlib.repr(value), type(value).__name__
-        raise ValueError(f"{name} is {shown} ({kind}); it must be {wanted}, given as an int or a float")
+        raise ValueError(
+            f"{name} is {show(value)} ({type(value).__name__}); it must be {wanted}, given as an int or a float"
+        )
     number: Any = value  # the abstract Real knows no comparison with a float
     if number > limit:
         shown = "larger than 1e300" if math.inf > number >= 1e300 else f"{float(number):g}"
         raise ValueError(f"{name} is {shown}; it must be {wanted}; the largest size perfkit takes is {limit:g}")
     if not number >= 0 or (number == 0 and not zero) or (integer and number != int(number)):
-        raise ValueError(f"{name} is {reprlib.repr(value)}; it must be {wanted}")
+        raise ValueError(f"{name} is {show(value)}; it must be {wanted}")
     return int(number) if integer else float(number)
 
 
@@ -263,4 +376,98 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     begun = [choice for choice in known if given and choice.startswith(given)]  # h100 is h100-sxm-8 rather than p100-1
     close = begun or get_close_matches(given, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{name} is {reprlib.repr(value)}; known are {', '.join(known) or 'none'}{hint}")
+    raise ValueError(f"{name} is {show(value)}; known are {', '.join(known) or 'none'}{hint}")
+
+
+def check_sizes(name: str, values: Any) -> Array:
+    """Let sizes through as floats, and turn everything else away.
+
+    Parameters
+    ----------
+    name : str
+        Argument as the caller knows it [-].
+    values : float or array
+        What was passed [-].
+
+    Returns
+    -------
+    sizes : array
+        The same numbers [-].
+
+    Raises
+    ------
+    ValueError
+        For numbers that are negative, NaN or infinite, and for anything else.
+
+    Examples
+    --------
+    >>> check_sizes("nbytes", [0, 2**70])
+    array([0.00000000e+00, 1.18059162e+21])
+    """
+    try:
+        sizes = np.asarray(values, dtype=float)
+    except (TypeError, ValueError, OverflowError):
+        sizes = np.array(math.nan)
+    if not np.all((sizes >= 0) & (sizes < math.inf)):
+        raise ValueError(f"{name} is {show(values)}; it must be a finite number of 0 or more, or an array of them")
+    return sizes
+
+
+_WORDS = {"bool": "True or False", "str": "text", "int": "a whole number", "float": "a number", "None": "None"}
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Turn a value of another type away with a message that says what to pass.
+
+    Parameters
+    ----------
+    name : str
+        Argument as the caller knows it [-].
+    value : object
+        What was passed; NumPy numbers count as numbers, lists and arrays as tuples, and truths not as numbers [-].
+    hint : type
+        What it must be, as an annotation has it [-].
+
+    Raises
+    ------
+    ValueError
+        For a value, or an entry of it, of another type.
+
+    Examples
+    --------
+    >>> check_type("slowdown", {0: 1.5}, Mapping[int, float])
+    >>> check_type("slowdown", 5, Mapping[int, float] | None)
+    Traceback (most recent call last):
+    ...
+    ValueError: slowdown is 5; it must be a mapping of int, float or None
+    """
+    if not _is_of(value, hint):
+        text = re.sub(r"\b[a-z]\w*\.|<class '|'>|\]", "", str(hint)).replace("[", " of ").replace("Mapping", "mapping")
+        kinds = re.sub("Sequence|tuple", "sequence", text).split(" | ")
+        wanted = [_WORDS.get(kind, f"a {kind}") for kind in kinds]
+        raise ValueError(f"{name} is {show(value)}; it must be {' or '.join(wanted)}")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value is what an annotation says, entries of mappings and sequences included."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if isinstance(hint, UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if kind in (tuple, Sequence):
+        entries = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        return entries and all(_is_of(entry, parts[0]) for entry in (value if parts else ()))
+    pairs = value.items() if kind is Mapping and parts and isinstance(value, Mapping) else ()
+    return isinstance(value, kind) and all(_is_of(k, parts[0]) and _is_of(v, parts[1]) for k, v in pairs)
+
+
+_find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
+
+
+class Typed:
+    """A record that refuses fields of other types than its class states."""
+
+    def __post_init__(self) -> None:
+        for name, hint in _find_hints(type(self)).items():
+            check_type(f"{name} of {type(self).__name__}", getattr(self, name), hint)

@@ -14,7 +14,7 @@ from perfkit.fitting import Fit
 from perfkit.hardware import DTYPES, Device, Link, Network, Quantity
 from perfkit.models.collectives import ring_steps
 from perfkit.platform_file import PlatformError, find_file
-from perfkit.units import check_choice, check_positive, format_rate, format_time
+from perfkit.units import check_choice, check_positive, check_type, format_rate, format_time
 
 __all__ = ["Variants"]
 
@@ -281,6 +281,7 @@ def _find_adapter(platform: Machine) -> Link:
 
 def _resolve(platform: Machine, other: Any) -> tuple[str, Device, dict[str, Link]]:
     """Name, device and links of what the user named."""
+    check_type("other", other, type(platform) | Datasheet | Device | str | Path)
     if isinstance(other, str) and other in list_datasheets():
         other = read_datasheet(other)
     elif isinstance(other, str | Path):

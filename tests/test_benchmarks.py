@@ -1,7 +1,8 @@
 """Tables of benchmarks/ from saved measurements; nothing is measured and no clock read."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from itertools import product, repeat
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,27 @@ def by_name(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["quantity"]: row for row in rows}
 
 
+def damaged(saved: Comparison) -> Iterator[str]:
+    """Files of a comparison whose views would fail, or show what cannot be."""
+    for key, value in {
+        "measured_s": 0, "predicted_s": -1, "low_s": math.nan, "high_s": "1", "measured_q1_s": None, "name": 5,
+        "bottleneck": [], "flagged": None, "exposed_measured": "x",
+    }.items():  # fmt: skip
+        data = json.loads(json.dumps(saved.to_dict()))
+        data["runs"][0][key] = value
+        if key == "flagged":
+            del data["runs"][0][key]
+        yield json.dumps(data)
+    for key, value in {"noise_floor": {"all": "x"}, "machine": 3, "runs": []}.items():
+        yield json.dumps({**saved.to_dict(), key: value})
+
+
 def test_a_comparison_survives_its_file(toy: Platform, tmp_path: Path) -> None:
     saved = comparison(toy, 1, 1.05)
     assert Comparison.load(saved.save(tmp_path / "c.json")).to_dict() == json.loads(json.dumps(saved.to_dict()))
-    for text in ("", "[]", "{}", '{"format": 2}', '{"format": 1, "runs": [{}]}'):
+    for text in ("", "[]", "{}", '{"format": 2}', '{"format": 1, "runs": [{}]}', *damaged(saved)):
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(ValueError, match=r"bad\.json' holds no comparison"):
+        with pytest.raises(ValueError, match=r"bad\.json cannot be read: .*; name a file that check wrote"):
             Comparison.load(tmp_path / "bad.json")
 
 

@@ -12,6 +12,7 @@ from perfkit.models.caches import (
     lru_hit_rate,
     lru_misses,
     miss_share,
+    page_walks,
     reuse_distances,
     rotating_misses,
     unique_rows,
@@ -147,6 +148,9 @@ def test_ends_of_the_capacity_range() -> None:
     assert lru_misses(tables, [10, 10], [64, 64], capacity=0, dense_bytes=5000) == pytest.approx([1, 1])
     # A table nobody looks into takes no room.
     assert lru_misses(tables, [10, 0], [64, 64], capacity=6400)[0] == 0
+    assert page_walks(tables, [10, 0], [64, 64], entries=3)[0] == 0
+    assert page_walks(tables, [10, 10], [64, 64], entries=0).tolist() == [1, 1]
+    assert page_walks(tables, [10, 10], [64, 64], entries=np.inf).tolist() == [0, 0]
     assert cold_misses(Zipf(1000, 1.0), [0, 50], 1000).tolist() == unique_rows(Zipf(1000, 1.0), [0, 50]).tolist()
 
 

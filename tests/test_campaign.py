@@ -5,7 +5,11 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,11 @@ import numpy as np
 import pytest
 
 from perfkit import campaign
-from perfkit.campaign import Campaign, calibrate, check, check_target, measure_samples
-from perfkit.measure import runner
+from perfkit.campaign import calibrate, check, check_target, measure_samples
+from perfkit.measure import folders, runner
+from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import Case
-from perfkit.measure.machine import count_cores
+from perfkit.measure.machine import Fact, count_cores
 from perfkit.measure.runner import ENVIRONMENT, MeasurementError, Timing, run_processes, time_calls
 from perfkit.platform import Platform
 from perfkit.workloads.dlrm import DLRM
@@ -90,19 +95,234 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
     calls: list[str] = []
     first = jobs(calls)
     with pytest.raises(KeyboardInterrupt):
-        Campaign(tmp_path, progress=False).run("kernels", {"a": first["a"], "b": interrupt})
-    assert Campaign(tmp_path, progress=False).run("kernels", {"a": interrupt}) == {"a": ["a"]}
+        Campaign(tmp_path / "work", progress=False).run("kernels", {"a": first["a"], "b": interrupt})
+    assert Campaign(tmp_path / "work", progress=False).run("kernels", {"a": interrupt}) == {"a": ["a"]}
 
 
 def test_work_folders_are_keyed_by_options_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    one, same = (campaign.open_campaign("calibrate", "cpu", 2, True, progress=False) for _ in range(2))
-    other = campaign.open_campaign("calibrate", "cpu", 2, False, progress=False)
-    assert one.folder == same.folder
-    assert one.folder != other.folder
-    monkeypatch.setattr(campaign, "list_versions", lambda: {"torch": "0.0"})
-    assert campaign.open_campaign("calibrate", "cpu", 2, True, progress=False).folder != one.folder
-    assert str(one.folder).startswith(str(tmp_path))
+    one, same = (open_campaign("calibrate", "cpu", 2, True, progress=False) for _ in range(2))
+    other = open_campaign("calibrate", "cpu", 2, False, progress=False)
+    assert one.file == same.file
+    assert one.file != other.file
+    monkeypatch.setattr(folders, "list_versions", lambda: {"torch": "0.0"})
+    assert open_campaign("calibrate", "cpu", 2, True, progress=False).file != one.file
+    assert str(one.file).startswith(str(tmp_path))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "perfkit"
+
+
+DAY = 86400.0
+
+
+def test_a_damaged_line_is_named_and_measured_again(cache: Path) -> None:
+    calls: list[str] = []
+    kept = open_campaign("x", progress=False)
+    kept.run("kernels", jobs(calls))
+    for text, lost in ((kept.file.read_text()[:-3], ["c"]), ("", ["a", "b", "c"]), ('{"a": 1}\n7', ["a", "b", "c"])):
+        kept.file.write_text(text)
+        calls.clear()
+        with warnings.catch_warnings(record=True, action="always") as said:
+            assert open_campaign("x", progress=False).run("kernels", jobs(calls)) == {key: [key] for key in "abc"}
+        assert calls == lost
+        assert all(f"{kept.file} is damaged; what it has lost is measured again" == str(w.message) for w in said)
+        assert bool(said) is bool(text)
+
+
+def test_a_campaign_has_the_date_of_its_first_measurement_and_an_end(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, calls = [1.7e9], []
+    monkeypatch.setattr(folders.time, "time", lambda: now[0])
+    kept = open_campaign("x", progress=False)
+    kept.run("kernels", {"a": jobs(calls)["a"]})
+    first = kept.day
+    now[0] += 5 * DAY
+    kept = open_campaign("x", progress=False)
+    assert kept.day != first, "nothing is used yet"
+    kept.run("kernels", jobs(calls))
+    assert (kept.day, calls) == (first, ["a", "b", "c"])
+    now[0] += 5 * DAY
+    with pytest.warns(UserWarning, match="measured more than 7 days ago is measured again"):
+        kept = open_campaign("x", progress=False)
+    kept.run("kernels", jobs(calls))
+    assert calls == ["a", "b", "c", "a"]
+    assert kept.day > first
+
+
+@pytest.mark.parametrize("days", [29, 31])
+def test_campaigns_that_nobody_goes_on_with_are_removed(cache: Path, days: int) -> None:
+    """Those of old versions as well, which were folders; what is not a campaign stays."""
+    old = cache / "0123456789abcdef"
+    (old / "more").mkdir(parents=True)
+    others = [cache / "0123456789abcdef-1.jsonl", cache / "somebody's.txt"]
+    for path in (old, *others):
+        path.is_dir() or path.write_text("[]")
+        os.utime(path, (path.stat().st_mtime - days * DAY,) * 2)
+    open_campaign("x", progress=False).close()
+    assert [path.exists() for path in (old, *others)] == [days == 29, days == 29, True]
+
+
+OTHER = """
+import sys
+from perfkit.measure.folders import open_campaign
+kept = open_campaign("x", progress=False)
+kept.run("kernels", {"a": lambda: "theirs"})
+print(kept.file, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_gets_a_campaign_of_its_own(cache: Path) -> None:
+    """Its measurements are not mixed with those of the first, and the end of one takes nothing from the other."""
+    with subprocess.Popen([sys.executable, "-c", OTHER], stdin=-1, stdout=-1, text=True, env=os.environ) as other:
+        theirs = Path(other.stdout.readline().strip())
+        with pytest.warns(UserWarning, match=f"the same is being measured by process {other.pid} on .* since .*apart"):
+            mine = open_campaign("x", progress=False)
+        assert mine.file != theirs
+        assert mine.run("kernels", {"a": lambda: "mine"}) == {"a": "mine"}
+        mine.close()
+        assert theirs.exists() and not mine.file.exists()
+        other.kill()
+    assert open_campaign("x", progress=False).run("kernels", {"a": lambda: "mine"}) == {"a": "theirs"}
+
+
+def test_a_second_thread_gets_a_campaign_of_its_own_while_the_first_lives(cache: Path) -> None:
+    found: list[Path | None] = []
+    one = threading.Thread(target=lambda: found.append(open_campaign("x", progress=False).file))
+    one.start()
+    one.join()
+    assert open_campaign("x", progress=False).file == found[0], "that thread has ended without closing it"
+    with ThreadPoolExecutor(1) as pool, pytest.warns(UserWarning, match="both disturb each other"):
+        assert pool.submit(lambda: open_campaign("x", progress=False)).result().file != found[0]
+
+
+def test_equal_nodes_with_one_home_share_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = set()
+    for name in ("node1", "node2"):
+        monkeypatch.setattr(folders.system, "node", lambda name=name: name)
+        files.add(open_campaign("x", progress=False).file)
+    assert len(files) == 2
+
+
+@pytest.mark.parametrize("fault", ["file", "home", "closed", "lock"])
+def test_without_a_cache_measuring_goes_on(fault: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault == "file":
+        cache.write_text("in the way")
+    elif fault == "home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(folders.Path, "home", raise_error(RuntimeError("Could not determine home directory.")))
+    elif fault == "closed":
+        monkeypatch.setattr(folders.os, "open", raise_error(PermissionError(errno.EACCES, "Permission denied", "x")))
+    else:
+        monkeypatch.setattr("fcntl.flock", raise_error(OSError(errno.ENOLCK, "No locks available")))
+    with pytest.warns(UserWarning, match=r"cannot be kept \(.*\); name a folder for them in XDG_CACHE_HOME"):
+        kept = open_campaign("x", progress=False)
+    assert kept.run("kernels", jobs([])) == {key: [key] for key in "abc"}
+    kept.close()
+
+
+def raise_error(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_a_full_cache_is_named_and_measuring_goes_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, full = open_campaign("x", progress=False), raise_error(OSError(errno.ENOSPC, "No space left on device"))
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "open", full, raising=False)
+        with pytest.warns(UserWarning, match=f"{kept.file} cannot be written to .No space left on device.; measuring"):
+            assert kept.run("kernels", jobs([])) == {key: [key] for key in "abc"}
+    calls: list[str] = []
+    open_campaign("x", progress=False).run("kernels", jobs(calls))
+    assert calls == ["a", "b", "c"]
+
+
+# Measuring processes end with their parent, and leave nothing behind.
+
+CHILD = runner._START.replace('runpy.run_module("perfkit.measure.worker", run_name="__main__")', "print('bound', "
+                              "flush=True); import signal; signal.pause()")  # fmt: skip
+PARENT = """
+import os, signal, subprocess, sys
+environment = {**os.environ, "PERFKIT_PARENT": str(os.getpid())}
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=environment)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is of Linux")
+def test_a_measuring_process_ends_with_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "bound\n"
+        parent.kill()
+        assert parent.communicate(timeout=60) == ("", None), "the pipe ends when the child, which holds it, does"
+
+
+def test_a_measuring_process_whose_parent_has_gone_begins_nothing() -> None:
+    environment = {**os.environ, "PERFKIT_PARENT": "1"}
+    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_that_asks_to_end_leaves_no_process_and_no_folder(
+    name: str, slow_python: Path, children: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runner.tempfile, "tempdir", str(tmp_path))
+    number = getattr(signal, name)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_processes({"task": "kernels"}, on_line=lambda line: signal.raise_signal(number))
+    assert caught.value.args == (number,)
+    assert len(children) == 1
+    assert list(tmp_path.iterdir()) == [slow_python]
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_handlers_of_the_program_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with runner.tidy():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(runner.tidy().__enter__).result()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "only the main thread may set handlers"
+
+
+@pytest.mark.parametrize(("ranks", "device", "words"), [
+    (3, "cpu", "ranks is 3; this machine has 2 cores that this process may use; take at most 2"),
+    (1, "cuda", "ranks is 1; this machine has 0 GPUs that PyTorch .* can use; measure cpu, or"),
+])  # fmt: skip
+def test_ranks_without_a_place_are_refused(
+    ranks: int, device: str, words: str, children: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="measuring needs torch: pip install 'perfkit[measure]'")
+    monkeypatch.setattr(runner, "count_cores", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=words):
+        runner.check_ranks(ranks, device)
+    with pytest.raises(ValueError, match="ranks is 9; this machine has"):
+        run_processes({"task": "kernels", "device": device}, ranks=9)
+    assert not children
+    assert runner.check_ranks(2) == 2
+
+
+def test_ranks_that_cannot_meet_are_told_before_they_start(
+    children: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "gather_facts", lambda: {"loopback": Fact(None, "")})
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    with pytest.raises(MeasurementError, match="ranks cannot meet: this machine has no loopback"):
+        run_processes({"task": "collectives"}, ranks=2)
+    assert not children
 
 
 # What fails says why.
@@ -259,6 +479,38 @@ def test_a_finished_calibration_is_not_taken_for_the_next(
     assert not (tmp_path / "work").exists()
 
 
+def test_what_cannot_be_fitted_is_kept_and_fitted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: Platform
+) -> None:
+    raw = {"format": 1, "kernels": []}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(campaign, "open_campaign", lambda *_, **__: Campaign(None, progress=False))
+    monkeypatch.setattr(campaign, "measure_platform", lambda **_: raw)
+    for out, kept in ((None, "perfkit-platform.measurements.json"), ("P.toml", "P.measurements.json")):
+        with pytest.raises(MeasurementError, match=f"nothing measured is lost.* --measurements {kept} --out") as caught:
+            calibrate(out=out)
+        assert "\n" not in str(caught.value) and json.loads((tmp_path / kept).read_text()) == raw
+    assert not (tmp_path / "P.toml").exists()
+    with pytest.raises(ValueError, match="measurements cannot be fitted"):
+        calibrate(measurements="P.measurements.json", out="P.toml")
+    monkeypatch.setattr(campaign, "measure_platform", refuse)
+    monkeypatch.setattr(campaign, "fit_platform", lambda measurements, name: toy if measurements == raw else None)
+    assert calibrate(measurements="P.measurements.json", out="P.toml") == toy == Platform.load("P.toml")
+    with pytest.raises(ValueError, match=r"nowhere\.json cannot be read"):
+        calibrate(measurements="nowhere.json")
+
+
+def test_one_core_leaves_out_what_needs_two(monkeypatch: pytest.MonkeyPatch, toy: Platform) -> None:
+    monkeypatch.setattr(campaign, "count_cores", lambda: 1)
+    monkeypatch.setattr(campaign, "measure_samples", lambda campaign, samples, **_: pytest.skip(f"{len(samples)}"))
+    with (
+        pytest.warns(UserWarning, match="iterations on two ranks are left out"),
+        pytest.raises(pytest.skip.Exception) as got,
+    ):
+        check(toy, seed=3)
+    assert str(got.value) == "24"
+
+
 def test_timing_summarises_samples() -> None:
     timing = Timing.from_samples([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], cpu_share=0.9)
     assert (timing.median, timing.halves, timing.n, timing.cpu_share) == (2.0, (1.0, 3.0), 6, 0.9)
@@ -288,7 +540,9 @@ def test_an_unsteady_run_is_measured_once_more() -> None:
         rows = iter(spreads)
         return lambda: [{"median": 1.0, "halves": [1.0, 1 + next(rows)]}]
 
-    assert "flagged" not in campaign._again_if_unsteady(results(0.05))[0]
+    assert campaign._again_if_unsteady(results(0.05))[0]["flagged"] is False
+    shared = [{"median": 1.0, "halves": [1.0, 1.0], "core_share": share} for share in (1.0, 0.9)]
+    assert [result["flagged"] for result in campaign._again_if_unsteady(lambda: shared)] == [True, True]
     better = campaign._again_if_unsteady(results(0.5, 0.02))[0]
     assert (better["flagged"], better["halves"][1]) == (False, 1.02)
     kept = campaign._again_if_unsteady(results(0.3, 0.4))[0]
@@ -302,11 +556,11 @@ def test_a_tiny_campaign_has_the_structure_that_fits_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: list[Any]
 ) -> None:
     pytest.importorskip("torch", reason="measuring needs torch: pip install 'perfkit[measure]'")
-    work = Campaign(tmp_path, progress=False)
+    work = Campaign(tmp_path / "work", progress=False)
     cases = [Case("elementwise", "relu", {"elements": 1000}), Case("gemm", "nt", {"batch": 1, "m": 8, "n": 8, "k": 8}),
              Case("embedding_forward", "_embedding_bag", {"table_rows": 50, "dim": 8, "lookups": 20, "bags": 10,
                                                           "exponent": 0.9, "elements": 160})]  # fmt: skip
-    monkeypatch.setattr(campaign, "draw_cases", lambda seed, density: cases)
+    monkeypatch.setattr(campaign, "draw_cases", lambda seed, density, cache: cases)
     rows = campaign.measure_kernels(work, device="cpu", density=0.1, seconds=0.0)
     assert [(row["kind"], row["variant"], row["sizes"]) for row in rows] == [
         (c.kind, c.variant, c.sizes) for c in cases
@@ -328,6 +582,15 @@ def test_a_tiny_campaign_has_the_structure_that_fits_need(
     before = len(children)
     assert measure_samples(work, samples, device="cpu", seconds=0.0, operations=1, passes=1) == found
     assert len(children) == before, "nothing was measured again"
+
+
+def test_references_and_a_small_ladder(children: list[Any]) -> None:
+    pytest.importorskip("torch", reason="measuring needs torch: pip install 'perfkit[measure]'")
+    found = run_processes({"task": "references", "seconds": 0.05})[0]
+    assert np.shape(found["references"])[1] == 3 and np.min(found["references"]) > 0 and 0 < found["core_share"] <= 1
+    rows = run_processes({"task": "ladder", "largest": 2.0**20})[0]
+    assert [row["nbytes"] for row in rows[::2]] == [2**power for power in range(14, 21)]
+    assert all(len(row["stream"]) == len(row["gather"]) == 4 and min(row["stream"] + row["gather"]) > 0 for row in rows)
 
 
 def test_tiny_collectives(monkeypatch: pytest.MonkeyPatch, children: list[Any]) -> None:

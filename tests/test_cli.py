@@ -1,5 +1,6 @@
 """The command line: every bad line ends with one clear sentence and exit code 2; predicting needs no torch."""
 
+import io
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import perfkit
+from perfkit import runlog
 from perfkit.__main__ import main
 from perfkit.measure.runner import MeasurementError
 from perfkit.platform import Platform
@@ -185,6 +187,74 @@ def test_what_goes_wrong_later_is_told_in_one_line(
     assert re.search(words, err)
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MeasurementError("measuring process 1 was killed by signal 9"), 2),
+        (ValueError("poor fit"), 2),
+        (KeyboardInterrupt(), 130),
+        (KeyboardInterrupt(15), 143),
+        (KeyError("a bug"), None),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_command_that_fails_while_measuring_leaves_a_log(
+    error: BaseException, code: int | None, closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fail(*_: Any, **__: Any) -> None:
+        print("kernels: 10%\rkernels: 20%", file=sys.stderr)
+        error.add_note("what the process said")
+        raise error
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(runlog.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["perfkit", "calibrate", "\udcff"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(perfkit, "calibrate", fail)
+    if closed:
+        (tmp_path / "out" / "perfkit-run.log").mkdir()
+    words = ["calibrate", "--out", str(tmp_path / "out" / "P.toml")]
+    if code is None:
+        with pytest.raises(KeyError):
+            run(words)
+    else:
+        assert run(words) == code
+    log = tmp_path / ("perfkit-run.log" if closed else "out/perfkit-run.log")
+    _, told, where, _ = capsys.readouterr().err.split("\n")
+    assert told.startswith("perfkit: ") and f"{log} tells more" in where
+    text = log.read_text()
+    kept = ["command: perfkit calibrate", "processor: ", "numpy: ", "OMP_NUM_THREADS: 3", "what the process said"]
+    assert all(part in text for part in (*kept, "kernels: 20%\n", "Traceback (most recent", "in fail", "\\udcff"))
+    assert "10%" not in text, "of a bar, what was seen last"
+
+
+def test_what_a_terminal_cannot_show_takes_nothing_else_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
+    assert run(BERT) == 0
+    assert b"bert-base" in shown.getvalue() and b"?" in shown.getvalue()
+
+
+@pytest.mark.filterwarnings("always")
+def test_messages_are_one_short_line_that_no_terminal_obeys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the log of the second goes
+
+    def fail(*_: Any, **__: Any) -> None:
+        warnings.warn("one\ntwo\x1b[31m", stacklevel=1)
+        raise RuntimeError("one\ntwo\x1b[31m" + "x" * 5000)
+
+    monkeypatch.setattr(perfkit, "check", fail)
+    assert run([*BERT, "--spe\ned\x1b[31m", "x" * 5000]) == 2
+    assert run(["check", "--platform", "one\ntwo\x1b[31m"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if len(line) < 1200 and line.isprintable()] == lines
+    assert [line.split(":")[0] for line in lines] == ["perfkit"] * len(lines) and "\\x1b[31m" in lines[0]
+
+
 def test_check_writes_its_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +268,7 @@ def test_check_writes_its_pairs(
     assert run(["check", "--platform", "toy", "--seed", "5", "--json", str(out)]) == 0
     assert asked == [("toy", {"seed": 5, "models": "standard"})]
     data = json.loads(out.read_text())
-    assert list(data) == ["format", "platform", "machine", "versions", "noise_floor", "runs"]
+    assert list(data) == ["format", "platform", "machine", "versions", "noise_floor", "relative_floor", "runs"]
     assert data["runs"] == [pair]
     text = capsys.readouterr().out
     assert "+10.0%" in text

@@ -248,6 +248,12 @@ def test_two_levels_of_all_to_all_pay_for_their_copies() -> None:
     assert ways[0].terms["copies"] == pytest.approx(4e8 / 2e12)
 
 
+@pytest.mark.parametrize("ranks", [2, 8, 10])
+def test_pairs_on_rails_are_priced_for_any_number_of_nodes(ranks: int) -> None:
+    found = price("send_recv", ranks=ranks, algorithm="rail")
+    assert np.all(found.time > 0) and np.all(np.diff(found.time) >= 0)
+
+
 def test_one_rank_of_each_node_needs_no_link_inside() -> None:
     network = Network(1, 10, {"inter": link(INTER, 8e-6)})
     for operation in ACROSS_NODES:

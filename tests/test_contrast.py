@@ -2,13 +2,16 @@
 
 import json
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import polars as pl
 import pytest
 
 import perfkit as pk
-from perfkit.platform import ExtrapolationWarning, PlatformError
+from perfkit.platform import ExtrapolationWarning
+from perfkit.platform_file import PlatformError
+from perfkit.prediction import contrast
 
 A100, H100 = pk.load_platform("a100-sxm-8"), pk.load_platform("h100-sxm-8")
 BERT = pk.Transformer.bert("bert-base", batch=16, sequence=128, dtype="bf16")
@@ -91,3 +94,26 @@ def test_names_are_text_in_a_notebook() -> None:
     comparison = compare(replace(H100, name="<script>"), A100)
     assert "<script>" not in comparison._repr_html_() and "&lt;script&gt;" in comparison._repr_html_()
     assert "\n" not in repr(comparison)
+
+
+def test_a_comparison_is_quiet_in_its_own_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Midway through a comparison Python's filters are as they were, and another thread's prediction still warns."""
+    h200 = H100.with_datasheet("h200-sxm")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before, seen = list(warnings.filters), []
+
+        def look(*args: object, **settings: object) -> pk.Prediction:
+            count = len(caught)
+            found = pk.predict(*args, **settings)  # type: ignore[arg-type]
+            quiet = len(caught) - count
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(pk.predict, BERT, h200).result()
+            seen.append((quiet, len(caught) - count, list(warnings.filters) == before))
+            return found
+
+        monkeypatch.setattr(contrast, "predict", look)
+        comparison = pk.compare(A100, h200, BERT)
+        assert seen == [(0, 1, True)] * 2
+        assert [str(one.message) for one in caught[2:]] == ["; ".join(comparison.warnings)]
+        assert list(warnings.filters) == before

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,18 +26,40 @@ def test_cores_under_a_container_limit(
     tmp_path: Path, limit: str, ok: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    finding = doctor._cores(written(tmp_path / "cpu.max", limit))
+    written(tmp_path / "sys/fs/cgroup/cpu.max", limit)
+    finding = doctor._cores(tmp_path)
     assert finding.ok is ok and finding.advice
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     assert doctor._cores(tmp_path / "absent").ok is True
+    written(tmp_path / "sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "0-1")
+    assert doctor._cores(tmp_path).detail.startswith(f"2 of {os.cpu_count()} usable")
 
 
 @pytest.mark.parametrize(("free", "ok"), [(500_000, False), (20_000_000, True)])
 def test_memory(tmp_path: Path, free: int, ok: bool) -> None:
     text = f"MemTotal:       24654548 kB\nMemFree: 1 kB\nMemAvailable:   {free} kB\nHugePages_Total: 0\n"
-    finding = doctor._memory(written(tmp_path / "meminfo", text))
+    written(tmp_path / "proc/meminfo", text)
+    finding = doctor._memory(tmp_path)
     assert finding.ok is ok and bool(finding.advice) is not ok
     assert doctor._memory(tmp_path / "absent").ok is None
+
+
+def test_the_disks_are_those_where_measurements_and_temporary_files_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = {tmp_path / "perfkit": 2e9, tmp_path: 2e9}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    assert doctor._disk().ok is True
+    for place, use in ((tmp_path / "perfkit", "kept measurements"), (tmp_path, "temporary files")):
+        with monkeypatch.context() as patch:
+            patch.setitem(free, place, 5e8)
+            finding = doctor._disk()
+        assert finding.ok is False and f"500 MB free for {use} in {place}" in finding.detail
+        assert finding.advice.startswith(f"free 1 GB for {use}")
+    monkeypatch.setattr(doctor, "find_cache", lambda: (_ for _ in ()).throw(OSError("File exists: 'x'")))
+    assert (doctor._disk().ok, doctor._disk().detail) == (None, "File exists: 'x'")
 
 
 @pytest.mark.parametrize(("later", "ok", "words"), [

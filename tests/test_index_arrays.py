@@ -132,7 +132,7 @@ def test_files_of_torch(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="something else than up to three tensors"):
             read_indices(tmp_path / name)
     torch.save({"rows": indices}, tmp_path / "odd.pt")
-    with pytest.raises(ValueError, match=r"odd\.pt holds rows; known are indices, offsets, lengths"):
+    with pytest.raises(ValueError, match=r"odd\.pt holds 'rows'; known are indices, offsets, lengths"):
         read_indices(tmp_path / "odd.pt")
 
 
@@ -162,8 +162,35 @@ def test_files_that_would_run_code_or_are_broken(tmp_path: Path) -> None:
     np.savez(tmp_path / "j", indices=[0])
     (tmp_path / "j.npz").write_bytes((tmp_path / "j.npz").read_bytes()[:-30])
     for path in sorted(tmp_path.iterdir()):
-        with pytest.raises(ValueError, match=rf"{path.name} cannot be read as arrays alone: .*; save indices"):
+        with pytest.raises(ValueError, match=rf"{path.name} cannot be read: .*; only arrays are read; save indices"):
             read_indices(path)
     with pytest.raises(ValueError, match=r"none\.npy cannot be read"):
         read_indices(tmp_path / "none.npy")
     assert not trap.path.exists()
+
+
+def test_small_files_do_not_become_large_ones(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    many = np.zeros(2 * 10**7, dtype=np.int64)
+    np.savez_compressed(tmp_path / "a.npz", indices=many)
+    (tmp_path / "b.pt.gz").write_bytes(gzip.compress(bytes(many.nbytes), 1))
+    torch.save(torch.zeros(1, dtype=torch.int64).expand(10**9), tmp_path / "c.pt")  # a stride of 0
+    for path in sorted(tmp_path.iterdir()):
+        assert path.stat().st_size < 10**6
+        with pytest.raises(ValueError, match=rf"{path.name} cannot be read: it unpacks to .*B or more; a file of its"):
+            read_indices(path)
+    with pytest.raises(ValueError, match="tables is 10001; it must be a whole number above 0, at most 10000"):
+        count_indices(np.zeros(10001, dtype=int), tables=10001, batch=1)
+
+
+def test_the_advice_for_what_cannot_be_unpacked_is_safe(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save(Trap(tmp_path / "sprung"), tmp_path / "a.pt")
+    with open(tmp_path / "a.pt", "rb") as plain, gzip.open(tmp_path / "b.pt.gz", "wb") as packed:
+        shutil.copyfileobj(plain, packed)
+    for name in ("a.pt", "b.pt.gz"):
+        with pytest.raises(
+            ValueError, match="it is damaged or holds more than tensors, which could run code"
+        ) as caught:
+            read_indices(tmp_path / name)
+        assert "weights_only" not in str(caught.value)

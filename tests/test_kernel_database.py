@@ -1,4 +1,4 @@
-"""The reader of the public kernel database: three layouts and every trap in small files, and the real files."""
+"""The reader of the public kernel database: every trap in small files, and the real files."""
 
 import sys
 import warnings
@@ -20,41 +20,30 @@ from perfkit.readers.kernel_database import (
     read_table,
 )
 
-LAYOUTS = ("0.8", "0.10", "0.12")
 FAMILIES = {"nccl": "comm", "oneccl": "comm", "moe_a2a": "comm", "wideep_deepep_ll": "comm", "gemm": "gemm"}
 Rows = list[dict[str, Any]]
 Add = Callable[..., Path]
 
 
-@pytest.fixture(params=LAYOUTS)
-def layout(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def writer(home: Path, layout: str) -> Add:
-    """Function that adds a table to a database of one layout below `home`, as its release would have written it."""
-    package = "aiconfigurator_core" if layout == "0.12" else "aiconfigurator"
+def writer(home: Path) -> Add:
+    """Function that adds a table to a database below `home`."""
 
     def add(place: str, table: str, rows: Rows) -> Path:
         system, collector, version = place.split("/")
-        family = [FAMILIES.get(table, "attention")] if layout == "0.12" else []
-        folder = home.joinpath(package, "systems", "data", system, *family, collector, version)
+        data = home / "aiconfigurator_core" / "systems" / "data"
+        folder = data / system / FAMILIES.get(table, "attention") / collector / version
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{table}_perf.{'txt' if layout == '0.8' else 'parquet'}"
-        frame = pl.DataFrame(rows, infer_schema_length=None)
-        if layout == "0.8":
-            path.write_bytes(frame.write_csv().replace("\n", "\r\n").encode())
-        else:
-            frame.write_parquet(path)
+        path = folder / f"{table}_perf.parquet"
+        pl.DataFrame(rows, infer_schema_length=None).write_parquet(path)
         return path
 
     return add
 
 
 @pytest.fixture
-def add(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> Add:
+def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
     monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(tmp_path))
-    return writer(tmp_path, layout)
+    return writer(tmp_path)
 
 
 def sweep(version: str | None, latency: float = 0.01, **changes: Any) -> Rows:
@@ -75,7 +64,7 @@ def attend(**changes: Any) -> dict[str, Any]:
     return {**about, **shape, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "latency": 0.05} | changes
 
 
-def test_messages_are_bytes_and_times_seconds(add: Add, layout: str) -> None:
+def test_messages_are_bytes_and_times_seconds(add: Add) -> None:
     rows = sweep("2.29.2") + sweep("2.29.2", nccl_dtype="int8", op_name="alltoall", num_gpus=2)
     path = add("h/nccl/2.27.3", "nccl", rows)
     frame = read_collectives("h")
@@ -135,7 +124,7 @@ def test_each_collector_has_its_newest_version(add: Add) -> None:
     assert frame.columns == "system dtype m n k seconds collector collector_version kernel repeat file".split()
 
 
-def test_number_formats(add: Add, layout: str) -> None:
+def test_number_formats(add: Add) -> None:
     add("h/sglang/0.5.14", "gemm", [product(gemm_dtype=name) for name in ("bfloat16", "fp8", "fp8_block")])
     assert read_gemms("h")["dtype"].to_list() == ["bf16"]
     assert read_gemms("h", dtype="fp8")["dtype"].to_list() == ["fp8"], "a part of a name is not the name"
@@ -144,22 +133,14 @@ def test_number_formats(add: Add, layout: str) -> None:
         read_gemms("h", dtype="fp4")
 
 
-def test_texts_call_bf16_float16(add: Add, layout: str) -> None:
+def test_fp16_is_no_bf16(add: Add) -> None:
     add("h/sglang/0.5.14", "gemm", [product(gemm_dtype="float16")])
     add("h/sglang/0.5.14", "context_attention", [attend(attn_dtype="float16", kv_cache_dtype="float16")])
-    name = "bf16" if layout == "0.8" else "fp16"
-    assert read_gemms("h", dtype=name)["dtype"].to_list() == [name]
-    assert read_attention("h", dtype=name).select("dtype", "kv_dtype").rows() == [(name, name)]
-    with pytest.raises(ValueError, match=f"known are {name}"):
-        read_gemms("h", dtype="fp16" if name == "bf16" else "bf16")
-
-
-def test_texts_hold_numbers_that_look_like_others(tmp_path: Path) -> None:
-    rows = [product(1.0, version="0.12", n=n) for n in range(2000)] + [product(0.25, version="0.12", n=2000)]
-    writer(tmp_path, "0.8")("h/vllm/0.12", "gemm", rows)
-    frame = read_gemms("h", root=tmp_path)
-    assert frame["collector_version"].unique().to_list() == ["0.12"]
-    assert frame["seconds"][-1] == pytest.approx(2.5e-4) and frame["n"].dtype == pl.Int64
+    assert read_gemms("h", dtype="fp16")["dtype"].to_list() == ["fp16"]
+    assert read_attention("h", dtype="fp16").select("dtype", "kv_dtype").rows() == [("fp16", "fp16")]
+    for name in ("bf16", "float16"):
+        with pytest.raises(ValueError, match=f"dtype is '{name}'; known are fp16"):
+            read_gemms("h", dtype=name)
 
 
 def test_attention(add: Add) -> None:
@@ -209,20 +190,6 @@ def test_microseconds_of_the_expert_exchange(add: Add) -> None:
     assert read_table("h", "moe")["seconds"].to_list() == pytest.approx([5e-4])
 
 
-def test_layouts_agree(tmp_path: Path) -> None:
-    frames = []
-    for layout in LAYOUTS:
-        add = writer(tmp_path / layout, layout)
-        add("h/nccl/2.23", "nccl", sweep(None) + sweep(None, 0.02))
-        add("h/sglang/0.5.14", "gemm", [product(), product(0.2, m=8192), product(gemm_dtype="fp8")])
-        add("h/sglang/0.5.14", "context_attention", [attend(), attend(isl=1024)])
-        root = tmp_path / layout
-        frames.append([f.drop("file") for f in (read_collectives("h", root=root), read_gemms("h", root=root))])
-        frames[-1].append(read_attention("h", root=root).drop("file"))
-    for other in frames[1:]:
-        assert all(one.equals(two) and one.schema == two.schema for one, two in zip(frames[0], other, strict=True))
-
-
 def test_only_what_is_asked_is_read(add: Add) -> None:
     add("h/sglang/0.5.14", "gemm", [product(), product(0.2, gemm_dtype="fp8")])
     frame = read_table("h", "gemm", columns=["m", "latency"], where=pl.col("gemm_dtype") == "fp8")
@@ -236,23 +203,18 @@ def test_only_what_is_asked_is_read(add: Add) -> None:
     assert read_gemms("h").height == 1
 
 
-def test_pointers_and_broken_files(add: Add, layout: str) -> None:
+def test_pointers_and_broken_files(add: Add) -> None:
     path = add("h/sglang/0.5.14", "gemm", [product()])
     sound = path.read_bytes()
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(ValueError, match=r"gemm_perf\.(txt|parquet) is a git-LFS pointer.*git lfs pull"):
+    with pytest.raises(ValueError, match=r"gemm_perf\.parquet is a git-LFS pointer.*git lfs pull"):
         read_gemms("h")
-    path.write_bytes(b"" if layout == "0.8" else sound[: len(sound) // 2])
-    with pytest.raises(ValueError, match=r"gemm_perf\.(txt|parquet) cannot be read"):
+    path.write_bytes(sound[: len(sound) // 2])
+    with pytest.raises(ValueError, match=r"gemm_perf\.parquet cannot be read"):
         read_gemms("h")
-    if layout == "0.8":
-        path.write_bytes(sound.replace(b"0.1", b"n/a"))
-        with pytest.raises(ValueError, match=r"gemm_perf\.txt cannot be read: .*n/a"):
-            read_gemms("h")
-    else:
-        path.write_text("<html>")
-        with pytest.raises(ValueError, match=r"gemm_perf\.parquet is no parquet file, it starts with b'<html>'"):
-            read_gemms("h")
+    path.write_text("<html>")
+    with pytest.raises(ValueError, match=r"gemm_perf\.parquet is no parquet file, it starts with b'<html>'"):
+        read_gemms("h")
 
 
 def test_missing_columns_are_named_with_those_there_are(add: Add) -> None:
@@ -293,15 +255,28 @@ def test_what_was_not_measured_is_left_out_aloud(add: Add) -> None:
         assert read_gemms("h")["m"].to_list() == [64]
 
 
-def test_parquet_counts_where_a_text_was_left_behind(tmp_path: Path) -> None:
-    writer(tmp_path, "0.8")("h/sglang/0.5.14", "gemm", [product(9.0)])
-    writer(tmp_path, "0.10")("h/sglang/0.5.14", "gemm", [product(0.1)])
-    assert read_gemms("h", root=tmp_path)["seconds"].to_list() == pytest.approx([1e-4])
-    assert list_tables(root=tmp_path).height == 1
+@pytest.mark.parametrize("package", ["aiconfigurator", "aiconfigurator_core"])
+@pytest.mark.parametrize("suffix", ["txt", "parquet"])
+def test_older_releases_are_refused_with_the_version_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, suffix: str
+) -> None:
+    data = tmp_path / package / "systems" / "data"
+    (data / "h/sglang/0.5.14").mkdir(parents=True)
+    (data / f"h/sglang/0.5.14/gemm_perf.{suffix}").touch()
+    message = r"systems/data holds a release before 0\.12, .*; `pip install --no-deps 'aiconfigurator-core>=0\.12'`"
+    for place in (data, data.parent, tmp_path / package, tmp_path):
+        with pytest.raises(FileNotFoundError, match=message):
+            read_gemms("h", root=place)
+    monkeypatch.delenv("PERFKIT_KERNEL_DATABASE", raising=False)
+    monkeypatch.setattr("perfkit.readers.kernel_database.tables._PACKAGES", (package,))
+    (tmp_path / package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FileNotFoundError, match=message):
+        find_database()
 
 
-def test_every_folder_on_the_way_finds_the_database(tmp_path: Path, layout: str) -> None:
-    path = writer(tmp_path, layout)("h/sglang/0.5.14", "gemm", [product()])
+def test_every_folder_on_the_way_finds_the_database(tmp_path: Path) -> None:
+    path = writer(tmp_path)("h/sglang/0.5.14", "gemm", [product()])
     data = next(parent for parent in path.parents if parent.name == "data")
     for place in (data, data.parent, data.parent.parent, tmp_path):
         assert find_database(place) == data
@@ -309,7 +284,7 @@ def test_every_folder_on_the_way_finds_the_database(tmp_path: Path, layout: str)
 
 
 def test_the_installed_package_is_found_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer(tmp_path, "0.12")("h/sglang/0.5.14", "gemm", [product()])
+    writer(tmp_path)("h/sglang/0.5.14", "gemm", [product()])
     for package in ("aiconfigurator", "aiconfigurator_core"):
         (tmp_path / package).mkdir(exist_ok=True)
         (tmp_path / package / "__init__.py").write_text("raise ImportError('imported')")
@@ -320,7 +295,9 @@ def test_the_installed_package_is_found_and_not_imported(tmp_path: Path, monkeyp
 
 
 def test_no_database_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no kernel database in .*pip install --no-deps aiconfigurator-core"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no kernel database in .*pip install --no-deps 'aiconfigurator-core>=0"
+    ):
         find_database(tmp_path)
     monkeypatch.delenv("PERFKIT_KERNEL_DATABASE", raising=False)
     monkeypatch.setattr("perfkit.readers.kernel_database.tables.find_spec", lambda name: None)

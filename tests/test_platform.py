@@ -4,6 +4,7 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -16,24 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfkit import units
+from perfkit.estimates import LARGEST, LIMITS, Estimate
 from perfkit.fitting import Fit
 from perfkit.gallery import load_platform, platforms
+from perfkit.hardware import DTYPES, KINDS, Device, Link, MemoryLevel, Network, Quantity
 from perfkit.inventory import list_numbers
 from perfkit.models import collectives
 from perfkit.models.caches import Uniform, Zipf
-from perfkit.platform import (
-    DTYPES,
-    KINDS,
-    Device,
-    Estimate,
-    ExtrapolationWarning,
-    Link,
-    MemoryLevel,
-    Network,
-    Platform,
-    PlatformError,
-    Quantity,
-)
+from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.platform_file import PlatformError, encode, format_toml
 from perfkit.resources import find_reference
 
 GALLERY = sorted(path.stem for path in find_reference("platforms").glob("*.toml"))
@@ -52,23 +44,24 @@ words = st.text(min_size=1, max_size=12) | st.sampled_from(
 sources = words.filter(str.strip)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 positive = st.floats(min_value=5e-324, allow_infinity=False)
-nonnegative = st.floats(min_value=0.0, allow_infinity=False)
+seconds = st.floats(min_value=0.0, max_value=LARGEST)
 kinds = st.sampled_from(KINDS)
 
 
 def quantities(unit: str, values: st.SearchStrategy[float] = positive) -> st.SearchStrategy[Quantity]:
     texts = {"kind": kinds, "source": sources, "date": st.text(max_size=10), "basis": st.text(max_size=10)}
-    return st.builds(Quantity, values, st.just(unit), **texts, stderr=st.none() | nonnegative)
+    return st.builds(Quantity, values, st.just(unit), **texts, stderr=st.none() | seconds)
 
 
 @st.composite
-def fits(draw: st.DrawFn, form: str, names: tuple[str, ...], values=positive) -> Fit:
+def fits(draw: st.DrawFn, form: str, names: tuple[str, ...]) -> Fit:
+    ranges = {name: LIMITS.get(name, (5e-324, LARGEST)) for name in names}
     return Fit(
         form,
-        {name: draw(values) for name in names},
-        stderr=draw(st.dictionaries(st.sampled_from(names), nonnegative)),
-        spread=draw(nonnegative),
-        bias=draw(finite),
+        {name: draw(st.floats(low, min(high, 1e300))) for name, (low, high) in ranges.items()},
+        stderr=draw(st.dictionaries(st.sampled_from(names), st.floats(0.0, 1.0))),
+        spread=draw(st.floats(*LIMITS["spread"])),
+        bias=draw(st.floats(*LIMITS["bias"])),
         ranges={
             k: (min(v), max(v)) for k, v in draw(st.dictionaries(words, st.tuples(finite, finite), max_size=2)).items()
         },
@@ -84,12 +77,12 @@ def fits(draw: st.DrawFn, form: str, names: tuple[str, ...], values=positive) ->
 
 two_regime = fits("two_regime", ("alpha1", "beta1", "alpha2", "beta2"))
 roofline = fits("roofline", ("launch", "compute_efficiency", "memory_efficiency", "sharpness"))
-in_context = fits("in_context", ("scale", "launch", "page_walks"), finite)
+in_context = fits("in_context", ("scale", "launch", "page_walks"))
 caches = fits("caches", ("l2", "l3", "pages"))
 keys = st.sampled_from(["all_reduce.2", "all_reduce.16", "all_to_all.8", "send_recv.2"])
 levels = st.builds(MemoryLevel, words, quantities("B"), st.none() | quantities("B/s"))
 last_levels = st.builds(MemoryLevel, words, quantities("B"), quantities("B/s"))
-links = st.builds(Link, quantities("B/s"), quantities("s", nonnegative))
+links = st.builds(Link, quantities("B/s"), quantities("s", seconds))
 any_platform = st.builds(
     Platform,
     words,
@@ -109,7 +102,7 @@ any_platform = st.builds(
     ),
     st.dictionaries(words, roofline, max_size=2),
     st.dictionaries(keys, two_regime | fits("pipelined", ("alpha", "beta")), max_size=2),
-    st.dictionaries(words, quantities("s", nonnegative), max_size=2),
+    st.dictionaries(words, quantities("s", seconds), max_size=2),
     st.dictionaries(words, in_context | caches, max_size=2),
     st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
 )
@@ -173,7 +166,7 @@ BROKEN = {
     "format is a truth": ("format = 1\n", "format = true\n", "format is true"),
     "syntax": ("format = 1\n", "format = \n", r"h100.toml: Invalid value \(at line 1, column 10\)"),
     "twice": ("format = 1\n", "format = 1\nformat = 1\n", r"at line 2, column"),
-    "deep": ("format = 1\n", "x = " + "[" * 5000 + "\n", "h100.toml: "),
+    "deep": ("format = 1\n", "x = " + "[" * 5000 + "\n", "h100.toml: RecursionError"),
     "unknown form": (
         'form = "pipelined"',
         'form = "magic"',
@@ -201,6 +194,70 @@ def test_a_broken_file_is_refused_with_place_and_reason(fault: str) -> None:
         Platform.from_toml(TEXT.replace(old, new), origin="h100.toml")
     text = str(caught.value)
     assert text.startswith("h100.toml: ") and "compare with reference_data/platforms/" in text and "\n" not in text
+
+
+def odd(form: str, **parameters: float) -> Fit:
+    return Fit(form, parameters, source="test", units=dict.fromkeys(parameters, "-"))
+
+
+# Numbers that no machine has: what is changed in a platform, and the place that the message must name.
+GEMM = H100.kernels["gemm"]
+OUT_OF_RANGE = {
+    "kernels.gemm.parameters.launch is -1.0": {"kernels": {"gemm": replace(GEMM, parameters={**GEMM, "launch": -1.0})}},
+    "kernels.gemm.parameters.sharpness is 1e-308; .* from 0.1 to 1000": {
+        "kernels": {"gemm": replace(GEMM, parameters={**GEMM, "sharpness": 1e-308})}
+    },
+    "kernels.gemm.stderr.launch is -1.0": {"kernels": {"gemm": replace(GEMM, stderr={"launch": -1.0})}},
+    "kernels.gemm.spread is 1e\\+30; .* from 0 to 10": {"kernels": {"gemm": replace(GEMM, spread=1e30)}},
+    "kernels.gemm.bias is NaN": {"kernels": {"gemm": replace(GEMM, bias=math.nan)}},
+    "kernels.gemm.form is .*magic": {"kernels": {"gemm": replace(GEMM, form="magic")}},
+    r"kernels.gemm.ranges.flops is \(2.0, 1.0\)": {"kernels": {"gemm": replace(GEMM, ranges={"flops": (2.0, 1.0)})}},
+    'kernels."right of it".parameters.right is -1.0': {"kernels": {"right of it": odd("additive", right=-1.0)}},
+    'collectives."all_reduce.2".parameters.beta is 0.0; .* above 0': {
+        "collectives": {"all_reduce.2": replace(CURVE, parameters={**CURVE, "beta": 0.0})}
+    },
+    "context.overlap.parameters.contention is 1.5": {"context": {"overlap": odd("overlap", contention=1.5)}},
+    "context.caches.parameters.pages is -1.0": {"context": {"caches": odd("caches", l2=1, l3=1, pages=-1.0)}},
+    "host.gap.stderr is 1e\\+308": {"host": {"gap": replace(H100.host["gap"], stderr=1e308)}},
+    r"device.memory\[0\].capacity.value is Infinity": {
+        "device": replace(
+            H100.device, memory=(MemoryLevel("L2", Quantity(math.inf, "B", "assumed", "x")), *H100.device.memory)
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("message", OUT_OF_RANGE)
+def test_numbers_that_no_machine_has_are_refused_wherever_they_come_from(message: str) -> None:
+    change = OUT_OF_RANGE[message]
+    with pytest.raises(PlatformError, match=f"platform 'h100-sxm-8': {message}") as caught:
+        replace(H100, **change)
+    assert "\n" not in str(caught.value)
+    if "Infinity" not in message and "form" not in message:
+        raw = object.__new__(Platform)  # what a file holds, which nobody has checked
+        raw.__dict__.update(vars(H100) | change)
+        with pytest.raises(PlatformError, match=f"h100.toml: .*{message.partition(' is ')[0]}"):
+            Platform.from_toml(format_toml({"format": 1, **encode(raw)}), origin="h100.toml")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Quantity("fast", "B/s", "assumed", "x"),
+        lambda: Quantity(True, "B/s", "assumed", "x"),
+        lambda: replace(H100.device, peaks=5),
+        lambda: replace(H100.device, memory=("HBM",)),
+        lambda: replace(H100.network, nodes=2.5),
+        lambda: replace(H100, name=b"x"),
+        lambda: replace(H100, kernels={"gemm": None}),
+        lambda: replace(GEMM, parameters={"launch": "1"}),
+        lambda: replace(GEMM, notes="one"),
+    ],
+    ids=range(9),
+)
+def test_parts_of_another_type_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"^\w+ of \w+ is .*; it must be "):
+        make()
 
 
 def test_a_file_without_memory_bandwidth_is_refused() -> None:
@@ -242,7 +299,7 @@ def test_platforms_are_found_by_name_path_and_value(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("h100-smx-8", "did you mean 'h100-sxm-8'"),
-        ("no/such.toml", "no/such.toml' cannot be read.*gallery: .*h100-sxm-8"),
+        ("no/such.toml", "no/such.toml cannot be read.*gallery: .*h100-sxm-8"),
         (Path("nowhere"), "nowhere"),
         ("", "known are"),
         (None, "platform is None"),
@@ -302,6 +359,21 @@ def test_collectives_grow_with_bytes_and_keep_their_parts(nbytes: float, factor:
     assert arrays == pytest.approx([small.time, large.time], rel=1e-12)
 
 
+def test_no_time_leaves_that_is_none() -> None:
+    for time, spread, parts in ((math.nan, 0, ()), (-1, 0, ()), (math.inf, 0, ()), (1, math.nan, ()), (1, 1e30, ()),
+                                (0, 0, (0,)), (1, 0.1, (0.5, 0.4)), (1, 0.1, (math.nan,))):  # fmt: skip
+        with pytest.raises(ValueError, match="all_reduce of 1 B on 'x' comes out at"):
+            Estimate(time, spread, dict(enumerate(parts)), "all_reduce of 1 B on 'x': t = n")
+    tiny = replace(GEMM, parameters={**GEMM, "compute_efficiency": 1e-6})
+    peaks = {"bf16": replace(H100.device.peaks["bf16"], value=1e-300)}
+    slow = replace(H100, kernels={"gemm": tiny}, device=replace(H100.device, peaks=peaks))
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(ValueError, match=r"gemm .* in bf16 on h100-sxm-8 comes out at nan s"),
+    ):
+        slow.gemm(2**60, 2**60, 2**60, dtype="bf16")
+
+
 def test_collectives_say_what_they_cannot_do() -> None:
     with pytest.raises(ValueError, match="ranks is 16; platform 'h100-sxm-8' has 8"):
         H100.collective("all_reduce", 1e6, ranks=16)
@@ -314,6 +386,16 @@ def test_collectives_say_what_they_cannot_do() -> None:
         with pytest.raises(ValueError, match="ranks is"):
             H100.collective("all_reduce", 1e6, ranks=ranks)  # type: ignore[arg-type]
     assert H100.collective("all_reduce", 1e6, ranks=1).time == 0
+    for bad in (-1, math.nan, math.inf, "1 MB", None, [1, -1]):
+        with pytest.raises(ValueError, match=r"nbytes is .*; it must be a finite number of 0 or more"):
+            H100.collective_time("all_reduce", bad, ranks=8)
+        with pytest.raises(ValueError, match=r"working_set is .*; it must be a finite number of 0 or more"):
+            H100.bandwidth(bad)
+    odd = replace(H100, collectives={"all_to_all.16": CURVE, "all_reduce.8": CURVE})  # measured across nodes alone
+    with pytest.raises(
+        ValueError, match=r"no model for the collective 'all_to_all' on 4 ranks of one node; it has all_to_all\.16;"
+    ):
+        odd.collective("all_to_all", 1e6, ranks=4)
 
 
 def test_sizes_outside_the_fitted_range_warn() -> None:
@@ -468,7 +550,7 @@ def test_lookups_grow_with_batch_and_skip_to_the_tables() -> None:
     assert sum(parts) == pytest.approx(many.time)
     bytes_moved = 4096 * 10 * (8 + 256) + 4096 * (8 + 256)
     assert parts[0] > bytes_moved / 3.35e12
-    with pytest.raises(ValueError, match="tables is empty"):
+    with pytest.raises(ValueError, match=r"tables is \[\]; pass at least one"):
         H100.lookup([], batch=64)
     with pytest.raises(ValueError, match="batch is -1"):
         H100.lookup(tables, batch=-1)

@@ -113,14 +113,14 @@ def test_splits_move_to_ranks_without_a_part_of_the_table_and_the_best_plan_has_
     twice = TableSet((one, replace(one, name="again")), batch=TABLES.batch, embedding="fused")
     move = price_plan(twice, "h100-sxm-8", Plan(4, tuple(halves))).next_move()
     assert move is not None and (move.source, move.target) == (0, 3) and move.gain > 0
-    result = shard(TABLES, "h100-sxm-8", ranks=4, seconds=0.3)
+    result = shard(TABLES, "h100-sxm-8", ranks=4, steps=2500)
     assert result.prediction.next_move() is None
     subtitle = result.chart().to_dict()["title"]["subtitle"]
     assert subtitle == [result.prediction.bottleneck, "no move of a single shard makes it shorter"]
 
 
 def test_the_next_move_keeps_the_constraints_of_the_search() -> None:
-    free = shard(TABLES, "h100-sxm-8", ranks=4, seconds=0.1, forbid=SPLITS).place("random")
+    free = shard(TABLES, "h100-sxm-8", ranks=4, steps=800, forbid=SPLITS).place("random")
     assert free is not None
     move = free.next_move()
     assert move is not None
@@ -137,5 +137,5 @@ def test_the_next_move_keeps_the_constraints_of_the_search() -> None:
         assert not rules.frees(table, move.target, free.plan)
         found = bound.next_move()
         assert found is None or (found.table, found.target) != (move.table, move.target)
-    result = shard(TABLES, "h100-sxm-8", ranks=4, seconds=0.1, forbid=SPLITS, pin={t: 0 for t in range(12)})
+    result = shard(TABLES, "h100-sxm-8", ranks=4, steps=800, forbid=SPLITS, pin={t: 0 for t in range(12)})
     assert result.prediction.next_move() is None, "every table is pinned"

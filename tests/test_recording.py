@@ -1,7 +1,12 @@
 """Capture against built graphs and against real runs; what it explains, what it leaves alone, how far it reaches."""
 
+import copy
+import gc
 import random
+import sys
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +25,13 @@ torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'p
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.distributed import _functional_collectives as functional  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.nn.modules.lazy import LazyModuleMixin  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel, distributed  # noqa: E402
+from torch.optim import optimizer as optimizers  # noqa: E402
+from torch.utils import _foreach_utils  # noqa: E402
+from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from perfkit.measure.iteration import OperationTimer, build_step  # noqa: E402
@@ -403,6 +413,102 @@ def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
         capture(lambda: 3)  # type: ignore[arg-type, return-value]
     with pytest.warns(UserWarning, match="shares nothing between its 4 ranks; .*DistributedDataParallel"):
         capture(lambda: nn.Linear(4, 4).zero_grad, ranks=4)
+
+
+def _list_replaced() -> list[Any]:
+    """Everything of the process that a capture replaces; lists and mappings with what they hold."""
+    hooks = nn.modules.module
+    return [
+        nn.Module._apply, _foreach_utils._get_foreach_kernels_supported_devices,
+        optimizers._get_foreach_kernels_supported_devices, list(_foreach_utils._foreach_supported_types),
+        list(optimizers._foreach_supported_types), vars(FakeTensor).get("data_ptr"), LazyModuleMixin.__init__,
+        dict(hooks._global_forward_pre_hooks), dict(hooks._global_forward_hooks),
+        dict(optimizers._global_optimizer_pre_hooks), dist.distributed_c10d._world, dist.is_initialized(),
+        torch._C._distributed_c10d.Reducer._rebuild_buckets, torch._C._distributed_c10d.Work.wait,
+        distributed._sync_module_states, sys.excepthook, warnings.filters, list(warnings.filters),
+        torch.get_default_dtype(), torch.get_rng_state().tolist(), torch.is_grad_enabled(),
+    ]  # fmt: skip
+
+
+def _is_as_before(before: list[Any]) -> bool:
+    now = _list_replaced()
+    return all(a is b or a == b for a, b in zip(now, before, strict=True)) and _get_current_dispatch_mode() is None
+
+
+def test_captures_in_threads_take_turns_and_leave_nothing_replaced() -> None:
+    """32 captures of three kinds in 8 threads: the graphs of one thread alone, and the process as it was."""
+    sizes: dict[str, Any] = {"rows": [300, 70], "dim": 8, "pooling": 2, "bottom": [8], "top": [8], "features": 4}
+    workload = DLRM(batch=16, sparse=True, **sizes)
+
+    def make_step(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], Any]:
+        model = wrap(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)))
+        return lambda: model(torch.randn(4, 8)).sum().backward()
+
+    kinds: list[tuple[Callable[[], Any], int]] = [
+        (lambda: build_step(workload)[0], 1), (lambda: make_step(copy.copy), 1),
+        (lambda: make_step(DistributedDataParallel), 2),
+    ]  # fmt: skip
+
+    def run(number: int) -> Graph:
+        make, ranks = kinds[number % 3]
+        return capture(make, ranks=ranks)
+
+    alone, before = [run(number) for number in range(3)], _list_replaced()
+    gc.freeze()  # what other tests left alive need not be looked through 32 times
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            graphs = list(pool.map(run, range(32)))
+    finally:
+        gc.unfreeze()
+    assert _is_as_before(before)
+    for number, graph in enumerate(graphs):
+        own = alone[number % 3]
+        assert (graph.labels, graph.tables, graph.waits is None) == (own.labels, own.tables, own.waits is None)
+        assert graph.features.tolist() == own.features.tolist()
+        assert graph.accesses.tolist() == own.accesses.tolist()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_capture_that_fails_leaves_nothing_replaced(late: bool, error: type[BaseException]) -> None:
+    def fail() -> None:
+        raise error
+
+    before = _list_replaced()
+    with pytest.raises(error):
+        capture(lambda: fail if late else fail(), ranks=2, device="cuda")  # type: ignore[func-returns-value]
+    assert _is_as_before(before)
+    with ThreadPoolExecutor(1) as pool:  # and nobody waits for it
+        assert len(pool.submit(capture, lambda: lambda: torch.randn(3).sum()).result(30))
+
+
+def _make_lazy() -> Callable[[], Any]:
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyBatchNorm1d(affine=False), nn.Linear(8, 1))
+    return lambda: model(torch.randn(4, 16)).sum().backward()
+
+
+def test_a_lazy_module_without_sizes_is_named_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match=r"LazyLinear is a lazy module, .*run one forward before capture, or use Lin"):
+        capture(_make_lazy)
+    step = _make_lazy()  # alive and without sizes: no other capture minds
+    assert len(capture(lambda: lambda: torch.randn(3).sum()))
+    with pytest.raises(ValueError, match="LazyLinear '0' is a lazy module"):
+        capture(lambda: step)
+    step()
+    assert [label[1] for label in capture(lambda: step).labels].count("gemm") > 2
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="lazy modules cannot be built without memory for tensors")
+def test_a_lazy_module_is_captured() -> None:
+    assert len(capture(_make_lazy))
+
+
+def test_copies_of_modules_are_captured_without_a_warning() -> None:
+    def make_step() -> Callable[[], Any]:
+        model = copy.deepcopy(nn.Linear(4, 4))
+        return lambda: model(torch.randn(2, 4)).sum().backward()
+
+    assert len(capture(make_step))
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "SparseAdam"])

@@ -60,3 +60,18 @@ def test_unseen_runs_of_all_families_meet_the_bars() -> None:
     shares = [(run["exposed"], run["exposed_measured"]) for run in saved.runs if "exposed" in run]
     assert len(shares) == 40 and np.mean([abs(one - other) for one, other in shares]) <= 0.10
     assert 0.7 <= saved.coverage() <= 0.9
+
+
+def test_unseen_runs_of_a_third_machine_meet_the_bars_at_its_usual_pace() -> None:
+    """Three seeds drawn after the last change of a model, on a machine that says untrue things of its caches."""
+    measurements = json.loads(find_reference("measured", "xeon-2.measurements.json").read_text())
+    platform, saved = fit_platform(measurements, name="xeon-2"), checks("xeon-2")
+    again = saved.predict_again(platform)
+    assert [r["predicted_s"] for r in again.runs] == pytest.approx([r["predicted_s"] for r in saved.runs], rel=1e-4)
+    levels = platform.device.memory
+    assert [level.name for level in levels] == ["L2", "L3", "DRAM"] and not platform.device.never_left_cache
+    assert all(level.capacity and level.capacity.value < 2e8 for level in levels[:2]), "it claims an L3 of 503 MB"
+    related = saved.at_usual_pace()
+    figures = summarize_errors(related.errors)
+    assert figures["n"] == 90 and figures["geomean"] <= 10 and figures["mean"] <= 12
+    assert 0.7 <= related.coverage() <= 0.9

@@ -2,13 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfkit.platform import Device, Link, MemoryLevel, Network, Platform, Quantity
+from perfkit.hardware import Device, Link, MemoryLevel, Network, Quantity
+from perfkit.platform import Platform
 from perfkit.prediction.comparison import Comparison
 from perfkit.report import write_report
 
@@ -68,8 +70,6 @@ def write(path: Path, name: str = "synthetic", **changes: Any) -> str:
         "predictions": [{"title": "dlrm-default, batch 2,048", "breakdown": breakdown, "timeline": timeline}],
         "kernels": [{"kind": "GEMM", "flops": 1e8, "nbytes": 1e7, "time_s": 2e-3}],
         "collectives": (sweep, sweep),
-        "learning": [{"iterations": n, "family": "DLRM", "error": 0.3 / n} for n in (1, 2, 4)],
-        "errors": [{"name": "GEMM", "geomean": 0.04, "mean": 0.07, "p95": 0.2, "floor": 0.03}],
         "environment": {"processor": "2 cores", "perfkit": "0.1.0"},
     }
     return write_report(path, **(arguments | changes)).read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_report_is_self_contained(tmp_path: Path) -> None:
         references = [value for name, value in attributes.items() if name in ("src", "href", "xlink:href", "action")]
         assert all(value.startswith("#") for value in references)
     assert "@import" not in page and not re.search(r"url\((?!#)", page)
-    assert page.count("<svg") == 7
+    assert page.count("<svg") == 5
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
@@ -145,7 +145,7 @@ def test_every_name_is_text(tmp_path: Path) -> None:
 
 
 def test_report_without_anything_measured(tmp_path: Path) -> None:
-    empty: Row = {"kernels": None, "collectives": None, "learning": None, "errors": None, "environment": None}
+    empty: Row = {"kernels": None, "collectives": None, "environment": None}
     comparison = Comparison((), "synthetic", {}, {}, {})
     page = write(tmp_path / "report.html", comparison=comparison.to_dict(), predictions=(), **empty)
     assert "Nothing was measured" in page and "<svg" not in page
@@ -162,3 +162,14 @@ def test_an_unwritable_report_leaves_the_old_one(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="No space left"):
         write(target)
     assert target.read_bytes() == b"the report before" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_disturbed_measurements_are_named_and_drift_is_told_apart(tmp_path: Path) -> None:
+    saved = some_comparison()
+    runs = tuple({**run, "relative_s": 0.5 * run["measured_s"]} for run in saved.runs)
+    disturbed = {"processor": "x", "disturbances": "9% of the timings of iterations got less than 97 % of a core"}
+    related = replace(saved, runs=runs, machine=disturbed, relative_floor={"dlrm": 0.0321, "all": 0.0321})
+    page = write(tmp_path / "report.html", comparison=related.to_dict())
+    assert "Disturbed measurements.</b> check: 9% of the timings" in page
+    assert "At the usual pace" in page and "3.2%" in page
+    assert "Disturbed" not in write(tmp_path / "calm.html")

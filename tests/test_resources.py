@@ -1,5 +1,6 @@
 """Reference data is found in a checkout, a wheel and an editable install; readers name the place of a fault."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from perfkit.gallery import load_platform
+from perfkit.platform import Platform
+from perfkit.prediction.comparison import Comparison
 from perfkit.resources import (
+    LARGEST_TEXT,
     expect_each,
     expect_list,
     expect_number,
@@ -17,7 +22,11 @@ from perfkit.resources import (
     expect_text,
     expect_whole,
     find_reference,
+    reading,
+    write_text,
 )
+from perfkit.trials.outcome import Trials
+from perfkit.workloads.placement import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 QUESTION = "from perfkit.resources import find_reference; print(find_reference('platforms', 'h100-sxm-8.toml'))"
@@ -108,9 +117,73 @@ def test_readers_give_what_they_were_told_to() -> None:
         ({"name": "a", "size": 1}, r"^top\.size is not known; known here are name, sizes; did you mean sizes\?$"),
         ({"name": "a", "a b": 1}, r"^top\.\"a b\" is not known"),
         ([], r"^top is \[\]; it must be a table$"),
-        ({"name": list(range(100))}, r"^top\.name is \[0, 1, 2.* \.\.\.; it must be text$"),
+        ({"name": list(range(100))}, r"^top\.name is \[0, 1, 2.*\.\.\..*99\]; it must be text$"),
     ],
 )
 def test_readers_name_the_place(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_example(value, "top")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (ValueError("odd"), "^f: odd; advice$"),
+        (ValueError("f line 3 has\x1b[31m 2 values"), r"^f line 3 has\\x1b\[31m 2 values$"),
+        (KeyError("a\nb"), r"^f: KeyError 'a\\nb'; advice$"),
+        (MemoryError(), "^f: MemoryError; advice$"),
+        (RuntimeError("first\nsecond " * 999), "^f: RuntimeError first; advice$"),
+        (OSError(28, "No space left on device"), "^f: No space left on device; advice$"),
+        (type("PanicException", (BaseException,), {})("assertion failed"), "^f: PanicException assertion failed; adv"),
+        (ValueError("x" * 5000), r"^f: x+\.\.\.x+; advice$"),
+    ],
+)
+def test_whatever_goes_wrong_in_a_reader_is_told_in_one_line(fault: BaseException, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught, reading("f", "advice"):
+        raise fault
+    assert caught.value.__cause__ is fault and str(caught.value).isprintable() and len(str(caught.value)) < 800
+
+
+def test_the_border_lets_interrupts_and_missing_packages_pass() -> None:
+    for kind in (KeyboardInterrupt, SystemExit, UserWarning, ModuleNotFoundError):
+        with pytest.raises(kind), reading("f", "advice"):
+            raise kind
+
+
+def test_only_regular_files_of_sensible_sizes_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    with open(tmp_path / "large.toml", "wb") as file:
+        file.truncate(LARGEST_TEXT + 1)  # nothing is written
+    for path in (tmp_path / "pipe.toml", "/dev/zero", tmp_path):
+        for load in (Platform.load, Plan.load, Comparison.load, Trials.load, load_platform):
+            with pytest.raises(ValueError, match="cannot be read: it is not a regular file"):
+                load(Path(path))
+    for load in (Plan.load, Comparison.load, Trials.load):
+        with pytest.raises(ValueError, match=r"large\.toml cannot be read: it has 33.6 MB; at most 33.6 MB are read"):
+            load(tmp_path / "large.toml")
+    for load in (Platform.load, load_platform):
+        with pytest.raises(ValueError, match=r"large\.toml cannot be read: it has 33.6 MB; at most 1.05 MB are read"):
+            load(tmp_path / "large.toml")
+    with pytest.raises(ValueError, match="odd: a key has 20 parts or more; compare"):
+        Platform.from_toml("x = 1\n" + "a . " * 200_000 + "a = 1", origin="odd")
+
+
+def test_a_draft_follows_no_link_and_an_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, target = tmp_path / "victim", tmp_path / "out.toml"
+    victim.write_text("mine")
+    for name in (f".out.toml.{os.getpid()}.draft", f".{'00' * 8}.draft"):
+        (tmp_path / name).symlink_to(victim)
+    write_text(target, "ours")
+    assert victim.read_text() == "mine" and target.read_text() == "ours" and not target.is_symlink()
+    before = os.umask(0o027)
+    assert write_text(target, "ours").stat().st_mode & 0o777 == 0o640
+    os.umask(before)
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*nowhere/out.toml'"):
+        write_text(tmp_path / "nowhere" / "out.toml", "")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match=r"No space left on device: '.*out.toml'"):
+        write_text(target, "lost")
+    monkeypatch.setattr(os, "urandom", bytes)  # a name that was taken before
+    with pytest.raises(FileExistsError):
+        write_text(target, "lost")
+    assert target.read_text() == "ours" and victim.read_text() == "mine"

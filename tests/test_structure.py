@@ -25,6 +25,7 @@ FLOORS = [
         "computation",
         "inventory",
         "overheads",
+        "pace",
         "communication",
         "platform_file",
         "platform",
@@ -34,7 +35,7 @@ FLOORS = [
     },
     {"prediction"},
     {"contexts", "calibration", "campaign", "assembly", "sharding", "trials"},
-    {"report", "doctor", "demonstration", "__main__"},
+    {"report", "doctor", "demonstration", "runlog", "__main__"},
 ]
 
 

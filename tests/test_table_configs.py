@@ -60,7 +60,7 @@ def test_columns_that_may_be_missing_have_defaults(write) -> None:
     ("text", "message"),
     [
         ("", r"set\.csv is empty; its first line must name columns"),
-        ("rows,dim\n", "tables is of 0"),
+        ("rows,dim\n", "tables is empty"),
         ("rows,dimm\n1,1\n", r"set\.csv line 1 has 'dimm'; known are rows, dim, .*did you mean dim\?"),
         ("rows,dim,owner,cost\n1,1,me,3\n", r"has 'owner', 'cost'; known are .*; leave the others out"),
         ("rows,dim,rows\n1,1,1\n", "has 'rows' twice"),
@@ -105,7 +105,7 @@ def test_csv_files_that_cannot_be(write, text: str | bytes, message: str) -> Non
         ('{"rows": 10}', r"set\.json must hold a list of tables"),
         ("7", "must hold a list of tables"),
         ("[7]", "must hold a list of tables"),
-        ("[]", "tables is of 0"),
+        ("[]", "tables is empty"),
         ('[{"rows": 10, "dim": 4}, {"rows": 10, "dims": 4}]', r"set\.json\[1\] has 'dims'; .* did you mean dim\?"),
         ('[{"rows": 10, "dim": true}]', r"set\.json\[0\]: dim is True"),
         ('[{"rows": [10], "dim": 4}]', r"set\.json\[0\]: rows is \[10\]"),
@@ -207,9 +207,40 @@ def test_tables_with_a_law() -> None:
     assert EmbeddingTable(250, 16, law=law).distribution == law.resize(250)
     assert EmbeddingTable(250, 16, law=Uniform(1000)).distribution == Uniform(250)
     for arguments, message in (
-        ({"law": "zipf"}, "law is 'zipf'; it must be a Uniform, Zipf or ReuseHistogram"),
+        ({"law": "zipf"}, "law is 'zipf'; it must be a Uniform or a Zipf or a ReuseHistogram"),
         ({"law": Uniform(10)}, "law is of 10 rows, the table has 1000"),
         ({"spread": -1}, "spread is -1"),
     ):
         with pytest.raises(ValueError, match=message):
             EmbeddingTable(1000, 16, **arguments)
+
+
+def test_files_of_more_tables_than_any_model_has(tmp_path: Path, write, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = polars.DataFrame({"rows": [10], "dim": [4]}).select(polars.all().repeat_by(3_000_000).explode())
+    frame.write_parquet(tmp_path / "many.parquet")
+    assert (tmp_path / "many.parquet").stat().st_size < 20_000
+    with pytest.raises(ValueError, match=r"many\.parquet lists more than 200,000 tables"):
+        read_tables(tmp_path / "many.parquet")
+    monkeypatch.setattr("perfkit.readers.table_configs.MOST_ROWS", 5)
+    with pytest.raises(ValueError, match=r"many\.csv lists more than 5 tables"):
+        read_tables(write("many.csv", "rows,dim\n" + "10,4\n" * 6))
+    with pytest.raises(ValueError, match=r"many\.json lists more than 5 tables"):
+        read_tables(write("many.json", json.dumps([{"rows": 10, "dim": 4}] * 6)))
+    config = '{"T": 3, "E": 9, "D": 4, "batch_params": {"B": 1}, "pooling_params": {"L": 1}, "indices_params": %s}'
+    laws = '{"heavy_hitters": [], "zipf_q": 1, "zipf_s": 1}'
+    with pytest.raises(ValueError, match=r"many\.json lists more than 5 tables"):
+        read_tables(write("many.json", f"[{config % laws}, {config % laws}]"))
+
+
+def test_damaged_parquet_files_and_odd_names_are_told_in_one_line(tmp_path: Path) -> None:
+    path, told = tmp_path / "a\nb\x1b.parquet", []
+    polars.DataFrame({"rows": [10, 20], "dim": [4, 8]}).write_parquet(path)
+    data = path.read_bytes()
+    for place in range(0, len(data), 2):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :])
+        try:
+            read_tables(path)
+        except ValueError as error:
+            told.append(str(error))
+    assert len(told) > 100 and all(text.isprintable() and r"a\nb\x1b.parquet" in text for text in told)
+    assert any("PanicException" in text for text in told)

@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfkit.sharding.planner import price_plan
+from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables, name_tables
 
 
@@ -62,9 +64,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: EmbeddingTable(-5, 8), "rows is -5"),
     (lambda: EmbeddingTable(10, 8, exponent=math.nan), "exponent is nan"),
     (lambda: EmbeddingTable(10, 8, pooling=-1), "pooling is -1"),
-    (lambda: TableSet([]), "tables is of 0; it must be a sequence of at least one EmbeddingTable"),
+    (lambda: TableSet([]), "tables is empty; it must hold at least one EmbeddingTable"),
     (lambda: TableSet(7), "tables is 7; it must be a sequence"),  # type: ignore[arg-type]
-    (lambda: TableSet([1, 2]), "tables is of 2; it must be a sequence of at least one EmbeddingTable"),  # type: ignore[list-item]
+    (lambda: TableSet([1, 2]), "tables is [1, 2]; it must be a sequence of EmbeddingTable"),  # type: ignore[list-item]
     (lambda: TableSet([ONE, ONE]), "two tables are named 'a'"),
     (lambda: TableSet([ONE, replace(ONE, name="b", itemsize=2)]), "itemsize is 2 and 4; one kernel reads numbers"),
     (lambda: TableSet([replace(ONE, pooling=101)]), "pooling of 'a' is 101; it must be at most its 100 rows"),
@@ -80,3 +82,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 def test_bad_tables_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message if ".*" in message else re.escape(message)):
         make()
+
+
+def test_tables_of_more_bytes_than_an_integer_holds_are_listed_and_priced() -> None:
+    tables = TableSet((EmbeddingTable(2**62, 64), EmbeddingTable(1000, 64)), batch=64)
+    assert tables.table()["nbytes"][0] == 2.0**70
+    assert price_plan(tables, "h100-sxm-8", Plan.round_robin(2, ranks=2)).memory.max() >= 2.0**70

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import sharding_study
 from perfkit.__main__ import main
+from perfkit.measure import runner
 from perfkit.measure.machine import count_cores, describe_machine
 from perfkit.measure.runner import MeasurementError, run_processes
 from perfkit.platform import Platform
@@ -56,7 +57,7 @@ def pretend(platform: Platform, factor: Factor, jobs: list[dict[str, Any]]) -> C
 @pytest.fixture
 def study(toy: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Trials, list[Any]]]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(experiment, "count_cores", lambda: 2)
+    monkeypatch.setattr(runner, "count_cores", lambda: 2)
     where = replace(toy, provenance={"processor": describe_machine()["processor"]})
 
     def run(factor: Factor = lambda plan, number: 1.0, **more: Any) -> tuple[Trials, list[Any]]:
@@ -182,7 +183,7 @@ def test_trials_survive_their_file_and_are_predicted_again(study: Any, toy: Plat
     assert json.dumps(fresh.models) == json.dumps(trials.models)
     for text in ("", "[]", "{}", '{"format": 2}', '{"format": 1, "models": [{}]}', '{"format": 1, "models": 3}'):
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(ValueError, match=r"bad\.json' holds no trials"):
+        with pytest.raises(ValueError, match=r"bad\.json cannot be read: .*; pass a file that Trials\.save"):
             Trials.load(tmp_path / "bad.json")
 
 
@@ -248,7 +249,7 @@ def run(words: list[str]) -> int:
         warnings.showwarning = shown
 
 
-H100 = ["--platform", "h100-sxm-8", "--ranks", "8", "--seconds", "0.05"]
+H100 = ["--platform", "h100-sxm-8", "--ranks", "8", "--steps", "300"]
 BAD = {
     "nothing": (H100, "model is missing; give --model or --tables"),
     "model": (["--model", "bert-base", *H100], "model is 'bert-base'; known are dlrm-default"),
@@ -260,6 +261,8 @@ BAD = {
     "room": (["--model", "dlrm-mlperf", "--memory", "2e9", *H100], "memory"),
     "ranks": (["--model", "dlrm-mlperf", "--platform", "h100-sxm-8", "--ranks", "16"], "ranks is 16"),
     "seconds": (["--model", "dlrm-mlperf", *H100[:4], "--seconds", "0"], "seconds is 0"),
+    "steps": (["--model", "dlrm-mlperf", *H100[:4], "--steps", "0"], "steps is 0"),
+    "measured-steps": (["--measure", "--platform", "zen5-2", "--steps", "9"], "steps is given; it bounds a search"),
     "plan": (["--model", "dlrm-mlperf", "--plan", "no.json", *H100], "no.json cannot be read"),
     "json": (["--model", "dlrm-mlperf", "--json", "no/such.json", *H100], "json is .*folder does not exist"),
     "measured-plan": (["--measure", "--out", "p.json", "--platform", "zen5-2"], "out is given; it is for a search"),

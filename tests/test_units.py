@@ -1,11 +1,19 @@
 import math
+import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfkit.gallery import load_platform
+from perfkit.prediction.contrast import compare
+from perfkit.prediction.result import predict
 from perfkit.units import check_choice, check_positive, format_bytes, format_rate, format_time, significant
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.tables import EmbeddingTable, draw_tables
 
 
 @pytest.mark.parametrize(
@@ -123,3 +131,33 @@ def test_a_name_of_another_kind_is_turned_away_briefly(value: object) -> None:
     with pytest.raises(ValueError, match=r"^dtype is .*; known are bf16, fp32$") as error:
         check_choice("dtype", value, ["bf16", "fp32"])
     assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: DLRM(cross=5),
+        lambda: EmbeddingTable(10, 4, name=[]),
+        lambda: draw_tables(3, correlation="x"),
+        lambda: Plan(2, 5),
+        lambda: Plan(2, (0,), names=5),
+        lambda: load_platform("h100-sxm-8").with_datasheet(5),
+        lambda: load_platform("h100-sxm-8").kernel_time("gemm", 5),
+        lambda: load_platform("h100-sxm-8").kernel_time("gemm", {"flops": 1e9}, dtype="bf16"),
+        lambda: load_platform("h100-sxm-8").lookup([5], batch=8),
+        lambda: load_platform("h100-sxm-8").find_kernel([]),
+        lambda: load_platform("h100-sxm-8").collective([], 1e6, ranks=2),
+        lambda: compare("h100-sxm-8", "a100-sxm-8", 5),
+        lambda: predict(DLRM(), "h100-sxm-8", slowdown=5),
+        lambda: predict(DLRM(), "h100-sxm-8", slowdown={0: "x"}),
+        lambda: predict(DLRM(), "h100-sxm-8").timeline("module", depth="x"),
+        lambda: predict(DLRM(), "h100-sxm-8").modules("x"),
+        lambda: predict(DLRM(), "h100-sxm-8").modules(rank=[]),
+    ],
+    ids=range(17),
+)
+def test_arguments_of_other_types_are_refused_by_their_names(call: Callable[[], object]) -> None:
+    with warnings.catch_warnings(), pytest.raises(ValueError, match=r"^[\w ]+ (is|has|names) .*; ") as caught:
+        warnings.simplefilter("ignore")
+        call()
+    assert "\n" not in str(caught.value)

@@ -16,7 +16,8 @@ from perfkit.estimates import TRANSFERRED
 from perfkit.fitting import Fit
 from perfkit.gallery import load_platform
 from perfkit.hardware import Link, Quantity
-from perfkit.platform import ExtrapolationWarning, Platform, PlatformError
+from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.platform_file import PlatformError
 
 UNITS = {"alpha": "s", "beta": "s/B", "alpha0": "s", "alpha1": "s", "beta0": "s/B", "beta1": "s/B", "sharpness": "-"}
 BRANCHES = {"alpha1": 8e-6, "beta1": 2e-11, "alpha2": 3e-5, "beta2": 4e-12, "sharpness": 0.8}

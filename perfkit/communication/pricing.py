@@ -21,7 +21,7 @@ from perfkit.fitting import Fit
 from perfkit.hardware import Link, Network
 from perfkit.models import collectives as forms
 from perfkit.models import hierarchy
-from perfkit.units import Array, check_choice, check_positive, format_bytes, format_rate
+from perfkit.units import Array, check_choice, check_positive, check_type, format_bytes, format_rate, show
 
 __all__ = ["price_collective"]
 
@@ -93,6 +93,7 @@ def price_collective(
     one; across nodes the composition of `perfkit.models.hierarchy`. An algorithm that was asked for and not fitted
     takes its textbook form and the links. What is composed is never faster than the links allow; a fit that is says so.
     """
+    check_type("operation", operation, str)
     ranks, most = check_positive("ranks", ranks, integer=True), network.ranks
     if ranks > most:
         raise ValueError(f"ranks is {ranks}; {owner} has {most}; choose fewer ranks or a larger platform")
@@ -101,10 +102,10 @@ def price_collective(
     pricing = _Pricing(fits, network, owner, memory_bandwidth, float(np.max(sizes, initial=0.0)))
     known = any(split_key(key)[0] == operation for key in fits) or (way and operation in forms.OPERATIONS)
     if not known:
-        raise pricing.lacks(f"model for the collective {operation!r}")
+        raise pricing.lacks(operation, f"model for the collective {show(operation)}")
     if ranks == 1:
         return CollectiveTime(np.zeros(sizes.shape), formula="a single rank has nothing to exchange")
-    if way == "rail" and operation != "send_recv":
+    if way == "rail":
         if ranks > network.nodes:
             raise ValueError(f"ranks is {ranks}; with one on each node {owner} has {network.nodes}; choose fewer ranks")
         return pricing.rail(operation, sizes, ranks)
@@ -121,13 +122,15 @@ class _Pricing:
     memory_bandwidth: float
     largest: float
 
-    def lacks(self, what: str) -> ValueError:
-        have = ", ".join(dict.fromkeys(key.partition(".")[0] for key in self.fits)) or "none"
+    def lacks(self, operation: str, what: str) -> ValueError:
+        own = [key for key in self.fits if split_key(key)[0] == operation]
+        have = ", ".join(own or dict.fromkeys(key.partition(".")[0] for key in self.fits)) or "none"
         return ValueError(f"{self.owner} has no {what}; it has {have}; calibrate it or choose another platform")
 
-    def link(self, name: str, what: str) -> Link:
+    def link(self, name: str, operation: str, what: str) -> Link:
         if name not in self.network.links:
-            raise self.lacks(f"model of {what} nor a link {'between' if name == 'inter' else 'inside'} nodes")
+            where = "between" if name == "inter" else "inside"
+            raise self.lacks(operation, f"model of {operation} {what} nor a link {where} nodes")
         return self.network.links[name]
 
     def match(self, operation: str, ranks: int, way: str) -> Match | None:
@@ -144,12 +147,13 @@ class _Pricing:
                 raise ValueError(f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node")
             return self.bound(self.across(operation, nbytes, ranks // local, way), operation, nbytes, ranks)
         if way in ("", "two_level"):
-            raise self.lacks(f"model for the collective {operation!r}" + (" on two levels" if way else ""))
+            levels = "two levels" if way else f"{ranks} ranks of one node"
+            raise self.lacks(operation, f"model for the collective {operation!r} on {levels}")
         return self.bound(self.textbook(operation, nbytes, ranks, way), operation, nbytes, ranks)
 
     def textbook(self, operation: str, nbytes: Array, ranks: int, way: str) -> CollectiveTime:
         """Price an algorithm inside a node from its textbook form and the link."""
-        link = self.link("intra", f"{operation} by {way}")
+        link = self.link("intra", operation, f"by {way}")
         alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
         time, start = (
             time_textbook(operation, n, way, ranks=ranks, alpha_hop=alpha, beta_link=beta) for n in (nbytes, 0 * nbytes)
@@ -165,7 +169,7 @@ class _Pricing:
         """Compose a collective over whole nodes from its shares inside a node and between nodes."""
         ranks, way = nodes * self.network.ranks_per_node, way or ACROSS_NODES.get(operation, "")
         if not way:
-            raise self.lacks(f"model of {operation} over {ranks} ranks and no rule to compose one")
+            raise self.lacks(operation, f"model of {operation} over {ranks} ranks and no rule to compose one")
         rules = {
             "ring": self.ring,
             "tree": self.tree,
@@ -194,7 +198,7 @@ class _Pricing:
         match = self.match(operation, nodes, "rail")
         if match is not None:
             return evaluate_match(match, nbytes)
-        link = self.link("inter", f"{operation} over {nodes} nodes")
+        link = self.link("inter", operation, f"over {nodes} nodes")
         alpha = max(float(forms.ring_steps(operation, nodes)) * link.latency.value, 1e-9)
         beta = float(forms.bus_factor(operation, nodes)) / link.bandwidth.value
         formula = f"pipelined over the link, alpha = {alpha:.4g} s, beta = {beta:.4g} s/B"
@@ -210,14 +214,14 @@ class _Pricing:
         found = [find_hop(match, ranks=local)[1] for match in matches if match is not None]
         if matches and len(found) == len(matches):
             return sum(found) / len(found)
-        return 1.0 / self.link("intra", f"{operation} over {nodes} nodes").bandwidth.value
+        return 1.0 / self.link("intra", operation, f"over {nodes} nodes").bandwidth.value
 
     def hop_between(self, operation: str, nodes: int) -> tuple[float, float]:
         """Latency of a hop between nodes, and time per byte of a rail; from the fit on a rail where there is one."""
         match = self.match(operation, nodes, "rail")
         if match is not None:
             return find_hop(match, ranks=nodes)
-        link = self.link("inter", f"{operation} over {nodes} nodes")
+        link = self.link("inter", operation, f"over {nodes} nodes")
         return link.latency.value, 1.0 / link.bandwidth.value
 
     def ring(self, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
@@ -237,7 +241,7 @@ class _Pricing:
 
     def tree(self, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
         local, (far, rail) = self.network.ranks_per_node, self.hop_between(operation, nodes)
-        near = self.link("intra", f"{operation} by tree").latency.value if local > 1 else 0.0
+        near = self.link("intra", operation, "by tree").latency.value if local > 1 else 0.0
         beta = max(self.beta_inside(operation, nodes), rail / local)
         links = {"ranks": local * nodes, "nodes": nodes, "alpha_hop": near, "alpha_rail": far, "beta_link": beta}
         time, start = (time_textbook(operation, n, "tree", **links) for n in (nbytes, 0 * nbytes))  # type: ignore[arg-type]

@@ -3,10 +3,12 @@
 from perfkit.fitting.collectives import fit_collective, fit_over_ranks, fit_pipelined
 from perfkit.fitting.context import fit_context, fit_iteration
 from perfkit.fitting.kernels import fit_additive, fit_roofline
+from perfkit.fitting.levels import find_levels
 from perfkit.fitting.parameters import Fit
 
 __all__ = [
     "Fit",
+    "find_levels",
     "fit_additive",
     "fit_collective",
     "fit_context",

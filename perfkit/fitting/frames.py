@@ -246,7 +246,7 @@ def fit_casts(frame: "polars.DataFrame", device: Device, *, source: str = "", da
     """
     import polars as pl
 
-    cache = device.memory[-2].capacity.value if len(device.memory) > 1 else 0.0
+    cache = near.value if (near := device.memory[-2:][0].capacity) and len(device.memory) > 1 else 0.0
     rows = frame.filter((pl.col("nbytes") > 4 * cache) | (pl.col("nbytes") < 2**20))
     rows = rows.group_by("nbytes").agg(pl.col("seconds").median()).sort("nbytes")
     nbytes, dtype = rows["nbytes"].to_numpy().astype(float), next(iter(device.peaks))

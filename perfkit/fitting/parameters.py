@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfkit.units import Array, Values, format_time, significant
+from perfkit.units import Array, Typed, Values, format_time, significant
 
 __all__ = ["SPREAD_SLOPE", "Fit"]
 
@@ -16,7 +16,7 @@ SPREAD_SLOPE = 0.2
 
 
 @dataclass(frozen=True)
-class Fit(Mapping[str, float]):
+class Fit(Typed, Mapping[str, float]):
     """Parameters of one model form: a mapping, so that ``model(x, **fit)`` closes the loop.
 
     Parameters

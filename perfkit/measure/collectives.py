@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from perfkit.measure.reference import Reference
+
 __all__ = ["time_collectives"]
 
 
@@ -54,12 +56,13 @@ def time_collectives(
     Returns
     -------
     rows : list of dict
-        Operation, ``nbytes`` [B] and every sample [s] of this rank.
+        Operation, ``nbytes`` [B] and every sample [s] of this rank, and the share of a core that it got [-].
     """
     import torch
     import torch.distributed as dist
 
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    reference = Reference(device, wait)
     prepared = [(o, *_call(o, s, device)) for o in operations for s in sizes]
     rows: list[dict[str, Any]] = [{"operation": o, "nbytes": n, "samples": []} for o, _, n in prepared]
     done = 0
@@ -80,7 +83,8 @@ def time_collectives(
                     dist.broadcast(agreed, 0)
                     if not agreed.item():
                         break
+            reference()
             if sweep == 3:
                 done += 1
                 progress(done)
-    return rows
+    return [{**row, "core_share": reference.core_share} for row in rows]

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from perfkit.measure.kernels import draw_rows
+from perfkit.measure.reference import Reference
 from perfkit.measure.runner import Timing
 from perfkit.measure.twins import RecommendationModule, TransformerModule
 from perfkit.workloads.dlrm import DLRM
@@ -34,6 +35,9 @@ _DTYPES = {
     "fp16": torch.float16,
     "fp64": torch.float64,
 }
+
+#: Time between two references [s]: machines change their speed within a second.
+_BLOCK = 0.025
 
 #: Settings of a workload that this module builds.
 _BUILT = {"embedding": "separate", "loop": "lean", "fused": False, "mixed": False, "compiled": False}
@@ -201,7 +205,9 @@ def time_iteration(
     Returns
     -------
     result : dict
-        Timing of one iteration, and ``names``, ``nbytes`` [B] and median ``operation_seconds`` [s] in program order;
+        Timing of one iteration; ``blocks``: medians of iterations in a row [s], and ``references`` before, between and
+        after them, see `perfkit.measure.reference` [s]; ``core_share`` that the references got [-]; ``names``,
+        ``nbytes`` [B] and median ``operation_seconds`` [s] in program order, and ``operation_references`` around them;
         of several ranks on a CPU also ``idle``: the median time of an iteration that this thread did not compute,
         because it waited for a collective or a collective had its core [s].
     """
@@ -209,35 +215,63 @@ def time_iteration(
     rank = dist.get_rank() if ranks > 1 else 0
     plan = Plan.from_owners(owners, ranks=ranks) if owners is not None else None
     step, _ = build_step(load(workload), plan=plan, rank=rank, ranks=ranks, device=device, seed=seed)
-    wait = synchronize or (lambda: None)
+    wait, reference = synchronize or (lambda: None), Reference(device, synchronize)
     for _ in range(2):
         step()
     wait()
     once = _one(step, wait)
-    count = max(minimum, min(400, int(seconds / max(once, 1e-5))))
+    plan_of_work = [max(minimum, min(400, int(seconds / max(once, 1e-5)))), max(1, min(50, round(_BLOCK / once)))]
     if ranks > 1:
-        agreed = torch.tensor([count], device=device)
+        agreed = torch.tensor(plan_of_work, device=device)
         dist.broadcast(agreed, 0)
-        count = int(agreed)
-    begin, cpu = time.perf_counter(), time.process_time()
-    samples, threads = [], []
-    for _ in range(count):
-        thread = time.thread_time()
-        samples.append(_one(step, wait))
-        threads.append(time.thread_time() - thread)
-    share = (time.process_time() - cpu) / (time.perf_counter() - begin)
-    result: dict[str, Any] = {**vars(Timing.from_samples(samples, share)), "operation_seconds": []}
+        plan_of_work = agreed.tolist()
+    count, each = plan_of_work
+    result, threads = _time_blocks(step, wait, reference, count, each)
     if ranks > 1 and device == "cpu":
-        result["idle"] = float(np.median(np.subtract(samples, threads)))
-    rows = []
+        result["idle"] = float(np.median(threads))
+    rows, paces = [], [_look(reference, each)]
     for _ in range(operations):
         with OperationTimer(synchronize) as timer:
             step()
         rows.append(timer.seconds)
+        paces.append(_look(reference, each))
         result |= {"names": timer.names, "nbytes": timer.nbytes}
+    result |= {"core_share": reference.core_share, "operation_seconds": []}
     if rows:
+        result["operation_references"] = _round(paces)
         result["operation_seconds"] = np.median(np.array(rows), axis=0).tolist()
     return result
+
+
+def _time_blocks(
+    step: Callable[[], Any], wait: Callable[[], None], reference: Reference, count: int, each: int
+) -> tuple[dict[str, Any], list[float]]:
+    """Time iterations in blocks between references; also what of each this thread did not compute [s]."""
+    samples: list[float] = []
+    idle, shares, blocks, paces = [], [], [], [_look(reference, each)]
+    for start in range(0, count, each):
+        if each > 1:
+            step()  # not timed: it brings back to the caches what the reference displaced
+        begin, cpu = time.perf_counter(), time.process_time()
+        for _ in range(min(each, count - start)):
+            thread = time.thread_time()
+            samples.append(_one(step, wait))
+            idle.append(samples[-1] - (time.thread_time() - thread))
+        shares.append((time.process_time() - cpu) / (time.perf_counter() - begin))
+        blocks.append(float(f"{np.median(samples[start:]):.5g}"))
+        paces.append(_look(reference, each))
+    timing = Timing.from_samples(samples, float(np.mean(shares)))
+    return {**vars(timing), "blocks": blocks, "references": _round(paces)}, idle
+
+
+def _look(reference: Reference, each: int) -> np.ndarray:
+    """The references once, or three times after a step so long that there is time for it."""
+    return np.asarray(np.median([reference() for _ in range(3 if each == 1 else 1)], axis=0))
+
+
+def _round(paces: Sequence[np.ndarray]) -> list[list[float]]:
+    """Times of the references; four digits are more than they are known to."""
+    return [[float(f"{t:.4g}") for t in pace] for pace in paces]
 
 
 def _one(step: Callable[[], Any], wait: Callable[[], None]) -> float:

@@ -18,7 +18,7 @@ __all__ = ["Case", "draw_cases", "prepare"]
 #: of all of them may be found again: see `perfkit.models.caches.rotating_misses`.
 _INDEX_BATCHES = 8
 
-#: Largest working set of one case [B]: a few times any last-level cache of a CPU.
+#: Largest working set of one case [B], where the last cache is not known to be larger than most.
 _LARGEST = 160e6
 
 _ELEMENTWISE = {
@@ -112,12 +112,12 @@ def _attentions(rng: np.random.Generator, n: int) -> Iterator[Case]:
                 yield Case("attention", phase + causal, sizes)
 
 
-def _elementwise(rng: np.random.Generator, n: int) -> Iterator[Case]:
+def _elementwise(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:
     for variant, tensors in _ELEMENTWISE.items():
         top = 2e5 if variant in ("binary_cross_entropy_with_logits", "sub", "mul") else _LARGEST / 4 / (tensors + 1)
         sizes = list(_log_uniform(rng, 64, top, n))
         if top > 2e5:  # two more from main memory: what a byte from there costs is needed everywhere
-            sizes += list(_log_uniform(rng, 0.4 * top, top, 2))
+            sizes += list(_log_uniform(rng, 0.4 * top * largest / _LARGEST, top * largest / _LARGEST, 2))
         for size in sizes:
             yield Case("elementwise", variant, {"elements": round(size)})
 
@@ -151,7 +151,15 @@ def _copies(rng: np.random.Generator, n: int) -> Iterator[Case]:
                 yield Case("copy", variant, {"elements": rows * width, "rows": rows})
 
 
-def _embeddings(rng: np.random.Generator, n: int) -> Iterator[Case]:
+def _far_copies(rng: np.random.Generator, largest: float) -> Iterator[Case]:
+    """Copies and gradients to fill with zeros that are larger than the last cache: those of large tables."""
+    for variant, tensors in (("new_zeros", 1), ("clone", 2)):
+        for size in _log_uniform(rng, 0.2 * largest, largest, 4):
+            rows = round(size / 4 / tensors / 64)
+            yield Case("copy", variant, {"elements": rows * 64, "rows": rows})
+
+
+def _embeddings(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:
     draws = _log_uniforms(rng, n, (1e3, 1e6), (16, 128), (64, 2048), (1, 32))
     # and many lookups into large tables, where pages and rows are far: rare in independent draws, decisive in a DLRM
     far = _log_uniforms(rng, n // 2, (6e4, 1e6), (16, 128), (256, 2048), (4, 32))
@@ -164,7 +172,7 @@ def _embeddings(rng: np.random.Generator, n: int) -> Iterator[Case]:
         sparse = sizes | {"elements": lookups * round(dim), "rows": lookups}
         yield Case("embedding_backward", "sparse", sparse)
         yield Case("embedding_update", "sparse", sparse)
-        small = sizes | {"table_rows": round(min(rows, _LARGEST / 4 / dim))}
+        small = sizes | {"table_rows": round(min(rows, largest / 4 / dim))}
         dense = small | {"elements": small["table_rows"] * round(dim), "rows": small["table_rows"]}
         yield Case("embedding_backward", "dense", dense)
         vocabulary = round(min(rows, 14000))
@@ -175,7 +183,7 @@ def _embeddings(rng: np.random.Generator, n: int) -> Iterator[Case]:
             yield Case("embedding_backward", "dense_rows", words)
 
 
-def draw_cases(seed: int = 0, *, density: float = 1.0) -> list[Case]:
+def draw_cases(seed: int = 0, *, density: float = 1.0, cache: float = 0.0) -> list[Case]:
     """Sizes to time, spread evenly over the logarithm of what small training steps use.
 
     Parameters
@@ -184,27 +192,30 @@ def draw_cases(seed: int = 0, *, density: float = 1.0) -> list[Case]:
         Seed of the draw: other seeds give held-out sizes [-].
     density : float
         Share of the full number of sizes [-].
+    cache : float
+        What the last cache holds, so that some sizes are four times as large; 1 GB is the most [B].
 
     Returns
     -------
     cases : list of Case
         In random order, so that drift of the machine spreads over all classes.
     """
-    rng = np.random.default_rng(seed)
+    rng, largest = np.random.default_rng(seed), float(np.clip(4.0 * cache, _LARGEST, 1e9))
     plan = (
         (_gemms, 36),
         (_bmms, 28),
         (_attentions, 12),
-        (_elementwise, 9),
+        (partial(_elementwise, largest=largest), 9),
         (_rowwise, 14),
         (_copies, 14),
-        (_embeddings, 30),
+        (partial(_embeddings, largest=largest), 30),
     )
     cases = [case for make, n in plan for case in make(rng, max(4, round(n * density)))]
     cases = [cases[i] for i in rng.permutation(len(cases))]
     other = np.random.default_rng([seed, 1])  # a draw of its own: the sizes above stay as they were
-    for number, draw in enumerate(draw_networks(other, density)):
-        cases.insert(int(other.integers(number, len(cases) + 1)), Case(*draw))
+    far = _far_copies(np.random.default_rng([seed, 2]), largest) if cache else ()
+    for number, case in enumerate([*(Case(*draw) for draw in draw_networks(other, density)), *far]):
+        cases.insert(int(other.integers(number, len(cases) + 1)), case)
     return cases
 
 

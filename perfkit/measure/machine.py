@@ -1,67 +1,178 @@
-"""This machine in words and numbers: processor, caches, memory, versions."""
+"""This machine in words and numbers: processor, cores, caches, memory, versions, and where each fact is from."""
 
 import os
 import platform as system
+import socket
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-__all__ = ["cache_sizes", "count_cores", "describe_machine", "free_memory", "list_versions"]
+__all__ = ["Fact", "count_cores", "describe_machine", "free_memory", "gather_facts", "list_cores", "list_versions"]
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+#: Sizes that a cache may have by level [B]; what lies outside is not believed.
+_CACHES = {"L1": (2**10, 2**24), "L2": (2**12, 2**30), "L3": (2**14, 2**33)}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that a machine says of itself.
+
+    Parameters
+    ----------
+    value : object
+        Number, text, or None where it is not known [unit of the fact].
+    source : str
+        File or call that said so, or why it is not known.
+    """
+
+    value: Any
+    source: str
+
+
+def gather_facts(root: Path = Path("/")) -> dict[str, Fact]:
+    """Gather what is known of this machine before anything is measured.
+
+    Parameters
+    ----------
+    root : Path, optional
+        Folder that holds ``proc`` and ``sys``.
+
+    Returns
+    -------
+    facts : dict of str to Fact
+        ``processor``, ``system``, ``loopback``; ``cores`` that this process may use, ``whole_cores`` among them that
+        are no siblings of each other, and ``core_limit`` of a container [-]; ``memory``, ``free_memory`` and the caches
+        ``L1`` to ``L3`` [B]; ``clock`` [Hz]. What is not known, or cannot be true, is None.
+    """
+    cpu, memory = "sys/devices/system/cpu/cpu0", "proc/meminfo"
+    said: dict[str, tuple[str, Callable[[Path], Any], tuple[float, float]]] = {
+        "processor": ("proc/cpuinfo", _processor, (0, 0)),
+        "clock": (f"{cpu}/cpufreq/cpuinfo_max_freq", lambda path: float(path.read_text()) * 1e3, (1e7, 1e11)),
+        "core_limit": ("sys/fs/cgroup/cpu.max", _quota, (0.01, 1e6)),
+        "memory": (memory, lambda path: _memory(path)["MemTotal"], (2**20, 2**60)),
+        "free_memory": (memory, _free_memory, (2**16, 2**60)),
+        **{level: (f"{cpu}/cache/{level}", _cache_size, bounds) for level, bounds in _CACHES.items()},
+    }
+    facts = {name: _ask(root / place, read, bounds) for name, (place, read, bounds) in said.items()}
+    if facts["processor"].value is None:
+        facts["processor"] = Fact(system.processor() or system.machine() or "unknown", "platform.processor()")
+    cores = list_cores(root)
+    facts["cores"] = Fact(len(cores), "os.sched_getaffinity" if hasattr(os, "sched_getaffinity") else "os.cpu_count")
+    whole = {frozenset(_siblings(core, root)) for core in cores}
+    facts["whole_cores"] = Fact(len(whole), str(root / "sys/devices/system/cpu/cpu*/topology/thread_siblings_list"))
+    facts["system"] = Fact(f"{system.system()} {system.machine()}", "platform.system()")
+    names = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
+    facts["loopback"] = Fact(next((name for name in ("lo", "lo0") if name in names), None), "socket.if_nameindex()")
+    return facts
+
+
+def _ask(path: Path, read: Callable[[Path], Any], bounds: tuple[float, float]) -> Fact:
+    """One fact from one place; what cannot be read or cannot be true is not known, and the source says so."""
+    try:
+        value = read(path)
+    except (OSError, ValueError, LookupError) as error:
+        return Fact(None, f"{path} cannot be read ({type(error).__name__})")
+    if isinstance(value, str) or value is None or bounds[0] <= value <= bounds[1]:
+        return Fact(value, str(path))
+    return Fact(None, f"{path} says {value:g}, which is not believed")
+
+
+def _processor(path: Path) -> str | None:
+    core = path.read_text().split("\n\n")[0]
+    facts = {key.strip(): text.strip() for key, _, text in (line.partition(":") for line in core.splitlines())}
+    name = facts.get("model name", "")
+    if name and not any(letter.isdigit() for letter in name):  # a virtual machine hides which one it is
+        name += f" (family {facts.get('cpu family', '?')}, model {facts.get('model', '?')})"
+    return name or None
+
+
+def _quota(path: Path) -> float | None:
+    quota, period = path.read_text().split()
+    return None if quota == "max" else float(quota) / float(period)
+
+
+def _memory(path: Path) -> dict[str, float]:
+    pairs = (line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+    return {name: 1024.0 * float(text.split()[0]) for name, text in pairs if text.split()[0].isdigit()}
+
+
+def _free_memory(path: Path) -> float:
+    """What can be allocated: no more than a container may still take."""
+    sizes, free = _memory(path), []
+    free.append(sizes["MemAvailable"] if "MemAvailable" in sizes else sizes["MemFree"] + sizes.get("Cached", 0.0))
+    with suppress(OSError, ValueError):
+        group = path.parent.parent / "sys/fs/cgroup"
+        free.append(float((group / "memory.max").read_text()) - float((group / "memory.current").read_text()))
+    return max(min(free), 0.0)
+
+
+def _cache_size(path: Path) -> float:
+    """Size of the data cache of a level, which is the last part of the path."""
+    for folder in sorted(path.parent.glob("index*")):
+        if (folder / "type").read_text().strip() in ("Data", "Unified") and (
+            "L" + (folder / "level").read_text().strip() == path.name
+        ):
+            text = (folder / "size").read_text().strip()
+            return float(text.rstrip("KMG")) * _UNITS.get(text[-1], 1)
+    raise LookupError(path.name)
+
+
+def _siblings(core: int, root: Path) -> set[int]:
+    """Logical processors that share a core, as Linux lists them: ``0-1`` or ``0,64``."""
+    found = {core}
+    with suppress(OSError, ValueError):
+        text = (root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
+        for part in text.strip().split(","):
+            first, _, last = part.partition("-")
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def list_cores(root: Path = Path("/")) -> list[int]:
+    """Logical processors that this process may use: one of each core first, then their siblings.
+
+    Parameters
+    ----------
+    root : Path, optional
+        Folder that holds ``sys``.
+
+    Returns
+    -------
+    cores : list of int
+        Their numbers.
+    """
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+    first = [core for core in allowed if min(_siblings(core, root) & {*allowed}) == core]
+    return first + [core for core in allowed if core not in first]
 
 
 def count_cores() -> int:
-    """Cores this process may use.
+    """Cores this process may use, as far as the limit of its container goes.
 
     Returns
     -------
     cores : int
         Their number [-].
     """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    facts = gather_facts()
+    limit = facts["core_limit"].value
+    return max(1, min(int(facts["cores"].value or 1), int(limit) if isinstance(limit, float) else 2**31))
 
 
-def _processor() -> str:
-    with suppress(OSError, ValueError):
-        core = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-        facts = {key.strip(): text.strip() for key, text in (line.split(":", 1) for line in core.splitlines())}
-        name = facts.get("model name", "")
-        if name and not any(letter.isdigit() for letter in name):  # a virtual machine hides which one it is
-            name += f" (family {facts.get('cpu family', '?')}, model {facts.get('model', '?')})"
-        return name or system.machine()
-    return system.processor() or system.machine()
-
-
-def cache_sizes() -> dict[str, float]:
-    """Data caches of the first core.
-
-    Returns
-    -------
-    sizes : dict of str to float
-        Capacity by level, ``L1`` to ``L3`` [B]; empty where the system does not say.
-    """
-    sizes: dict[str, float] = {}
-    units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        with suppress(OSError, ValueError, KeyError):
-            if (folder / "type").read_text().strip() in ("Data", "Unified"):
-                text = (folder / "size").read_text().strip()
-                sizes["L" + (folder / "level").read_text().strip()] = float(text[:-1]) * units[text[-1]]
-    return sizes
-
-
-def free_memory() -> tuple[float, float]:
+def free_memory() -> tuple[float | None, float | None]:
     """Free and whole main memory.
 
     Returns
     -------
-    free, total : float
-        What can be allocated without swapping, and all there is; zeros where the system does not say [B].
+    free, total : float or None
+        What can be allocated without swapping, and all there is; None where the system does not say [B].
     """
-    with suppress(OSError, ValueError, IndexError):
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
-        free, total = (float(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
-        return free, total
-    return 0.0, 0.0
+    facts = gather_facts()
+    return facts["free_memory"].value, facts["memory"].value
 
 
 def describe_machine() -> dict[str, str]:
@@ -72,13 +183,16 @@ def describe_machine() -> dict[str, str]:
     facts : dict of str to str
         Processor, cores, caches, memory and operating system.
     """
-    caches = ", ".join(f"{level} {size / 2**10:.0f} KiB" for level, size in cache_sizes().items())
+    facts = gather_facts()
+    sizes = {level: facts[level].value for level in _CACHES}
+    caches = ", ".join(f"{level} {float(size) / 2**10:.0f} KiB" for level, size in sizes.items() if size)
+    memory = facts["memory"].value
     return {
-        "processor": _processor(),
+        "processor": str(facts["processor"].value),
         "cores": str(count_cores()),
         "caches": caches or "unknown",
-        "memory": f"{free_memory()[1] / 1e9:.0f} GB",
-        "system": f"{system.system()} {system.machine()}",
+        "memory": f"{float(memory) / 1e9:.0f} GB" if memory else "unknown",
+        "system": str(facts["system"].value),
     }
 
 

@@ -1,16 +1,17 @@
 """Measuring processes: started with clean allocator settings, pinned, one thread each; timed in interleaved halves."""
 
-import ctypes
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ENVIRONMENT", "MeasurementError", "Timing", "run_processes", "settle", "time_calls"]
+from perfkit.measure.machine import count_cores, gather_facts, list_cores
+from perfkit.resources import write_text
+
+__all__ = ["ENVIRONMENT", "MeasurementError", "Timing", "check_ranks", "run_processes", "settle", "tidy", "time_calls"]
 
 #: Settings of measuring processes. glibc otherwise returns large blocks to the system after every free, and each fresh
 #: output then page-faults at a tenth of the memory bandwidth; one thread per rank keeps neighbours' load out.
@@ -31,11 +35,75 @@ ENVIRONMENT = {
 }
 
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+#: What a measuring process does before it loads anything heavy: it binds itself to the process that started it, and
+#: goes on only if that one is still there. 1 is PR_SET_PDEATHSIG (Linux), 9 is SIGKILL.
+_START = """
+import ctypes, os, runpy
+if hasattr(ctypes.CDLL(None), "prctl"):
+    ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(os.environ["PERFKIT_PARENT"]):
+    runpy.run_module("perfkit.measure.worker", run_name="__main__")
+"""
 
 
 class MeasurementError(RuntimeError):
     """A measuring process failed; the message says what it printed last."""
+
+
+@contextmanager
+def tidy() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into a KeyboardInterrupt with their number, so that processes and folders are cleared.
+
+    Where the program has handlers of its own, or ignores the signals as under nohup, these stay.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    both = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
+    main = threading.current_thread() is threading.main_thread()
+    mine = [number for number in both if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def check_ranks(ranks: int, device: str = "cpu", *, crowd: int = 1) -> int:
+    """Let a number of ranks through that this machine has cores or GPUs for.
+
+    Parameters
+    ----------
+    ranks : int
+        Processes that measure at once [-].
+    device : str, optional
+        ``cpu`` or ``cuda``.
+    crowd : int, optional
+        Ranks that may share a core [-].
+
+    Returns
+    -------
+    ranks : int
+        The same number [-].
+
+    Raises
+    ------
+    ValueError
+        For more ranks than there is room for, and where there is no GPU to measure.
+    """
+    room, what = crowd * count_cores(), f"{count_cores()} cores that this process may use"
+    if device == "cuda":
+        import torch
+
+        room = torch.cuda.device_count()
+        what = f"{room} GPUs that PyTorch {torch.__version__} can use"
+    if ranks > room:
+        hint = f"take at most {room}" if room else "measure cpu, or a machine with GPUs; predicting needs none"
+        raise ValueError(f"ranks is {ranks}; this machine has {what}; {hint}")
+    return ranks
 
 
 @dataclass(frozen=True)
@@ -103,10 +171,8 @@ def settle(rank: int = 0, *, pin: bool = True) -> None:
     """
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text("-15")
-    with suppress(AttributeError, OSError):  # Linux: a measuring process ends with the one that started it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if pin and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
+        cores = list_cores()
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     import torch
 
@@ -188,22 +254,30 @@ def run_processes(
 
     Raises
     ------
+    ValueError
+        For more than four ranks on each core, and where there is no GPU to measure.
     MeasurementError
-        If a rank fails, dies or runs out of time; no process is left behind.
+        If a rank fails, dies or runs out of time, or ranks cannot meet; no process is left behind.
     ModuleNotFoundError
         Where torch is not installed.
     """
     if find_spec("torch") is None:
         raise ModuleNotFoundError("torch is not installed; pip install 'perfkit[measure]' brings it", name="torch")
-    with tempfile.TemporaryDirectory(prefix="perfkit-") as folder:
+    check_ranks(ranks, job.get("device", "cpu"), crowd=4)
+    settings = {**ENVIRONMENT, "WORLD_SIZE": str(ranks), "PERFKIT_PARENT": str(os.getpid())}
+    if ranks > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
+        if (loopback := gather_facts()["loopback"].value) is None:
+            raise MeasurementError("ranks cannot meet: this machine has no loopback; see ip link, or take one rank")
+        settings["GLOO_SOCKET_IFNAME"] = loopback
+    settings["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    with tidy(), tempfile.TemporaryDirectory(prefix="perfkit-") as folder:
         place = Path(folder)
-        (place / "job.json").write_text(json.dumps(job))
+        write_text(place / "job.json", json.dumps(job))
         processes = []
         try:
             for rank in range(ranks):
-                environment = {**os.environ, **ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": str(ranks)}
-                environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-                command = [sys.executable, "-m", "perfkit.measure.worker", folder]
+                environment = {**os.environ, **settings, "RANK": str(rank)}
+                command = [sys.executable, "-c", _START, folder]
                 with open(place / f"log.{rank}", "w") as log:
                     processes.append(
                         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE if rank == 0 else log,
@@ -236,6 +310,8 @@ def _wait(
             if code:
                 said = (place / f"log.{rank}").read_text(errors="replace").strip()
                 reason = f"was killed by signal {-code}" if code < 0 else f"stopped with exit code {code}"
+                if shutil.disk_usage(place).free < 1e6:
+                    reason += f": the disk is full under {place}; free some, or name another folder in TMPDIR"
                 last = f"; it said last: {said.splitlines()[-1]}" if said else ""
                 error = MeasurementError(
                     f"measuring process {rank} {reason}; what was finished is kept, run it again{last}"

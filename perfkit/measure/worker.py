@@ -3,13 +3,17 @@
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from perfkit.measure import collectives, iteration, kernels, placements
+import numpy as np
+
+from perfkit.measure import collectives, iteration, kernels, ladder, placements
+from perfkit.measure.reference import Reference
 from perfkit.measure.runner import settle, time_calls
 
 __all__ = ["join_ranks", "main"]
@@ -17,14 +21,19 @@ __all__ = ["join_ranks", "main"]
 
 def measure_kernels(*, cases: list[list[Any]], seconds: float, device: str = "cpu", dtype: str = "fp32") -> list[Any]:
     """Time isolated kernels; one row per case, in order."""
-    rows = []
+    rows, reference = [], Reference(device, _synchronizer(device))
+    before = reference()
     for number, case in enumerate(cases):
         calls, nbytes = kernels.prepare(kernels.Case(*case), device=device, dtype=dtype, seed=number)
         timing = time_calls(calls, seconds=seconds, synchronize=_synchronizer(device))
         if timing.disagreement > 0.1:
             again = time_calls(calls, seconds=seconds, synchronize=_synchronizer(device))
             timing = min(timing, again, key=lambda t: t.disagreement)
-        rows.append({"nbytes": nbytes, **vars(timing)})
+        after = reference()
+        rows.append(
+            {"nbytes": nbytes, **vars(timing), "reference": [float(f"{t:.4g}") for t in np.sqrt(before * after)]}
+        )
+        before = after
         _progress(number + 1)
     return rows
 
@@ -44,7 +53,23 @@ def measure_collectives(**arguments: Any) -> list[Any]:
     return collectives.time_collectives(**arguments, progress=_progress)
 
 
+def measure_ladder(*, largest: float, device: str = "cpu") -> list[Any]:
+    """Time streams and gathers of growing working sets."""
+    return ladder.time_ladder(largest=largest, device=device, synchronize=_synchronizer(device))
+
+
+def measure_references(*, seconds: float, device: str = "cpu") -> dict[str, Any]:
+    """Time nothing but the references, over and over."""
+    found: list[Any] = []
+    reference, end = Reference(device, _synchronizer(device)), time.perf_counter() + seconds
+    while not found or time.perf_counter() < end:
+        found.append(reference().tolist())
+    return {"references": found, "core_share": reference.core_share}
+
+
 TASKS: dict[str, Callable[..., Any]] = {
+    "ladder": measure_ladder,
+    "references": measure_references,
     "kernels": measure_kernels,
     "iteration": measure_iteration,
     "collectives": measure_collectives,
@@ -117,7 +142,6 @@ def main(folder: str) -> None:
         Holds ``job.json``; receives ``result.RANK``.
     """
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     result = _run(json.loads((Path(folder) / "job.json").read_text()), rank, ranks, f"file://{folder}/store", rank)
     partial = Path(folder) / f"partial.{rank}"
     partial.write_text(json.dumps(result))

@@ -1,7 +1,7 @@
 """What share of the looked-up rows, pages and tensors a cache still holds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from perfkit.models.distributions import (
     unique_rows,
 )
 from perfkit.models.roofline import smooth_maximum
+from perfkit.models.roots import find_root
 from perfkit.units import Array, Values
 
 __all__ = [
@@ -45,45 +46,21 @@ def _shared(distributions: tuple[Distribution, ...]) -> tuple[Array, Array, Arra
     return rates, rows, probabilities * rows, np.repeat(np.arange(len(pairs)), sizes), np.cumsum(sizes) - sizes
 
 
-def _characteristic_time(rates: Array, nbytes: Array, dense: float, capacity: float) -> float:
-    """Time T after which a row leaves the cache: sum of nbytes (1 - exp(-rates T)) + min(T, 1) dense = capacity."""
-    nbytes = np.where(rates > 1e-280, nbytes, 0.0)  # rows that are never looked up take no room
-    total = float(nbytes.sum()) + dense
-    if capacity >= total * (1 - 1e-13):
+def _find_time(touched: Callable[[float], float], rates: Array, capacity: float) -> float:
+    """Time after which as much was touched as fits, infinite where everything fits; found in its logarithm."""
+    soon = 1e-15 / max(float(rates.max()), 1.0)
+    late = max(1.0, 40.0 / float(rates.min(initial=1.0, where=rates > 1e-280)))  # next to nothing is left
+    if capacity >= touched(late) * (1 - 1e-13):
         return math.inf
     if capacity <= 0:
         return 0.0
+    low = math.log(capacity * (soon / touched(soon)))  # it never fills faster than at the start
+    return math.exp(find_root(lambda log: math.log(touched(math.exp(log)) / capacity), low, math.log(late)))
 
-    def hardness(kept: float, left: float) -> float:
-        """-log(1 - kept / total): proportional to the time for a single rate, so nearly a power of it for a mixture."""
-        return -math.log1p(-kept / total) if kept < total / 2 else -math.log(left / total)
 
-    goal = math.log(hardness(capacity, total - capacity))
-    low = math.log(capacity / (float(nbytes @ rates) + dense))  # it never fills faster than at the start
-    high = math.log(max(1.0, 40.0 / float(rates.min(initial=1.0, where=nbytes > 0))))  # where next to nothing is left
-    log_time = low
-    for _ in range(60):  # Newton's method on log(hardness) over log(time), kept inside a bracket
-        time = math.exp(log_time)
-        left_bytes = nbytes * np.exp(-time * rates)
-        left = float(left_bytes.sum()) + dense * max(1 - time, 0.0)
-        kept = total - left
-        if kept < 1e-4 * total:  # the difference has lost digits
-            kept = dense * min(time, 1.0) - float(nbytes @ np.expm1(-time * rates))
-        growth = time * (float(left_bytes @ rates) + (dense if time < 1 else 0.0))
-        if left < 1e-290 * total or growth <= 0:  # nothing is left, as far as floats can tell
-            high = log_time
-            step = math.inf
-        else:
-            hard = hardness(kept, left)
-            gap = goal - math.log(hard)
-            low, high = (log_time, high) if gap > 0 else (low, log_time)
-            step = gap * left * hard / growth
-        if abs(step) < 1e-8 or high - low < 1e-13:
-            return math.exp(log_time + (step if abs(step) < 1e-8 else 0.0))
-        log_time += step
-        if not low < log_time < high:
-            log_time = (low + high) / 2
-    return math.exp(log_time)
+def _characteristic_time(rates: Array, nbytes: Array, dense: float, capacity: float) -> float:
+    """Time T after which a row leaves the cache: sum of nbytes (1 - exp(-rates T)) + min(T, 1) dense = capacity."""
+    return _find_time(lambda time: dense * min(time, 1.0) - float(nbytes @ np.expm1(-time * rates)), rates, capacity)
 
 
 def lru_misses(
@@ -139,8 +116,7 @@ def lru_misses(
     rates, rows, shares, table, starts = _shared(tuple(distributions))
     lookups, row_bytes = np.asarray(lookups, dtype=float), np.asarray(row_bytes, dtype=float)
     rates = rates * lookups[table]
-    nbytes = rows * np.where(lookups > 0, row_bytes, 0.0)[table]
-    time = _characteristic_time(rates, nbytes, float(dense_bytes), float(capacity))
+    time = _characteristic_time(rates, rows * row_bytes[table], float(dense_bytes), float(capacity))
     if time == math.inf:
         return np.zeros(len(starts))
     return np.asarray(np.add.reduceat(shares * np.exp(-time * rates), starts))
@@ -191,33 +167,17 @@ def page_walks(
     rates, rows, shares, table, starts = _shared(tuple(distributions))
     lookups, row_bytes = np.asarray(lookups, dtype=float), np.asarray(row_bytes, dtype=float)
     rates = rates * lookups[table]
-    count = np.add.reduceat(rows, starts)
-    pages = np.maximum(count * row_bytes / page, 1.0)
+    pages = np.maximum(np.add.reduceat(rows, starts) * row_bytes / page, 1.0)
     dense = dense_bytes / page
-    if entries >= float((pages * -np.expm1(-count / pages)).sum()) + dense:
+
+    def cover(time: float) -> Array:
+        """Share of each table's pages that were touched."""
+        return np.asarray(-np.expm1(np.add.reduceat(rows * np.expm1(-time * rates), starts) / pages))
+
+    time = _find_time(lambda time: float(pages @ cover(time)) + min(time, 1.0) * dense, rates, entries)
+    if time == math.inf:
         return np.zeros(len(starts))
-
-    def fill(log_time: float) -> tuple[float, Array, Array]:
-        """Pages too many after 2**log_time iterations, rows not touched since, covered share of each table's pages."""
-        left = np.exp(-(2.0**log_time) * rates)
-        covered = -np.expm1(-np.add.reduceat(rows * (1 - left), starts) / pages)
-        return float(pages @ covered) + min(2.0**log_time, 1.0) * dense - entries, left, covered
-
-    low = math.log2(max(entries, 1e-250) / max(float(rows @ rates) + dense, 1e-50))  # every touch its own page
-    high, old, below = low + 1, 0.0, min(fill(low)[0], 0.0)
-    while (above := fill(high)[0]) < 0 and high < 500:
-        low, below, high = high, above, min(high + 2 * (high - low), 500.0)
-    for _ in range(60):  # false position with the Illinois rule: the end that stays counts half
-        middle = low + (high - low) * (below / (below - above) if below < above else 0.5)
-        gap, left, covered = fill(middle)
-        if abs(gap) <= 1e-10 * entries or high - low < 1e-12:
-            break
-        if gap < 0:
-            low, below, above = middle, gap, above / 2 if old < 0 else above
-        else:
-            high, above, below = middle, gap, below / 2 if old > 0 else below
-        old = gap
-    return np.asarray(np.add.reduceat(shares * left, starts) * (1 - covered))
+    return np.asarray(np.add.reduceat(shares * np.exp(-time * rates), starts) * (1 - cover(time)))
 
 
 def lru_hit_rate(distribution: Distribution, rows_cached: float) -> float:

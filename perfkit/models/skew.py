@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfkit.models.distributions import ReuseHistogram, Zipf
+from perfkit.models.roots import find_root
 from perfkit.units import Array, significant
 
 __all__ = ["ZipfFit", "bin_accesses", "fit_zipf"]
@@ -180,10 +181,7 @@ def _fit_collisions(accesses: Array, rows: int) -> ZipfFit:
         shares = np.exp(-math.sqrt(square) * log_rank)
         return float(((shares / shares.sum()) ** power).sum())
 
-    low, high = 0.0, _STEEPEST**2
-    for _ in range(60):
-        square = (low + high) / 2
-        low, high = (square, high) if meet(square) < seen else (low, square)
+    square = find_root(lambda exponent: meet(exponent**2) - seen, 0.0, _STEEPEST) ** 2
     pairs, step = meet(square), 1e-4 * max(square, 1e-2)
     variance = 2 * (total - 2) * (meet(square, 3) - pairs**2) + pairs - pairs**2
     slope = (meet(square + step) - pairs) / step

@@ -1,6 +1,6 @@
 """Charts from frames: Altair values, returned and never shown, in colours that colour-blind readers can tell apart."""
 
-from perfkit.plots.canvas import INK, PALETTE, Chart, Frame, Row, use_svg
+from perfkit.plots.canvas import INK, PALETTE, Chart, Frame, use_svg
 from perfkit.plots.machines import collective_curves, kernel_curves, platform_ratios, roofline_chart
 from perfkit.plots.plans import plan_bars
 from perfkit.plots.runs import (
@@ -16,7 +16,6 @@ __all__ = [
     "PALETTE",
     "Chart",
     "Frame",
-    "Row",
     "breakdown_bars",
     "calibration_learning",
     "collective_curves",

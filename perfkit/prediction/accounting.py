@@ -13,7 +13,7 @@ from perfkit.prediction.host import find_host_spread
 from perfkit.prediction.programs import RankTimes
 from perfkit.prediction.sharing import measure_overlap
 from perfkit.prediction.simulation import Timeline
-from perfkit.units import Array
+from perfkit.units import Array, rank_largest
 from perfkit.workloads.graph import Graph
 
 __all__ = ["find_spread", "split_period", "sum_collectives", "sum_communication"]
@@ -82,10 +82,10 @@ def split_period(
     for phase, seconds in spent.items():
         parts[phase, "collective"] = (parts[phase, "collective"][0], seconds)
     waiting = float((timeline.stalls[index] - timeline.exposed[index]).sum())
-    if waiting > 1e-12:
+    if waiting > 1e-9 * timeline.period:
         parts["", "waiting"] = (len(times.collectives), waiting)
     rest = timeline.period - sum(time for _, time in parts.values())
-    if abs(rest) > 1e-12 * timeline.period:
+    if abs(rest) > 1e-9 * timeline.period:
         parts["", "host"] = (len(graph), rest)
     return parts
 
@@ -158,10 +158,9 @@ def find_spread(
     """
     if whole is not None:
         return whole.spread
-    slowest = max(times, key=lambda rank: float(rank.seconds.sum()))
+    slowest = times[rank_largest([float(rank.seconds.sum()) for rank in times])[0]]
     errors = costs.spread * slowest.seconds / period
-    _, classes = np.unique(costs.spread, return_inverse=True)
-    each = np.bincount(classes, weights=np.where(costs.assumed, 0.0, errors))
+    each = np.bincount(costs.classes, weights=np.where(costs.assumed, 0.0, errors))
     own = float(errors[costs.assumed].sum() ** 2 + (each**2).sum())
     waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
     alone = 0.0 if platform.context else _CONTEXT * min(float(slowest.seconds.sum()) / period, 1.0)

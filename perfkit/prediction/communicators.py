@@ -1,6 +1,5 @@
 """Which ranks meet in which collectives, which ranks are alike, and what every collective takes."""
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfkit.communication.lookup import split_key
-from perfkit.estimates import Estimate
+from perfkit.estimates import Estimate, keep_quiet
 from perfkit.fitting import Fit
 from perfkit.models.kernels import in_context
-from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.platform import Platform
 from perfkit.units import Array, check_positive
 from perfkit.workloads.graph import Graph
 
@@ -230,8 +229,7 @@ def _price(platform: Platform, operation: str, nbytes: float, ranks: int, nodes:
         kept = _narrow(platform.collectives, most, network.ranks_per_node)
         narrow = replace(network, ranks_per_node=most, nodes=nodes)
         platform, ranks = replace(platform, network=narrow, collectives=kept), most * nodes
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)
+    with keep_quiet():
         return platform.collective(operation, nbytes, ranks=ranks, algorithm=way)
 
 

@@ -2,17 +2,18 @@
 
 import html
 import json
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.estimates import keep_quiet
+from perfkit.pace import relate_run
+from perfkit.platform import Platform
 from perfkit.prediction.result import Prediction, predict
-from perfkit.resources import write_text
+from perfkit.resources import LARGEST_TEXT, expect_number, reading, write_text
 from perfkit.units import check_choice, format_table, format_time
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.samples import Sample, dump, load
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import polars
 
 __all__ = ["Comparison", "summarize_errors"]
+
+_TIMES = ("predicted_s", "low_s", "high_s", "measured_s", "measured_q1_s", "measured_q3_s")
 
 
 def summarize_errors(errors: Any) -> dict[str, float]:
@@ -59,14 +62,17 @@ class Comparison:
     ----------
     runs : tuple of dict
         One per configuration: family, name, config, ranks, predicted_s, low_s and high_s (80 % interval), measured_s
-        and its quartiles, flagged, bottleneck; of several ranks also exposed and exposed_measured: the share of time
-        that communication takes from the rank that waits least for others.
+        and its quartiles, flagged, bottleneck; relative_s: the measured time at the usual pace of the machine, where
+        references were timed beside it; of several ranks also exposed and exposed_measured: the share of time that
+        communication takes from the rank that waits least for others.
     platform : str
         Name of the platform.
     machine, versions : mapping of str to str
         Where it was measured, with what.
     noise_floor : mapping of str to float
         Mean relative difference of the two passes by family, and over all [-].
+    relative_floor : mapping of str to float, optional
+        The same of times at the usual pace [-].
     """
 
     runs: tuple[dict[str, Any], ...]
@@ -74,6 +80,7 @@ class Comparison:
     machine: Mapping[str, str]
     versions: Mapping[str, str]
     noise_floor: Mapping[str, float]
+    relative_floor: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -108,10 +115,14 @@ class Comparison:
         """
         runs: list[dict[str, Any]] = []
         noise: dict[str, list[float]] = {}
+        relative: dict[str, list[float]] = {}
         for sample, prediction, row in zip(samples, predictions, rows, strict=True):
             slowest = [max(results, key=lambda r: r["median"]) for results in row["passes"]]
             medians = [r["median"] for r in slowest]
             noise.setdefault(sample.family, []).append(max(medians) / min(medians) - 1)
+            related = [relate_run(results, sample.family, platform.context) for results in row["passes"]]
+            usual = [max(r["median"] for r in results) for results in related]
+            relative.setdefault(sample.family, []).append(max(usual) / min(usual) - 1)
             run = {
                 "family": sample.family, "name": sample.name, "config": _settings(sample), "ranks": sample.ranks,
                 **_forecast(prediction), "measured_s": float(np.mean(medians)),
@@ -119,11 +130,11 @@ class Comparison:
                 "measured_q3_s": float(np.mean([r["q3"] for r in slowest])),
                 "flagged": any(r.get("flagged", False) for r in slowest),
             }  # fmt: skip
+            if all("pace" in result for results in related for result in results):
+                run["relative_s"] = float(np.mean(usual))
             idle = [min(r["idle"] / r["median"] for r in results) for results in row["passes"] if "idle" in results[0]]
             runs.append({**run, "exposed_measured": float(np.mean(idle))} if idle else run)
-        floor = {family: float(np.mean(values)) for family, values in noise.items()}
-        floor["all"] = float(np.mean([value for values in noise.values() for value in values])) if noise else 0.0
-        return cls(tuple(runs), platform.name, machine, versions, floor)
+        return cls(tuple(runs), platform.name, machine, versions, *map(_floor, (noise, relative)))
 
     @classmethod
     def load(cls, path: str | Path) -> "Comparison":
@@ -144,17 +155,19 @@ class Comparison:
         ValueError
             For a file that does not hold a comparison.
         """
-        try:
+        with reading(path, "name a file that check wrote", most=LARGEST_TEXT):
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             if data["format"] != 1:
                 raise ValueError(f"format is {data['format']!r} and this perfkit reads format 1")
             names = ("platform", "machine", "versions", "noise_floor")
-            found = cls(tuple(data["runs"]), **{name: data[name] for name in names})
-            _ = found.errors, found.coverage(), [run["family"] for run in found.runs]
-        except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
-            raise ValueError(
-                f"{str(path)!r} holds no comparison ({type(error).__name__}: {error}); name a file that check wrote"
-            ) from error
+            more = {"relative_floor": data.get("relative_floor", {})}
+            found = cls(tuple(data["runs"]), **{name: data[name] for name in names}, **more)
+            if not found.runs:
+                raise ValueError("runs is empty")
+            for i, run in enumerate(found.runs):
+                for key in [*_TIMES, *({"relative_s"} & run.keys())]:
+                    expect_number("s", low=0, above=True)(run[key], f"runs[{i}].{key}")
+            _ = found.as_text(), found.table(), found.to_dict()
         return found
 
     @classmethod
@@ -178,15 +191,18 @@ class Comparison:
         """
         if not comparisons:
             raise ValueError("comparisons is empty; pool at least one")
-        noise: dict[str, list[float]] = {}
-        for comparison in comparisons:
-            families = [run["family"] for run in comparison.runs]
-            for name, floor in comparison.noise_floor.items():
-                noise.setdefault(name, []).extend([floor] * (len(families) if name == "all" else families.count(name)))
-        first = comparisons[0]
-        floors = {name: float(np.mean(values)) for name, values in noise.items() if values}
+        first, floors = comparisons[0], []
+        for name in ("noise_floor", "relative_floor"):
+            noise: dict[str, list[float]] = {}
+            for comparison in comparisons:
+                families = [run["family"] for run in comparison.runs]
+                for family, floor in getattr(comparison, name).items():
+                    noise.setdefault(family, []).extend(
+                        [floor] * (len(families) if family == "all" else families.count(family))
+                    )
+            floors.append({family: float(np.mean(values)) for family, values in noise.items() if values})
         runs = tuple(run for comparison in comparisons for run in comparison.runs)
-        return cls(runs, first.platform, first.machine, first.versions, floors)
+        return cls(runs, first.platform, first.machine, first.versions, *floors)
 
     def predict_again(self, platform: Platform) -> "Comparison":
         """Compare the same measurements with the predictions of another platform, such as a later fit.
@@ -206,8 +222,7 @@ class Comparison:
             config = dict(run["config"])
             owners = config.pop("owners", None)
             plan = Plan.from_owners(owners, ranks=run["ranks"]) if owners else None
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExtrapolationWarning)
+            with keep_quiet():
                 prediction = predict(load(config), platform, ranks=run["ranks"], plan=plan)
             runs.append({**run, **_forecast(prediction)})
         return replace(self, runs=tuple(runs), platform=platform.name)
@@ -233,11 +248,28 @@ class Comparison:
         for family in families:
             check_choice("family", family, dict.fromkeys(run["family"] for run in self.runs))
         runs = tuple(run for run in self.runs if run["family"] in families)
-        floors = {family: self.noise_floor[family] for family in families if family in self.noise_floor}
-        if floors:
-            known = [floors[run["family"]] for run in runs if run["family"] in floors]
-            floors["all"] = float(np.mean(known))
-        return replace(self, runs=runs, noise_floor=floors)
+        kept = []
+        for floors in (self.noise_floor, self.relative_floor):
+            known = {family: floors[family] for family in families if family in floors}
+            each = [known[run["family"]] for run in runs if run["family"] in known]
+            kept.append({**known, "all": float(np.mean(each))} if each else {})
+        return replace(self, runs=runs, noise_floor=kept[0], relative_floor=kept[1])
+
+    def at_usual_pace(self) -> "Comparison":
+        """Compare with the measured times at the usual pace of the machine, see `perfkit.models.drift.at_usual_pace`.
+
+        Returns
+        -------
+        comparison : Comparison
+            The same runs; those without references stay as measured.
+        """
+        runs = []
+        for run in self.runs:
+            factor = run.get("relative_s", run["measured_s"]) / run["measured_s"]
+            runs.append(
+                {**run, **{name: factor * run[name] for name in ("measured_s", "measured_q1_s", "measured_q3_s")}}
+            )
+        return replace(self, runs=tuple(runs), noise_floor=self.relative_floor or self.noise_floor)
 
     @property
     def errors(self) -> np.ndarray:
@@ -322,7 +354,11 @@ class Comparison:
                     run["bottleneck"] + mark,
                 )
             )
-        return "\n".join([format_table(rows), "", self.summary_as_text(), *self._exposure_as_text()])
+        lines = [format_table(rows), "", self.summary_as_text()]
+        if any("relative_s" in run for run in self.runs):
+            lines += ["at the usual pace of the machine, told by references between the iterations:"]
+            lines += [self.at_usual_pace().summary_as_text()]
+        return "\n".join([*lines, *self._exposure_as_text()])
 
     def _exposure_as_text(self) -> list[str]:
         """How far predicted shares of exposed communication lie from measured ones, where there are any."""
@@ -361,7 +397,7 @@ class Comparison:
         """
         return {
             "format": 1, "platform": self.platform, "machine": dict(self.machine), "versions": dict(self.versions),
-            "noise_floor": dict(self.noise_floor), "runs": list(self.runs),
+            "noise_floor": dict(self.noise_floor), "relative_floor": dict(self.relative_floor), "runs": list(self.runs),
         }  # fmt: skip
 
     def save(self, path: str | Path) -> Path:
@@ -391,6 +427,12 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>"
+
+
+def _floor(differences: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Mean difference of two passes by family, and over all."""
+    together = [value for values in differences.values() for value in values]
+    return {family: float(np.mean(values)) for family, values in {**differences, "all": together or [0.0]}.items()}
 
 
 def _forecast(prediction: Prediction) -> dict[str, Any]:

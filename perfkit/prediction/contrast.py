@@ -1,15 +1,16 @@
 """One platform against another: datasheets, kernels, collectives and whole iterations side by side."""
 
 import html
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from perfkit.estimates import Estimate, keep_quiet, warn_once
 from perfkit.gallery import load_platform
-from perfkit.platform import DTYPES, Estimate, ExtrapolationWarning, Platform, Quantity
+from perfkit.hardware import DTYPES, Quantity
+from perfkit.platform import Platform
 from perfkit.prediction.result import Prediction, predict
 from perfkit.units import check_positive, format_bytes, format_rate, format_table, format_time
 from perfkit.workloads.dlrm import DLRM
@@ -143,16 +144,15 @@ def compare(
     if ranks is not None and check_positive("ranks", ranks, integer=True) > most:
         raise ValueError(f"ranks is {ranks}; {pair[0].name} and {pair[1].name} both have {most}; take fewer")
     counts = tuple(ranks or platform.network.ranks for platform in pair)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)
-        found = [*_estimate_gemms(pair, workload), *_estimate_collectives(pair, counts)]
+    with keep_quiet():
         if workload is not None:
             runs = [predict(workload, platform, ranks=n) for platform, n in zip(pair, counts, strict=True)]
+        found = [*_estimate_gemms(pair, workload), *_estimate_collectives(pair, counts)]
+        if workload is not None:
             found.append(("iteration", f"{workload.description}, {_on(counts)}", runs))
     rows = [*_datasheets(pair), *(_row(group, name, "s", *estimates) for group, name, estimates in found)]
     notes = tuple(dict.fromkeys(text for *_, pairs in found for item in pairs if item for text in item.warnings))
-    if notes:
-        warnings.warn("; ".join(notes), ExtrapolationWarning, stacklevel=2)
+    warn_once(notes, 3)
     return PlatformComparison(*pair, tuple(rows), notes)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perfkit.computation import UNMEASURED, find_stand_in, price_kernels
+from perfkit.estimates import check_time
 from perfkit.fitting import Fit
 from perfkit.hardware import DTYPES
 from perfkit.models.caches import Uniform, cold_misses, lru_misses, miss_share, page_walks, unique_rows
@@ -46,6 +47,8 @@ class Costs:
         Standard deviation of the logarithm of each class's time, shared by its operations [-].
     assumed : array of bool
         Whether nothing but an assumption or another machine stands behind the class [-].
+    classes : array of int
+        Number of the class of each operation: those of one class err alike [-].
     unmodelled : mapping of str to float
         Time of operations priced as plain memory traffic, by name [s].
     stand_ins : mapping of str to float
@@ -58,6 +61,7 @@ class Costs:
     page_walks: Array
     spread: Array
     assumed: np.ndarray
+    classes: np.ndarray
     unmodelled: Mapping[str, float] = field(default_factory=dict)
     stand_ins: Mapping[str, float] = field(default_factory=dict)
 
@@ -104,7 +108,7 @@ def _rows(
         again = miss_share(dense + float(unique @ row), capacity=capacity)
         out[level][update] = again * out["unique_bytes"][update]
     out["page_walks"][forward] = lookups * page_walks(laws, lookups, row, entries=entries, dense_bytes=dense)
-    pages = np.maximum(np.array([t.nbytes for t in tables]) / PAGE, 1.0)
+    pages = np.maximum(np.array([t.nbytes for t in tables], dtype=float) / PAGE, 1.0)
     distance = float((pages * -np.expm1(-unique / pages)).sum()) + dense / PAGE
     out["page_walks"][update] = own[update] * miss_share(distance, capacity=entries)
     gradient = touched[variants == "dense"]
@@ -240,9 +244,10 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
     )  # fmt: skip
     n = len(graph)
     hot, cold, seconds, spread, assumed = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
+    classes = np.zeros(n, dtype=int)
     unmodelled: dict[str, float] = {}
     stand_ins: dict[str, float] = {}
-    for (kind, variant, own), members in _classes(graph, platform, dtype):
+    for number, ((kind, variant, own), members) in enumerate(_classes(graph, platform, dtype)):
         part = {name: values[members] for name, values in sizes.items()}
         fit = find_stand_in(platform.kernels, kind, variant=variant, dtype=own)
         if fit is None:
@@ -263,10 +268,12 @@ def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
         part = {"hot": hot[members], "cold": cold[members], "page_walks": part["page_walks"]}
         seconds[members] = in_context(part, **(context if context is not None else {}))
         spread[members] = context.spread if context else _class_spread(fit, hot[members]) if fit else 1.0
+        check_time(f"{kind} on {platform.name!r}", float(seconds[members].sum()), float(spread[members[0]]), ())
         assumed[members] = context is None and (fit is None or fit.kind == "assumed")
+        classes[members] = number
         if fit and fit.notes and UNMEASURED in fit.notes[0]:
             stand_ins[fit.notes[0]] = stand_ins.get(fit.notes[0], 0.0) + float(seconds[members].sum())
-    return Costs(seconds, hot, cold, sizes["page_walks"], spread, assumed, unmodelled, stand_ins)
+    return Costs(seconds, hot, cold, sizes["page_walks"], spread, assumed, classes, unmodelled, stand_ins)
 
 
 def _classes(graph: Graph, platform: Platform, dtype: str) -> Iterator[tuple[tuple[str, str, str], np.ndarray]]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from perfkit.prediction.lanes import Lanes, Place, find_stream
 from perfkit.prediction.simulation import Timeline
+from perfkit.units import rank_largest
 from perfkit.workloads.graph import Graph
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class _Walk:
 
     def steps(self) -> Iterator[Step]:
         """Rank, stream, operation, start and end [s] of each step, the last one first; they follow without a gap."""
-        rank = max(range(len(self.lanes)), key=lambda r: self.lanes[r].ends.max(initial=-np.inf))
-        position, shift = int(np.argmax(self.lanes[rank].ends)), 0.0
+        rank = rank_largest([lanes.ends.max(initial=-np.inf) for lanes in self.lanes], slack=self.tolerance)[0]
+        position, shift = self.lanes[rank].last(self.lanes[rank].ends), 0.0
         time = float(self.lanes[rank].ends[position])
         while True:
             lanes = self.lanes[rank]
@@ -57,7 +58,7 @@ class _Walk:
                 & (abs(lanes.ends[lanes.collectives] - end) <= self.tolerance)
             ].tolist()
         ]
-        return min(parts)[1:]
+        return parts[rank_largest([-wait for wait, _, _ in parts], slack=self.tolerance)[0]][1:]
 
     def _stream(self, lanes: Lanes, position: int, time: float) -> Place | None:
         """What ended at `time` on a stream that the operation at `position` follows."""
@@ -75,7 +76,7 @@ class _Walk:
             for one in (last, None if lanes.device else lanes.held(position)):
                 if one is not None and (one != last or lanes.blocks(last[0])):
                     end = float(lanes.ends[one[0]]) + one[1]
-                    found, freed = (one, end) if end >= freed else (found, freed)
+                    found, freed = (one, end) if end >= freed - self.tolerance else (found, freed)
             began = min(freed + shift, time)
             yield rank, "host", position, began, time
             if found is not None:
@@ -117,7 +118,7 @@ def find_critical_path(
         start, end = max(start + period, last - period), min(end + period, last)
         if end <= last - period + walk.tolerance:
             break
-        if end > start:
+        if end > start + walk.tolerance:
             name, kind, _, phase, module = graphs[rank].labels[position]
             steps.append((stands[rank][0] if stands else rank, stream, position, name, kind, phase, module, start, end))
     columns = ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")

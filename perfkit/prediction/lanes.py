@@ -6,6 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from perfkit.prediction.simulation import Timeline
+from perfkit.units import rank_largest
 from perfkit.workloads.graph import Graph
 
 __all__ = ["Lanes", "Place", "find_stream"]
@@ -78,6 +79,10 @@ class Lanes:
         place = int(np.searchsorted(positions, position)) - 1
         return int(positions[place]), 0.0 if place >= 0 else -self.period
 
+    def last(self, times: Sequence[float] | np.ndarray) -> int:
+        """Number of the last of several times [s], the first one where several are the same."""
+        return rank_largest(times, slack=self.tolerance)[0]
+
     def next_compute(self, position: int) -> int:
         """Place among the compute stream's operations of the one at `position` or the next one after."""
         return int(np.searchsorted(self.compute, position)) % max(len(self.compute), 1)
@@ -90,7 +95,7 @@ class Lanes:
             for one in self.awaited[place]
         ]
         known = [one for one in found if self.ends[one[0]] + one[1] <= self.starts[position] + self.tolerance]
-        return max(known, key=lambda one: self.ends[one[0]] + one[1], default=None)
+        return known[self.last([self.ends[one] + shift for one, shift in known])] if known else None
 
     def rests(self) -> Iterator[tuple[str, int, float]]:
         """Cause, operation and length [s] of every time the compute stream stands still."""
@@ -101,7 +106,7 @@ class Lanes:
                 stall = min(float(self.stalls[place]), float(gaps[later]))
                 exposed = min(float(self.exposed[place]), stall)
                 gaps[later] -= stall
-                cause = max(self.awaited[place], key=lambda one: self.ends[one])
+                cause = self.awaited[place][self.last(self.ends[self.awaited[place]])]
                 yield "communication", cause, exposed
                 yield "waiting", cause, stall - exposed
         for later in np.flatnonzero(gaps > self.tolerance).tolist():

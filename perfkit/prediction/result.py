@@ -1,19 +1,14 @@
 """The prediction of one training iteration: its time, interval, bounds, breakdown and timeline."""
 
 import html
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import numpy as np
-
-from perfkit.estimates import find_transfers
+from perfkit.estimates import check_time, find_interval, find_transfers, warn_once
 from perfkit.gallery import load_platform
-from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.platform import Platform
 from perfkit.prediction.accounting import find_spread, split_period, sum_collectives, sum_communication
 from perfkit.prediction.communicators import cast_ranks, time_collectives
 from perfkit.prediction.cost import Costs, find_iteration, price
@@ -28,7 +23,7 @@ from perfkit.prediction.views import (
     list_spans,
     sum_modules,
 )
-from perfkit.units import check_choice, check_positive, format_time
+from perfkit.units import check_choice, check_positive, check_type, format_bytes, format_time, rank_largest, show
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 
@@ -117,6 +112,10 @@ class Prediction:
     _graphs: tuple[Graph, ...] = field(repr=False)
     _stands: tuple[tuple[int, ...], ...] = field(repr=False)
 
+    def __post_init__(self) -> None:
+        parts = [seconds for _, seconds in self.parts.values()]
+        check_time(f"{self.workload.description} on {self.platform.name!r}", self.time, self.spread, parts)
+
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that holds the measured time in a share of cases.
 
@@ -135,11 +134,7 @@ class Prediction:
         ValueError
             For a level outside 0 to 1.
         """
-        check_positive("level", level)
-        if level >= 1:
-            raise ValueError(f"level is {level!r}; it must be between 0 and 1; 0.8 holds four in five measurements")
-        reach = math.exp(NormalDist().inv_cdf(0.5 + level / 2) * self.spread)
-        return self.time / reach, self.time * reach
+        return find_interval(self.time, self.spread, level)
 
     @property
     def bottleneck(self) -> str:
@@ -150,7 +145,7 @@ class Prediction:
         totals: dict[str, float] = {}
         for (_, kind), (_, seconds) in self.parts.items():
             totals[_BOUND[kind]] = totals.get(_BOUND[kind], 0.0) + seconds
-        return max(totals, key=lambda name: totals[name])
+        return list(totals)[rank_largest(list(totals.values()))[0]]
 
     def breakdown(self) -> "polars.DataFrame":
         """Time of the slowest rank by phase and operation class; sums to the total.
@@ -164,9 +159,9 @@ class Prediction:
 
         rows = [
             {"phase": phase, "kind": kind, "operations": count, "time_s": seconds, "share": seconds / self.time}
-            for (phase, kind), (count, seconds) in self.parts.items()
+            for (phase, kind), (count, seconds) in self._largest
         ]
-        return polars.DataFrame(rows, orient="row").sort("time_s", descending=True)
+        return polars.DataFrame(rows, orient="row")
 
     def timeline(self, level: str = "operation", *, depth: int | None = None) -> "polars.DataFrame":
         """Start and end of every operation, module or stage of one steady-state iteration; alike ranks are listed once.
@@ -252,6 +247,12 @@ class Prediction:
         return write_trace(path, events, prediction=repr(self))
 
     @property
+    def _largest(self) -> list[tuple[tuple[str, str], tuple[int, float]]]:
+        """Parts, the largest first."""
+        parts = list(self.parts.items())
+        return [parts[place] for place in rank_largest([seconds for _, (_, seconds) in parts])]
+
+    @property
     def _views(self) -> tuple[tuple[Graph, ...], Timeline, tuple[tuple[int, ...], ...]]:
         return self._graphs, self._timeline, self._stands
 
@@ -334,8 +335,7 @@ class Prediction:
         """
         lines = [repr(self), f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
                  f"{format_time(self.serial)} if nothing overlapped"]  # fmt: skip
-        largest = sorted(self.parts.items(), key=lambda item: -item[1][1])[:6]
-        for (phase, kind), (count, seconds) in largest:
+        for (phase, kind), (count, seconds) in self._largest[:6]:
             label = f"{phase} {kind}".strip().replace("_", " ")
             lines.append(f"  {seconds / self.time:6.1%}  {format_time(seconds):>9}  {label} ({count} operations)")
         lines += [f"  not modelled, timed as memory traffic: {n} {format_time(t)}" for n, t in self.unmodelled.items()]
@@ -395,6 +395,7 @@ def predict(
     True
     """
     where = load_platform(platform)
+    check_type("slowdown", slowdown, Mapping | None)
     what, graphs, count = _find_graphs(workload, where, ranks, plan)
     cast = cast_ranks(graphs, count, slowdown or {})
     costs = [price(graph, where, dtype=what.dtype) for graph in cast.graphs]
@@ -409,12 +410,12 @@ def predict(
     ]
     timeline = simulate(times, durations, host)
     busy = [float(t.seconds.sum()) for t in times]
-    slowest = int(np.argmax(busy))
+    slowest = rank_largest(busy)[0]
     parts = split_period(cast.graphs[slowest], times[slowest], timeline, slowest)
     hosts = float(sum(part.sum() for part in times[slowest].issue(host)))
     notes += _notes(where, what.family, count, costs[slowest])
-    if notes:
-        warnings.warn("; ".join(notes), ExtrapolationWarning, stacklevel=2)
+    notes += _warn_of_size(where, cast.graphs[slowest])
+    warn_once(notes, 3)
     moving = sum_collectives(cast, times, timeline, slowest)
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period,
@@ -448,7 +449,7 @@ def _find_graphs(
         what, count = workload, given or 1  # type: ignore[assignment]
     else:
         raise ValueError(
-            f"workload is {workload!r}; it must be a DLRM, a Transformer, a Net or captured graphs, such as "
+            f"workload is {show(workload)}; it must be a DLRM, a Transformer, a Net or captured graphs, such as "
             "Transformer.bert(batch=8)"
         )
     if count > platform.network.ranks:
@@ -459,6 +460,17 @@ def _find_graphs(
     if isinstance(what, Graph):
         return what, listed, count
     return what, what.graphs(count, plan, accelerator=platform.device.kind != "cpu"), count
+
+
+def _warn_of_size(platform: Platform, graph: Graph) -> tuple[str, ...]:
+    """Say so where a rank works on more memory than was ever timed, and that all fitted into caches."""
+    size, timed = graph.footprint + sum(table.nbytes for table in graph.tables), platform.largest_timed
+    if not platform.device.never_left_cache or size <= timed:
+        return ()
+    return (
+        f"a rank works on {format_bytes(size)}; the largest working set timed on {platform.name} was "
+        f"{format_bytes(timed)} and never left the caches, so that main memory may be slower than predicted",
+    )
 
 
 def _notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.prediction.lanes import Lanes, find_stream
 from perfkit.prediction.simulation import Timeline
-from perfkit.units import Array, check_choice, check_positive
+from perfkit.units import Array, check_choice, check_positive, check_type, rank_largest
 from perfkit.workloads.graph import PHASES, Graph
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def list_operations(graphs: Sequence[Graph], timeline: Timeline, stands: Stands 
 
 def _cut(module: str, depth: int | None) -> str:
     """The first names of a module's path."""
-    return module if depth is None else ".".join(module.split(".")[:depth])
+    return module if depth is None else ".".join(module.split(".")[: check_positive("depth", depth, integer=True)])
 
 
 def list_spans(
@@ -199,12 +199,11 @@ def sum_modules(
     """
     import polars
 
-    if depth is not None:
-        depth = int(check_positive("depth", depth, integer=True))
+    check_type("rank", rank, int | None)
     alike = {one: index for index in range(len(graphs)) for one in (stands[index] if stands else (index,))}
     if rank is not None and rank not in alike:
         raise ValueError(f"rank is {rank!r}; the ranks are 0 to {len(alike) - 1}; choose one of these")
-    index = int(np.argmax(find_idle(graphs, timeline)["busy_s"].to_numpy())) if rank is None else alike[rank]
+    index = rank_largest(find_idle(graphs, timeline)["busy_s"].to_numpy())[0] if rank is None else alike[rank]
     lanes = Lanes(graphs[index], timeline, index)
     rows: dict[str, dict[str, float]] = {}
     owners = _find_owners(lanes.graph)

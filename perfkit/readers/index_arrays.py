@@ -1,6 +1,7 @@
 """Recorded indices of embedding lookups, from files that cannot run code: what each table is asked for."""
 
 import gzip
+import math
 import pickle
 import warnings
 import zipfile
@@ -14,13 +15,20 @@ import numpy.typing as npt
 
 from perfkit.models.distributions import Index, ReuseHistogram, Zipf
 from perfkit.models.skew import ZipfFit, bin_accesses, fit_zipf
-from perfkit.units import check_choice, check_positive
+from perfkit.resources import reading
+from perfkit.units import check_choice, check_positive, format_bytes, show
 from perfkit.workloads.tables import EmbeddingTable
 
 __all__ = ["IndexStatistics", "count_indices", "read_indices"]
 
 _NAMES = ("indices", "offsets", "lengths")
-_FORMS = "save indices, or indices, offsets and lengths under these names or in this order"
+#: Largest file of recorded indices [B]; a published trace of 856 tables has about a tenth of it.
+LARGEST_ARRAYS = 2**34
+#: How many times its size a file may become, beyond a floor [B]: indices of 8 B that need 2 to 4 shrink to a tenth.
+MOST_GROWTH, GROWTH_FLOOR = 50, 2**26
+#: Most recorded tables [-]: each is counted and fitted by itself; published traces have up to 856.
+MOST_TABLES = 10_000
+_FORMS = "only arrays are read; save indices, or indices, offsets and lengths under these names or in this order"
 
 
 @dataclass(frozen=True)
@@ -116,28 +124,17 @@ def read_indices(
     """
     path = Path(path)
     load = _load_torch if path.name.lower().endswith((".pt", ".pth", ".pt.gz")) else _load_numpy
-    try:
-        found = load(path)
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        RuntimeError,
-        MemoryError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} cannot be read as arrays alone: {first[:200]}; {_FORMS}") from error
-    arrays = found if isinstance(found, Mapping) else dict(zip(_NAMES, found, strict=False))
-    if odd := [str(key) for key in arrays if key not in _NAMES]:
-        raise ValueError(f"{path} holds {', '.join(odd)[:200]}; known are {', '.join(_NAMES)}; {_FORMS}")
-    if "indices" not in arrays:
-        raise ValueError(f"{path} holds no indices; {_FORMS}")
-    try:
+    with reading(path, _FORMS, most=LARGEST_ARRAYS):
+        limit = max(GROWTH_FLOOR, MOST_GROWTH * path.stat().st_size)
+        found = load(path, limit)
+        arrays = found if isinstance(found, Mapping) else dict(zip(_NAMES, found, strict=False))
+        if odd := [show(key) for key in arrays if key not in _NAMES]:
+            raise ValueError(f"{path} holds {', '.join(odd[:5])}; known are {', '.join(_NAMES)}; {_FORMS}")
+        if "indices" not in arrays:
+            raise ValueError(f"{path} holds no indices; {_FORMS}")
+        _check_growth(8 * sum(math.prod(np.shape(array)) for array in arrays.values()), limit)
+    with reading(path, _FORMS):
         return count_indices(**arrays, rows=rows, tables=tables, batch=batch)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def count_indices(
@@ -233,7 +230,7 @@ def _shape(indices: Index, offsets: Any, lengths: Any, tables: int | None, batch
     elif offsets is None and indices.ndim in (2, 3):
         many = np.full(indices.shape[:-1], indices.shape[-1])
         tables = len(many) if many.ndim == 2 and tables is None else tables
-    count = int(check_positive("tables", 1 if tables is None else tables, integer=True))
+    count = int(check_positive("tables", 1 if tables is None else tables, integer=True, maximum=MOST_TABLES))
     if offsets is not None:
         many = _between(_whole("offsets", offsets).reshape(-1), total, many)
     elif many is None:
@@ -260,21 +257,41 @@ def _between(offsets: Index, total: int, lengths: Index | None) -> Index:
     return steps
 
 
-def _load_numpy(path: Path) -> Mapping[str, Any] | Iterator[Any]:
+def _check_growth(size: float, limit: float) -> None:
+    """Turn a small file away that would become a large one."""
+    if size > limit:
+        raise ValueError(f"it unpacks to {format_bytes(size)} or more; a file of its size may to {format_bytes(limit)}")
+
+
+def _load_numpy(path: Path, limit: float) -> Mapping[str, Any] | Iterator[Any]:
     if path.suffix.lower() == ".npy":
         return iter([np.load(path, mmap_mode="r", allow_pickle=False)])
     with open(path, "rb") as file:
+        _check_members(file, limit)
         found = np.load(file, allow_pickle=False)
         return {name: found[name] for name in found.files} if hasattr(found, "files") else iter([found])
 
 
-def _load_torch(path: Path) -> Mapping[str, Any] | Iterator[Any]:
+def _check_members(file: Any, limit: float) -> None:
+    """Add up what the members of an archive unpack to, before any of them is."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            _check_growth(sum(member.file_size for member in archive.infolist()), limit)
+    file.seek(0)
+
+
+def _load_torch(path: Path, limit: float) -> Mapping[str, Any] | Iterator[Any]:
     import torch
 
     unpack: Any = gzip.open if path.suffix.lower() == ".gz" else open
     with unpack(path, "rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pickle protocols, before it refuses them
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        _check_growth(file.seek(limit + 1) if unpack is gzip.open else 0, limit)  # unpacks up to there, keeping nothing
+        _check_members(file, limit)
+        try:
+            found = torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:  # whose advice is to load it unsafely
+            raise ValueError("it is damaged or holds more than tensors, which could run code") from error
     parts = found if isinstance(found, Mapping | list | tuple) else [found]
     values = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
     if len(values) > 3 or not all(isinstance(value, torch.Tensor) for value in values):

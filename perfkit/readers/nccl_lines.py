@@ -5,38 +5,31 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 __all__ = ["scan_tables"]
-
-_Half: TypeAlias = tuple[bool, int, int, int, int | None]
-_Layout: TypeAlias = tuple[int, list[_Half]]
 
 _BLOCK = ("time", "algbw", "busbw", "#wrong")
 _OLD_NAMES = {"bytes": "size", "N": "count", "op": "redop"}
 _CLOSING = "'# Avg bus bandwidth'"
+#: Characters of a line that are looked at [-]: a row has up to 250, and some searches take the square of their number.
+_LONGEST = 4_000
 _TOGETHER = "several programs write here at once; keep their outputs apart, or build nccl-tests with MPI=1"
 
-_START = re.compile(r"(?:nThreads?:?\s*(\d+)\s+)?nGpus\S*\s+(\d+)\s.*minBytes")
+_START = re.compile(r"(?:nThreads?:?\s*(\d{1,9})\s+)?nGpus\S*\s+(\d{1,9})\s.*minBytes")
 _PROGRAM = re.compile(r"Collective test (?:starting|concluded): (?:\S*/)?(\w+?)_perf")
-_COMMAND = re.compile(r"(\w+?)_perf(?:_mpi)?[\"']?\s+-")
-_DEVICE = re.compile(r"Rank\s+(\d+)(?:\s+Group\s+(\d+))?(?:\s+Pid\s+(\d+))?\s+on\s+(\S+)\s+device")
+_COMMAND = re.compile(r"\b(\w+?)_perf(?:_mpi)?[\"']?\s+-")
+_DEVICE = re.compile(r"Rank\s+(\d{1,9})(?:\s+Group\s+(\d+))?(?:\s+Pid\s+(\d+))?\s+on\s+(\S+)\s+device")
 _HEADER = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*algbw\s+busbw.*")
 _FOOTER = re.compile(r"Out of bounds values|Avg bus bandwidth|Collective test concluded")
+#: A row, whatever its launcher has written before it ("3: ", "[1,0]<stdout>:", "pod | ", a date).
 _ROW = re.compile(r"(?<![\w.-])\d{1,18}\s+\d+\s+([A-Za-z]\w*)(?!\S)")
 _DTYPE = re.compile(r"char|u?int\d*|half|b?float\d*|double|bf16|fp?\d+\w*")
 _REDOP = re.compile(r"sum|prod|min|max|avg|mulsum|none")
-_VALUE = re.compile(r"N/A|[-+]?(?:nan|inf|\d+(?:\.\d*)?(?:e[-+]?\d+)?)\*?")
-_GLUED = re.compile(rf"N/A|-?\d+(?:\.\d+)?(?:e[-+]\d\d)?|{_REDOP.pattern}")
-#: A row that other output cuts right after its type, and the end of a row.
-_BEGUN = re.compile(
-    r"(?<![\w.-])(\d+)\s+(\d+)\s+(bfloat16|f8e[45]m[23]|fp8_e[45]m[23]|u?int(?:8|32|64)|half|float|double|char|int)(?=\S)"
-)
+_VALUE = re.compile(r"N/A|[-+]?(?:nan|inf|\d{1,30}(?:\.\d*)?(?:e[-+]?\d{1,2})?)\*?")
+#: The end of a row.
 _ENDED = re.compile(r"\d\.\d+\s+\d+\.\d+\s+(?:N/A|[\d.e+*-]+)\s*$")
-_CUT = re.compile(r"\d+(\s+\d+(\s+\w+)?)?\s*")
-_CLOCK = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
-#: What launchers write before a line: "3: ", "[1,0]<stdout>:", "(worker, rank=3) ", "pod | ", a date.
-_LAUNCHER = re.compile(r"\s*(?:(?:\d+:|\[[^]]*\](?:<\w+>)?:?|\([^)]*\)|\S+\s*\||\d{4}-\d\d-\d\d[T ]\S+)\s*)*")
+_CLOCK = re.compile(r"(?<!\s)\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 
 
 class MisfitError(Exception):
@@ -82,7 +75,6 @@ class Table:
     unit: float = 1e-6
     dated: bool = False
     rows: list[Row] = field(default_factory=list)
-    known: dict[int, list[_Layout]] = field(default_factory=dict)
 
     @property
     def open(self) -> bool:
@@ -116,77 +108,47 @@ class Table:
         self.leading, self.trailing = tuple(names[: starts[0]]), tuple(names[starts[0] :])
         self.headed, self.dated = True, "timestamp" in header
         self.unit = 1e-3 if header.startswith("bytes") else 1e-6  # the first version printed ms
-        self.known.clear()
         return True
-
-    def add_rows(self, rows: list[Row]) -> None:
-        """Keep a row; the first one settles the layout."""
-        if rows and not self.rows:
-            self.known.clear()
-        self.rows += rows
 
     def read_row(self, line: int, text: str, tokens: Sequence[str]) -> list[Row]:
         """Halves of a printed row; none where the tokens do not make a complete one."""
-        fitting = self.fit_row(text, tokens)
-        if fitting is None:
-            return []
-        lead, halves, values = fitting
+        names, in_place = self.fit_row(text, tokens)
+        lead = len(tokens) - len(names)
         redop, root = None, -1
         for token in tokens[3:lead]:
             if _REDOP.fullmatch(token):
                 redop = None if token == "none" else token
             elif token.lstrip("-").isdigit():
                 root = int(token)
-        head, rows = (line, text, int(tokens[0]), tokens[2], redop, root), []
-        for in_place, time, algbw, busbw, wrong in halves:
-            digits = _half_digit(tokens[lead + algbw]), _half_digit(tokens[lead + busbw])
-            figures = self.unit * values[time], values[algbw], values[busbw], *digits
-            rows.append(Row(*head, in_place, *figures, values[wrong] if wrong is not None else math.nan))
+        rows, starts = [], [place for place, name in enumerate(names) if name == "time"]
+        for start, end in pairwise([*starts, len(names)]):
+            shown = dict(zip(names[start:end], tokens[lead + start : lead + end], strict=True))
+            time, algbw, busbw, wrong = (_number(shown.get(name, "N/A")) for name in _BLOCK)
+            digits = _half_digit(shown["algbw"]), _half_digit(shown["busbw"])
+            what = line, text, int(tokens[0]), tokens[2], redop, root, in_place or start > 0
+            rows.append(Row(*what, self.unit * time, algbw, busbw, *digits, wrong))
         return rows
 
-    def fit_row(self, text: str, tokens: Sequence[str]) -> tuple[int, list[_Half], list[float]] | None:
-        """Figures of a complete row: how many tokens lead to them, their halves and their values."""
-        for lead, halves in self.layouts(len(tokens)):
+    def fit_row(self, text: str, tokens: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+        """Columns of the figures of a complete row, and whether they are those in place alone; none for another row."""
+        second = self.trailing.index("time", 1) if self.trailing.count("time") > 1 else 0
+        choices = [(self.trailing, False)]
+        if not self.rows and not (self.headed and self.validated):
+            choices.append((tuple(name for name in self.trailing if name not in ("#wrong", "error", "res")), False))
+        if second and re.search(r"\S\s{25,}\S", text.strip()):  # the first half is left blank
+            choices.append((self.trailing[second:], True))
+        for names, in_place in choices:
+            lead = len(tokens) - len(names)
+            if not 3 <= lead <= max(5, len(self.leading)):
+                continue
             if self.headed and lead != len(self.leading) - ("redop" in self.leading and not tokens[3].isalpha()):
                 continue
-            try:
-                values = [_number(token) for token in tokens[lead:]]
-            except ValueError:
-                continue
-            if any(tokens[lead + place] == "N/A" for half in halves for place in half[1:4]):
-                continue
-            if len(halves) == self.trailing.count("time"):
-                if not self.rows and len(values) < len(self.trailing):  # all rows are as the first one
-                    self.trailing = _without_check(self.trailing)
-                return lead, halves, values
-            if re.search(r"\S\s{25,}\S", text.strip()):  # the first half is left blank
-                return lead, halves, values
-        return None
-
-    def layouts(self, width: int) -> list[_Layout]:
-        """Where figures may stand in a row of so many tokens: after how many others, and which in each half."""
-        if width not in self.known:
-            second = self.trailing.index("time", 1) if self.trailing.count("time") > 1 else 0
-            choices = [(False, self.trailing), (True, self.trailing[second:])][: 2 if second else 1]
-            if not self.rows and not (self.headed and self.validated):
-                choices.insert(1, (False, _without_check(self.trailing)))
-            found = [(width - len(names), _place_halves(names, lone)) for lone, names in choices]
-            self.known[width] = [choice for choice in found if 3 <= choice[0] <= max(5, len(self.leading))]
-        return self.known[width]
-
-
-def _without_check(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in names if name not in ("#wrong", "error", "res"))
-
-
-def _place_halves(names: Sequence[str], lone: bool) -> list[_Half]:
-    """For each half of a row whether it is in place, and where time, algbw, busbw and #wrong are."""
-    starts = [*(i for i, name in enumerate(names) if name == "time"), len(names)]
-    halves: list[_Half] = []
-    for start, end in pairwise(starts):
-        at = {name: start + i for i, name in enumerate(names[start:end])}
-        halves.append((lone or start > 0, at["time"], at["algbw"], at["busbw"], at.get("#wrong")))
-    return halves
+            figures = zip(names, tokens[lead:], strict=True)
+            if all(_VALUE.fullmatch(token) and (token != "N/A" or name not in _BLOCK[:3]) for name, token in figures):
+                if not in_place:
+                    self.trailing = names  # all rows are as the first one
+                return names, in_place
+        return (), False
 
 
 def _number(token: str) -> float:
@@ -200,30 +162,12 @@ def _half_digit(token: str) -> float:
     return 0.501 * 10.0 ** (int(exponent or 0) - (len(mantissa) - point - 1 if point >= 0 else 0))
 
 
-def _cut_noise(tokens: Sequence[str]) -> list[str]:
-    """Tokens of a row up to where other output runs into it."""
-    kept = list(tokens[:3])
-    for token in tokens[3:]:
-        if not (_VALUE.fullmatch(token) or _REDOP.fullmatch(token)):
-            glued = _GLUED.match(token)
-            return [*kept, glued.group()] if glued else kept
-        kept.append(token)
-    return kept
-
-
-def _skip_launcher(text: str) -> int:
-    """Where a line begins that its launcher has marked."""
-    found = _LAUNCHER.match(text)
-    return found.end() if found else 0
-
-
 class _Scan:
-    """Tables found so far, and a row that other output has cut in two."""
+    """Tables found so far."""
 
     def __init__(self) -> None:
         self.tables = [Table()]
         self.command = ""
-        self.pending: tuple[int, str, list[str]] | None = None
 
     @property
     def table(self) -> Table:
@@ -241,7 +185,6 @@ class _Scan:
         elif device := _DEVICE.search(text):
             self.take_device(line, text, device)
         elif _FOOTER.search(text):
-            self.check_pending()
             self.table.closed = True
         elif start := _START.search(text):
             self.begin(line, text)
@@ -249,11 +192,8 @@ class _Scan:
             self.table.validated = "validation: 0" not in text
         elif command := _COMMAND.search(text):
             self.command = command[1]
-        elif begun := _BEGUN.search(text):
-            self.check_pending()
-            self.pending = line, text, list(begun.groups())
-        elif self.table.open or self.pending:
-            self.take_rest(line, text)
+        elif self.table.open and _ENDED.search(text):
+            raise MisfitError(line, text, "these figures belong to no row")
         if program := _PROGRAM.search(text):
             if "starting" in text:
                 self.begin(line, text)
@@ -285,58 +225,28 @@ class _Scan:
             raise MisfitError(line, text, f"rank {key[1]} is listed twice; {_TOGETHER}")
 
     def take_row(self, line: int, text: str, found: re.Match[str]) -> bool:
-        """Take a row, or the beginning of one that other output has cut; False for what only looks like one."""
-        table, whole = self.table, text[found.start() :]
-        tokens = whole.split()
-        rows = table.read_row(line, whole, tokens)
+        """Take a row; False for what only looks like one."""
+        whole = text[found.start() :]
+        rows = self.table.read_row(line, whole, whole.split())
         if not rows:
-            if not (_DTYPE.fullmatch(found[1]) or _skip_launcher(text) == found.start()):
-                return False
-            if _ROW.search(text, found.end()):
-                raise MisfitError(line, text, f"two rows run into each other; {_TOGETHER}")
-            tokens = _cut_noise(tokens)
-            rows = table.read_row(line, whole, tokens)
-        self.check_pending()
-        if table.closed:
+            if _DTYPE.fullmatch(found[1]) or not text[: found.start()].strip():
+                raise MisfitError(line, text, "the row is not complete")
+            return False
+        if self.table.closed:
             self.tables.append(Table())
         if not self.table.rows:
             self.table.label, self.command = self.table.label or self.command, ""
-        self.table.add_rows(rows)
-        self.pending = None if rows else (line, text, tokens)
+        self.table.rows += rows
         return True
-
-    def take_rest(self, line: int, text: str) -> None:
-        """Take the rest of a row that other output has cut in two; no figures may be lost."""
-        tokens = text[_skip_launcher(text) :].split()
-        rest = len(tokens) > (self.pending is None) and all(
-            _VALUE.fullmatch(token) or _REDOP.fullmatch(token) for token in tokens
-        )
-        if self.pending is None or not rest:
-            if rest or _ENDED.search(text):
-                raise MisfitError(line, text, "these figures belong to no row")
-            return
-        first, start, begun = self.pending
-        rows = self.table.read_row(first, start, [*begun, *tokens])
-        self.table.add_rows(rows)
-        self.pending = None if rows else (first, start, [*begun, *tokens])
-
-    def check_pending(self) -> None:
-        """Refuse to go on while a row is incomplete."""
-        if self.pending is not None:
-            raise MisfitError(*self.pending[:2], "the row is not complete")
 
     def check_complete(self, line: int, text: str) -> None:
         """Refuse to leave a table that its program has not closed."""
-        self.check_pending()
         if self.table.start and not self.table.closed and self.table.rows:
             reason = f"before it, {_CLOSING} should close the table of line {self.table.start[0]}"
             raise MisfitError(line, text, reason)
 
     def finish(self, line: int, text: str) -> None:
         """Judge what the last line leaves open."""
-        self.check_pending()
-        if self.table.open and _CUT.fullmatch(text, _skip_launcher(text)):
-            raise MisfitError(line, text, "the row is not complete")
         if self.table.start and not self.table.closed:
             reason = f"the log breaks off before {_CLOSING} closes the table of line {self.table.start[0]}"
             raise MisfitError(line, text, reason)
@@ -357,7 +267,7 @@ def scan_tables(lines: Iterable[str]) -> tuple[list[Table], MisfitError | None]:
     misfit : MisfitError or None
         The first line that does not fit; nothing after it was read.
     """
-    scan, written = _Scan(), [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    scan, written = _Scan(), [(number, line[:_LONGEST]) for number, line in enumerate(lines, 1) if line.strip()]
     misfit = None
     try:
         for number, line in written:

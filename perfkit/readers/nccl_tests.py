@@ -1,9 +1,10 @@
 """Text output of nccl-tests and rccl-tests, of any age, as one tidy frame."""
 
 import math
+import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.readers.nccl_lines import MisfitError, Row, Table, scan_tables
-from perfkit.units import check_choice, check_positive
+from perfkit.resources import LARGEST_TEXT, reading
+from perfkit.units import check_choice, check_positive, escape, show
 
 if TYPE_CHECKING:
     import polars as pl
@@ -26,7 +28,7 @@ _DTYPES = {
     **dict.fromkeys(("f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), "fp8"),
 }  # fmt: skip
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_GPU = re.compile(r"\bdevice +\d+ +\[[^\]\n]*\] +(\S[^\r\n]*?)\s*$", re.MULTILINE)
+_GPU = re.compile(r"\bdevice +\d+ +\[[^\]\n]*\] +(\S[^\r\n]*)")
 _COLUMNS = tuple("operation ranks nodes dtype redop nbytes seconds algbw busbw in_place file line".split())
 _FIGURES = ("nbytes", "seconds", "algbw", "busbw", "algbw_half", "busbw_half")
 
@@ -83,8 +85,7 @@ def read_nccl_tests(
     ValueError
         For a source that does not exist or holds no log, and as `parse_nccl_tests` does.
     """
-    logs = ((file, path.read_text(encoding="utf-8", errors="replace")) for file, path in _list_logs(source))
-    return _collect(logs, _Given.check(operation, ranks, nodes), partial)
+    return _collect(_read_logs(source), _Given.check(operation, ranks, nodes), partial)
 
 
 def parse_nccl_tests(
@@ -169,21 +170,28 @@ def list_devices(source: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
     devices : tuple of str
         Names as printed, sorted; none where the lists of devices were cut off [-].
     """
-    texts = (path.read_text(encoding="utf-8", errors="replace") for _, path in _list_logs(source))
-    return tuple(sorted({name for text in texts for name in _GPU.findall(text)}))
+    return tuple(sorted({name.strip() for _, text in _read_logs(source) for name in _GPU.findall(text)}))
+
+
+def _read_logs(source: str | Path | Sequence[str | Path]) -> Iterator[tuple[str, str]]:
+    """Name and text of each log."""
+    for file, path in _list_logs(source):
+        with reading(path, "name the output of nccl-tests", most=LARGEST_TEXT):
+            text = path.read_text(encoding="utf-8", errors="replace")
+        yield file, text
 
 
 def _list_logs(source: str | Path | Sequence[str | Path]) -> list[tuple[str, Path]]:
     """Name and place of each log."""
-    if isinstance(source, str | Path) and (folder := Path(source)).is_dir():
+    if isinstance(source, str | Path) and os.path.isdir(folder := Path(source)):
         found = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
         if not found:
-            raise ValueError(f"{str(source)!r} holds no {', '.join(_SUFFIXES)} file; name the logs one by one")
+            raise ValueError(f"{show(str(source), 200)} holds no {', '.join(_SUFFIXES)} file; name the logs one by one")
         return [(path.relative_to(folder).as_posix(), path) for path in found]
     paths = [Path(item) for item in ([source] if isinstance(source, str | Path) else source)]
     for path in paths:
-        if not path.is_file():
-            raise ValueError(f"{str(path)!r} is no file; name a log, several, or a folder of logs")
+        if not os.path.isfile(path):
+            raise ValueError(f"{show(str(path), 200)} is no file; name a log, several, or a folder of logs")
     return [(path.name, path) for path in paths]
 
 
@@ -194,9 +202,11 @@ def _collect(logs: Iterable[tuple[str, str]], given: _Given, partial: bool) -> "
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for file, text in logs:
         kept = len(columns["line"])
-        misfit, notes = _read_log(columns, text, file, given, partial)
+        file = escape(file, 200)
+        with reading(file, "pass the text that all_reduce_perf or its like print"):
+            misfit, notes = _read_log(columns, text, file, given, partial)
         for note in notes:
-            warnings.warn(f"{file} {note}", LogWarning, stacklevel=3)
+            warnings.warn(escape(f"{file} {note}", 500), LogWarning, stacklevel=3)
         if misfit:
             kept = len(columns["line"]) - kept
             if not partial:

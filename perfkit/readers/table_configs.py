@@ -2,10 +2,12 @@
 
 import csv
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from perfkit.models.distributions import ReuseHistogram, Zipf
 from perfkit.models.skew import fit_zipf
 from perfkit.readers.index_arrays import read_indices
 from perfkit.readers.tbe_configs import parse_tbe_config
-from perfkit.resources import find_reference
-from perfkit.units import check_choice, check_positive
+from perfkit.resources import LARGEST_TEXT, MOST_ROWS, find_reference, reading
+from perfkit.units import check_choice, check_positive, escape, show
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 __all__ = ["find_histogram", "list_published", "read_tables"]
@@ -86,17 +88,17 @@ def read_tables(
     if itemsize not in _ITEMSIZES:
         raise ValueError(f"itemsize is {itemsize!r}; it must be 1, 2, 4 or 8 bytes (fp32 is 4, fp16 is 2)")
     suffix = next((s for s in sorted(_SUFFIXES, key=len, reverse=True) if path.name.lower().endswith(s)), "")
-    published = not suffix and not path.exists()
+    published, shown = not suffix and not os.path.exists(path), escape(name, 200)
     if published:
         check_choice("source", name, list_published())
-    elif not path.is_file() or not suffix:
-        what = f"has another suffix than {', '.join(_SUFFIXES)}" if path.is_file() else "is no file"
-        raise ValueError(f"{name} {what}; name such a file, or one of {', '.join(list_published())}")
+    elif not os.path.isfile(path) or not suffix:
+        what = f"has another suffix than {', '.join(_SUFFIXES)}" if os.path.isfile(path) else "is no file"
+        raise ValueError(f"{shown} {what}; name such a file, or one of {', '.join(list_published())}")
     bare = suffix in _ARRAYS or (published and name in _histograms())
     if not bare and (dim, rows, tables) != (None, None, None):
-        raise ValueError(f"{name} tells rows and columns itself; leave dim, rows and tables out")
+        raise ValueError(f"{shown} tells rows and columns itself; leave dim, rows and tables out")
     if bare and dim is None:
-        raise ValueError(f"{name} does not tell the columns of its tables; pass dim=, 64 for example")
+        raise ValueError(f"{shown} does not tell the columns of its tables; pass dim=, 64 for example")
     width = int(check_positive("dim", dim, integer=True)) if bare else 0
     if published:
         found, known = _read_published(name, width, rows, itemsize, law)
@@ -107,23 +109,27 @@ def read_tables(
     else:
         found, known = _read_config(path, suffix, itemsize)
     known |= {"name": name if published else path.name[: -len(suffix)]} | ({} if batch is None else {"batch": batch})
-    try:
+    with reading(name, "change the tables"):
         return TableSet(tuple(found), **known)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
 
 
 def _read_config(path: Path, suffix: str, itemsize: int) -> tuple[list[EmbeddingTable], dict[str, Any]]:
     """Tables of a file that lists them, and what else is known of the set."""
     readers: dict[str, Callable[[Path], Any]] = {".csv": _read_csv, ".json": _read_json, ".parquet": _read_parquet}
-    try:
+    with reading(path, f"pass a readable {suffix} file", most=LARGEST_TEXT):
         content = readers[suffix](path)
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; pass a readable {suffix} file") from error
-    if suffix == ".json" and _is_tbe(content):
-        return _read_tbe(content, path.name, itemsize)
-    records = _records_of(content, path.name) if suffix == ".json" else content
-    return [_make_table(record, place, itemsize) for place, record in records], {}
+        if suffix == ".json" and _is_tbe(content):
+            return _read_tbe(content, path.name, itemsize)
+        records = _records_of(content, path.name) if suffix == ".json" else content
+        found = [_make_table(record, place, itemsize) for place, record in islice(records, MOST_ROWS + 1)]
+        _check_rows(len(found), path.name)
+        return found, {}
+
+
+def _check_rows(count: int, name: str) -> None:
+    """Turn away more tables than any model has."""
+    if count > MOST_ROWS:
+        raise ValueError(f"{name} lists more than {MOST_ROWS:,} tables; leave rows out")
 
 
 def _read_tbe(content: Any, name: str, itemsize: int) -> tuple[list[EmbeddingTable], dict[str, Any]]:
@@ -138,6 +144,7 @@ def _read_tbe(content: Any, name: str, itemsize: int) -> tuple[list[EmbeddingTab
         tables, batch = parse_tbe_config(config, place=f"{name}[{i}]", itemsize=itemsize)
         named += [replace(table, name=f"{i}.{table.name}") for table in tables]
         batches.add(batch)
+        _check_rows(len(named), name)
     if len(batches) > 1:
         raise ValueError(
             f"{name} has batches of {', '.join(map(str, sorted(batches)))}; read configs of one batch together"
@@ -159,7 +166,7 @@ def _make_table(record: Mapping[str, Any], place: str, itemsize: int) -> Embeddi
         if values["itemsize"] not in _ITEMSIZES:
             raise ValueError(f"itemsize is {values['itemsize']}; it must be 1, 2, 4 or 8 bytes, not bits (fp32 is 4)")
         if not isinstance(values.get("name", ""), str):
-            raise ValueError(f"name is {values['name']!r}; it must be text")
+            raise ValueError(f"name is {show(values['name'])}; it must be text")
         table = EmbeddingTable(**values)
         if table.pooling > table.rows:
             raise ValueError(
@@ -191,13 +198,13 @@ def _check_columns(columns: Iterable[Any], place: str) -> None:
     if odd := [name for name in names if name not in _COLUMNS]:
         close = get_close_matches(odd[0], _COLUMNS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        shown = ", ".join(repr(name[:60]) for name in odd[:5])
+        shown = ", ".join(map(show, odd[:5]))
         raise ValueError(f"{place} has {shown}; known are {', '.join(_COLUMNS)}; leave the others out{hint}")
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"{place} has {twice[0]!r} twice; name every column once")
+        raise ValueError(f"{place} has {show(twice[0])} twice; name every column once")
 
 
-def _read_csv(path: Path) -> list[tuple[str, dict[str, str]]]:
+def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Rows with the line each of them stands in."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
@@ -206,7 +213,7 @@ def _read_csv(path: Path) -> list[tuple[str, dict[str, str]]]:
             if not header:
                 raise ValueError(f"{path.name} is empty; its first line must name columns: {', '.join(_COLUMNS)}")
             _check_columns(header, f"{path.name} line 1")
-            return list(_rows_of(reader, header, path.name))
+            yield from _rows_of(reader, header, path.name)
         except csv.Error as error:
             raise ValueError(f"{path.name} line {reader.line_num}: {error}; separate values by commas") from error
 
@@ -227,10 +234,12 @@ def _read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
     import polars
 
     try:
-        frame = polars.read_parquet(path)
+        scan = polars.scan_parquet(path)
+        _check_columns(scan.collect_schema(), path.name)
+        _check_rows(scan.select(polars.len()).collect().item(), path.name)
+        frame = scan.collect()
     except polars.exceptions.PolarsError as error:
-        raise ValueError(f"{path.name} is no Parquet file: {str(error)[:200]}") from error
-    _check_columns(frame.columns, path.name)
+        raise ValueError(f"{path.name} is no Parquet file: {error}") from error
     return [(f"{path.name} row {i}", row) for i, row in enumerate(frame.iter_rows(named=True))]
 
 
@@ -256,6 +265,7 @@ def _records_of(content: Any, name: str) -> list[tuple[str, Mapping[str, Any]]]:
     entries = content.get("tables") if isinstance(content, Mapping) and set(content) == {"tables"} else content
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ValueError(f'{name} must hold a list of tables such as {{"rows": 1000, "dim": 64}}, or a TBEDataConfig')
+    _check_rows(len(entries), name)
     places = [f"{name}[{i}]" for i in range(len(entries))]
     for place, entry in zip(places, entries, strict=True):
         _check_columns(entry, place)

@@ -7,6 +7,7 @@ from statistics import NormalDist
 from typing import Any
 
 from perfkit.models.distributions import Zipf
+from perfkit.resources import MOST_ROWS
 from perfkit.units import check_positive
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -14,7 +15,8 @@ __all__ = ["parse_tbe_config"]
 
 _KEYS = {"T", "E", "D", "mixed_dim", "weighted", "batch_params", "indices_params", "pooling_params", "use_cpu", "Es",
          "Ds", "max_indices", "embedding_specs", "feature_table_map"}  # fmt: skip
-_MOST = 1_000_000  # tables: a number above is a slip, and memory would be gone before it shows
+#: Most heavy hitters over all tables [-]: FBGEMM keeps some tens for each.
+_MOST_HITTERS = 10_000_000
 
 
 def parse_tbe_config(
@@ -74,7 +76,7 @@ def parse_tbe_config(
     """
     if odd := sorted(set(config) - _KEYS):
         warnings.warn(f"{place} has {', '.join(odd)}, which perfkit does not know and leaves out", stacklevel=3)
-    count = int(check_positive(f"{place}.T", config.get("T"), integer=True, maximum=_MOST))
+    count = int(check_positive(f"{place}.T", config.get("T"), integer=True, maximum=MOST_ROWS))
     rows = _per_table(config, place, "E", "Es", count, integer=True)
     dims = _per_table(config, place, "D", "Ds", count, integer=True)
     if config.get("mixed_dim") and len(set(dims)) == 1 and not config.get("Ds"):
@@ -85,6 +87,10 @@ def parse_tbe_config(
     poolings = [pooling * samples / batch for pooling, samples in zip(poolings, batches, strict=True)]
     groups = _share_tables(config, place, count, rows, dims)
     laws = _Laws(_section(config, place, "indices_params"), f"{place}.indices_params")
+    if len(laws.hitters) * count > _MOST_HITTERS:
+        raise ValueError(
+            f"{place} has {len(laws.hitters)} heavy hitters for each of {count} tables; leave small ones out"
+        )
     tables = []
     for number, features in groups:
         pooling, spread = sum(poolings[f] for f in features), math.hypot(*(spreads[f] for f in features))

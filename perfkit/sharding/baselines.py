@@ -7,7 +7,7 @@ import numpy as np
 
 from perfkit.models.caches import unique_rows
 from perfkit.sharding.board import Board, Snapshot
-from perfkit.units import Array
+from perfkit.units import steady
 from perfkit.workloads.tables import EmbeddingTable
 
 __all__ = ["BASELINES", "place_greedily"]
@@ -52,7 +52,7 @@ def place_greedily(
     """
     board.expect([0] * len(units))
     rng, ranks = np.random.default_rng([4, seed]), board.rules.ranks
-    keys: Array = np.array([sum(BASELINES[name](table, batch) for table in unit) for unit in units])
+    keys = steady(np.array([sum(BASELINES[name](table, batch) for table in unit) for unit in units]))
     seconds = np.array([board.load[board.items[u, 0]].sum(axis=0)[:2].sum() for u in range(len(units))])
     order = rng.permutation(len(units)) if name == "random" else np.argsort(-keys, kind="stable")
     balanced, carried = (seconds if name == "storage" else keys), np.zeros(ranks)

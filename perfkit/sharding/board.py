@@ -7,11 +7,13 @@ import numpy as np
 
 from perfkit.sharding.objective import Objective
 from perfkit.sharding.options import Option
-from perfkit.units import Array
+from perfkit.sharding.pricing import RESOURCES
+from perfkit.units import Array, steady
 
 __all__ = ["NODE_KINDS", "Board", "Rules", "Snapshot"]
 
 _HOST, _MEMORY = -2, -1  # the last resource is limited, not timed
+_BYTES = [place for place, name in enumerate(RESOURCES) if name not in ("forward", "backward", "host")]
 _TIGHT = 0.3  # part of the memory from which on it is kept an eye on
 #: Kinds whose shards lie on the ranks of one node.
 NODE_KINDS = ("table_row_wise", "table_column_wise")
@@ -79,15 +81,21 @@ class Board:
         ends = np.cumsum(counts)
         self.items = {key: np.arange(end - n, end) for key, n, end in zip(flat, counts, ends, strict=True)}
         shards = [cost for t, o in flat for cost in options[t][o].shards]
-        self.load = objective.loads(np.array(shards)) if shards else np.zeros((0, 7))
+        self.load = self._even(np.array(shards)) if shards else np.zeros((0, 7))
         self.table = np.repeat([t for t, _ in flat], counts)
         kinds = np.repeat([options[t][o].kind in NODE_KINDS for t, o in flat], counts)
         self.movable = ~kinds & ~np.isin(self.table, list(rules.pinned))
-        self.everywhere = {key: objective.loads(options[key[0]][key[1]].everywhere) for key in flat}
-        self.hot = {key: objective.loads(options[key[0]][key[1]].hot) for key in flat}
+        self.everywhere = {key: self._even(options[key[0]][key[1]].everywhere) for key in flat}
+        self.hot = {key: self._even(options[key[0]][key[1]].hot) for key in flat}
         self.slack = 1.0  # how far a rank may exceed its memory, for now
         self._group(flat, counts)
         self.clear()
+
+    def _even(self, costs: Array) -> Array:
+        """Loads in whole bytes, so that neither the order of sums nor a processor shows in them."""
+        loads = self.objective.loads(costs)
+        loads[..., _BYTES] = np.ceil(loads[..., _BYTES] - 1e-3)
+        return loads
 
     def _group(self, flat: Sequence[tuple[int, int]], counts: Sequence[int]) -> None:
         """Sets of shards no two of which may share a rank: those of one table, and tables that are kept apart."""
@@ -189,7 +197,7 @@ class Board:
         self.scale = peaks[self.timed]
         self.scaled = self.load[:, self.timed] / self.scale
         total = self._power(self.loads[:, self.timed] / self.scale).sum(axis=0)
-        self.weight = timed[self.timed] * total ** (1 / power - 1) / power
+        self.weight = steady(timed[self.timed] * total ** (1 / power - 1) / power)
         if timed[_MEMORY]:  # nothing below the capacity, and much beyond it
             self.scale[-1], self.weight[-1] = self.rules.capacity, timed[_MEMORY] / power
             self.scaled[:, -1] = self.load[:, _MEMORY] / self.rules.capacity
@@ -203,12 +211,12 @@ class Board:
 
     def pressure(self) -> Array:
         """What each rank adds to the smooth time [s]."""
-        return self._power(self.loads[:, self.timed] / self.scale) @ self.weight
+        return steady(self._power(self.loads[:, self.timed] / self.scale) @ self.weight)
 
     def cost_of_adding(self, loads: Array) -> Array:
         """What the smooth time grows by if a rank carried more, for every rank [s]."""
         loads, now = loads[..., self.timed] / self.scale, self.loads[:, self.timed] / self.scale
-        return (self._power(now + loads) - self._power(now)) @ self.weight
+        return steady((self._power(now + loads) - self._power(now)) @ self.weight)
 
     # -- changes -----------------------------------------------------------------------------------------------------
 

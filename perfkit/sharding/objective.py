@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.sharding.options import Option
 from perfkit.sharding.pricing import COLUMNS, RESOURCES, Curve, project
-from perfkit.units import Array
+from perfkit.units import Array, steady
 
 __all__ = ["Objective", "OBJECTIVES"]
 
@@ -160,10 +160,10 @@ class Objective:
         high = float(np.maximum.reduceat(most, starts).sum())
         if not high or not curve.seconds.any():
             return float(np.minimum.reduceat(cost, starts).sum()), 0.0
-        edges = np.concatenate([[0.0], np.geomspace(high / 1e3, high, 40)])
+        edges = np.concatenate([[0.0], steady(np.geomspace(high / 1e3, high, 40))])
         lines = [curve.line_below(max(low, 1.0), up) for low, up in pairwise(edges)]
         steep = max(slope for _, slope in lines)
-        prices = np.unique([0.0, *(slope for _, slope in lines), *np.geomspace(1e-3 * steep, 1e2 * steep, 80)])
+        prices = np.unique([0.0, *(slope for _, slope in lines), *steady(np.geomspace(1e-3 * steep, 1e2 * steep, 80))])
         prices = np.concatenate([-prices[:0:-1], prices])
         least = np.array([np.minimum.reduceat(cost + p * pooled, starts).sum() for p in prices])
         bounds = []

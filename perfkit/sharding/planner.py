@@ -95,6 +95,7 @@ def shard(
     memory: float | None = None,
     objective: str = "iteration",
     seconds: float = 1.0,
+    steps: int | None = None,
     seed: int = 0,
     pin: Any = None,
     together: Any = (),
@@ -121,6 +122,10 @@ def shard(
     seconds : float, optional
         Work to spend on the search itself. Steps are counted and not timed, with what each took on one core of an AMD
         Zen 5, so that the same input, seed and seconds give the same plan on every machine [s].
+    steps : int, optional
+        Steps to take in place of `seconds`: trades between ranks that are weighed, and tables that are placed. The
+        same input, seed and steps give the same plan, whatever a step costs on any machine; about 7,000 of a few dozen
+        tables are a second [-].
     seed : int, optional
         Seed [-].
     pin : mapping, optional
@@ -157,13 +162,15 @@ def shard(
     --------
     >>> from perfkit.workloads.tables import draw_tables
     >>> tables = TableSet(draw_tables(100, seed=0), batch=65536, embedding="fused")
-    >>> result = shard(tables, "h100-sxm-8", ranks=8, seconds=0.3)
+    >>> result = shard(tables, "h100-sxm-8", ranks=8, steps=2000)
     >>> result.gap < 0.05
     True
     """
     problem = set_up(workload, platform, ranks, memory=memory, objective=objective, inputs=inputs)
     ranks, tables = problem.rates.ranks, problem.rates.workload.tables
     check_positive("seconds", seconds)
+    if steps is not None:
+        steps = int(check_positive("steps", steps, integer=True))
     check_positive("seed", seed, integer=True, zero=True)
     constraints = read_constraints(tables, ranks, pin=pin, together=together, apart=apart, forbid=forbid)
     options = _options(problem, constraints)
@@ -173,12 +180,12 @@ def shard(
         problem.objective, options, names, **sizes, reserved=problem.reserved, pinned=constraints.pinned
     )  # fmt: skip
     rules = Rules(**sizes, node=problem.rates.node, pinned=constraints.pinned, apart=constraints.apart)
-    found = search_plan(problem.objective, options, rules, seconds=seconds, seed=seed, progress=progress)
+    found = search_plan(problem.objective, options, rules, seconds=seconds, seed=seed, steps=steps, progress=progress)
     if found.overflow > 0:
         raise InfeasibleError(
             f"memory: no placement was found that fits; the best one exceeds the {format_bytes(problem.capacity)} of a "
-            f"rank by {format_bytes(found.overflow)}; allow more kinds, give more seconds, ranks or memory, or drop "
-            "constraints"
+            f"rank by {format_bytes(found.overflow)}; allow more kinds, give more seconds or steps, ranks or memory, "
+            "or drop constraints"
         )
     best = _price(problem, constraints, options, found.best)
     place = partial(_place, problem, constraints, options, rules, seed)

@@ -13,7 +13,7 @@ from perfkit.models.kernels import in_context
 from perfkit.platform import Platform
 from perfkit.prediction.cost import find_iteration, price
 from perfkit.prediction.host import price_host
-from perfkit.units import Array
+from perfkit.units import Array, steady
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.tables import EmbeddingTable, TableSet
@@ -185,7 +185,7 @@ class Rates:
 
     def curve(self, operation: str, ranks: int, largest: float) -> Curve | None:
         """Time of a collective inside an iteration; None where the platform has no model of it."""
-        nbytes = np.geomspace(64.0, max(2 * largest, 1e6), 640)
+        nbytes = steady(np.geomspace(64.0, max(2 * largest, 1e6), 640))
         if ranks == 1:
             return Curve(nbytes, np.zeros(len(nbytes)))
         try:
@@ -198,7 +198,7 @@ class Rates:
         whole = self.iteration
         if whole is not None:
             time = whole["scale"] * time + whole.get("per_collective", 0.0) + whole.get("per_resume", 0.0)
-        return Curve(nbytes, time)
+        return Curve(nbytes, steady(time))
 
     def _near(self, scale: float) -> Platform:
         """The platform with caches so large that all tables compete for them as those of one rank do for one."""
@@ -239,6 +239,7 @@ class Rates:
             scale = self.ranks * float(touched @ kept) / float(touched.sum())
         copied = {place for place, n in enumerate(members) if n in parts} if replicated else set()
         times, sizes = self._time(tables, bags, scale, copied), _size(tables, bags, self, replicated)
+        times = steady(times)  # a search that weighs them goes the same way everywhere
         return {n: np.concatenate([times[i], sizes[i]]) for i, n in enumerate(members) if n in parts}
 
     def _time(self, tables: Sequence[EmbeddingTable], bags: int, scale: float, replicated: set[int]) -> Array:

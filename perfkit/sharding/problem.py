@@ -1,20 +1,20 @@
 """A workload on ranks of a platform as a placement problem: prices, what the rest of an iteration takes, memory."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from perfkit.estimates import keep_quiet
 from perfkit.gallery import load_platform
-from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.platform import Platform
 from perfkit.prediction.cost import price
 from perfkit.prediction.result import predict
 from perfkit.sharding.objective import OBJECTIVES, Objective
 from perfkit.sharding.options import price_placement
 from perfkit.sharding.pricing import Curve, Rates, project
-from perfkit.units import check_choice, check_positive
+from perfkit.units import check_choice, check_positive, check_type, steady
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import TableSet
@@ -103,10 +103,7 @@ def set_up(
     ValueError
         For a workload without tables, more ranks than the platform has, a batch that does not divide, unknown settings.
     """
-    if not isinstance(workload, DLRM | TableSet):
-        raise ValueError(
-            f"workload is {workload!r}; it must be a DLRM or a TableSet, such as TableSet(draw_tables(26))"
-        )
+    check_type("workload", workload, DLRM | TableSet)
     where, ranks = load_platform(platform), int(check_positive("ranks", ranks, integer=True))
     check_choice("objective", objective, OBJECTIVES)
     check_choice("inputs", inputs, INPUTS)
@@ -138,10 +135,10 @@ def set_up(
 
 def _capacity(platform: Platform) -> float:
     """Memory of one rank; ranks of a CPU share that of their node [B]."""
-    if not platform.device.memory:
+    whole = platform.device.memory[-1].capacity if platform.device.memory else None
+    if whole is None:
         raise ValueError(f"platform {platform.name!r} states no memory; give memory in bytes")
-    whole = platform.device.memory[-1].capacity.value
-    return whole / (platform.network.ranks_per_node if platform.device.kind == "cpu" else 1)
+    return whole.value / (platform.network.ranks_per_node if platform.device.kind == "cpu" else 1)
 
 
 def _objective(
@@ -179,7 +176,7 @@ def _objective(
     if reduced and "gradients" in found:
         dense += float(found["gradients"](reduced))
         found["gradients"] = found["gradients"].shift(reduced)
-    return Objective(kind, dense=dense, host=host, curves=found)
+    return Objective(kind, dense=float(steady(dense)), host=float(steady(host)), curves=found)
 
 
 def _rest(rates: Rates) -> tuple[float, float, float, float]:
@@ -207,11 +204,10 @@ def _correction(rates: Rates, objective: Objective) -> float:
     for table in np.argsort(-seconds, kind="stable"):
         owners[table] = np.argmin(carried)
         carried[owners[table]] += seconds[table]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)
+    with keep_quiet():
         plan = Plan.from_owners(owners.tolist(), ranks=ranks)
         predicted = predict(workload, rates.platform, ranks=ranks, plan=plan)  # type: ignore[arg-type]
     total = np.zeros((ranks, loads.shape[1]))
     np.add.at(total, owners, loads)
     modelled = float(objective.time(total.max(axis=0)))
-    return predicted.time / modelled if modelled else 1.0
+    return float(steady(predicted.time / modelled)) if modelled else 1.0

@@ -1,21 +1,20 @@
 """Priced plans and what a search found: numbers by rank and by table, and what they mean."""
 
 import html
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfkit.estimates import check_time, find_interval
 from perfkit.sharding.baselines import BASELINES
 from perfkit.sharding.constraints import Constraints
 from perfkit.sharding.options import Option, price_placement
 from perfkit.sharding.pricing import COLUMNS, MEMORY, RESOURCES, SECONDS, column
 from perfkit.sharding.problem import Problem
-from perfkit.units import Array, check_choice, check_positive, format_bytes, format_time
+from perfkit.units import Array, check_choice, format_bytes, format_time
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import name_tables
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     import polars
 
     from perfkit.sharding.moves import Move
-    from perfkit.sharding.robustness import Robustness
 
 __all__ = ["PlanPrice", "ShardingResult", "price_options", "spread_costs"]
 
@@ -87,6 +85,9 @@ class PlanPrice:
     _options: Sequence[Option] = field(repr=False)
     _constraints: Constraints | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        check_time(f"plan on {self._problem.rates.platform.name!r}", self.time, self.spread, self.parts.values())
+
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that holds the measured time in a share of cases.
 
@@ -100,11 +101,7 @@ class PlanPrice:
         low, high : float
             Ends of the range [s].
         """
-        check_positive("level", level)
-        if level >= 1:
-            raise ValueError(f"level is {level!r}; it must be between 0 and 1; 0.8 holds four in five measurements")
-        reach = math.exp(NormalDist().inv_cdf(0.5 + level / 2) * self.spread)
-        return self.time / reach, self.time * reach
+        return find_interval(self.time, self.spread, level)
 
     @property
     def loads(self) -> Array:
@@ -280,32 +277,6 @@ class ShardingResult:
             For an unknown rule.
         """
         return self._place(check_choice("name", name, BASELINES))
-
-    def stress(
-        self, *, draws: int = 200, seed: int = 0, pooling: float = 0.2, skew: float = 0.2, bandwidth: float = 0.2
-    ) -> "Robustness":
-        """Ask whether the plan stays the best one if what was assumed is wrong.
-
-        Parameters
-        ----------
-        draws : int, optional
-            Worlds to draw [-].
-        seed : int, optional
-            Seed [-].
-        pooling, skew, bandwidth : float, optional
-            Relative errors of the pooling and the Zipf exponent of each table, and of memory and network [-].
-
-        Returns
-        -------
-        robustness : Robustness
-            How often the plan and each rule of thumb is best, and what is lost by taking it where it is not.
-        """
-        from perfkit.sharding.robustness import judge_robustness
-
-        prices = {"search": self.prediction, **{name: price for name, price in self.baselines.items() if price}}
-        plans = {name: price.plan for name, price in prices.items()}
-        errors = {"pooling": pooling, "skew": skew, "bandwidth": bandwidth}
-        return judge_robustness(self._problem, plans, draws=draws, seed=seed, **errors)
 
     def table(self) -> "polars.DataFrame":
         """Where every table lies and what it costs.

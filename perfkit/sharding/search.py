@@ -36,7 +36,7 @@ class Found:
     bound : float
         Time that no placement can beat [s].
     work : float
-        Work spent, in seconds of the machine that steps were timed on [s].
+        Work spent, in seconds of the machine that steps were timed on; all of them alike where they are counted [s].
     overflow : float
         Bytes by which the fullest rank exceeds its memory [B].
     interrupted : bool
@@ -127,7 +127,7 @@ def search_plan(
     *,
     seconds: float,
     seed: int,
-    tolerance: float = 1e-4,
+    steps: int | None = None,
     progress: Callable[[float, float], None] | None = None,
 ) -> Found:
     """Search for the placement with the least time.
@@ -144,8 +144,8 @@ def search_plan(
         Work to spend [s].
     seed : int
         Seed; work is counted and not timed, so that the same seed gives the same plan everywhere [-].
-    tolerance : float, optional
-        Gap to the bound that is good enough [-].
+    steps : int, optional
+        Steps to take in place of seconds: trades weighed and tables placed, each counting the same [-].
     progress : callable, optional
         Gets the part of the work that is done and the best time so far [s].
 
@@ -159,10 +159,12 @@ def search_plan(
     A third of the work at most goes into starts: tables in the order of their largest load, seconds or memory, each
     where it adds least, with options from the bound's relaxation or whole tables, large ones split by columns. Then the
     best start is improved: a rank gives a shard away or trades it for another, or a table is placed another way, at a
-    temperature that falls. The time is stood in for by a power mean over ranks that becomes the maximum in the end.
+    temperature that falls. The time is stood in for by a power mean over ranks that becomes the maximum in the end. A
+    gap to the bound of 1e-4 is good enough.
     """
     bound, bases = objective.bound(options, rules.ranks)
-    run = _Annealing(Board(objective, options, rules), np.random.default_rng(seed), bound * (1 + tolerance))
+    rng, seconds, counted = np.random.default_rng(seed), steps * _STEP if steps else seconds, steps is not None
+    run = _Annealing(Board(objective, options, rules), rng, bound * (1 + 1e-4), counted=counted)
     try:
         heads = run.start(bases, seconds / 4)
         trials = int(np.clip(seconds / (_UNIT * len(options)), *_TRIALS))
@@ -182,8 +184,8 @@ class _Annealing:
 
     best: Snapshot
 
-    def __init__(self, board: Board, rng: np.random.Generator, goal: float) -> None:
-        self.board, self.rng, self.goal = board, rng, goal
+    def __init__(self, board: Board, rng: np.random.Generator, goal: float, *, counted: bool) -> None:
+        self.board, self.rng, self.goal, self.counted = board, rng, goal, counted
         self.free = np.array([t for t in range(len(board.options)) if t not in board.rules.pinned], dtype=int)
         self.several = self.free[[len(board.options[t]) > 1 for t in self.free]]
         self.work, self.overflow, self.interrupted = 0.0, np.inf, False
@@ -192,12 +194,15 @@ class _Annealing:
         """Whether the best placement is good enough."""
         return self.overflow == 0 and self.best.time <= self.goal
 
+    def _spend(self, seconds: float, steps: int = 1) -> None:
+        self.work += _STEP * steps if self.counted else seconds
+
     def start(self, bases: Sequence[Sequence[int]], seconds: float) -> list[Snapshot]:
         """Try ways to start; returns the best few, best first."""
         found: list[tuple[float, Snapshot]] = []
         for choice, key in _starts(self.board, bases):
             construct(self.board, choice, key)
-            self.work += _PLACE * len(choice) * (1 + self.board.rules.ranks / 200)
+            self._spend(_PLACE * len(choice) * (1 + self.board.rules.ranks / 200), len(choice))
             self._keep(first=not found)
             self.board.smooth(8)
             for _ in range(_DESCENT):
@@ -264,11 +269,11 @@ class _Annealing:
         if ranks - 1 <= _PARTNERS:
             partners = np.delete(np.arange(ranks), rank)
         else:
-            light = np.argpartition(pressure, _PARTNERS // 2)[: _PARTNERS // 2]
+            light = np.argsort(pressure, kind="stable")[: _PARTNERS // 2]
             partners = np.unique(np.concatenate([light, self.rng.integers(0, ranks, _PARTNERS // 2)]))
             partners = partners[partners != rank]
         growth, mine, others = board.trades(rank, partners)
-        self.work += _STEP + _PAIR * growth.size
+        self._spend(_STEP + _PAIR * growth.size)
         pick = self._draw(np.append(growth.ravel(), 0.0), heat)  # the last one leaves everything as it is
         if pick < growth.size:
             row, place = divmod(pick, growth.shape[1])
@@ -287,7 +292,7 @@ class _Annealing:
     def _place(self, table: int, heat: float) -> bool:
         """Place a table that is on no rank in one of its ways; returns whether there was room."""
         found = [self.board.best_ranks(table, option) for option in range(len(self.board.options[table]))]
-        self.work += _OPTION * (1 + len(found))
+        self._spend(_OPTION * (1 + len(found)))
         costs = np.array([each[0] if each else np.inf for each in found])
         if not np.isfinite(costs).any():
             return False
@@ -311,7 +316,7 @@ class _Annealing:
         order = self.rng.permutation(list(tables)).tolist()
         done = [table for table in order if self._place(table, heat)]
         worse = float(board.pressure().sum()) - before
-        if len(done) == len(order) and (worse <= 0 or self.rng.random() < np.exp(-worse / heat)):
+        if self.rng.random() < np.exp(min(-worse / heat, 0.0)) and len(done) == len(order):
             return True
         for table in done:
             board.take(table)

@@ -1,11 +1,11 @@
 """What takes part in a trial: models small enough for one machine, and the placements that are proposed for each."""
 
-import warnings
 from typing import Any
 
 import numpy as np
 
-from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.estimates import keep_quiet
+from perfkit.platform import Platform
 from perfkit.sharding.baselines import BASELINES
 from perfkit.sharding.planner import shard
 from perfkit.units import check_positive
@@ -122,8 +122,7 @@ def propose_plans(
         By name of the method, see `METHODS`. Ranks are numbered as tables come to them: they are all alike.
     """
     whole: dict[str, Any] = {"ranks": ranks, "forbid": [kind for kind in KINDS if kind != "table_wise"]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)  # how good the prediction is will be measured
+    with keep_quiet():  # how good the prediction is will be measured
         best, other = (
             shard(model, platform, seconds=work, seed=own, **whole) for work, own in ((seconds, seed), (1e-3, seed + 1))
         )

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.campaign import Campaign, open_campaign
+from perfkit.estimates import keep_quiet
 from perfkit.gallery import load_platform
-from perfkit.measure.machine import count_cores, describe_machine, free_memory, list_versions
-from perfkit.measure.runner import run_processes
+from perfkit.measure.folders import Campaign, open_campaign
+from perfkit.measure.machine import describe_machine, free_memory, list_versions
+from perfkit.measure.runner import check_ranks, run_processes
 from perfkit.models.kernels import in_context
-from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.platform import Platform
 from perfkit.prediction.cost import find_iteration, price
 from perfkit.sharding.planner import price_plan
 from perfkit.trials.contenders import draw_models, propose_plans
@@ -46,8 +47,7 @@ def forecast_plan(model: DLRM, platform: Platform, plan: Plan) -> dict[str, Any]
         ``predicted_s`` with its 80 % interval ``low_s`` and ``high_s`` [s], and ``predicted_parts``: seconds of
         embeddings and of what is dense, a list by rank, and of each kind of collective [s].
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)  # how good the prediction is will be measured
+    with keep_quiet():  # how good the prediction is will be measured
         found = price_plan(model, platform, plan)
         time, (low, high) = found.time, found.interval()
         parts: dict[str, Any] = {"embedding": [], "dense": []}
@@ -137,8 +137,7 @@ def measure_trials(
     several methods propose is measured once.
     """
     where = load_platform(platform)
-    if where.device.kind == "cpu" and check_positive("ranks", ranks, integer=True) > count_cores():
-        raise ValueError(f"ranks is {ranks}; this machine has {count_cores()} cores and a rank needs one; take fewer")
+    check_ranks(check_positive("ranks", ranks, integer=True), where.device.kind)
     machine = describe_machine()
     if (known := where.provenance.get("processor")) != machine["processor"]:
         text = f"{where.name} is of {known or where.device.name}, this machine is {machine['processor']}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfkit.prediction.comparison import summarize_errors
-from perfkit.resources import write_text
+from perfkit.resources import LARGEST_TEXT, reading, write_text
 from perfkit.units import Array, format_table, format_time
 
 if TYPE_CHECKING:
@@ -85,14 +85,12 @@ class Trials:
         ValueError
             For a file that does not hold trials.
         """
-        try:
+        with reading(path, "pass a file that Trials.save has written", most=LARGEST_TEXT):
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             if data["format"] != 1:
                 raise ValueError(f"format is {data['format']!r} and this perfkit reads format 1")
             found = cls(tuple(data["models"]), **{key: data[key] for key in _KEYS[1:]})
-            _ = found.totals(), found.summary()
-        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise ValueError(f"'{path}' holds no trials: {error}; pass a file that Trials.save has written") from error
+            _ = found.as_text(), found.table(), found.to_dict()
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -248,7 +246,7 @@ class Trials:
         }  # fmt: skip
 
     def as_text(self) -> str:
-        """Models, parts and totals as text.
+        """Models and totals as text.
 
         Returns
         -------
@@ -262,12 +260,7 @@ class Trials:
         for row in frame.iter_rows(named=True):
             cells = [f"{row[c]:.1%}" if c in share and row[c] is not None else row[c] for c in shown]
             rows.append(tuple(_show(c, cell) for c, cell in zip(shown, cells, strict=True)))
-        parts = [("part", "share", "geomean", "mean", "p95", "bias", "rank correlation")]
-        for row in self.parts().iter_rows(named=True):
-            figures = [f"{row[key]:.1f} %" for key in ("geomean", "mean", "p95", "bias")]
-            known = "" if row["share"] is None else f"{row['share']:.0%}"
-            parts.append((row["part"], known, *figures, f"{row['rank_correlation']:.2f}"))
-        return "\n\n".join([format_table(rows, numbers=True), format_table(parts, numbers=True), _tell(totals)])
+        return f"{format_table(rows, numbers=True)}\n\n{_tell(totals)}"
 
     def __repr__(self) -> str:
         totals = self.totals()

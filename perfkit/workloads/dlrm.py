@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.units import check_choice, check_positive
+from perfkit.units import check_choice, check_positive, check_type, show
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.shards import Held, hold_tables
@@ -58,8 +58,7 @@ _DEFAULTS = {"interaction": "dot", "optimizer": "sgd", "embedding": "separate"}
 
 def _end_with(name: str, widths: Any, last: int) -> tuple[int, ...]:
     """Widths of layers, the last of which is known."""
-    if isinstance(widths, str) or not isinstance(widths, Sequence | np.ndarray):
-        raise ValueError(f"{name} is {widths!r}; it must be a sequence of layer widths, such as (512, 64)")
+    check_type(name, widths, Sequence)
     checked = tuple(int(check_positive(name, width, integer=True)) for width in widths)
     return checked if checked and checked[-1] == last else (*checked, last)
 
@@ -214,9 +213,8 @@ class DLRM:
                 f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients; rows of "
                 "equal number must be added up first; take embedding='exact', sparse=False, or capture the step"
             )
-        if not isinstance(sparse, bool):
-            raise ValueError(f"sparse is {sparse!r}; it must be True (one gradient row per lookup) or False")
-        check_switches(dtype, fused=fused, mixed=mixed, overlap=overlap, compiled=compiled)
+        check_type("cross", cross, tuple)
+        check_switches(dtype, sparse=sparse, fused=fused, mixed=mixed, overlap=overlap, compiled=compiled)
         width = check_positive("dim", base["dim"], integer=True)
         listed = isinstance(base["rows"], Sequence | np.ndarray) and not isinstance(base["rows"], str)
         sizes = base["rows"] if listed else (base["rows"],)
@@ -237,7 +235,9 @@ class DLRM:
             "cross": tuple(int(check_positive("cross", size, integer=True)) for size in cross),
         }  # fmt: skip
         if len(values["cross"]) != 2:
-            raise ValueError(f"cross is {cross!r}; it must be the number of layers and their rank, such as (3, 512)")
+            raise ValueError(
+                f"cross is {show(cross)}; it must be the number of layers and their rank, such as (3, 512)"
+            )
         if not tables:
             raise ValueError("rows is empty; a DLRM needs at least one table; give the rows of each table")
         for key, value in values.items():
@@ -274,10 +274,7 @@ class DLRM:
             If the plan is for other ranks or tables, or the batch does not divide by the ranks.
         """
         ranks = int(check_positive("ranks", ranks, integer=True))
-        if plan is not None and not isinstance(plan, Plan):
-            raise ValueError(
-                f"plan is {plan!r}; it must be a Plan; make one with Plan.from_owners(owners, ranks={ranks})"
-            )
+        check_type("plan", plan, Plan | None)
         if self.batch % ranks:
             raise ValueError(f"batch is {self.batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
         plan = plan or Plan.round_robin(len(self.tables), ranks=ranks)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from perfkit.workloads.sandbox import replace
 from perfkit.workloads.vocabulary import walk_tensors
 
 __all__ = ["Exchanges"]
@@ -128,11 +129,8 @@ class Exchanges:
                 self.finish(number)
             return wait(work, *args, **kwargs)
 
-        handle.wait = note
-        try:
+        with replace(handle, wait=note):
             yield
-        finally:
-            handle.wait = wait
 
     def communicators(self, ranks: int) -> tuple[tuple[int, ...], ...]:
         """Ranks of each communicator; nothing where all ranks share the only one."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.resources import expect, expect_list, expect_whole, write_text
-from perfkit.units import check_positive
+from perfkit.resources import LARGEST_TEXT, MOST_ROWS, expect, expect_list, expect_whole, reading, write_text
+from perfkit.units import check_positive, check_type, show
 from perfkit.workloads.shards import KINDS, SPLIT_BY_COLUMNS, Placement, Shard, expect_placement
 from perfkit.workloads.tables import EmbeddingTable, name_tables
 
@@ -52,6 +52,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", int(check_positive("ranks", self.ranks, integer=True)))
+        check_type("owners", self.owners, Sequence)
+        check_type("names", self.names, Sequence[str])
         object.__setattr__(self, "owners", tuple(self._check(i, owner) for i, owner in enumerate(self.owners)))
         if self.names and len(self.names) != len(self.owners):
             raise ValueError(f"names has {len(self.names)} entries for {len(self.owners)} tables; give one a table")
@@ -107,10 +109,7 @@ class Plan:
         plan : Plan
             The placement.
         """
-        if not isinstance(owners, Sequence | np.ndarray):
-            raise ValueError(
-                f"owners is {owners!r}; it must be a sequence with the rank of every table, such as [0, 1, 0]"
-            )
+        check_type("owners", owners, Sequence)
         return cls(ranks, tuple(o.item() if isinstance(o, np.generic) else o for o in owners))
 
     @property
@@ -214,17 +213,17 @@ class Plan:
         ValueError
             With the place and the reason, for anything that is not a plan of this format.
         """
-        try:
+        with reading(origin, "compare with Plan.round_robin(2, ranks=2).to_json()"):
             data = expect("a table", lambda value: isinstance(value, dict))(json.loads(text), "plan")
             if type(data.get("format")) is not int or data["format"] != _FORMAT:
                 raise ValueError(f"format is {data.get('format')!r}; this perfkit reads format {_FORMAT}")
             if set(data) != {"format", "ranks", "tables"}:
                 raise ValueError(f"keys are {', '.join(map(str, data))}; they must be format, ranks and tables")
+            if isinstance(data["tables"], list) and len(data["tables"]) > MOST_ROWS:
+                raise ValueError(f"tables has {len(data['tables'])} entries; it may have {MOST_ROWS}")
             entries = expect_list(expect_placement)(data["tables"], "tables")
             owners, names = (tuple(entry[part] for entry in entries) for part in (0, 1))
             return cls(expect_whole(1)(data["ranks"], "ranks"), owners, names if all(names) else ())
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{origin}: {error}; compare with Plan.round_robin(2, ranks=2).to_json()") from error
 
     def save(self, path: str | Path) -> Path:
         """Write the plan to a file, whole or not at all.
@@ -260,11 +259,8 @@ class Plan:
         ValueError
             For a file that is missing, unreadable or not a plan.
         """
-        try:
-            text = Path(path).read_bytes().decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} cannot be read: {error}; pass a file that Plan.save has written") from error
-        return cls.from_json(text, origin=str(path))
+        with reading(path, "pass a file that Plan.save has written", most=LARGEST_TEXT):
+            return cls.from_json(Path(path).read_bytes().decode("utf-8-sig"), origin=str(path))
 
     def to_torchrec(self, tables: Sequence[EmbeddingTable], *, module: str = "embeddings") -> dict[str, Any]:
         """Describe the plan as the plain dictionary from which TorchRec plans are built.
@@ -305,6 +301,7 @@ class Plan:
         }
 
     @classmethod
+    @reading("plan", "compare with Plan.to_torchrec")
     def from_torchrec(cls, plan: Mapping[str, Any], tables: Sequence[EmbeddingTable], *, ranks: int) -> "Plan":
         """Read a dictionary such as `to_torchrec` writes, with the tables of all its modules.
 
@@ -330,7 +327,7 @@ class Plan:
         entries = {name: (f"{module}.{name}", entry) for module, part in plan.items() for name, entry in part.items()}
         names = name_tables(tables)
         if odd := set(names) ^ set(entries):
-            raise ValueError(f"{min(odd)!r} is in {'the tables' if min(odd) in names else 'the plan'} alone")
+            raise ValueError(f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} alone")
         owners = []
         for name in names:
             place, entry = entries[name]

@@ -19,8 +19,10 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.models.distributions import Uniform, Zipf, unique_rows
+from perfkit.models.roots import find_root
 from perfkit.workloads.exchanges import Exchanges
 from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.sandbox import replace
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
 
@@ -284,12 +286,8 @@ class Recorder(TorchDispatchMode):
             finally:
                 self.whole = False
 
-        reducer._rebuild_buckets = agreed
-        try:
-            with self.exchanges.watch():
-                yield
-        finally:
-            reducer._rebuild_buckets = agree
+        with replace(reducer, _rebuild_buckets=agreed), self.exchanges.watch():
+            yield
 
     def transfer(self, direction: str, tensor: Tensor) -> None:
         """Append a copy between host and device that the host waits for."""
@@ -386,14 +384,10 @@ def _fit_exponent(indices: Tensor, rows: int) -> float:
         return 0.0
     with unset_fake_temporarily():
         unique, lookups = int(torch.unique(indices).numel()), indices.numel()
-    low, high = 0.0, 4.0
     if unique > 0.98 * float(unique_rows(Zipf(rows, 1e-6), lookups)):
         return 0.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        more = float(unique_rows(Zipf(rows, middle), lookups)) > unique
-        low, high = (middle, high) if more else (low, middle)
-    return round(low, 3)
+    root = find_root(lambda s: unique - float(unique_rows(Zipf(rows, s), lookups)), 0.0, 4.0, precision=1e-6)
+    return round(root, 3)
 
 
 def _is_plain(tensor: Tensor, fake: FakeTensorMode) -> bool:

@@ -2,19 +2,20 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from perfkit.units import check_choice, check_positive
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.recorder import Recorder, find_caller
-from perfkit.workloads.sandbox import Unknown, explain, find_alive, open_sandbox
+from perfkit.workloads.sandbox import Unknown, explain, find_alive, open_sandbox, refuse_lazy
 
 __all__ = ["capture"]
 
@@ -91,7 +92,7 @@ def capture(
     family: str = "",
     device: str = "cpu",
 ) -> Graph:
-    """Capture a training step: what it would run, in order, without running it.
+    """Capture a training step: what it would run, in order, without running it; captures in threads take turns.
 
     Parameters
     ----------
@@ -114,7 +115,8 @@ def capture(
     Raises
     ------
     ValueError
-        For what depends on values that are not computed, naming the line of the step, and for what is no step.
+        For what depends on values that are not computed, naming the line of the step, for a lazy module that has not
+        seen an input, and for what is no step.
 
     Warns
     -----
@@ -176,6 +178,8 @@ def _follow(recorder: Recorder) -> Iterator[None]:
                 paths[id(each)] = _find_path(each, parents)
         recorder.modules.append(paths[id(module)])
         recorder.mark()
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            refuse_lazy(module, paths[id(module)])
 
     def leave(*_: Any) -> None:
         recorder.modules.pop()
@@ -184,13 +188,8 @@ def _follow(recorder: Recorder) -> Iterator[None]:
     def update(*_: Any) -> None:
         recorder.phase, recorder.leading = "update", False
 
-    hooks = (
-        nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave, always_call=True),
-        register_optimizer_step_pre_hook(update),
-    )
-    try:
+    with ExitStack() as hooks:
+        hooks.callback(nn.modules.module.register_module_forward_pre_hook(enter).remove)
+        hooks.callback(nn.modules.module.register_module_forward_hook(leave, always_call=True).remove)
+        hooks.callback(register_optimizer_step_pre_hook(update).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

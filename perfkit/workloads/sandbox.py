@@ -4,8 +4,8 @@ import gc
 import linecache
 import random
 import sys
+import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,10 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, optimizer
 from torch.utils import _foreach_utils
 
-__all__ = ["Unknown", "explain", "find_alive", "open_sandbox"]
+__all__ = ["Unknown", "explain", "find_alive", "open_sandbox", "refuse_lazy"]
 
 #: What fake tensors raise where a value, or a size that depends on values, is asked for.
 _VALUES = (
@@ -29,20 +31,25 @@ _VALUES = (
     fake_tensor.DynamicOutputShapeException,
     fake_tensor.UnsupportedFakeTensorException,
 )
+#: Held for a whole capture: what it replaces belongs to the process, not to a thread.
+_ALONE = threading.RLock()
 _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"]))
 
 
 @contextmanager
 def replace(owner: Any, **values: Any) -> Iterator[None]:
     """Attributes of an object or module stand in for others for a while."""
-    before = {name: getattr(owner, name) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
+    before = {name: vars(owner)[name] for name in values if name in vars(owner)}  # others are inherited
     try:
+        for name, value in values.items():
+            setattr(owner, name, value)
         yield
     finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
+        for name in values:
+            if name in before:
+                setattr(owner, name, before[name])
+            elif name in vars(owner):
+                delattr(owner, name)
 
 
 # -- what depends on values --------------------------------------------------------------------------------------------
@@ -80,6 +87,28 @@ def explain() -> Iterator[None]:
         _refuse(find_line(traceback.extract_tb(error.__traceback__)), error)
 
 
+def refuse_lazy(module: nn.Module, path: str = "") -> NoReturn:
+    """Say that a module does not know its sizes yet, and what to do.
+
+    Parameters
+    ----------
+    module : Module
+        One whose sizes come from its first input.
+    path : str, optional
+        Where it is in the model.
+
+    Raises
+    ------
+    ValueError
+        Always.
+    """
+    name = type(module).__name__
+    raise ValueError(
+        f"{name}{f' {path!r}' if path else ''} is a lazy module, whose sizes are not known before its first input; "
+        f"build the model and run one forward before capture, or use {name.removeprefix('Lazy')} with its sizes"
+    )
+
+
 class Unknown(float):
     """A number that was not computed: it may be added up and printed, but nothing may be decided by it."""
 
@@ -99,7 +128,7 @@ class Unknown(float):
 
 
 def find_alive(*types: type) -> list[Any]:
-    """All objects of these types that Python knows of.
+    """All objects of these types that Python knows of, but for modules half built and parameters without sizes.
 
     Parameters
     ----------
@@ -111,7 +140,8 @@ def find_alive(*types: type) -> list[Any]:
     objects : list
         In no order that means anything.
     """
-    return [o for o in gc.get_objects() if issubclass(type(o), types)]
+    alive = (o for o in gc.get_objects() if issubclass(type(o), types) and not is_lazy(o))
+    return [o for o in alive if not isinstance(o, nn.Module) or "_modules" in vars(o)]
 
 
 def _held_tensors(module: nn.Module) -> list[dict[str, Any]]:
@@ -218,7 +248,7 @@ def fake_ranks(ranks: int, rank: int) -> Iterator[None]:
 
 @contextmanager
 def open_sandbox(ranks: int = 1, rank: int = 0, device: str = "cpu") -> Iterator[FakeTensorMode]:
-    """Run without computing, and leave nothing behind.
+    """Run without computing, alone in the process, and leave nothing behind.
 
     Parameters
     ----------
@@ -235,15 +265,16 @@ def open_sandbox(ranks: int = 1, rank: int = 0, device: str = "cpu") -> Iterator
     fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     lists = [*_foreach_utils._get_foreach_kernels_supported_devices(), *(["cpu"] if device == "cuda" else [])]
     with ExitStack() as stack:
+        stack.enter_context(_ALONE)
         stack.enter_context(keep_state())
-        stack.enter_context(warnings.catch_warnings())  # copies of parameters ask where their data lies
-        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        stack.enter_context(replace(FakeTensor, data_ptr=lambda _: 0))  # copies of parameters ask where their data lies
+        stack.enter_context(replace(LazyModuleMixin, __init__=lambda module, *_, **__: refuse_lazy(module)))
         stack.enter_context(replace(nn.Module, _apply=convert_modules()))
         for owner in (_foreach_utils, optimizer):
             stack.enter_context(replace(owner, _get_foreach_kernels_supported_devices=lambda: lists))
         for types in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
-            types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
+            types.append(FakeTensor)
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if dist.is_available() and (ranks > 1 or dist.is_initialized()):

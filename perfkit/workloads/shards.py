@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.resources import expect, expect_record, expect_text, expect_whole
-from perfkit.units import check_choice, check_positive
+from perfkit.units import check_choice, check_positive, check_type
 from perfkit.workloads.tables import EmbeddingTable
 
 __all__ = [
@@ -73,8 +73,7 @@ class Placement:
         check_choice("kind", self.kind, KINDS)
         for name in ("ranks", "columns"):
             given = getattr(self, name)
-            if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str):
-                raise ValueError(f"{name} of a {self.kind} placement is {given!r}; it must be a sequence of numbers")
+            check_type(f"{name} of a {self.kind} placement", given, Sequence[int])
             object.__setattr__(self, name, tuple(n.item() if isinstance(n, np.generic) else n for n in given))
         for rank in self.ranks:
             check_positive(f"rank of a {self.kind} shard", rank, integer=True, zero=True)

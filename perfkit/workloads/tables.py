@@ -11,7 +11,7 @@ import numpy as np
 
 from perfkit.models.distributions import Distribution, Uniform, Zipf, unique_rows
 from perfkit.models.embedding import STATE
-from perfkit.units import check_choice, check_positive, format_bytes
+from perfkit.units import check_choice, check_positive, check_type, format_bytes, show
 
 if TYPE_CHECKING:
     import polars
@@ -66,16 +66,15 @@ class EmbeddingTable:
     spread: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
-        check_positive("rows", self.rows, integer=True)
-        check_positive("dim", self.dim, integer=True)
+        for size in ("rows", "dim", "itemsize"):  # as Python's own whole numbers, which never overflow
+            object.__setattr__(self, size, check_positive(size, getattr(self, size), integer=True))
         check_positive("pooling", self.pooling)
         check_positive("exponent", self.exponent, zero=True, maximum=10)
-        check_positive("itemsize", self.itemsize, integer=True)
+        check_type("name", self.name, str)
         check_positive("spread", self.spread, zero=True)
         if self.law is None:
             return
-        if not isinstance(self.law, Distribution):
-            raise ValueError(f"law is {self.law!r}; it must be a Uniform, Zipf or ReuseHistogram, or None")
+        check_type("law", self.law, Distribution)
         if self.law.rows < self.rows:
             raise ValueError(f"law is of {self.law.rows} rows, the table has {self.rows}; make a law of all its rows")
         if isinstance(self.law, Zipf) and not self.exponent:
@@ -134,9 +133,9 @@ class TableSet:
 
     def __post_init__(self) -> None:
         given = self.tables
-        if not isinstance(given, Sequence) or not given or not all(isinstance(t, EmbeddingTable) for t in given):
-            shown = f"of {len(given)}" if isinstance(given, Sequence) else repr(given)
-            raise ValueError(f"tables is {shown}; it must be a sequence of at least one EmbeddingTable")
+        check_type("tables", given, Sequence[EmbeddingTable])
+        if not len(given):
+            raise ValueError("tables is empty; it must hold at least one EmbeddingTable")
         if len(sizes := {table.itemsize for table in given}) > 1:
             raise ValueError(
                 f"itemsize is {' and '.join(map(str, sorted(sizes)))}; one kernel reads numbers of one size"
@@ -144,18 +143,18 @@ class TableSet:
         names = name_tables(given)
         if len(set(names)) < len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
-            raise ValueError(f"two tables are named {twice!r}; every table needs a name of its own")
+            raise ValueError(f"two tables are named {show(twice)}; every table needs a name of its own")
         deep = next((i for i, table in enumerate(given) if table.pooling > table.rows), None)
         if deep is not None:
             raise ValueError(
-                f"pooling of {names[deep]!r} is {given[deep].pooling:g}; it must be at most its {given[deep].rows} "
+                f"pooling of {show(names[deep])} is {given[deep].pooling:g}; it must be at most its {given[deep].rows} "
                 "rows; pooling is the mean number of lookups of one sample, not of the batch"
             )
         check_positive("batch", self.batch, integer=True)
         check_choice("embedding", self.embedding, ("separate", "fused"))
         check_choice("optimizer", self.optimizer, STATE)
-        if not isinstance(self.sparse, bool):
-            raise ValueError(f"sparse is {self.sparse!r}; it must be True (one gradient row per lookup) or False")
+        check_type("sparse", self.sparse, bool)
+        check_type("name", self.name, str)
         object.__setattr__(self, "tables", tuple(given))
 
     @property
@@ -175,7 +174,7 @@ class TableSet:
 
         rows = [
             {"name": name, "rows": t.rows, "dim": t.dim, "pooling": float(t.pooling),
-             "exponent": float(t.exponent), "nbytes": t.nbytes,
+             "exponent": float(t.exponent), "nbytes": float(t.nbytes),
              "unique_rows": float(unique_rows(t.distribution, self.batch * t.pooling))}
             for name, t in zip(name_tables(self.tables), self.tables, strict=True)
         ]  # fmt: skip
@@ -248,8 +247,9 @@ def draw_tables(n: int, *, seed: int = 0, correlation: float = 0.0, itemsize: in
     EmbeddingTable(rows=106662, dim=16, pooling=15.91, exponent=0.9, itemsize=4, name='table 0')
     """
     n = int(check_positive("n", n, integer=True, maximum=10_000_000))
+    check_type("correlation", correlation, float)
     if not -1 <= correlation <= 1:
-        raise ValueError(f"correlation is {correlation!r}; it must be between -1 and 1")
+        raise ValueError(f"correlation is {show(correlation)}; it must be between -1 and 1")
     rng = np.random.default_rng([3, int(check_positive("seed", seed, integer=True, zero=True))])
     first, second = rng.standard_normal((2, n))
     normal = NormalDist()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.units import check_type
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -36,8 +37,7 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
         For anything but True and False, and for mixed precision without a narrower data type.
     """
     for name, value in {**others, "mixed": mixed}.items():
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r}; it must be True or False")
+        check_type(name, value, bool)
     if mixed and ITEMSIZE[dtype] != 2:
         raise ValueError(
             f"mixed is True with dtype {dtype!r}; weights are fp32 already; take bf16 or fp16, or leave it"

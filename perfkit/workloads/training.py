@@ -118,12 +118,12 @@ class Training(Layers):
         sizes = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": number, "elements": lookups * table.dim}
         return weight, index, self.tensor(bags, table.dim, itemsize=self.wide, grad=True), sizes
 
-    def embedding(self, weight: Tensor, indices: int, *leading: int, trained: bool = True) -> Tensor:
+    def embedding(self, weight: Tensor, indices: int, *leading: int) -> Tensor:
         """Lookup of `indices` rows of a dense table; the gradient is as large as the table."""
         rows, dim = weight.shape
         self.use(weight)
         index = self.tensor(indices, itemsize=8)
-        out = self.tensor(*leading, dim, itemsize=weight.itemsize, grad=trained)
+        out = self.tensor(*leading, dim, itemsize=weight.itemsize, grad=True)
         sizes: dict[str, Any] = {"lookups": indices, "bags": indices, "dim": dim}
         self.emit("embedding", "rowwise", [index], [out], elements=out.numel, rows=indices, n=dim)
 

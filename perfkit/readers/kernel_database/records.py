@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfkit.models.collectives import OPERATIONS, bus_bandwidth
 from perfkit.readers.kernel_database.tables import list_tables, read_table
-from perfkit.units import check_choice
+from perfkit.resources import reading
+from perfkit.units import check_choice, escape
 
 if TYPE_CHECKING:
     import polars as pl
@@ -24,8 +25,11 @@ _DTYPES: Mapping[str, str] = MappingProxyType(
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 #: Who measured a row, beside its time.
 _WITNESS = {"collector": "collector", "collector_version": "collector_version", "kernel": "kernel_source"}
+#: Tells in one line where columns hold something else than they should.
+_guard = reading("kernel database", "compare with its release", told=True)
 
 
+@_guard
 def read_collectives(system: str, *, version: str = "newest", root: str | Path | None = None) -> "pl.DataFrame":
     """Read the collectives of one system, as NCCL's test programs measured them (oneCCL's on Intel), out of place.
 
@@ -69,7 +73,7 @@ def read_collectives(system: str, *, version: str = "newest", root: str | Path |
         read_table(system, name, columns=columns, root=root).with_columns(library=pl.lit(name)) for name in tables
     ]
     frame = pl.concat(frames).with_columns(dtype=pl.col("nccl_dtype").replace(_DTYPES), collector="library")
-    if unknown := sorted(set(frame["dtype"]) - set(_BYTES)):
+    if unknown := sorted(set(frame["dtype"].fill_null("nothing")) - set(_BYTES)):
         raise ValueError(
             f"messages of {system} hold {unknown[0]}, whose size is unknown; known are {', '.join(_BYTES)}"
         )
@@ -88,6 +92,7 @@ def read_collectives(system: str, *, version: str = "newest", root: str | Path |
     )
 
 
+@_guard
 def read_gemms(
     system: str, *, dtype: str | None = "bf16", version: str = "newest", root: str | Path | None = None
 ) -> "pl.DataFrame":
@@ -127,6 +132,7 @@ def read_gemms(
     return _tidy(frame, version, names | _WITNESS)
 
 
+@_guard
 def read_attention(
     system: str, *, dtype: str | None = "bf16", version: str = "newest", root: str | Path | None = None
 ) -> "pl.DataFrame":
@@ -177,6 +183,7 @@ def read_attention(
     return pl.concat(_tidy(frame, version, names) for frame in frames)
 
 
+@_guard
 def read_casts(system: str, *, version: str = "newest", root: str | Path | None = None) -> "pl.DataFrame":
     """Read the casts of a bf16 matrix to fp8 by a known scale: the only kernels here that memory alone bounds.
 
@@ -225,29 +232,21 @@ def _read(
     absent: Mapping[str, Any] = MappingProxyType({}),
 ) -> "pl.DataFrame":
     """Rows of a table whose column `dtype[0]` holds the number format `dtype[1]`, named ``dtype``."""
-    import polars as pl
-
     column, wanted = dtype
-    names = [wanted, "float16", *(raw for raw, name in _DTYPES.items() if name == wanted)]
-    where = None if wanted is None else pl.col(column).is_in(names)
+    where = None if wanted is None else _rename(column) == wanted
     columns, defaults = (*columns, column, "latency"), {"kernel_source": None, **absent}
     frame = read_table(system, table, columns=columns, defaults=defaults, where=where, root=root)
-    frame = frame.with_columns(_rename(column).alias("dtype"))
-    kept = frame if wanted is None else frame.filter(pl.col("dtype") == wanted)
-    if not kept.height:
+    if not frame.height:
         every = read_table(system, table, columns=[column], root=root)
         check_choice("dtype", wanted, every.select(_rename(column).unique().sort()).to_series())
-    return kept
+    return frame.with_columns(_rename(column).alias("dtype"))
 
 
 def _rename(column: str) -> "pl.Expr":
     """A recorded number format of a kernel in perfkit's words."""
     import polars as pl
 
-    # The texts of release 0.8 call bf16 float16: later releases repeat their times, number by number, as bfloat16.
-    texts = pl.col("file").str.ends_with(".txt")
-    raw = pl.col(column).cast(pl.String)
-    return pl.when(texts).then(raw.replace("float16", "bf16")).otherwise(raw).replace(_DTYPES)
+    return pl.col(column).cast(pl.String).replace(_DTYPES)
 
 
 def _tidy(frame: "pl.DataFrame", version: str, names: Mapping[str, Any]) -> "pl.DataFrame":
@@ -258,8 +257,8 @@ def _tidy(frame: "pl.DataFrame", version: str, names: Mapping[str, Any]) -> "pl.
     good = frame.filter(pl.col("seconds") > 0)
     if lost := frame.height - good.height:
         file = frame.filter((pl.col("seconds") > 0).not_().fill_null(True))["file"][0]
-        text = f"{lost} of {frame.height} rows have no positive time and are left out; the first is in {file}"
-        warnings.warn(text, stacklevel=3)
+        text = f"{lost} of {frame.height} rows have no positive time and are left out; the first is in {escape(file)}"
+        warnings.warn(text, stacklevel=4)
     columns = ((pl.col(old) if isinstance(old, str) else old).alias(new) for new, old in names.items())
     whole = (numeric() - by_name("seconds")).cast(pl.Int64)
     tidy = _choose(good, version).select("system", *columns, "file").with_columns(whole)

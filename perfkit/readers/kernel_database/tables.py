@@ -1,8 +1,8 @@
 """The files of a kernel database: where they lie, what they hold, and their columns in base units.
 
-A table per kind of kernel, collector (the serving framework whose kernels were timed) and version of it lies at
-``SYSTEM/COLLECTOR/VERSION/TABLE_perf.txt`` in release 0.8, there as parquet in 0.10, and below a folder per family,
-``SYSTEM/FAMILY/COLLECTOR/VERSION/TABLE_perf.parquet``, in 0.12. Columns differ from file to file: names find them.
+A table per kind of kernel, collector (the serving framework whose kernels were timed) and version of it is stored as
+``SYSTEM/FAMILY/COLLECTOR/VERSION/TABLE_perf.parquet`` since release 0.12; earlier releases are not read. Columns differ
+from file to file: names find them.
 """
 
 import os
@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfkit.resources import reading
 from perfkit.units import check_choice
 
 if TYPE_CHECKING:
@@ -22,8 +23,11 @@ __all__ = ["find_database", "list_tables", "read_table"]
 _PACKAGES = ("aiconfigurator_core", "aiconfigurator")
 #: Ways from a folder that somebody names to the folder of systems, the longest first, and from there to the tables.
 _WAYS = (*(f"{package}/systems/data" for package in _PACKAGES), "systems/data", "data", "")
-_DEPTHS = ("*/*/*/*_perf.*", "*/*/*/*/*_perf.*")
-_INSTALL = "`pip install --no-deps aiconfigurator-core`"
+#: Tables below the folder of systems, and as releases before 0.12 had them.
+_TABLES, _OLDER = "*/*/*/*/*_perf.parquet", "*/*/*/*_perf.*"
+#: Largest file of a table [B], and most rows [-]: releases up to 0.12 stay below a tenth of both.
+_LARGEST, _MOST_ROWS = 2**28, 3_000_000
+_INSTALL = "`pip install --no-deps 'aiconfigurator-core>=0.12'`"
 #: Tables whose ``latency`` counts microseconds; everywhere else it counts milliseconds.
 _MICROSECONDS = ("moe_a2a", "deepep")
 #: Units that end a column's name: what they become, and the factor.
@@ -47,7 +51,7 @@ def find_database(root: str | Path | None = None) -> Path:
     Raises
     ------
     FileNotFoundError
-        Where there is no database; the message says how to install one.
+        Where there is no database, or one of a release before 0.12; the message says how to install one.
     """
     named = root or os.environ.get("PERFKIT_KERNEL_DATABASE")
     if named:
@@ -56,8 +60,12 @@ def find_database(root: str | Path | None = None) -> Path:
         specs = [spec for package in _PACKAGES if (spec := find_spec(package)) is not None]
         places = [Path(home) / "systems/data" for spec in specs for home in spec.submodule_search_locations or ()]
     for place in places:
-        if any(True for depth in _DEPTHS for _ in place.glob(depth)):
+        if any(place.glob(_TABLES)):
             return place
+        if any(place.glob(_OLDER)):
+            raise FileNotFoundError(
+                f"{place} holds a release before 0.12, which is not read; {_INSTALL} brings another"
+            )
     where = f"in {named}" if named else "installed"
     raise FileNotFoundError(
         f"no kernel database {where}; {_INSTALL} brings one (perfkit only reads its files: what the package depends on "
@@ -101,9 +109,6 @@ def list_tables(system: str | None = None, *, root: str | Path | None = None) ->
 
 def _list_files(folder: Path, system: str) -> list[dict[str, Any]]:
     """Facts of the files of one system, or of all where it is a star."""
-    found = sorted((path for depth in _DEPTHS for path in folder.glob(depth.replace("*", system, 1))), key=str)
-    # Of two files that differ in their ending only, the parquet one counts: upgrades in place leave the text behind.
-    files = {path.with_suffix(""): path for path in reversed(found) if path.suffix in (".parquet", ".txt")}
     return [
         {
             "system": path.relative_to(folder).parts[0],
@@ -113,7 +118,7 @@ def _list_files(folder: Path, system: str) -> list[dict[str, Any]]:
             "file": path.relative_to(folder).as_posix(),
             "nbytes": path.stat().st_size,
         }
-        for path in reversed(files.values())
+        for path in sorted(folder.glob(_TABLES.replace("*", system, 1)), key=str)
     ]
 
 
@@ -184,14 +189,16 @@ def _read_file(
     """Rows of one file, and who recorded them."""
     import polars as pl
 
-    try:
-        scan = _scan(path, table)
+    with reading(path, f"{_INSTALL} brings a sound one", most=_LARGEST):
+        scan = _scan(path)
         names = scan.collect_schema().names()
+        if (rows := scan.select(pl.len()).collect().item()) > _MOST_ROWS:
+            raise ValueError(f"it has {rows:,} rows; at most {_MOST_ROWS:,} are read")
         scan = scan.with_columns(pl.lit(defaults[name]).alias(name) for name in defaults if name not in names)
         needed = [*(columns or ()), *([] if where is None else where.meta.root_names())]
         if missing := [name for name in dict.fromkeys(needed) if name not in {*names, *defaults}]:
             raise ValueError(
-                f"{path} has no column {', '.join(missing)}; it has {', '.join(names)}; read_table reads what there is"
+                f"{path} has no column {', '.join(missing)}; it has {', '.join(names[:40])}; read_table reads others"
             )
         scan = scan if where is None else scan.filter(where)
         asked = names if columns is None else [name for name in names if name in {*columns, "framework", "version"}]
@@ -200,11 +207,9 @@ def _read_file(
             (pl.col(name) if factor == 1 else pl.col(name).cast(pl.Float64) * factor).alias(base)
             for name, (base, factor) in units.items()
         ).collect()
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{path} cannot be read: {error}; {_INSTALL} brings a sound one") from error
 
 
-def _scan(path: Path, table: str) -> "pl.LazyFrame":
+def _scan(path: Path) -> "pl.LazyFrame":
     """Open a table without reading it."""
     import polars as pl
 
@@ -212,11 +217,6 @@ def _scan(path: Path, table: str) -> "pl.LazyFrame":
         head = file.read(64)
     if head.startswith(b"version https://git-lfs"):
         raise ValueError(f"{path} is a git-LFS pointer, not the table: run `git lfs pull` there, or {_INSTALL}")
-    if path.suffix == ".txt":
-        names = pl.scan_csv(path, infer_schema=False).collect_schema().names()
-        # A version may look like a number, and times like whole numbers until one that does not comes along.
-        kinds = {name: pl.Float64 for name in names if _find_unit(name, table)[1] != 1} | {"version": pl.String}
-        return pl.scan_csv(path, schema_overrides=kinds)
     if not head.startswith(b"PAR1"):
         raise ValueError(f"{path} is no parquet file, it starts with {head[:12]!r}; {_INSTALL} brings a sound one")
     return pl.scan_parquet(path)

@@ -1,0 +1,188 @@
+"""The cache folder of campaigns: finished measurements are kept in it, each file for one process at a time."""
+
+import hashlib
+import json
+import os
+import platform as system
+import re
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from perfkit.measure.machine import describe_machine, list_versions
+
+__all__ = ["Campaign", "find_cache", "open_campaign"]
+
+_KEEP = 7 * 86400.0  # time for which a finished job counts; later the machine may be another in all but name [s]
+_UNUSED = 30 * 86400.0  # time after which a campaign that nobody has opened is removed [s]
+#: Files that this process has locked: descriptor, and the thread that took it. A thread that opens a campaign again has
+#: left its former one by an error.
+_HELD: dict[Path, tuple[int, threading.Thread]] = {}
+
+
+class Campaign:
+    """A series of measurements; each finished one is kept on disk, so that a rerun continues.
+
+    Parameters
+    ----------
+    file : Path or None
+        Where finished measurements are kept; None keeps nothing.
+    progress : bool
+        Whether to show a bar for each stage.
+
+    Notes
+    -----
+    Each line of the file is a JSON list: name, time of the measurement [s since 1970] and result. What a damaged line
+    held is measured again, and so is what was measured more than seven days ago.
+    """
+
+    def __init__(self, file: Path | None, *, progress: bool = True) -> None:
+        self.file, self.progress = file, progress
+        self._done: dict[str, tuple[float, Any]] = {}
+        self._began = time.time()
+        text = file.read_text(errors="replace") if file and file.exists() else ""
+        for line in filter(None, text.split("\n")):
+            try:
+                name, moment, result = json.loads(line)
+                if abs(self._began - moment) < _KEEP:
+                    self._done[name] = (moment, result)
+                else:
+                    warnings.warn("what was measured more than 7 days ago is measured again", stacklevel=3)
+            except (TypeError, ValueError):
+                warnings.warn(f"{file} is damaged; what it has lost is measured again", stacklevel=3)
+
+    @property
+    def day(self) -> str:
+        """Date of the oldest measurement that was used; that of the opening where there is none."""
+        return f"{datetime.fromtimestamp(self._began):%Y-%m-%d}"
+
+    def run(self, stage: str, jobs: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+        """Run the jobs that are not finished yet.
+
+        Parameters
+        ----------
+        stage : str
+            Name shown, and the first part of the names that results are kept under.
+        jobs : mapping of str to callable
+            What to run, by name; each returns plain JSON.
+
+        Returns
+        -------
+        results : dict
+            By name.
+        """
+        from tqdm import tqdm
+
+        results = {}
+        with tqdm(jobs.items(), desc=stage, disable=not self.progress, unit="group", leave=True) as bar:
+            for key, job in bar:
+                name = f"{stage}.{key}"
+                if self.file is None or name not in self._done:
+                    self._keep(name, job())
+                moment, results[key] = self._done[name]
+                if moment < self._began:
+                    self._began = moment
+                    bar.set_postfix_str(f"partly from {self.day}")
+        return results
+
+    def _keep(self, name: str, result: Any) -> None:
+        """Write a result down; where that fails, measuring goes on, and this is said."""
+        self._done[name] = (time.time(), result)
+        try:
+            if self.file is not None:
+                with open(self.file, "a") as file:
+                    file.write("\n" + json.dumps([name, *self._done[name]]))
+        except OSError as error:
+            text = f"{self.file} cannot be written to ({error.strerror}); measuring goes on, a rerun begins anew"
+            warnings.warn(text, stacklevel=3)
+
+    def close(self) -> None:
+        """Forget the finished measurements: they have become part of a result."""
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+        if self.file in _HELD:
+            os.close(_HELD.pop(self.file)[0])
+
+
+def find_cache() -> Path:
+    """Folder in which campaigns keep what is finished, made where it is missing.
+
+    Returns
+    -------
+    folder : Path
+        ``perfkit`` in ``XDG_CACHE_HOME``, else in ``.cache`` of the home folder.
+
+    Raises
+    ------
+    OSError or RuntimeError
+        Where it cannot be made, or there is no home folder.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perfkit"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def open_campaign(*options: object, progress: bool) -> Campaign:
+    """Open a campaign that continues an unfinished one of the same machine, versions and options.
+
+    Parameters
+    ----------
+    *options : object
+        What tells campaigns apart; as text of JSON.
+    progress : bool
+        Whether to show a bar for each stage.
+
+    Returns
+    -------
+    campaign : Campaign
+        Its file lies in the user's cache and belongs to this process until it is closed; while another process holds
+        it, the campaign gets one of its own. Without a cache that can be written to, it keeps nothing. Both are said.
+    """
+    facts = json.dumps([system.node(), describe_machine(), list_versions(), options], sort_keys=True, default=str)
+    holders: list[str] = []
+    try:
+        root = find_cache()
+        _remove_unused(root)
+        key = hashlib.sha256(facts.encode()).hexdigest()[:16]
+        while not _hold(file := root / f"{key}-{len(holders) + 1}.jsonl"):
+            holders.append(Campaign(file)._done.get("owner", (0.0, "another process"))[1])
+    except (ImportError, OSError, RuntimeError) as error:
+        text = f"finished measurements cannot be kept ({error}); name a folder for them in XDG_CACHE_HOME"
+        warnings.warn(f"{text}, or an interrupted run begins anew", stacklevel=3)
+        return Campaign(None, progress=progress)
+    if holders:
+        text = f"the same is being measured by {' and '.join(holders)}; this run keeps its measurements apart"
+        warnings.warn(f"{text}, but both disturb each other: end one of them", stacklevel=3)
+    campaign = Campaign(file, progress=progress)
+    campaign._keep("owner", f"process {os.getpid()} on {system.node()} since {datetime.now():%Y-%m-%d %H:%M}")
+    return campaign
+
+
+def _hold(file: Path) -> bool:
+    """Lock a file until the campaign is closed or the process ends; False while somebody else holds it."""
+    import fcntl  # not on Windows, where nothing is kept
+
+    lock, thread = _HELD.get(file, (-1, None))
+    if not thread or (thread is not threading.current_thread() and thread.is_alive()):
+        lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+    _HELD[file] = (lock, threading.current_thread())
+    return True
+
+
+def _remove_unused(root: Path) -> None:
+    """Remove campaigns that nobody has gone on with for a month: those of old versions stay for ever otherwise."""
+    for path in root.iterdir():
+        with suppress(OSError):
+            if re.fullmatch(r"[0-9a-f]{16}(-.*)?", path.name) and time.time() - path.stat().st_mtime > _UNUSED:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

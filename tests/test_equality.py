@@ -1,0 +1,116 @@
+"""Equal input, equal output on any processor: what the last bits of a time say decides nothing."""
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from perfkit.platform import ExtrapolationWarning
+from perfkit.prediction import result
+from perfkit.prediction.cost import Costs
+from perfkit.prediction.result import Prediction, predict
+from perfkit.units import Array
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.transformer import Transformer
+
+EAGER = {"embedding": "fused", "loop": "reference"}
+ALIKE = DLRM(rows=[40_000] * 8, dim=64, pooling=20, batch=4096, bottom=[64], top=[64], features=13)
+GPT = Transformer.gpt2(batch=16, layers=3, dtype="bf16")
+BERT = Transformer.bert("bert-base", batch=16, sequence=128)
+OWNED = DLRM("dlrm-default", batch=2048)
+CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "eager DLRM, V100": (DLRM("dlrm-default", batch=2048, **EAGER), "v100-locked-1", {}),
+    "eager MLPerf DLRM, P100": (DLRM("dlrm-mlperf", batch=4096, **EAGER), "p100-1", {}),
+    "hybrid DLRM, 4 A100": (OWNED, "a100-sxm-8", {"ranks": 4}),
+    "hybrid DLRM of alike tables, 8 H100": (ALIKE, "h100-sxm-8", {"ranks": 8}),
+    "skewed DLRM, 2 H100": (ALIKE, "h100-sxm-8", {"plan": Plan.from_owners([0] * 5 + [1] * 3, ranks=2), "ranks": 2}),
+    "DDP Transformer, 8 H100": (GPT, "h100-sxm-8", {"ranks": 8}),
+    "DDP Transformer, 16 A100 of two nodes": (GPT, "a100-sxm-8x8", {"ranks": 16}),
+    "DDP Transformer, 4 V100 with two stragglers": (BERT, "v100-sxm-8", {"ranks": 4, "slowdown": {1: 1.2, 3: 1.2}}),
+    "DLRM on cores": (ALIKE, "zen5-2", {}),
+    "hybrid DLRM on two cores": (ALIKE, "zen5-2", {"ranks": 2}),
+    "DDP Transformer on two cores": (Transformer.gpt2(batch=4, layers=2), "zen3-2", {"ranks": 2}),
+}  # fmt: skip
+
+
+def ask(name: str) -> Prediction:
+    workload, platform, settings = CASES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        return predict(workload, platform, **settings)
+
+
+def assert_alike(ours: pl.DataFrame, theirs: pl.DataFrame, time: float) -> None:
+    """The same rows in the same order, and times that differ by less than a billionth of the iteration."""
+    texts = [name for name, kind in theirs.schema.items() if kind != pl.Float64]
+    assert ours.select(texts).equals(theirs.select(texts))
+    for name in (name for name in theirs.columns if name not in texts):
+        near = 1e-9 * (time if name.endswith("_s") else 1.0)
+        assert ours[name].to_numpy() == pytest.approx(theirs[name].to_numpy(), rel=0, abs=near), name
+
+
+@pytest.fixture
+def shaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Every operation and collective takes longer or shorter by some 1e-12 of its time, as a seed has it."""
+    price, meet = result.price, result.time_collectives
+
+    def shake(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+
+        def noise(times: Array) -> Array:
+            return times * (1 + 1e-12 * rng.uniform(-1, 1, len(times)))
+
+        def shaken_price(*args: Any, **settings: Any) -> Costs:
+            costs = price(*args, **settings)
+            return replace(costs, seconds=noise(costs.seconds), spread=noise(costs.spread))
+
+        def shaken_meet(*args: Any) -> Any:
+            durations, notes = meet(*args)
+            return [noise(own) for own in durations], notes
+
+        monkeypatch.setattr(result, "price", shaken_price)
+        monkeypatch.setattr(result, "time_collectives", shaken_meet)
+
+    return shake
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_last_bits_of_times_decide_nothing(name: str, shaken: Callable[[int], None]) -> None:
+    found = ask(name)
+    views = {
+        "breakdown": found.breakdown(), "idle": found.idle(), "communication": found.communication(),
+        "critical path": found.critical_path(), "modules": found.modules(), "timeline": found.timeline(),
+    }  # fmt: skip
+    for seed in range(4):
+        shaken(seed)
+        other = ask(name)
+        assert other.time == pytest.approx(found.time, rel=1e-9)
+        assert other.interval() == pytest.approx(found.interval(), rel=1e-9)
+        bounds = [(p.lower_bound, p.serial, p.latency) for p in (other, found)]
+        assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
+        assert other.bottleneck == found.bottleneck
+        own = {
+            "breakdown": other.breakdown(), "idle": other.idle(), "communication": other.communication(),
+            "critical path": other.critical_path(), "modules": other.modules(), "timeline": other.timeline(),
+        }  # fmt: skip
+        for view, frame in own.items():
+            assert_alike(frame, views[view], found.time)
+
+
+def test_order_and_threads_change_nothing() -> None:
+    alone = {name: ask(name) for name in CASES}
+    names = [*CASES, *reversed(CASES)] * 2
+    with warnings.catch_warnings(), ThreadPoolExecutor(8) as pool:
+        warnings.simplefilter("ignore", ExtrapolationWarning)  # for all threads
+        found = list(pool.map(lambda name: predict(*CASES[name][:2], **CASES[name][2]), names))
+    for name, other in zip(names, found, strict=True):
+        assert (other.time, other.parts, other.interval()) == (
+            alone[name].time, alone[name].parts, alone[name].interval(),
+        )  # fmt: skip
+        assert other.critical_path().equals(alone[name].critical_path())

@@ -1,0 +1,94 @@
+"""A machine that changes its speed by known weights: they are found, and times at its usual pace are found again."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfkit.fitting import Fit
+from perfkit.models.drift import REFERENCES, at_usual_pace
+from perfkit.pace import find_pace, fit_paces, name_disturbances, relate_kernels, relate_run
+
+USUAL = np.array([2e-4, 8e-4, 6e-4])
+WEIGHTS = np.array([0.8, 0.0, 0.4])
+
+
+def make_run(rng: np.random.Generator, seconds: float, drift: float, noise: float = 0.03) -> dict[str, Any]:
+    """Blocks of iterations between references, whose pace wanders within and between runs."""
+    pace = drift * (0.7 * rng.standard_normal(3) + np.cumsum(0.3 * rng.standard_normal((41, 3)), axis=0))
+    references = USUAL * np.exp(pace + noise * rng.standard_normal(pace.shape))
+    middle = (pace[1:] + pace[:-1]) / 2
+    blocks = seconds * np.exp(middle @ WEIGHTS + 0.02 * rng.standard_normal(40))
+    return {
+        "median": float(np.median(blocks)), "q1": float(np.quantile(blocks, 0.25)), "operation_seconds": [seconds],
+        "blocks": blocks.tolist(), "references": references.tolist(), "core_share": 1.0,
+    }  # fmt: skip
+
+
+def make_measurements(drift: float, runs: int = 12) -> dict[str, Any]:
+    rng = np.random.default_rng(5)
+    iterations = [{"family": "dlrm", "runs": [make_run(rng, 0.02, drift)]} for _ in range(runs)]
+    return {"id": "toy", "kernels": [], "iterations": iterations}
+
+
+def test_times_at_the_usual_pace_are_found_again() -> None:
+    measurements = make_measurements(0.2)
+    paces = fit_paces(measurements)
+    raw = np.log([row["runs"][0]["median"] / 0.02 for row in measurements["iterations"]])
+    related = [relate_run(row["runs"], "dlrm", paces)[0] for row in measurements["iterations"]]
+    logs = np.log([run["median"] / 0.02 for run in related])
+    assert raw.std() > 0.1 and logs.std() < 0.25 * raw.std()
+    assert all(run["pace"] == pytest.approx(old["runs"][0]["median"] / run["median"]) for run, old in
+               zip(related, measurements["iterations"], strict=True))  # fmt: skip
+    weights = [paces["pace.dlrm"][f"{name}_weight"] for name in REFERENCES]
+    assert np.allclose(weights, WEIGHTS, atol=0.15)
+
+
+def test_a_steady_machine_says_little_and_weights_stay_near_what_is_usual() -> None:
+    paces = fit_paces(make_measurements(0.0))
+    weights = [paces["pace.dlrm"][f"{name}_weight"] for name in REFERENCES]
+    assert np.allclose(weights, 1 / 3, atol=0.2)
+
+
+def test_kernels_follow_the_pace_of_their_own_stage() -> None:
+    rng = np.random.default_rng(2)
+    measurements = make_measurements(0.2)
+    pace = 0.3 * rng.standard_normal((200, 3))
+    times = np.exp(0.02 * rng.standard_normal(200) + pace @ WEIGHTS)
+    measurements["kernels"] = [
+        {"kind": "gemm", "reference": (1.2 * USUAL * np.exp(own)).tolist(), "median": float(time)}
+        for own, time in zip(pace, times, strict=True)
+    ]
+    paces = fit_paces(measurements)
+    related = [row["median"] for row in relate_kernels(measurements["kernels"], paces)]
+    assert np.log(times).std() > 0.2 and np.log(related).std() < 0.06
+    assert np.median(related) == pytest.approx(1.0, abs=0.05)  # that its references are slower by a fifth is no drift
+
+
+def test_without_references_nothing_changes() -> None:
+    run = {"median": 1.0, "operation_seconds": []}
+    old = {"id": "old", "kernels": [{"kind": "gemm"}], "iterations": [{"family": "dlrm", "runs": [run]}]}
+    assert fit_paces(old) == {} and relate_kernels(old["kernels"], {}) == old["kernels"]
+    assert relate_run([run], "dlrm", {}) == [run]
+    paces = fit_paces(make_measurements(0.1))
+    assert relate_run([run], "dlrm", paces) == [run]
+    assert find_pace(paces, "mamba") is paces["pace"] and find_pace(paces, "parallel") is None
+
+
+def test_one_reference_slower_by_a_tenth() -> None:
+    pace = Fit("pace", {**dict.fromkeys(REFERENCES, 1e-3), **{f"{name}_weight": 0.5 for name in REFERENCES}})
+    assert at_usual_pace(1.0, [1e-3, 1.1e-3, 1e-3], **pace) == pytest.approx(1.1**-0.5)
+    assert at_usual_pace(np.ones(2), [[1e-3] * 3] * 2, **pace).tolist() == [1.0, 1.0]
+
+
+def test_disturbances_are_named() -> None:
+    steady = [{"core_share": 1.0, "references": [USUAL.tolist()] * 2} for _ in range(20)]
+    assert name_disturbances(iterations=steady) == {} == name_disturbances(kernels=[])
+    late = [{**row, "core_share": 0.5} for row in steady[:5]] + steady[5:]
+    assert (
+        "25% of the timings of iterations got less than 97 % of a core"
+        in name_disturbances(kernels=steady * 9, iterations=late)["disturbances"]
+    )
+    paces = np.exp(np.linspace(-0.5, 0.5, 20))
+    wild = [{"reference": (USUAL * pace).tolist()} for pace in paces]
+    assert "varied by 30% (standard deviation) during kernels" in name_disturbances(kernels=wild)["disturbances"]

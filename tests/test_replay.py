@@ -1,0 +1,74 @@
+"""Unlike machines are replayed from raw measurements: fitted, saved, loaded, predicted, reported."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfkit.calibration import fit_platform
+from perfkit.gallery import load_platform
+from perfkit.pace import relate_run
+from perfkit.platform import Platform
+from perfkit.prediction.comparison import Comparison
+from perfkit.prediction.result import predict
+from perfkit.report import write_report
+from perfkit.resources import find_reference
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.samples import load
+from tests.machines import MACHINES, thin
+
+
+def judge(platform: Platform, rows: list[Mapping[str, Any]]) -> dict[str, float]:
+    """Logarithmic error of each iteration that was measured, at the usual pace."""
+    errors = {}
+    for row in rows:
+        ranks = len(row["runs"])
+        plan = Plan.from_owners(row["owners"], ranks=ranks) if row["owners"] else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = predict(load(row["workload"]), platform, ranks=ranks, plan=plan)
+        measured = max(run["median"] for run in relate_run(row["runs"], row["family"], platform.context))
+        low, high = found.interval(0.8)
+        assert 0 < low < found.time < high
+        errors[row["name"]] = float(abs(np.log(found.time / measured)))
+    return errors
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, Any]:
+    raw: dict[str, Any] = json.loads(find_reference("measured", "xeon-2.measurements.json").read_text())
+    return thin(raw, 6)
+
+
+@pytest.fixture(scope="module")
+def own_error(real: dict[str, Any]) -> dict[str, float]:
+    return judge(fit_platform(real), real["iterations"])
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_unlike_machines(name: str, real: dict[str, Any], own_error: dict[str, float], tmp_path: Path) -> None:
+    make, noise = MACHINES[name]
+    raw = make(real)
+    platform = load_platform(fit_platform(raw, name="replayed").save(tmp_path / "replayed.toml"))
+    level = platform.device.memory[-1]
+    assert level.bandwidth is not None and level.bandwidth.value > 1e9
+    assert all(q.kind != "datasheet" for part in platform.device.memory for q in (part.capacity, part.bandwidth) if q)
+    if raw["iterations"]:  # the times that the file contains are predicted as well as those of the real one
+        errors = judge(platform, raw["iterations"])
+        assert np.mean([*errors.values()]) < 1.2 * np.mean([own_error[row] for row in errors]) + noise
+    else:
+        errors = judge(platform, [row for row in real["iterations"] if len(row["runs"]) == 1])
+        assert np.mean([*errors.values()]) < 0.5
+    report = write_report(
+        tmp_path / "report.html", platform=platform, comparison=Comparison((), platform.name, {}, {}, {}).to_dict()
+    )
+    assert "replayed" in report.read_text()
+
+
+def test_a_machine_that_wanders_says_so(real: dict[str, Any]) -> None:
+    wandering = fit_platform(MACHINES["drift"][0](real))
+    assert "the speed of the machine varied by" in wandering.provenance["disturbances"]
