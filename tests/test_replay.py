@@ -17,6 +17,7 @@ from perfkit.prediction.comparison import Comparison
 from perfkit.prediction.result import predict
 from perfkit.report import write_report
 from perfkit.resources import find_reference
+from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.samples import load
 from tests.machines import MACHINES, thin
@@ -72,3 +73,17 @@ def test_unlike_machines(name: str, real: dict[str, Any], own_error: dict[str, f
 def test_a_machine_that_wanders_says_so(real: dict[str, Any]) -> None:
     wandering = fit_platform(MACHINES["drift"][0](real))
     assert "the speed of the machine varied by" in wandering.provenance["disturbances"]
+
+
+@pytest.mark.parametrize("name", ["measurements", "measurements-2"])
+def test_a_machine_whose_cache_is_larger_than_anything_timed(name: str, shared_data: Path, tmp_path: Path) -> None:
+    raw = json.loads((shared_data / "machines" / f"xeon-480mib.{name}.json").read_text())
+    platform = load_platform(fit_platform(thin(raw), name="replayed").save(tmp_path / "replayed.toml"))
+    assert platform.device.never_left_cache and platform.largest_timed == pytest.approx(1.4e8, rel=0.2)
+    assert platform.device.memory[-1].name == "DRAM" and len(platform.device.memory) > 1
+    large, small = (DLRM(rows=[rows] * 8, dim=64, pooling=2, batch=64, sparse=True) for rows in (10**6, 10**4))
+    with pytest.warns(UserWarning, match=r"a rank works on 2\.0\d GB; the largest working set timed on replayed"):
+        predict(large, platform)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not predict(small, platform).warnings
