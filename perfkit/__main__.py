@@ -171,7 +171,7 @@ def _write_search(result: Any, path: str) -> None:
         "methods": result.compare().to_dicts(), "ranks": result.prediction.table().to_dicts(),
         "plan": json.loads(result.plan.to_json()),
     }  # fmt: skip
-    write_text(Path(path), json.dumps(data, indent=1) + "\n")
+    write_text(path, json.dumps(data, indent=1) + "\n")
 
 
 def _tables(arguments: argparse.Namespace) -> Any:

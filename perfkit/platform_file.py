@@ -383,7 +383,7 @@ class Stored:
         OSError
             Where the file cannot be written.
         """
-        return write_text(Path(path), self.to_toml())
+        return write_text(path, self.to_toml())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -309,4 +309,4 @@ def write_report(
 {_embedded("perfkit-comparison", comparison)}
 </body></html>
 """
-    return write_text(Path(path), page)
+    return write_text(path, page)

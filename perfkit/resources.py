@@ -346,12 +346,12 @@ def reading(
         raise error(f"{name}{' cannot be read' if most is not None else ''}: {text}; {advice}") from fault
 
 
-def write_text(path: Path, text: str) -> Path:
+def write_text(path: str | Path, text: str) -> Path:
     """Write a file whole or not at all: an old one stays as it was until the new one is complete.
 
     Parameters
     ----------
-    path : Path
+    path : str or Path
         File to write.
     text : str
         Its content.
@@ -365,7 +365,12 @@ def write_text(path: Path, text: str) -> Path:
     ------
     OSError
         Where the file cannot be written, a full disk for example; the message names it.
+    ValueError
+        For what is no path.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"path is {_shown(path)}; it must be the name of a file to write, a str or a Path")
+    path = Path(path)
     draft = path.with_name(f".{os.urandom(8).hex()}.draft")  # a name that nobody can have taken or linked before
     try:
         with open(draft, "xb") as file:

@@ -376,7 +376,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     begun = [choice for choice in known if given and choice.startswith(given)]  # h100 is h100-sxm-8 rather than p100-1
     close = begun or get_close_matches(given, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{name} is {show(value)}; known are {', '.join(known) or 'none'}{hint}")
+    raise ValueError(f"{name} is {show(value)}; known are {escape(', '.join(known) or 'none', 1000)}{hint}")
 
 
 def check_sizes(name: str, values: Any) -> Array:

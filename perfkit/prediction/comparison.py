@@ -413,7 +413,7 @@ class Comparison:
         path : Path
             The file.
         """
-        return write_text(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
+        return write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     def __repr__(self) -> str:
         figures, floor = summarize_errors(self.errors), 100 * self.noise_floor.get("all", 0.0)

@@ -161,4 +161,4 @@ def write_trace(path: str | Path, events: Sequence[Event], **notes: str) -> Path
     """
     lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
     head = json.dumps(notes, ensure_ascii=False)
-    return write_text(Path(path), f'{{"displayTimeUnit": "ms", "otherData": {head}, "traceEvents": [\n{lines}\n]}}\n')
+    return write_text(path, f'{{"displayTimeUnit": "ms", "otherData": {head}, "traceEvents": [\n{lines}\n]}}\n')

@@ -122,7 +122,7 @@ class Trials:
             + ', "placements": [\n' + ",\n".join(map(json.dumps, entry["placements"])) + "\n]}"
             for entry in data.pop("models")
         ]  # fmt: skip
-        return write_text(Path(path), json.dumps(data)[:-1] + ',\n"models": [\n' + ",\n".join(models) + "\n]}\n")
+        return write_text(path, json.dumps(data)[:-1] + ',\n"models": [\n' + ",\n".join(models) + "\n]}\n")
 
     def _times(self) -> Iterator[tuple[dict[str, Any], Array, Array]]:
         """Entry, predicted times, and measured ones by pass and placement."""

@@ -238,7 +238,7 @@ class Plan:
         path : Path
             The file [-].
         """
-        return write_text(Path(path), self.to_json())
+        return write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
