@@ -32,7 +32,8 @@ lab: $(VENV)/installed-lab  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab $(AS_ROOT) $(ARGS) notebooks
 
 test: lint  ## lint, types, unit and property tests, doctests, notebooks
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not serial" -n auto --dist loadfile
+	$(BIN)/python -m pytest -m serial
 
 fuzz: $(VENV)/installed-test  ## 100,000 hostile inputs for everything that reads files or takes arguments
 	$(BIN)/python -m tests.fuzz $(ARGS)

@@ -6,10 +6,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from perfkit.ground.files import write_text
 from perfkit.measure.machine import describe_machine, list_versions
-from perfkit.resources import write_text
-
-__all__ = ["save_rows"]
 
 
 def save_rows(path: Path | None, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:

@@ -1,6 +1,7 @@
 """All benchmarks, one after the other; calibrates this machine first unless a platform file is given.
 
 python -m benchmarks [--platform P.toml] [--quick]
+python -m benchmarks --docs    # only writes docs/accuracy.md again, from committed runs; measures nothing
 """
 
 import argparse
@@ -23,13 +24,12 @@ from benchmarks import (
     sharding_study,
     speed,
 )
+from benchmarks.docs import write_page
 from benchmarks.gpu_bars import POOLED, find_shared_data
 from perfkit.__main__ import run_command
-from perfkit.campaign import calibrate
+from perfkit.calibration.campaign import calibrate
+from perfkit.ground.files import find_reference
 from perfkit.measure.machine import count_cores
-from perfkit.resources import find_reference
-
-__all__ = ["main"]
 
 _FOLDER = Path(".perfkit/bench")
 
@@ -85,9 +85,13 @@ def main(words: Sequence[str] | None = None) -> int:
         "--platform", type=Path, metavar="P.toml", help="calibration of this machine; default: make one"
     )
     parser.add_argument("--quick", action="store_true", help="small everywhere, to see that everything works")
+    parser.add_argument("--docs", action="store_true", help="write docs/accuracy.md again, from committed runs")
     arguments = parser.parse_args(words)
 
     def run() -> int:
+        if arguments.docs:
+            write_page()
+            return 0
         _FOLDER.mkdir(parents=True, exist_ok=True)
         platform = arguments.platform or _calibration(quick=arguments.quick)
         for module, own in _list_parts(platform, quick=arguments.quick):

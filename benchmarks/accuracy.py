@@ -18,16 +18,14 @@ from typing import Any
 from benchmarks import save_rows
 from benchmarks.bars import evaluate, format_accuracy
 from perfkit.__main__ import run_command
-from perfkit.campaign import check, measure_collectives, measure_kernels
-from perfkit.gallery import load_platform
+from perfkit.calibration.campaign import check, measure_collectives, measure_kernels
+from perfkit.ground.files import write_text
+from perfkit.ground.units import check_positive
 from perfkit.measure.folders import Campaign
 from perfkit.measure.machine import describe_machine, list_versions
-from perfkit.platform import Platform
-from perfkit.resources import write_text
-from perfkit.units import check_positive
-from perfkit.workloads.samples import Sample, draw_check
-
-__all__ = ["main", "measure"]
+from perfkit.measure.samples import Sample, draw_check
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
 
 
 def _jobs(

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.calibration import judge_kernels
-from perfkit.platform import Platform
-from perfkit.prediction.comparison import Comparison, summarize_errors
-from perfkit.units import format_table
-
-__all__ = ["BARS", "Bar", "evaluate", "format_accuracy", "judge_part", "tabulate"]
+from perfkit.calibration.checks import Comparison, summarize_errors
+from perfkit.calibration.fit import judge_kernels
+from perfkit.ground.units import format_table
+from perfkit.platform.platform import Platform
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.saved import judge_saved
-from perfkit.calibration import fit_platform
-from perfkit.contexts import add_context
-from perfkit.prediction.comparison import Comparison, summarize_errors
-from perfkit.units import format_table
-
-__all__ = ["format_families", "judge_families", "main"]
+from perfkit.calibration.checks import Comparison, summarize_errors
+from perfkit.calibration.context import add_context
+from perfkit.calibration.fit import fit_platform
+from perfkit.ground.units import format_table
 
 
 def judge_families(measurements: Mapping[str, Any], comparison: Comparison, *, draws: int = 6) -> list[dict[str, Any]]:

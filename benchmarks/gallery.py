@@ -22,30 +22,18 @@ import numpy as np
 from benchmarks import gallery_v100
 from benchmarks.gpu_bars import find_shared_data
 from perfkit.__main__ import run_command
-from perfkit.assembly import assemble, fit_rails, start_platform
 from perfkit.fitting import Fit, fit_collective
-from perfkit.fitting.frames import POOR, fit_curves, fit_database, fit_gemms
-from perfkit.hardware import Device
+from perfkit.fitting.parameters import Key
+from perfkit.ground.files import find_reference, write_text
+from perfkit.ground.units import check_choice
 from perfkit.models.collectives import bus_factor
-from perfkit.platform import Platform
-from perfkit.resources import find_reference, write_text
-from perfkit.units import check_choice
+from perfkit.platform.frames import POOR, fit_curves, fit_database, fit_gemms
+from perfkit.platform.platform import Platform
+from perfkit.platform.sources import assemble, fit_rails, start_platform
 
 if TYPE_CHECKING:
     import polars
 
-__all__ = [
-    "DATE",
-    "NAMES",
-    "RECIPES",
-    "AbsentError",
-    "Part",
-    "Recipe",
-    "build",
-    "find_differences",
-    "main",
-    "read_parts",
-]
 
 #: Day the numbers were entered; the measurements bear none.
 DATE = "2026-11-21"
@@ -118,12 +106,12 @@ def _database(system: str, part: str, platform: Platform) -> dict[str, Fit]:
 def _log(name: str, source: str, platform: Platform) -> dict[str, Fit]:
     """Collectives of one log of nccl-tests that the platform has no fit of."""
     fits = fit_curves(_read_log(name), source=source, date=DATE)
-    known = {key.partition(".")[0] for key, fit in platform.collectives.items() if fit.kind == "fitted"}
-    return {key: fit for key, fit in fits.items() if key.partition(".")[0] not in known}
+    known = {Key.parse(key).operation for key, fit in platform.collectives.items() if fit.kind == "fitted"}
+    return {key: fit for key, fit in fits.items() if Key.parse(key).operation not in known}
 
 
 def _read_log(name: str) -> "polars.DataFrame":
-    from perfkit.readers.nccl_tests import read_nccl_tests
+    from perfkit.readers.nccl import read_nccl_tests
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # labels and busbw disagree in one of them, which the reader resolves
@@ -134,14 +122,14 @@ def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
     """Fits between nodes: of a log with one rank per node, or what one of whole nodes leaves for the rails."""
     frame = _read_log(name)
     fits = fit_curves(frame, ranks_per_node=platform.network.ranks_per_node, source=source, date=DATE)
-    rails = {key: fit for key, fit in fits.items() if key.endswith(".rail")}
+    rails = {key: fit for key, fit in fits.items() if Key.parse(key).algorithm == "rail"}
     return rails or fit_rails(frame, platform, source=source, date=DATE)
 
 
 def _volta_kernels(platform: Platform) -> dict[str, Fit]:
     """Kernels of a V100 at locked clocks, as shares of the datasheet's bandwidth instead of the measured one."""
     kernels, locked = gallery_v100.fit_kernels(_shared()), gallery_v100.build("v100-locked-1", _shared()).device
-    scale = _bandwidth(locked) / _bandwidth(platform.device)
+    scale = locked.main_bandwidth / platform.device.main_bandwidth
     note = "measured at 1297 MHz; taken to reach the same share of the peak at the boost clock"
     out = {}
     for key, fit in kernels.items():
@@ -150,11 +138,6 @@ def _volta_kernels(platform: Platform) -> dict[str, Fit]:
         notes = (*fit.notes, note)
         out[key] = replace(fit, parameters=known, stderr=errors, spread=1.25 * fit.spread, notes=notes)
     return out
-
-
-def _bandwidth(device: Device) -> float:
-    main = device.memory[-1].bandwidth
-    return main.value if main else math.nan
 
 
 def _volta_collectives(platform: Platform) -> dict[str, Fit]:

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.eager import EagerDLRM
 from perfkit.fitting import Fit, fit_roofline
-from perfkit.hardware import Device, MemoryLevel, Network, Quantity
+from perfkit.ground.hardware import Device, MemoryLevel, Network, Quantity
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.overheads import read_overheads
-from perfkit.platform import Platform
+from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
+from perfkit.readers.datasheets import read_overheads
 from perfkit.workloads.dlrm import DLRM
 
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["DATE", "NAMES", "REFERENCE", "build", "fit_kernels", "read_trace", "tabulate_overheads"]
 
 DATE = "2022-02-01"
 #: Platforms by the name that the study gives the GPU: product, multiprocessors and fp32 units of each.
@@ -38,8 +38,6 @@ NAMES: Mapping[str, tuple[str, str, int]] = {
     "titan-xp-1": ("TITAN Xp", "NVIDIA TITAN Xp, clocks locked to 5505 and 1404 MHz", 30 * 128),
     "p100-1": ("P100", "NVIDIA P100, clocks locked to 715 and 1189 MHz", 56 * 64),
 }
-#: How the study's DLRMs run, as its kernel trace shows: one kernel looks up all tables; copies that the host waits for.
-REFERENCE: Mapping[str, Any] = {"embedding": "fused", "loop": "reference"}
 _STUDY = "arXiv 2404.12674 and 2201.07821, owensgroup/ml_perf_model (BSD-3)"
 _SETS = {
     "2021": f"{_STUDY}: DLRM_default at batch 2048 on a V100, two traces of 2021, profiler included",
@@ -117,8 +115,7 @@ def _moved(row: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def _rates(device: Device) -> dict[str, Any]:
-    main = device.memory[-1].bandwidth
-    return {"peak": device.peaks["fp32"].value, "bandwidth": main.value if main else math.nan}
+    return {"peak": device.peaks["fp32"].value, "bandwidth": device.main_bandwidth}
 
 
 def _fit_moves(rows: Sequence[Mapping[str, Any]], kind: str, device: Device) -> Fit:
@@ -135,7 +132,8 @@ def _fit_products(shared: Path, device: Device) -> Fit:
     frame = pl.read_csv(shared / "kernels_v100" / "gemm_v100_fp32_from_trace.csv").filter(pl.col("B") == 1)
     m, n, k, micros = (frame[name].to_numpy().astype(float) for name in ("M", "N", "K", "mean_us"))
     work = {"flops": gemm_flops(m, n, k), "nbytes": gemm_bytes(m, n, k)}
-    return fit_roofline(**work, seconds=micros * 1e-6, **_rates(device), source=_TRACE, date=DATE)
+    fit = fit_roofline(**work, seconds=micros * 1e-6, **_rates(device), source=_TRACE, date=DATE)
+    return replace(fit, dtypes=("fp32",))
 
 
 def _tile(gemm: Fit, moves: Fit) -> Fit:
@@ -146,7 +144,8 @@ def _tile(gemm: Fit, moves: Fit) -> Fit:
     }  # fmt: skip
     note = "tiles as the kernel volta_sgemm_32x128 of the trace has them; its three batched products are up to 31 % off"
     units = {**gemm.units, "tile_m": "-", "tile_n": "-"}
-    return Fit("tiled", parameters, spread=0.25, kind="assumed", source=_TRACE, date=DATE, notes=(note,), units=units)
+    about = {"kind": "assumed", "source": _TRACE, "date": DATE, "dtypes": ("fp32",)}
+    return Fit("tiled", parameters, spread=0.25, notes=(note,), units=units, **about)  # type: ignore[arg-type]
 
 
 def _carry(fit: Fit, note: str) -> Fit:
@@ -154,13 +153,13 @@ def _carry(fit: Fit, note: str) -> Fit:
     return replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.3), n=0, notes=(note,))
 
 
-def _time_at_full_rate(platform: Platform, model: DLRM, name: str, moves: Fit) -> float:
+def _time_at_full_rate(platform: Platform, model: EagerDLRM, name: str, moves: Fit) -> float:
     """Seconds that the operations of a name would take at the full bandwidth, launches aside [s]."""
     full = replace(moves, parameters={**moves, "memory_efficiency": 1.0, "launch": 1e-12})
-    graph = model.graphs(accelerator=True)[0]
+    graph = model.graphs()[0]
     own = [label[0] == name for label in graph.labels]
     keys = {f"{label[1]}.{label[2]}" for label, mine in zip(graph.labels, own, strict=True) if mine}
-    return float(price(graph, replace(platform, kernels=dict.fromkeys(keys, full))).seconds[own].sum())
+    return float(price([graph], replace(platform, kernels=dict.fromkeys(keys, full)))[0].seconds[own].sum())
 
 
 def _fit_share(shares: Sequence[float], moves: Fit) -> Fit:
@@ -184,12 +183,13 @@ def fit_kernels(shared: Path) -> dict[str, Fit]:
     for row in rows:  # of an iteration; the gradient of the gather starts with zeros, which are a copy of their own
         zeros = row["op"] == "IndexBackward" and row["shapes"] == [_GATHERED]
         taken[row["op"]] = taken.get(row["op"], 0.0) + (0.0 if zeros else row["seconds"] * row["each"])
-    platform, trace = Platform("V100", device, Network(1)), DLRM("dlrm-mlperf", batch=2048, **REFERENCE)
+    platform = Platform("V100", device, Network(1))
+    trace = EagerDLRM(DLRM("dlrm-mlperf", batch=2048, embedding="fused"))
     for name, operation, launches in (("index", "aten::index", 1), ("index_put", "IndexBackward", 10)):
         full = _time_at_full_rate(platform, trace, name, moves["copy"])
         share = full / (taken[operation] - launches * moves["copy"]["launch"])
         kernels[f"copy.{name}"] = _fit_share([share], moves["copy"])
-    default, launch = DLRM("dlrm-default", batch=2048, **REFERENCE), moves["elementwise"]["launch"]
+    default, launch = EagerDLRM(DLRM("dlrm-default", batch=2048, embedding="fused")), moves["elementwise"]["launch"]
     for phase, operation, name in (
         ("forward", "LookupFunction", ""),
         ("backward", "LookupFunctionBackward", "_backward"),
@@ -208,7 +208,7 @@ def fit_kernels(shared: Path) -> dict[str, Fit]:
     }
 
 
-#: Class of operations, see `perfkit.prediction.host`, by what the study calls the operation: for T2 and T3, ...
+#: Class of operations, see `perfkit.prediction.cost`, by what the study calls the operation: for T2 and T3, ...
 _CALLS = {
     "aten::linear": "gemm.forward", "AddmmBackward": "gemm.backward", "aten::bmm": "bmm.forward",
     "BmmBackward": "bmm.backward", "aten::relu": "elementwise.forward", "aten::sigmoid": "elementwise.forward",
@@ -244,11 +244,11 @@ def _classify(term: str, name: str) -> str:
 def build(name: str, shared: Path) -> Platform:
     """One of the three GPUs: its own rates, the kernels of the V100, the published host overheads."""
     hardware, own = _read_hardware(shared, NAMES[name][0]), name == "v100-locked-1"
-    note = "transferred from the V100: the same shares of peak and bandwidth"
+    shared_rates = "the V100: the same shares of peak and bandwidth"
     kernels = {
         key: fit
         if own
-        else replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.2), notes=(*fit.notes, note))
+        else replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.2), transferred=(shared_rates,))
         for key, fit in fit_kernels(shared).items()
     }
     per_byte = 1e-9 / float(hardware["pcie_gbps"])
@@ -259,7 +259,7 @@ def build(name: str, shared: Path) -> Platform:
     )  # fmt: skip
     host = read_overheads(kind="measured" if own else "assumed")
     provenance = {"study": _STUDY, "clocks": str(hardware["locked_clock_mem_MHz_sm_MHz"]) + " MHz memory, SM"}
-    return Platform(name, _device(name, shared), Network(1), kernels, {}, host, {}, provenance)
+    return Platform(name, _device(name, shared), Network(1), kernels, {}, host, provenance=provenance)
 
 
 def _read_overheads(shared: Path) -> "polars.DataFrame":

@@ -7,20 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.prediction.comparison import summarize_errors
-from perfkit.units import format_table
-
-__all__ = [
-    "BARS",
-    "DATASHEETS",
-    "INSIDE",
-    "POOLED",
-    "find_shared_data",
-    "format_records",
-    "is_met",
-    "make_record",
-    "pool_draws",
-]
+from perfkit.calibration.checks import summarize_errors
+from perfkit.ground.units import format_table
 
 #: Errors of A100 and H100 together: all bars hold for these, and forms and constants were chosen on them.
 POOLED = "a100_sxm+h100_sxm"

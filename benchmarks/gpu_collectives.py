@@ -2,20 +2,19 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from benchmarks.gpu_bars import POOLED, find_shared_data, make_record
-from perfkit.communication import price_collective
-from perfkit.estimates import ExtrapolationWarning
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_pipelined
-from perfkit.hardware import Network
+from perfkit.ground.hardware import Network
+from perfkit.ground.units import Array
+from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.gallery import load_platform
 from perfkit.readers.kernel_database import read_collectives
-from perfkit.units import Array
-
-__all__ = ["read_curves", "records"]
 
 Frame = pl.DataFrame
 #: Held-out errors of one curve, predicted / measured - 1, and whether each lay inside the 80 % interval.
@@ -45,7 +44,8 @@ def _judge(fits: dict[str, Fit], operation: str, ranks: int, nbytes: Array, seco
     """Errors and coverage of what a platform with these fits would say."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExtrapolationWarning)
-        found = price_collective(fits, Network(ranks), operation, nbytes, ranks=ranks)
+        platform = replace(load_platform("h100-sxm-8"), collectives=fits, network=Network(ranks))
+        found = platform.price_collective(operation, nbytes, ranks)
     return found.time / seconds - 1, np.abs(np.log(seconds / found.time)) < 1.2816 * found.spread
 
 

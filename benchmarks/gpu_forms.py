@@ -15,10 +15,8 @@ from typing import Any
 from benchmarks import gpu_collectives, gpu_gemm, save_rows
 from benchmarks.gpu_bars import BARS, DATASHEETS, POOLED, find_shared_data, format_records, is_met
 from perfkit.__main__ import run_command
+from perfkit.ground.units import check_choice
 from perfkit.readers.kernel_database import find_database, list_tables
-from perfkit.units import check_choice
-
-__all__ = ["choose_systems", "list_faults", "main"]
 
 
 def choose_systems(words: str) -> list[str]:

@@ -9,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.gpu_bars import DATASHEETS, POOLED, find_shared_data, make_record, pool_draws
-from perfkit.datasheets import read_datasheet
-from perfkit.estimates import FORMS
 from perfkit.fitting import Fit, fit_roofline
+from perfkit.ground.units import Array
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.units import Array
-
-__all__ = ["Shapes", "load_shapes", "records"]
+from perfkit.platform.estimates import FORMS
+from perfkit.readers.datasheets import read_datasheet
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _Judged: TypeAlias = list[tuple[Array, Mask]]

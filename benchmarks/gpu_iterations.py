@@ -16,7 +16,7 @@ read off a plot (0.12 ms). They lie in reference_data/published/dlrm_single_gpu.
 - Times of kernels: products, element-wise kernels, copies, gather and fused lookups fitted to the kernel trace, see
   `benchmarks.gallery_v100`. Rates of memory, L2 and PCIe: measured ones of the study. Peaks: locked clocks.
 - Host: T1 to T5 of the published tables, profiler cost removed as far as the tables and their authors tell; see
-  `perfkit.overheads`. One table for all three machines.
+  `perfkit.readers.datasheets`. One table for all three machines.
 - TITAN Xp and P100 reach the shares of peak and bandwidth that the V100 reaches.
 
 The iterations were compared when all this stood. One change came later, for the sake of two kernels of the trace: rows
@@ -42,28 +42,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks import save_rows
-from benchmarks.gallery_v100 import REFERENCE
+from benchmarks.eager import EagerDLRM
 from perfkit.__main__ import run_command
-from perfkit.gallery import load_platform
-from perfkit.platform import ExtrapolationWarning
-from perfkit.prediction.comparison import summarize_errors
+from perfkit.calibration.checks import summarize_errors
+from perfkit.ground.files import find_reference, write_text
+from perfkit.ground.units import format_table
+from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import predict
-from perfkit.resources import find_reference, write_text
-from perfkit.units import format_table
 from perfkit.workloads.dlrm import DLRM
-
-__all__ = [
-    "BARS",
-    "PLATFORMS",
-    "STUDY",
-    "format_rows",
-    "main",
-    "predict_rows",
-    "read_rows",
-    "read_shared",
-    "summarize",
-    "tabulate",
-]
 
 #: Most geometric-mean error [%], by GPU; "all" pools the three.
 BARS = {"V100": 12.0, "all": 15.0}
@@ -110,7 +97,7 @@ def predict_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Put predicted time, 80 % interval and GPU active time beside every published iteration [s]."""
     done = []
     for row in rows:
-        model = DLRM(row["model"], batch=int(row["batch"]), **REFERENCE)
+        model = EagerDLRM(DLRM(row["model"], batch=int(row["batch"]), embedding="fused"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExtrapolationWarning)
             found = predict(model, load_platform(PLATFORMS[row["gpu"]]))

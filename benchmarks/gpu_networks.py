@@ -5,7 +5,7 @@
 18 iterations of Lin et al. (arXiv 2201.07821): ResNet-50 and Inception-v3 at three batch sizes on V100, TITAN Xp and
 P100 at locked clocks, fp32. The nets are captured from the modules below; no parameter was fitted to the iterations.
 What the source does not say is taken to be as usual: images of 224 and 299 pixels, no auxiliary classifier, plain SGD.
-No convolution of these GPUs was measured either: a product stands in for each, see `perfkit.computation`.
+No convolution of these GPUs was measured either: a product stands in for each, see `perfkit.platform.kernels`.
 Without the data only the predictions are shown.
 
 They were predicted before they were compared, then with the loop of that time (gradients zeroed, weights updated one by
@@ -37,24 +37,12 @@ from benchmarks import save_rows
 from benchmarks.gpu_bars import find_shared_data
 from benchmarks.gpu_iterations import PLATFORMS
 from perfkit.__main__ import run_command
-from perfkit.platform import ExtrapolationWarning
-from perfkit.prediction.comparison import summarize_errors
+from perfkit.calibration.checks import summarize_errors
+from perfkit.ground.units import format_table
+from perfkit.platform.estimates import ExtrapolationWarning
 from perfkit.prediction.result import predict
-from perfkit.units import format_table
+from perfkit.recording.steps import capture
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.recording import capture
-
-__all__ = [
-    "NETS",
-    "STUDY",
-    "InceptionV3",
-    "ResNet50",
-    "capture_net",
-    "format_rows",
-    "main",
-    "predict_rows",
-    "read_rows",
-]
 
 
 def _unit(inputs: int, outputs: int, kernel: Any = 1, *, stride: int = 1, pad: Any = 0) -> nn.Sequential:

@@ -1,6 +1,7 @@
 """Ranks that wait for one another: lopsided placements and stragglers, predicted first and then measured on two ranks.
 
     python -m benchmarks.imbalance --platform P.toml [--seed S] [--json OUT]
+    python -m benchmarks.imbalance --saved reference_data/measured/zen3-2.imbalance-*.json
 
 A straggler is a rank that is held up before each collective until it has computed so many times as long since the one
 before. How long ranks wait is measured as how much earlier than the last one they come to each collective; where
@@ -8,9 +9,11 @@ collectives run beside computation, as how much longer than the busiest rank a r
 """
 
 import argparse
+import json
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +22,16 @@ import numpy as np
 
 from benchmarks import save_rows
 from perfkit.__main__ import run_command
-from perfkit.gallery import load_platform
-from perfkit.measure.runner import run_processes
-from perfkit.platform import ExtrapolationWarning, Platform
+from perfkit.ground.units import format_table, format_time
+from perfkit.measure.processes import run_processes
+from perfkit.measure.samples import draw_check, dump, load
+from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
 from perfkit.prediction.result import predict
-from perfkit.units import format_table, format_time
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.samples import draw_check, dump
 from perfkit.workloads.transformer import Transformer
-
-__all__ = ["Case", "draw_cases", "main", "measure_cases", "predict_case"]
 
 _RANKS = 2
 
@@ -79,12 +81,13 @@ def measure_cases(cases: Sequence[Case], *, seconds: float) -> Iterator[dict[str
     """Measured iteration and waiting of cases of one workload, timed in turns [s]."""
     model = cases[0].workload
     job = {
-        "task": "placements", "workload": dump(model), "placements": [case.owners for case in cases],
+        "task": "benchmarks.imbalance:time_stragglers", "workload": dump(model),
+        "placements": [case.owners for case in cases],
         "slowdowns": [{str(rank): factor for rank, factor in case.slowdown.items()} for case in cases],
         "seconds": seconds,
     }  # fmt: skip
     for runs in zip(*run_processes(job, ranks=_RANKS), strict=True):
-        arrivals = np.array([run["arrivals"] for run in runs])
+        arrivals = np.array([run["returned"] for run in runs])
         usual = np.median(arrivals - arrivals.mean(axis=0), axis=1)
         idle = np.array([run["idle"] for run in runs])
         yield {
@@ -92,6 +95,78 @@ def measure_cases(cases: Sequence[Case], *, seconds: float) -> Iterator[dict[str
             "measured_waiting_s": float((idle - idle.min()).sum() if model.overlap else (usual.max(0) - usual).sum()),
             "disagreement": max(max(run["halves"]) / min(run["halves"]) - 1 for run in runs),
         }
+
+
+class Pacer:
+    """Wraps a training step on a CPU: when this rank comes to its collectives, and how slow it is.
+
+    The step's collectives are those of `torch.distributed`, or of `DistributedDataParallel` inside `module`. Before
+    each one, and at the end, the rank spins until its thread has used `factor` times the processor time it needed since
+    the last one. Nothing is added per operation, and what a collective or another process takes from the core meanwhile
+    is not held against it.
+    """
+
+    def __init__(self, step: Callable[[], Any], module: Any, factor: float = 1.0) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+        from torch.nn.parallel import DistributedDataParallel
+
+        self.step, self.factor = step, factor
+        self._since = 0.0
+        for part in module.modules():
+            if isinstance(part, DistributedDataParallel):
+                part.register_comm_hook(None, allreduce_hook)  # its own way, but for a division, where it can be seen
+
+    def __call__(self) -> list[float]:
+        """Run the step; returns when the rank came to each collective, on a clock that all processes share [s]."""
+        import torch.distributed as dist
+
+        calls = {name: getattr(dist, name) for name in ("all_reduce", "all_to_all_single")}
+        arrivals: list[float] = []
+        for name, call in calls.items():
+            setattr(dist, name, self._meet(call, arrivals))
+        self._since = time.thread_time()
+        try:
+            self.step()
+            self._hold()
+        finally:
+            for name, call in calls.items():
+                setattr(dist, name, call)
+        return arrivals
+
+    def _meet(self, call: Callable[..., Any], arrivals: list[float]) -> Callable[..., Any]:
+        def meet(*args: Any, **kwargs: Any) -> Any:
+            self._hold()
+            arrivals.append(time.perf_counter())
+            out = call(*args, **kwargs)
+            self._since = time.thread_time()
+            return out
+
+        return meet
+
+    def _hold(self) -> None:
+        end = self._since + self.factor * (time.thread_time() - self._since)
+        while time.thread_time() < end:
+            pass
+
+
+def time_stragglers(
+    *,
+    workload: dict[str, Any],
+    placements: Sequence[Sequence[int] | None],
+    slowdowns: Sequence[Mapping[str, float]],
+    seconds: float,
+) -> list[dict[str, Any]]:
+    """What a measuring process runs: iterations of each placement in turns, this rank slowed down by its number."""
+    import torch.distributed as dist
+
+    from perfkit.measure.iterations import build_step, time_in_turns
+
+    steps, rank = [], dist.get_rank()
+    for owners, slowdown in zip(placements, slowdowns, strict=True):
+        plan = None if owners is None else Plan.from_owners(owners, ranks=_RANKS)
+        built = build_step(load(workload), plan=plan, rank=rank, ranks=_RANKS)
+        steps.append(Pacer(*built, float(slowdown.get(str(rank), 1.0))))
+    return time_in_turns(steps, seconds=seconds)
 
 
 def _format(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -109,7 +184,9 @@ def _format(rows: Sequence[Mapping[str, Any]]) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Predict, measure and compare; returns the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks.imbalance", description="Waiting of ranks for one another.")
-    parser.add_argument("--platform", required=True, metavar="P.toml", help="calibration of this machine")
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--platform", metavar="P.toml", help="calibration of this machine")
+    chosen.add_argument("--saved", type=Path, nargs="+", metavar="FILE", help="what was measured before")
     parser.add_argument("--seed", type=int, default=11, help="seed of the models")
     parser.add_argument("--models", type=int, default=3, help="DLRMs, and as many Transformers")
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each case")
@@ -117,6 +194,10 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
 
     def run() -> int:
+        if arguments.saved:
+            files = [json.loads(file.read_text(encoding="utf-8")) for file in arguments.saved]
+            print(_format([row for file in files for row in file["records"]]).splitlines()[-1])
+            return 0
         platform, cases = load_platform(arguments.platform), draw_cases(arguments.seed, arguments.models)
         rows: list[dict[str, Any]] = [
             {"case": case.name, **predict_case(case, platform)}

@@ -3,8 +3,7 @@
     python -m benchmarks.learning P.measurements.json --check accuracy.check-*.json
 
 Subsets of the calibration iterations are drawn, platforms fitted to them, and the saved runs predicted with each. The
-families take turns in pairs, since one iteration alone cannot tell its own noise from its family's habits. The rows are
-what `perfkit.plots.calibration_learning` draws.
+families take turns in pairs, since one iteration alone cannot tell its own noise from its family's habits.
 """
 
 import sys
@@ -14,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.saved import judge_saved
-from perfkit.calibration import fit_platform
-from perfkit.prediction.comparison import Comparison, summarize_errors
-from perfkit.units import format_table
-
-__all__ = ["COUNTS", "draw_subset", "format_learning", "learn", "main"]
+from perfkit.calibration.checks import Comparison, summarize_errors
+from perfkit.calibration.fit import fit_platform
+from perfkit.ground.units import format_table
 
 COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)
 

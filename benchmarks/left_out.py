@@ -19,14 +19,12 @@ import numpy as np
 from benchmarks import save_rows
 from benchmarks.bars import Bar, format_accuracy, judge_part, tabulate
 from perfkit.__main__ import run_command
-from perfkit.calibration import fit_platform
-from perfkit.contexts import add_context
+from perfkit.calibration.context import add_context
+from perfkit.calibration.fit import fit_platform
+from perfkit.ground.files import find_reference
+from perfkit.ground.units import check_positive
+from perfkit.measure.samples import load
 from perfkit.prediction.cost import price
-from perfkit.resources import find_reference
-from perfkit.units import check_positive
-from perfkit.workloads.samples import load
-
-__all__ = ["judge_embeddings", "judge_kernel_folds", "main"]
 
 #: The share has a bar; the time is shown beside it.
 _PARTS = (Bar("embedding time in iterations", ("time",)), Bar("embedding share of iterations", ("share",), mean=15))
@@ -63,7 +61,7 @@ def judge_embeddings(measurements: Mapping[str, Any]) -> _Errors:
         workload, run = load(row["workload"]), row["runs"][0]
         graph = workload.graphs()[0]
         embedding = np.array([kind.startswith("embedding") for _, kind, *_ in graph.labels])
-        times = np.array([price(graph, platform, dtype=workload.dtype).seconds, run["operation_seconds"]])
+        times = np.array([price([graph], platform, dtype=workload.dtype)[0].seconds, run["operation_seconds"]])
         parts = times[:, embedding].sum(axis=1)
         shares, noise = parts / times.sum(axis=1), max(run["halves"]) / min(run["halves"]) - 1
         found["time"].append((float(parts[0] / parts[1] - 1), noise))

@@ -56,16 +56,14 @@ from typing import Any
 
 from benchmarks import save_rows
 from perfkit.__main__ import run_command
-from perfkit.gallery import load_platform
-from perfkit.platform import ExtrapolationWarning
+from perfkit.ground.files import find_reference, write_text
+from perfkit.ground.units import format_table
+from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import Prediction, predict
-from perfkit.resources import find_reference, write_text
 from perfkit.sharding.planner import shard
-from perfkit.units import format_table
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
-
-__all__ = ["BARS", "main", "predict_rows", "predict_step", "read_plans", "read_rows", "read_shared", "tabulate"]
 
 #: Most error by benchmark and GPU [-]; the others are shown without one.
 BARS = {("dlrm", "A100"): 0.30, ("dlrm", "H100"): 0.30, ("dlrm_dcnv2", "H100"): 0.25}

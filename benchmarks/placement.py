@@ -20,18 +20,15 @@ from typing import Any
 import numpy as np
 
 from perfkit.__main__ import run_command
-from perfkit.gallery import load_platform
+from perfkit.ground.files import write_text
+from perfkit.ground.units import format_table, format_time
 from perfkit.measure.machine import describe_machine, list_versions
-from perfkit.platform import Platform
-from perfkit.resources import write_text
-from perfkit.sharding.baselines import BASELINES
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
 from perfkit.sharding.objective import OBJECTIVES
-from perfkit.sharding.planner import shard
-from perfkit.units import format_table, format_time
+from perfkit.sharding.planner import BASELINES, shard
 from perfkit.workloads.placement import KINDS
 from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
-
-__all__ = ["CASES", "Case", "draw_case", "format_cases", "main", "run_case"]
 
 #: Work on the search by objective, for up to 856 tables; more tables get more in proportion [s].
 _SECONDS = {"additive": 0.35, "iteration": 0.9}
@@ -103,7 +100,7 @@ def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dic
                 best = result
         for name in BASELINES:
             start = time.perf_counter()
-            price = best.place(name)
+            price = best.baselines[name]
             records.append(record(name, time.perf_counter() - start, price, best.bound))
     return records
 

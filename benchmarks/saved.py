@@ -9,10 +9,8 @@ from typing import Any
 
 from benchmarks import save_rows
 from perfkit.__main__ import run_command
-from perfkit.prediction.comparison import Comparison
-from perfkit.units import check_positive
-
-__all__ = ["judge_saved"]
+from perfkit.calibration.checks import Comparison
+from perfkit.ground.units import check_positive
 
 _Rows = Sequence[Mapping[str, Any]]
 

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from perfkit.__main__ import run_command
-from perfkit.campaign import check_target
-from perfkit.trials.experiment import measure_trials, predict_again
-from perfkit.trials.outcome import Trials
-from perfkit.units import format_table
-
-__all__ = ["format_bars", "main"]
+from perfkit.calibration.study import Trials, measure_trials
+from perfkit.ground.results import check_target
+from perfkit.ground.units import format_table
+from perfkit.platform.gallery import load_platform
 
 #: Mean regret of what is predicted to be best: what it must not exceed, and what is aimed at.
 _BAR, _STRETCH = 0.05, 0.025
@@ -63,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if arguments.json is not None:
             check_target("json", arguments.json)
         if arguments.saved is not None:
-            trials = predict_again(Trials.load(arguments.saved), arguments.platform)
+            trials = Trials.load(arguments.saved).predict_again(load_platform(arguments.platform))
         else:
             trials = measure_trials(arguments.platform, seed=arguments.seed, quick=arguments.quick)
         if arguments.json is not None:

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -23,28 +23,24 @@ import numpy as np
 
 from benchmarks import save_rows
 from perfkit.__main__ import run_command
-from perfkit.calibration import fit_platform
-from perfkit.communication import price_collective
+from perfkit.calibration.fit import fit_platform
 from perfkit.fitting import Fit
-from perfkit.gallery import load_platform
-from perfkit.hardware import Network
+from perfkit.ground.files import find_reference
+from perfkit.ground.hardware import Network
+from perfkit.ground.units import check_positive, format_table, format_time
+from perfkit.measure.samples import draw_check
 from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
-from perfkit.platform import Platform
-from perfkit.prediction.programs import Host, RankTimes
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
 from perfkit.prediction.result import predict
-from perfkit.prediction.simulation import simulate
+from perfkit.prediction.simulation import RankTimes, simulate
 from perfkit.readers.kernel_database import find_database, read_attention, read_casts, read_collectives, read_gemms
-from perfkit.readers.nccl_tests import parse_nccl_tests
-from perfkit.resources import find_reference
-from perfkit.units import check_positive, format_table, format_time
+from perfkit.readers.nccl import parse_nccl_tests
+from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.nets import Net
-from perfkit.workloads.samples import draw_check
 from perfkit.workloads.transformer import Transformer
-
-__all__ = ["Job", "format_speed", "list_jobs", "main", "time_jobs"]
 
 _N = 1_000_000  # sizes in one array
 
@@ -100,7 +96,8 @@ def _compose(nbytes: np.ndarray) -> Any:
     """Two stages inside nodes of 8 and one between 8 of them."""
     curve = Fit("two_branch", {"alpha1": 1e-5, "beta1": 6e-12, "alpha2": 3e-5, "beta2": 3e-12})
     fits = {"reduce_scatter.8": curve, "all_gather.8": curve, "all_reduce.8.rail": curve}
-    return price_collective(fits, Network(8, 8), "all_reduce", nbytes, ranks=64)
+    platform = replace(load_platform("h100-sxm-8"), collectives=fits, network=Network(8, 8))
+    return platform.price_collective("all_reduce", nbytes, 64)
 
 
 def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | None) -> list[Job]:
@@ -121,9 +118,10 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
     places, seconds = np.arange(100, 10_000, 100), rng.uniform(1e-6, 1e-4, 10_000)
     seconds[places] = 0.0  # collectives take the time that is given with them
     waits = np.stack([np.minimum(places + 150, 10_000), np.arange(99)], axis=1)  # always one or two in flight
+    host, none = np.full(10_000, 10e-6), np.zeros(10_000)
     ranks = [
-        RankTimes(seconds * (1 + rank / 10), np.full(10_000, 5e-6), places, waits=waits, communicators=[0, 1, 0] * 33)
-        for rank in range(8)
+        RankTimes(slow * seconds, host, none, slow * seconds, places, [0, 1, 0] * 33, waits, ())
+        for slow in 1 + np.arange(8) / 10
     ]
     jobs += [
         Job("collective, pipelined form", repeat(partial(pipelined, nbytes, alpha=2e-5, beta=1e-11)), _N, 1e-6),
@@ -132,8 +130,8 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
             gemm_flops(m, n, k), gemm_bytes(m, n, k), peak=1e14, bandwidth=1e12)), _N, 1e-6),
         Job("GEMM, additive terms", repeat(lambda: additive(sizes, **terms)), _N, 1e-6),
     ]  # fmt: skip
-    for name, host in (("a device", Host(0.0, 5e-6, True)), ("shared cores", Host(contention=1.0))):
-        run = partial(simulate, ranks, np.full(99, 1e-3), host)
+    for name, how in (("a device", (True, 0.0)), ("shared cores", (False, 1.0))):
+        run = partial(simulate, ranks, [np.full(99, 1e-3)] * 8, device=how[0], contention=how[1])
         jobs.append(Job(f"simulate 8 ranks of 10,000 operations on {name}", repeat(run), bar=1.0))
     jobs.append(Job("read a log of 1,000 rows", repeat(partial(parse_nccl_tests, _log(1000))), bar=0.05))
     with suppress(FileNotFoundError):

@@ -12,3 +12,9 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     if hasattr(collector, "skip_compare"):  # nbval's notebook file
         collector.skip_compare += ("text/html", "image/svg+xml", "stderr")
         collector.sanitize_patterns.update({r"0x[0-9a-f]{6,}": "0xADDR"})
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Notebooks run alone: some of them measure."""
+    if item.path.suffix == ".ipynb":
+        item.add_marker(pytest.mark.serial)

@@ -13,92 +13,67 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perfkit import fitting, models, plots, units, workloads
-    from perfkit.campaign import calibrate, check
-    from perfkit.estimates import Estimate
+    from perfkit import fitting, models, plots, workloads
+    from perfkit.calibration.campaign import calibrate, check
+    from perfkit.calibration.checks import Comparison
     from perfkit.fitting import Fit
-    from perfkit.gallery import load_platform, platforms
-    from perfkit.hardware import Device, Network
-    from perfkit.platform import Platform
-    from perfkit.prediction.comparison import Comparison
+    from perfkit.ground import units
+    from perfkit.ground.hardware import Device, Network
+    from perfkit.platform.estimates import Estimate, ExtrapolationWarning
+    from perfkit.platform.gallery import load_platform, platforms
+    from perfkit.platform.platform import Platform
     from perfkit.prediction.contrast import PlatformComparison, compare
     from perfkit.prediction.result import Prediction, predict
     from perfkit.readers.table_configs import read_tables
+    from perfkit.recording.steps import capture
     from perfkit.sharding.constraints import InfeasibleError
     from perfkit.sharding.planner import price_plan, shard
     from perfkit.sharding.result import PlanPrice, ShardingResult
     from perfkit.workloads.dlrm import DLRM
+    from perfkit.workloads.graph import Graph
     from perfkit.workloads.placement import Placement, Plan
-    from perfkit.workloads.recording import capture
     from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
     from perfkit.workloads.transformer import Transformer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-__all__ = [
-    "DLRM",
-    "Transformer",
-    "EmbeddingTable",
-    "TableSet",
-    "draw_tables",
-    "Placement",
-    "Plan",
-    "shard",
-    "price_plan",
-    "ShardingResult",
-    "PlanPrice",
-    "InfeasibleError",
-    "load_platform",
-    "platforms",
-    "predict",
-    "capture",
-    "read_tables",
-    "calibrate",
-    "check",
-    "compare",
-    "Platform",
-    "Device",
-    "Network",
-    "Estimate",
-    "Fit",
-    "Prediction",
-    "Comparison",
-    "PlatformComparison",
-    "fitting",
-    "models",
-    "plots",
-    "units",
-    "workloads",
-]
-
+#: Module: the names it gives to the facade.
 _HOMES = {
-    "campaign": ("calibrate", "check"),
-    "estimates": ("Estimate",),
-    "fitting": ("Fit",),
-    "gallery": ("load_platform", "platforms"),
-    "hardware": ("Device", "Network"),
-    "platform": ("Platform",),
-    "prediction.comparison": ("Comparison",),
-    "prediction.contrast": ("PlatformComparison", "compare"),
-    "prediction.result": ("Prediction", "predict"),
-    "readers.table_configs": ("read_tables",),
-    "sharding.constraints": ("InfeasibleError",),
-    "sharding.planner": ("price_plan", "shard"),
-    "sharding.result": ("PlanPrice", "ShardingResult"),
-    "workloads.dlrm": ("DLRM",),
-    "workloads.placement": ("Placement", "Plan"),
-    "workloads.recording": ("capture",),
-    "workloads.tables": ("EmbeddingTable", "TableSet", "draw_tables"),
-    "workloads.transformer": ("Transformer",),
+    "perfkit": "fitting models plots workloads",
+    "perfkit.calibration.campaign": "calibrate check",
+    "perfkit.calibration.checks": "Comparison",
+    "perfkit.fitting": "Fit",
+    "perfkit.ground": "units",
+    "perfkit.ground.hardware": "Device Network",
+    "perfkit.platform.estimates": "Estimate ExtrapolationWarning",
+    "perfkit.platform.gallery": "load_platform platforms",
+    "perfkit.platform.platform": "Platform",
+    "perfkit.prediction.contrast": "PlatformComparison compare",
+    "perfkit.prediction.result": "Prediction predict",
+    "perfkit.readers.table_configs": "read_tables",
+    "perfkit.recording.steps": "capture",
+    "perfkit.sharding.constraints": "InfeasibleError",
+    "perfkit.sharding.planner": "price_plan shard",
+    "perfkit.sharding.result": "PlanPrice ShardingResult",
+    "perfkit.workloads.dlrm": "DLRM",
+    "perfkit.workloads.graph": "Graph",
+    "perfkit.workloads.placement": "Placement Plan",
+    "perfkit.workloads.tables": "EmbeddingTable TableSet draw_tables",
+    "perfkit.workloads.transformer": "Transformer",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module 'perfkit' has no attribute {name!r}")
-    home = _HOME.get(name)
-    value = import_module(f"perfkit.{name}") if home is None else getattr(import_module(f"perfkit.{home}"), name)
+    home = import_module(_HOME[name])
+    value = (
+        import_module(f"{_HOME[name]}.{name}")
+        if hasattr(home, "__path__") and name[0].islower()
+        else getattr(home, name)
+    )
     globals()[name] = value
     return value
 

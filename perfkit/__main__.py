@@ -1,155 +1,142 @@
-"""The command line: doctor, calibrate, predict, shard, check, demo; thin over the functions of the library."""
+"""The command line: one table of commands, thin over the functions of the library."""
 
 import argparse
-import io
+import json
 import sys
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict
+from datetime import date
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from perfkit.runlog import Copy, write_log
-from perfkit.units import escape
+import perfkit as pk
+from perfkit.calibration.commands import run_command
+from perfkit.ground.files import write_text
+from perfkit.ground.results import check_target
+from perfkit.ground.units import check_choice, escape, format_bytes, format_table, format_time
 
-__all__ = ["main", "run_command"]
+
+class _Answer(NamedTuple):
+    """What a command prints, what ``--json`` writes, and the exit code."""
+
+    text: str
+    data: Any
+    code: int = 0
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
-    from perfkit.doctor import diagnose, format_findings
+def _doctor(given: argparse.Namespace) -> _Answer:
+    from perfkit.calibration.doctor import diagnose, format_findings
 
     findings = diagnose()
-    print(format_findings(findings))
-    return 1 if any(finding.ok is False for finding in findings) else 0
+    bad = any(finding.ok is False for finding in findings)
+    return _Answer(format_findings(findings), [asdict(finding) for finding in findings], int(bad))
 
 
-def _calibrate(arguments: argparse.Namespace) -> int:
-    if Path(arguments.out).suffix != ".toml" and not Path(arguments.out).is_dir():
-        raise ValueError(
-            f"out is {arguments.out!r}; platform files are known by their ending; name it {arguments.out}.toml"
-        )
-    if arguments.from_nccl_logs or arguments.from_kernel_database or arguments.base:
-        return _assemble(arguments)
-    import perfkit as pk
-    from perfkit.campaign import launched_ranks, measure_collectives
+def _calibrate(given: argparse.Namespace) -> _Answer:
+    if Path(given.out).suffix != ".toml" and not Path(given.out).is_dir():
+        raise ValueError(f"out is {given.out!r}; platform files are known by their ending; name it {given.out}.toml")
+    if given.from_nccl_logs or given.from_kernel_database or given.base:
+        return _assemble(given)
+    from perfkit.calibration.campaign import launched_ranks, measure_collectives
     from perfkit.measure.folders import Campaign
 
-    place, device = launched_ranks(), arguments.device or "cpu"
+    place, device = launched_ranks(), given.device or "cpu"
     if place and place[0] > 0:  # this rank only takes part in the collectives
-        seconds = 0.1 if arguments.quick else 0.2  # as rank 0 does
+        seconds = 0.1 if given.quick else 0.2  # as rank 0 does
         measure_collectives(Campaign(None), device=device, ranks=place[1], seconds=seconds)
-        return 0
-    options = {"ranks": arguments.ranks, "quick": arguments.quick, "models": arguments.models or "standard"}
-    platform = pk.calibrate(device=device, out=arguments.out, measurements=arguments.measurements, **options)
-    print(
-        f"{platform!r}\nwritten to {arguments.out}"
-        + ("" if arguments.measurements else ", its raw measurements beside it")
-    )
-    return 0
+        return _Answer("", None)
+    options = {"ranks": given.ranks, "quick": given.quick, "models": given.models or "standard"}
+    platform = pk.calibrate(device=device, out=given.out, measurements=given.measurements, **options)
+    beside = "" if given.measurements else ", its raw measurements beside it"
+    return _Answer(f"{platform!r}\nwritten to {given.out}{beside}", platform.numbers().to_dicts())
 
 
-def _refuse(arguments: argparse.Namespace, names: str, why: str) -> None:
+def _refuse(given: argparse.Namespace, names: str, why: str) -> None:
     """Turn away options that mean nothing beside the others."""
     for name in names.split():
-        if getattr(arguments, name) is not None and getattr(arguments, name) is not False:
+        if getattr(given, name) is not None and getattr(given, name) is not False:
             raise ValueError(f"{name} is given; {why}; leave it out")
 
 
-def _assemble(arguments: argparse.Namespace) -> int:
+def _assemble(given: argparse.Namespace) -> _Answer:
     """Make a platform of what others have measured; this machine takes no part in it."""
-    from datetime import date
+    from perfkit.platform.sources import assemble_sources, find_base
 
-    from perfkit.assembly import assemble_sources, find_base
-    from perfkit.campaign import check_target
-    from perfkit.gallery import load_platform
-    from perfkit.units import format_table
-
-    _refuse(arguments, "device ranks quick models", "it is for measuring this machine, --from-... measure nothing")
-    if not arguments.from_nccl_logs:
-        _refuse(arguments, "partial", "it is for logs that break off, which --from-nccl-logs names")
-    out = check_target("out", arguments.out)
-    if not (arguments.from_nccl_logs or arguments.from_kernel_database):
+    _refuse(given, "device ranks quick models", "it is for measuring this machine, --from-... measure nothing")
+    if not given.from_nccl_logs:
+        _refuse(given, "partial", "it is for logs that break off, which --from-nccl-logs names")
+    out = check_target("out", given.out)
+    if not (given.from_nccl_logs or given.from_kernel_database):
         raise ValueError("base is given; name what to put into it: --from-nccl-logs, --from-kernel-database, or both")
-    base = load_platform(arguments.base) if arguments.base else find_base(arguments.from_kernel_database)
+    base = pk.load_platform(given.base) if given.base else find_base(given.from_kernel_database)
     platform = assemble_sources(
-        base, name=out.stem, nccl_logs=arguments.from_nccl_logs, kernel_database=arguments.from_kernel_database,
-        partial=arguments.partial, date=date.today().isoformat(),
+        base, name=out.stem, nccl_logs=given.from_nccl_logs, kernel_database=given.from_kernel_database,
+        partial=given.partial, date=date.today().isoformat(),
     )  # fmt: skip
     platform.save(out)
     old = {**base.kernels, **base.collectives}
     new = {key: fit for key, fit in {**platform.kernels, **platform.collectives}.items() if fit != old.get(key)}
-    if not new:
-        print(f"nothing differs from {base.name}")
     rows = [(key, fit.form, f"{fit.spread:.0%}", f"{fit.n}", fit.source) for key, fit in new.items()]
-    print(format_table([("fitted", "form", "spread", "points", "source"), *rows]))
-    notes = [f"{key}: {note}" for key, fit in new.items() for note in fit.notes if "poor" in note]
-    print("\n".join([*notes, repr(platform), f"written to {out}"]))
-    return 0
+    lines = [] if new else [f"nothing differs from {base.name}"]
+    lines.append(format_table([("fitted", "form", "spread", "points", "source"), *rows]))
+    lines += [f"{key}: poor fit, {fit.notes[-1]}" for key, fit in new.items() if fit.quality == "poor"]
+    return _Answer("\n".join([*lines, repr(platform), f"written to {out}"]), platform.numbers().to_dicts())
 
 
-def _workload(arguments: argparse.Namespace) -> Any:
-    from perfkit.units import check_choice
-    from perfkit.workloads.dlrm import DLRM
-    from perfkit.workloads.dlrm import PRESETS as RECOMMENDERS
-    from perfkit.workloads.transformer import PRESETS, Transformer
+def _predict(given: argparse.Namespace) -> _Answer:
+    from perfkit.platform.estimates import keep_quiet
+    from perfkit.workloads import dlrm, transformer
 
-    check_choice("model", arguments.model, [*RECOMMENDERS, *PRESETS])
-    options = {key: getattr(arguments, key) for key in ("batch", "dtype") if getattr(arguments, key) is not None}
-    if arguments.model in RECOMMENDERS:
-        _refuse(arguments, "sequence", "a DLRM has none")
-        return DLRM(arguments.model, **options)
-    if arguments.sequence is not None:
-        options["sequence"] = arguments.sequence
-    build = Transformer.gpt2 if arguments.model.startswith("gpt2") else Transformer.bert
-    return build(arguments.model, **options)
-
-
-def _predict(arguments: argparse.Namespace) -> int:
-    import perfkit as pk
-    from perfkit.estimates import keep_quiet
-
-    workload = _workload(arguments)
+    check_choice("model", given.model, [*dlrm.PRESETS, *transformer.PRESETS])
+    options = {key: getattr(given, key) for key in ("batch", "sequence", "dtype") if getattr(given, key) is not None}
+    if given.model in dlrm.PRESETS:
+        _refuse(given, "sequence", "a DLRM has none")
+        workload: Any = pk.DLRM(given.model, **options)
+    else:
+        build = pk.Transformer.gpt2 if given.model.startswith("gpt2") else pk.Transformer.bert
+        workload = build(given.model, **options)
     with keep_quiet():  # what it would say is a part of the explanation
-        print(pk.predict(workload, arguments.platform, ranks=arguments.ranks).explain())
-    return 0
+        found = pk.predict(workload, given.platform, ranks=given.ranks)
+    data = {
+        "workload": workload.description, "platform": found.platform.name, "ranks": found.ranks, "time_s": found.time,
+        "interval_s": found.interval(), "lower_bound_s": found.lower_bound, "serial_s": found.serial,
+        "bottleneck": found.bottleneck, "breakdown": found.breakdown().to_dicts(),
+        "unmodelled_s": dict(found.unmodelled), "warnings": found.warnings,
+    }  # fmt: skip
+    return _Answer(found.explain(), data)
 
 
-def _shard(arguments: argparse.Namespace) -> int:
-    import perfkit as pk
-    from perfkit.campaign import check_target
-
-    for name in ("json", "out"):
-        if getattr(arguments, name):
-            check_target(name, getattr(arguments, name))
-    if arguments.measure:
-        if arguments.steps is not None:
-            raise ValueError("steps is given; it bounds a search, what is measured takes --seconds; leave it out")
-        return _measure_plans(arguments)
-    if not (arguments.model or arguments.tables):
+def _shard(given: argparse.Namespace) -> _Answer:
+    if given.out:
+        check_target("out", given.out)
+    if given.measure:
+        return _measure_plans(given)
+    if not (given.model or given.tables):
         raise ValueError("model is missing; give --model or --tables, or --measure for a study of drawn models")
-    _refuse(arguments, "quick", "it is for --measure, a search takes --seconds or --steps")
-    workload, ranks = _tables(arguments), 2 if arguments.ranks is None else arguments.ranks
-    work = 1.0 if arguments.seconds is None else arguments.seconds
-    about: dict[str, Any] = {"memory": arguments.memory}
-    old = pk.price_plan(workload, arguments.platform, pk.Plan.load(arguments.plan), **about) if arguments.plan else None
-    bounds = {"seconds": work, "steps": arguments.steps, "seed": arguments.seed}
-    result = pk.shard(workload, arguments.platform, ranks=ranks, **bounds, **about)
-    print("\n".join([result.explain(), "", _ranks_as_text(result.prediction)]))
-    if old is not None:
-        print(f"\n{arguments.plan}: {old!r}, {old.time / result.prediction.time:.2f} times as long")
-    if arguments.out:
-        result.plan.save(arguments.out)
-    if arguments.json:
-        _write_search(result, arguments.json)
-    for path in filter(None, (arguments.out, arguments.json)):
-        print(f"written to {path}")
-    return 0
+    _refuse(given, "quick", "it is for --measure, a search takes --seconds or --steps")
+    workload, ranks = _read_tables(given), 2 if given.ranks is None else given.ranks
+    old = pk.Plan.load(given.plan) if given.plan else None
+    before = pk.price_plan(workload, given.platform, old, memory=given.memory) if old else None
+    bounds = {"seconds": 1.0 if given.seconds is None else given.seconds, "steps": given.steps, "seed": given.seed}
+    result = pk.shard(workload, given.platform, ranks=ranks, memory=given.memory, **bounds)
+    price = result.prediction
+    lines = [result.explain(), "", _tell_ranks(price)]
+    if before:
+        lines += ["", f"{given.plan}: {before!r}, {before.time / price.time:.2f} times as long"]
+    if given.out:
+        result.plan.save(given.out)
+        lines.append(f"written to {given.out}")
+    data = {
+        "format": 1, "objective": result.objective, "predicted_s": price.time, "bound_s": result.bound,
+        "gap": result.gap, "interval_s": price.interval(), "parts_s": dict(price.parts),
+        "methods": result.compare().to_dicts(), "ranks": price.table().to_dicts(),
+        "plan": json.loads(result.plan.to_json()),
+    }  # fmt: skip
+    return _Answer("\n".join(lines), data)
 
 
-def _ranks_as_text(price: Any) -> str:
+def _tell_ranks(price: Any) -> str:
     """What every rank does and holds."""
-    from perfkit.units import format_bytes, format_table, format_time
-
     held = [sum(rank in place.ranks for place in price.plan.placements) for rank in range(price.plan.ranks)]
     rows: list[tuple[str, ...]] = [("rank", "tables", "lookup", "backward", "update", "memory", "of it")]
     for row, count in zip(price.table().iter_rows(named=True), held, strict=True):
@@ -159,165 +146,144 @@ def _ranks_as_text(price: Any) -> str:
     return format_table(rows, numbers=True)
 
 
-def _write_search(result: Any, path: str) -> None:
-    """Plan and figures of a search, for other programs."""
-    import json
-
-    from perfkit.resources import write_text
-
-    data = {
-        "format": 1, "objective": result.objective, "predicted_s": result.prediction.time, "bound_s": result.bound,
-        "gap": result.gap, "interval_s": result.prediction.interval(), "parts_s": dict(result.prediction.parts),
-        "methods": result.compare().to_dicts(), "ranks": result.prediction.table().to_dicts(),
-        "plan": json.loads(result.plan.to_json()),
-    }  # fmt: skip
-    write_text(path, json.dumps(data, indent=1) + "\n")
-
-
-def _tables(arguments: argparse.Namespace) -> Any:
+def _read_tables(given: argparse.Namespace) -> Any:
     """The DLRM or the tables to place."""
-    from perfkit.readers.table_configs import read_tables
-    from perfkit.units import check_choice
-    from perfkit.workloads.dlrm import DLRM, PRESETS
+    from perfkit.workloads.dlrm import PRESETS
 
-    if arguments.model and arguments.tables:
+    if given.model and given.tables:
         raise ValueError("model and tables are both given; a model has tables of its own; leave one out")
-    if arguments.tables:
-        return read_tables(arguments.tables, batch=arguments.batch, dim=arguments.dim)
-    _refuse(arguments, "dim", "a model knows the width of its tables")
-    batch = {} if arguments.batch is None else {"batch": arguments.batch}
-    return DLRM(check_choice("model", arguments.model, PRESETS), **batch)
+    if given.tables:
+        return pk.read_tables(given.tables, batch=given.batch, dim=given.dim)
+    _refuse(given, "dim", "a model knows the width of its tables")
+    batch = {} if given.batch is None else {"batch": given.batch}
+    return pk.DLRM(check_choice("model", given.model, PRESETS), **batch)
 
 
-def _measure_plans(arguments: argparse.Namespace) -> int:
+def _measure_plans(given: argparse.Namespace) -> _Answer:
     """Measure placements on this machine: of one model or set of tables, or of the drawn models of the study."""
-    from perfkit.trials.contenders import make_model
-    from perfkit.trials.experiment import measure_trials
-    from perfkit.workloads.dlrm import DLRM
+    from perfkit.calibration.study import make_model, measure_trials
 
-    _refuse(arguments, "memory plan out", "it is for a search, --measure takes placements of its own")
+    _refuse(given, "steps", "it bounds a search, what is measured takes --seconds")
+    _refuse(given, "memory plan out", "it is for a search, --measure takes placements of its own")
     models = None
-    if arguments.model or arguments.tables:
-        found = _tables(arguments)
-        models = {arguments.model or found.name: found if isinstance(found, DLRM) else make_model(found)}
-    given = {key: getattr(arguments, key) for key in ("ranks", "seconds") if getattr(arguments, key) is not None}
-    trials = measure_trials(arguments.platform, models=models, seed=arguments.seed, quick=arguments.quick, **given)
-    if arguments.json:
-        trials.save(arguments.json)
-    print(trials.as_text())
-    if arguments.json:
-        print(f"written to {arguments.json}")
-    return 0
+    if given.model or given.tables:
+        found = _read_tables(given)
+        models = {given.model or found.name: found if isinstance(found, pk.DLRM) else make_model(found)}
+    options = {key: getattr(given, key) for key in ("ranks", "seconds") if getattr(given, key) is not None}
+    trials = measure_trials(given.platform, models=models, seed=given.seed, quick=given.quick, **options)
+    return _Answer(trials.as_text(), trials.to_dict())
 
 
-def _check(arguments: argparse.Namespace) -> int:
-    import perfkit as pk
-    from perfkit.campaign import check_target
-
-    if arguments.json:
-        check_target("json", arguments.json)
-    comparison = pk.check(arguments.platform, seed=arguments.seed, models=arguments.models or "standard")
-    print(comparison.as_text())
-    if arguments.json:
-        comparison.save(arguments.json)
-        print(f"written to {arguments.json}")
-    return 0
+def _check(given: argparse.Namespace) -> _Answer:
+    comparison = pk.check(given.platform, seed=given.seed, models=given.models or "standard")
+    return _Answer(comparison.as_text(), comparison.to_dict())
 
 
-def _demo(arguments: argparse.Namespace) -> int:
-    from perfkit.campaign import check_target
-    from perfkit.demonstration import demonstrate
+def _demo(given: argparse.Namespace) -> _Answer:
+    from perfkit.calibration.pages import demonstrate
 
-    for name in ("report", "out"):
-        check_target(name, getattr(arguments, name))
-    demonstrate(quick=arguments.quick, report=Path(arguments.report), out=Path(arguments.out))
-    return 0
+    report, out = (check_target(name, getattr(given, name)) for name in ("report", "out"))
+    return _Answer("", demonstrate(quick=given.quick, report=report, out=out).to_dict())
+
+
+def _list_rows(rows: Sequence[dict[str, Any]]) -> _Answer:
+    cells = [[str(value) for value in row.values()] for row in rows]
+    return _Answer(format_table([list(rows[0]), *cells]), list(rows))
+
+
+def _platforms(given: argparse.Namespace) -> _Answer:
+    return _list_rows(pk.platforms().to_dicts())
+
+
+def _models(given: argparse.Namespace) -> _Answer:
+    from perfkit.workloads import dlrm, transformer
+
+    found: list[Any] = [pk.DLRM(name) for name in dlrm.PRESETS]
+    for name in transformer.PRESETS:
+        found.append(pk.Transformer.gpt2(name) if name.startswith("gpt2") else pk.Transformer.bert(name))
+    return _list_rows([{"model": model.name, "family": model.family, "default": model.description} for model in found])
+
+
+def _tables(given: argparse.Namespace) -> _Answer:
+    from perfkit.readers.table_configs import list_published
+
+    rows = []
+    for name in list_published():
+        try:
+            found = pk.read_tables(name)
+            held = f"{len(found.tables)} tables, {format_bytes(sum(table.nbytes for table in found))} of weights"
+        except ValueError:  # of some only the reuse of rows is published
+            held = "reuse of rows; needs --dim"
+        rows.append({"tables": name, "holds": held})
+    return _list_rows(rows)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line, as all other errors are told."""
+    """Reports errors in one line, as commands do."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {escape(message, 1000)}; see {self.prog} --help\n")
 
 
-_MODELS = "families: standard (DLRM, Transformer; the default) or all (XLNet, convolutional nets, data-parallel too)"
+_Options = dict[str, dict[str, Any]]
+_SWITCH, _NUMBER = {"action": "store_true"}, {"type": int}
+_MODELS = {"choices": ("standard", "all"), "help": "families: standard (DLRM, Transformer; the default) or all"}
+_GALLERY = {"required": True, "help": "gallery name or platform file"}
+_SEED = {"type": int, "default": 0}
 
-_Run = Callable[[argparse.Namespace], int]
-_Add = Callable[[str, _Run, str], argparse.ArgumentParser]
-
-
-def _add_calibrate(add: _Add) -> None:
-    text = "Measure this machine, or fit what others have measured, and write a platform file."
-    command = add("calibrate", _calibrate, text)
-    command.add_argument("--out", required=True, metavar="P.toml", help="platform file to write")
-    command.add_argument("--device", choices=("cpu", "cuda"), help="what to measure; default cpu")
-    command.add_argument("--ranks", type=int, help="processes for collectives; default 2 where there are two cores")
-    command.add_argument("--quick", action="store_true", help="two to three minutes instead of four to five")
-    command.add_argument("--models", choices=("standard", "all"), help=_MODELS)
-    kept = "measure nothing: fit the .measurements.json of an earlier calibration"
-    command.add_argument("--measurements", metavar="FILE", help=kept)
-    logs = "measure nothing: fit the collectives in these logs of nccl-tests, a file or a folder"
-    command.add_argument("--from-nccl-logs", metavar="DIR", help=logs)
-    command.add_argument("--partial", action="store_true", help="keep what a log holds before a line that does not fit")
-    database = "measure nothing: fit what the package aiconfigurator-core knows of a system, such as h100_sxm"
-    command.add_argument("--from-kernel-database", metavar="SYSTEM", help=database)
-    base = "gallery name or platform file that gives what is not fitted; default: the gallery's node of the system"
-    command.add_argument("--base", metavar="NAME", help=base)
-
-
-def _add_shard(add: _Add) -> None:
-    text = "Search for a placement of embedding tables, or measure placements on this machine."
-    command = add("shard", _shard, text)
-    command.add_argument("--model", help="preset of a DLRM: dlrm-default, dlrm-ddp, dlrm-mlperf")
-    tables = "CSV, Parquet or JSON file of tables, recorded indices, or a published set such as mlperf-dlrm-dcnv2"
-    command.add_argument("--tables", metavar="FILE", help=tables)
-    command.add_argument("--platform", required=True, help="gallery name or platform file")
-    command.add_argument("--ranks", type=int, help="ranks that hold tables; default 2")
-    command.add_argument("--batch", type=int, help="samples over all ranks")
-    command.add_argument("--dim", type=int, help="columns of tables whose file does not tell")
-    command.add_argument("--memory", type=float, metavar="BYTES", help="memory of a rank; default: that of its device")
-    work = "work on the search, default 1; with --measure: time for each placement and pass, default 1.2"
-    command.add_argument("--seconds", type=float, help=work)
-    command.add_argument("--steps", type=int, help="steps of the search in place of --seconds: equal on every machine")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--plan", metavar="PLAN", help="file of a plan to price beside the one that is found")
-    command.add_argument("--out", metavar="PLAN", help="file for the plan")
-    command.add_argument("--json", metavar="OUT", help="file for all figures; with --measure for all that was measured")
-    measure = "measure what the search and rules of thumb propose; without --model or --tables for 12 drawn models"
-    command.add_argument("--measure", action="store_true", help=measure)
-    command.add_argument("--quick", action="store_true", help="with --measure: two models and a third of the time")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="perfkit", description="How long will one training iteration take, and what limits it?")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-
-    def add(name: str, run: _Run, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(run=run)
-        return command
-
-    add("doctor", _doctor, "Is this machine fit for a calibration? Exit code 1 where something would spoil it.")
-    _add_calibrate(add)
-    command = add("predict", _predict, "Predict one training iteration.")
-    command.add_argument("--model", required=True, help="preset: dlrm-default, dlrm-mlperf, bert-base, gpt2, ...")
-    command.add_argument("--platform", required=True, help="gallery name or platform file")
-    command.add_argument("--batch", type=int, help="samples or sequences over all ranks")
-    command.add_argument("--sequence", type=int, help="tokens of one sequence")
-    command.add_argument("--dtype", help="fp32, tf32, bf16, fp16")
-    command.add_argument("--ranks", type=int, default=1)
-    _add_shard(add)
-    command = add("check", _check, "Predict random configurations, measure them, and compare.")
-    command.add_argument("--platform", required=True, help="platform file of this machine")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--models", choices=("standard", "all"), help=_MODELS)
-    command.add_argument("--json", metavar="OUT", help="file for the pairs")
-    command = add("demo", _demo, "Calibrate this machine, predict, measure, and write a report.")
-    command.add_argument("--quick", action="store_true", help="calibrate in two to three minutes")
-    command.add_argument("--report", default="perfkit-report.html", metavar="HTML")
-    command.add_argument("--out", default="perfkit-platform.toml", metavar="P.toml", help="platform file to write")
-    return parser
+#: Every command: what runs it, what it does, its options.
+_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], _Answer], str, _Options]] = {
+    "doctor": (_doctor, "Is this machine fit for a calibration? Exit code 1 where something would spoil it.", {}),
+    "calibrate": (_calibrate, "Measure this machine, or fit existing measurements, and write a platform file.", {
+        "--out": {"required": True, "metavar": "P.toml", "help": "platform file to write"},
+        "--device": {"choices": ("cpu", "cuda"), "help": "what to measure; default cpu"},
+        "--ranks": {"type": int, "help": "processes for collectives; default 2 where there are two cores"},
+        "--quick": _SWITCH | {"help": "two to three minutes instead of four to five"},
+        "--models": _MODELS,
+        "--measurements": {"metavar": "FILE", "help": "measure nothing: fit the raw measurements of a calibration"},
+        "--from-nccl-logs": {"metavar": "DIR", "help": "measure nothing: fit logs of nccl-tests, a file or a folder"},
+        "--partial": _SWITCH | {"help": "keep the rows of a log before a line that does not fit"},
+        "--from-kernel-database": {"metavar": "SYSTEM", "help": "measure nothing: fit data of aiconfigurator-core"},
+        "--base": {"metavar": "NAME", "help": "platform for all other parts; default: the gallery's node"},
+    }),
+    "predict": (_predict, "Predict one training iteration.", {
+        "--model": {"required": True, "help": "preset, see perfkit models"},
+        "--platform": _GALLERY,
+        "--batch": _NUMBER | {"help": "samples or sequences over all ranks"},
+        "--sequence": _NUMBER | {"help": "tokens of one sequence"},
+        "--dtype": {"help": "fp32, tf32, bf16, fp16"},
+        "--ranks": {"type": int, "default": 1},
+    }),
+    "shard": (_shard, "Search for a placement of embedding tables, or measure placements on this machine.", {
+        "--model": {"help": "preset of a DLRM: dlrm-default, dlrm-ddp, dlrm-mlperf"},
+        "--tables": {"metavar": "FILE", "help": "CSV, Parquet or JSON file, recorded indices, or see perfkit tables"},
+        "--platform": _GALLERY,
+        "--ranks": _NUMBER | {"help": "ranks that hold tables; default 2"},
+        "--batch": _NUMBER | {"help": "samples over all ranks"},
+        "--dim": _NUMBER | {"help": "columns of tables, for files without them"},
+        "--memory": {"type": float, "metavar": "BYTES", "help": "memory of a rank; default: that of its device"},
+        "--seconds": {"type": float, "help": "work on the search, default 1; --measure: time per placement and pass"},
+        "--steps": _NUMBER | {"help": "steps of the search in place of --seconds: equal on every machine"},
+        "--seed": _SEED,
+        "--plan": {"metavar": "PLAN", "help": "file of a plan to price beside the one that is found"},
+        "--out": {"metavar": "PLAN", "help": "file for the plan"},
+        "--measure": _SWITCH | {"help": "measure proposed placements; without --model or --tables 12 drawn models"},
+        "--quick": _SWITCH | {"help": "with --measure: two models and a third of the time"},
+    }),
+    "check": (_check, "Predict random configurations, measure them, and compare.", {
+        "--platform": {"required": True, "help": "platform file of this machine"},
+        "--seed": _SEED,
+        "--models": _MODELS,
+    }),
+    "demo": (_demo, "Calibrate this machine, predict, measure, and write a report.", {
+        "--quick": _SWITCH | {"help": "calibrate in two to three minutes"},
+        "--report": {"default": "perfkit-report.html", "metavar": "HTML"},
+        "--out": {"default": "perfkit-platform.toml", "metavar": "P.toml", "help": "platform file to write"},
+    }),
+    "platforms": (_platforms, "List the platforms of the gallery.", {}),
+    "models": (_models, "List the presets of models.", {}),
+    "tables": (_tables, "List the published sets of embedding tables.", {}),
+}  # fmt: skip
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -331,59 +297,35 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns
     -------
     code : int
-        0 for success, 1 where `doctor` found something, 2 for an error told in one line, 130 when interrupted [-].
+        0 for success, 1 where `doctor` found something, 2 for an error (reported in one line), 130 if interrupted [-].
     """
-    arguments = _parser().parse_args(words)
+    parser = _Parser(prog="perfkit", description="How long will one training iteration take, and what limits it?")
+    parser.add_argument("--version", action="version", version=f"perfkit {pk.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, (_, text, options) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        for option, settings in options.items():
+            command.add_argument(option, **settings)
+        command.add_argument("--json", metavar="OUT", help="file for all figures; - prints them in place of the text")
+    given = parser.parse_args(words)
+
+    def run() -> int:
+        if given.json not in (None, "-"):
+            check_target("json", given.json)
+        answer = _COMMANDS[given.command][0](given)
+        data = json.dumps(answer.data, indent=1, default=str)
+        if text := data if given.json == "-" else answer.text:
+            print(text)
+        if given.json not in (None, "-"):
+            write_text(given.json, data + "\n")
+            print(f"written to {given.json}")
+        return answer.code
+
     log = None
-    if arguments.command in ("calibrate", "check", "demo") or getattr(arguments, "measure", False):
-        files = (getattr(arguments, name, None) for name in ("report", "out", "json"))
+    if given.command in ("calibrate", "check", "demo") or getattr(given, "measure", False):
+        files = (getattr(given, name, None) for name in ("report", "out", "json"))
         log = Path(next(filter(None, files), "")).parent
-    return run_command(lambda: int(arguments.run(arguments)), log=log)
-
-
-def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | None = None) -> int:
-    """Run a command and tell what goes wrong in one line.
-
-    Parameters
-    ----------
-    run : callable
-        Returns the exit code.
-    name : str, optional
-        Starts each line.
-    log : Path, optional
-        Folder for ``perfkit-run.log``, which is written when a command fails that had begun to say something.
-
-    Returns
-    -------
-    code : int
-        That of `run`, 2 for an error, 130 when interrupted, 128 and the number of a signal that asks to end.
-    """
-    from perfkit.measure.runner import tidy
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"{name}: note: {escape(message, 1000)}", file=sys.stderr)
-
-    warnings.showwarning = show
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without a character still shows the rest
-    printed: list[str] = []
-    with redirect_stdout(Copy(sys.stdout, printed)), redirect_stderr(Copy(sys.stderr, printed)):
-        try:
-            with tidy():
-                return run()
-        except BaseException as error:
-            caught, code, text = error, 2, str(error)
-    if isinstance(caught, KeyboardInterrupt):
-        code = 128 + (caught.args or (2,))[0]
-        text = "interrupted; what was measured is kept, the same command goes on from there"
-    elif isinstance(caught, ModuleNotFoundError):
-        text = f"{caught.name} is not installed; pip install 'perfkit[measure]' brings it"
-    print(f"{name}: {escape(text, 1000)}", file=sys.stderr)
-    if log and printed and (file := write_log(log, printed, caught)):
-        print(f"{name}: {file} tells more: machine, versions, what was printed; it can be sent", file=sys.stderr)
-    if not isinstance(caught, KeyboardInterrupt | ImportError | ValueError | OSError | RuntimeError):
-        raise caught
-    return code
+    return run_command(run, log=log)
 
 
 if __name__ == "__main__":

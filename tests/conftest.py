@@ -8,18 +8,20 @@ import pytest
 from hypothesis import settings
 
 from perfkit.fitting import Fit
-from perfkit.hardware import Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.measure.kernels import draw_cases
 from perfkit.models.kernels import term_names
-from perfkit.platform import Platform
+from perfkit.platform.platform import Platform
 
 ROOT = Path(__file__).resolve().parent.parent
+collect_ignore = ["golden"]  # answers to compare with, no tests
 
-# A busy machine is no failure, and the same tree is judged the same way twice. To look for new counter-examples:
-#     pytest --hypothesis-profile explore
+# A busy machine is no failure, and the same tree is judged the same way twice. With more examples, or with new ones:
+#     HYPOTHESIS_PROFILE=nightly pytest    HYPOTHESIS_PROFILE=explore pytest
+settings.register_profile("perfkit", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("nightly", deadline=None, derandomize=True, max_examples=200)
 settings.register_profile("explore", deadline=None, max_examples=2000)
-settings.register_profile("perfkit", deadline=None, derandomize=True)
-settings.load_profile("perfkit")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "perfkit"))
 
 #: Plausible time of one of each term of `perfkit.models.kernels.TERMS` on one core [s].
 COSTS: Mapping[str, float] = {

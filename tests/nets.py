@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perfkit.measure.iteration import build_step
+from perfkit.measure.iterations import build_step
+from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.modules import _Residual, _unit
-from perfkit.workloads.nets import Net
 from perfkit.workloads.transformer import Transformer
 
 Step = Callable[[], Any]
@@ -156,31 +155,6 @@ def _experts() -> Step:
     return train(Experts(), lambda m: m(tokens).square().mean())
 
 
-def _resnet50() -> Step:
-    layers: list[nn.Module] = [_unit(3, 64, 7, stride=2), nn.MaxPool2d(3, 2, 1)]
-    before = 64
-    for stage, blocks in enumerate((3, 4, 6, 3)):
-        n = 64 << stage
-        for block in range(blocks):
-            stride = 2 if stage and not block else 1
-            body = nn.Sequential(_unit(before, n), _unit(n, n, 3, stride=stride), _unit(n, 4 * n, act=None))
-            short = nn.Identity() if block else _unit(before, 4 * n, stride=stride, act=None)
-            layers.append(_Residual(body, short, act=True))
-            before = 4 * n
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 1000))
-    images, labels = torch.randn(16, 3, 224, 224), torch.randint(0, 1000, (16,))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(images), labels)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
-
-
 def _workload(workload: DLRM | Transformer | Net) -> Callable[[], Step]:
     return lambda: build_step(workload)[0]
 
@@ -192,7 +166,7 @@ NETS: dict[str, Callable[[], Step]] = {
     "gpt2": _workload(Transformer.gpt2("gpt2", batch=2, layers=2, attention="eager")),
     "xlnet": _workload(Net("xlnet", batch=4, size=128, width=768, depth=2, classes=32000)),
     "t5": _t5,
-    "resnet50": _resnet50,
+    "resnet": _workload(Net("resnet", batch=16, size=224, width=64, depth=3, classes=1000)),
     "inception": _workload(Net("inception", batch=8, size=299, width=32, depth=3)),
     "vit": _vit,
     "experts": _experts,

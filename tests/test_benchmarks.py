@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import product, repeat
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ import pytest
 from benchmarks import __main__ as everything
 from benchmarks import accuracy, learning, placement, speed
 from benchmarks.bars import BARS, evaluate, format_accuracy
-from perfkit.calibration import judge_kernels
+from perfkit.calibration.checks import Comparison
+from perfkit.calibration.fit import judge_kernels
 from perfkit.measure.kernels import draw_cases
-from perfkit.platform import Platform
-from perfkit.prediction.comparison import Comparison
+from perfkit.measure.samples import draw_check, dump
+from perfkit.platform.platform import Platform
 from perfkit.prediction.result import predict
-from perfkit.workloads.samples import draw_check, dump
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = sorted((ROOT / "reference_data" / "measured").glob("*.measurements.json"))
@@ -33,9 +33,10 @@ def comparison(platform: Platform, seed: int, factor: float, floor: float = 0.04
         about = {"family": sample.family, "name": sample.name, "config": dump(sample.workload) | owners}
         times = {"predicted_s": time, "low_s": 0.9 * time, "high_s": 1.1 * time, "measured_s": time / factor}
         quartiles = {"measured_q1_s": time / factor, "measured_q3_s": time / factor}
-        runs.append({**about, **times, **quartiles, "ranks": sample.ranks, "flagged": False, "bottleneck": "x"})
-    floors = dict.fromkeys(("dlrm", "transformer", "hybrid", "all"), floor)
-    return Comparison(tuple(runs), "other", {"processor": "x"}, {"perfkit": "0"}, floors)
+        runs.append(
+            {**about, **times, **quartiles, "ranks": sample.ranks, "flagged": False, "bottleneck": "x", "noise": floor}
+        )
+    return Comparison(tuple(runs), "other", {"processor": "x"}, {"perfkit": "0"})
 
 
 @pytest.fixture
@@ -52,14 +53,14 @@ def damaged(saved: Comparison) -> Iterator[str]:
     """Files of a comparison whose views would fail, or show what cannot be."""
     for key, value in {
         "measured_s": 0, "predicted_s": -1, "low_s": math.nan, "high_s": "1", "measured_q1_s": None, "name": 5,
-        "bottleneck": [], "flagged": None, "exposed_measured": "x",
+        "bottleneck": [], "flagged": None, "exposed_measured": "x", "noise": "x",
     }.items():  # fmt: skip
         data = json.loads(json.dumps(saved.to_dict()))
         data["runs"][0][key] = value
         if key == "flagged":
             del data["runs"][0][key]
         yield json.dumps(data)
-    for key, value in {"noise_floor": {"all": "x"}, "machine": 3, "runs": []}.items():
+    for key, value in {"machine": 3, "runs": []}.items():
         yield json.dumps({**saved.to_dict(), key: value})
 
 
@@ -78,15 +79,6 @@ def test_pooled_floors_count_runs(toy: Platform) -> None:
     assert pooled.noise_floor == pytest.approx(dict.fromkeys(("dlrm", "transformer", "hybrid", "all"), 0.03))
     with pytest.raises(ValueError, match="comparisons is empty"):
         Comparison.pool([])
-
-
-def test_predicting_again_replaces_predictions_only(toy: Platform) -> None:
-    saved = comparison(toy, 1, 1.3)
-    runs = [{**run, "predicted_s": 1.0, "low_s": 0.9, "high_s": 1.1} for run in saved.runs]
-    again = Comparison(tuple(runs), "other", {}, {}, {}).predict_again(toy)
-    assert again.platform == "toy"
-    assert again.errors == pytest.approx(np.full(4, 0.3))
-    assert [run["measured_s"] for run in again.runs] == [run["measured_s"] for run in saved.runs]
 
 
 def test_iterations_are_pooled_and_held_against_their_bars(toy: Platform, checks: list[Path]) -> None:
@@ -129,13 +121,6 @@ def test_kernels_and_collectives_are_judged(toy: Platform, tmp_path: Path) -> No
     assert "geomean 6 / mean 10  yes" in text and len(text.splitlines()) == len(bars) + 1
     with pytest.raises(ValueError, match="say with --platform what predicts"):
         evaluate(files)
-
-
-def test_saved_parts_make_a_table(checks: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "table.json"
-    assert accuracy.main(["--from", *map(str, checks), "--json", str(out)]) == 0
-    assert "geomean 10 / mean 12 / p95 30   NO" in capsys.readouterr().out
-    assert [row["quantity"] for row in json.loads(out.read_text())["records"]][-1] == "inside the 80 % interval"
 
 
 @pytest.mark.parametrize(
@@ -186,20 +171,6 @@ def test_a_rerun_takes_what_is_kept(toy: Platform, tmp_path: Path, monkeypatch: 
         accuracy.measure(here, tmp_path / "out.json", seeds=[1], kernel_seed=1)
 
 
-def test_subsets_hold_every_family_in_its_share() -> None:
-    single = [{"name": f"{f}{i}", "owners": None, "workload": {"family": f}} for f in ("dlrm", "x") for i in range(8)]
-    rows = single + [{"name": f"p{i}", "owners": [0, 1], "workload": {"family": "dlrm"}} for i in range(4)]
-    for count in (0, 2, 4, 6, 10, 20):
-        chosen = learning.draw_subset(rows, count, np.random.default_rng(count))
-        names = [row["name"] for row in chosen]
-        assert len(set(names)) == len(names) == count
-        assert sum(name.startswith("p") for name in names) in (count // 5, count // 5 + 1, 2 * round(count / 10))
-        assert not any(name.startswith("p") for name in names[:2])
-    assert learning.draw_subset(rows, 6, np.random.default_rng(1)) != learning.draw_subset(
-        rows, 6, np.random.default_rng(2)
-    )
-
-
 @pytest.mark.skipif(not MEASURED, reason="no raw measurements in reference_data")
 def test_learning_from_nothing_and_from_something(
     toy: Platform,
@@ -225,30 +196,6 @@ def test_learning_from_nothing_and_from_something(
     ]  # fmt: skip
     assert all(row["q1"] <= row["error"] <= row["q3"] for row in rows if row["draws"] == 1)
     assert "quartiles over draws" in capsys.readouterr().out
-
-
-def test_wrong_arguments_of_learning(checks: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "raw.json").write_text('{"iterations": []}')
-    assert learning.main([str(tmp_path / "raw.json"), "--check", str(checks[0])]) == 2
-    assert "holds no calibration iterations" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        learning.main([str(tmp_path / "raw.json")])
-
-
-def test_speed_shows_medians_beside_bars(capsys: pytest.CaptureFixture[str]) -> None:
-    told = iter([9.0, 1.0, 2.0, 3.0, 4.0, 5.0])
-    jobs = [
-        speed.Job("quick", (lambda value=value: value for value in told), bar=3.5),
-        speed.Job("many", repeat(lambda: 2.0), results=1000, bar=1e-3),
-        speed.Job("slow", repeat(lambda: 1.0), slow=True),
-    ]
-    rows = {row["name"]: row for row in speed.time_jobs(jobs, rounds=5)}
-    assert (rows["quick"]["median_s"], rows["quick"]["q1_s"], rows["quick"]["met"]) == (3.0, 2.0, True)
-    assert (rows["many"]["median_s"], rows["many"]["met"], rows["slow"]["met"]) == (2e-3, False, None)
-    text = speed.format_speed(list(rows.values()))
-    assert "3.5 s  yes" in text and "1 ms   NO" in text
-    assert speed.main(["--rounds", "0"]) == 2
-    assert "rounds is 0" in capsys.readouterr().err
 
 
 def test_speed_lists_jobs_that_run(toy: Platform) -> None:

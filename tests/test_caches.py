@@ -13,10 +13,10 @@ from perfkit.models.caches import (
     lru_misses,
     miss_share,
     page_walks,
-    reuse_distances,
     rotating_misses,
     unique_rows,
 )
+from perfkit.models.reuse import reuse_distances
 
 hitters = st.lists(st.floats(0, 0.2), max_size=5).map(tuple)
 zipfs = st.builds(Zipf, st.integers(6, 10**8), st.floats(0, 3), st.floats(-0.9, 100), hitters)
@@ -97,7 +97,7 @@ def test_shared_cache_against_a_simulated_lru(capacity: float, dense_bytes: floa
 table = st.tuples(distributions, st.floats(0.5, 1e6), st.sampled_from([32.0, 64.0, 512.0]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @example([(Uniform(770), 521951.0, 32.0)], 490145.0, 257392.0, 2.0)  # what is left underflows on the way
 @given(st.lists(table, min_size=1, max_size=4), st.floats(0, 1e9), st.floats(1, 1e10), st.floats(1.0001, 1e3))
 def test_misses_fall_with_capacity(tables: list, dense: float, capacity: float, more: float) -> None:
@@ -111,7 +111,7 @@ def test_misses_fall_with_capacity(tables: list, dense: float, capacity: float, 
     assert near == pytest.approx(small, abs=1e-3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(table, min_size=1, max_size=4), st.floats(0, 1e9), st.floats(1e-6, 0.9999))
 def test_the_cache_is_exactly_full(tables: list, dense: float, part: float) -> None:
     """Put the misses back into the equation they solve, through a bisection that shares no code with it."""

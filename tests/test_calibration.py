@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfkit import calibration, contexts
-from perfkit.calibration import fit_platform, judge_kernels, size_cases
+from perfkit.calibration.context import add_context, bound_spread, expect_spread
+from perfkit.calibration.fit import fit_platform, judge_kernels, size_cases
 from perfkit.fitting import Fit
 from perfkit.measure.kernels import Case, draw_cases
+from perfkit.measure.samples import dump
 from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import additive, in_context
-from perfkit.platform import Platform
+from perfkit.platform.context import Context
+from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
 from perfkit.prediction.result import predict
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.samples import dump
 from perfkit.workloads.transformer import Transformer
 
 NOMINAL = (2.0**20, 2.0**25)
@@ -45,7 +46,7 @@ MODELS: list[tuple[DLRM | Transformer, tuple[int, ...] | None]] = [
 
 def true_platform(toy: Platform) -> Platform:
     caches = Fit("caches", CAPACITIES, units={"l2": "B", "l3": "B", "pages": "-"}, kind="assumed", source="test")
-    return replace(toy, context={"caches": caches})
+    return replace(toy, context=Context(caches=caches))
 
 
 def operands(case: Case) -> float:
@@ -78,7 +79,7 @@ def iteration_rows(truth: Platform) -> list[dict[str, Any]]:
         plan = Plan.from_owners(owners, ranks=2) if owners else None
         runs, walls = [], []
         for graph in workload.graphs(ranks, plan):
-            costs = price(graph, truth)
+            costs = price([graph], truth)[0]
             parts = {"hot": costs.hot, "cold": costs.cold, "page_walks": costs.page_walks}
             seconds = in_context(parts, **CONTEXT)
             for place in graph.collectives:
@@ -123,11 +124,10 @@ def platform(measurements: Mapping[str, Any]) -> Platform:
     return fit_platform(measurements, name="found again")
 
 
-@pytest.fixture
-def quick(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels are the same ones: what they were fitted to need not be found twice."""
-    monkeypatch.setattr(calibration, "_choose_caches", lambda *_: dict(platform.context["caches"]))
-    monkeypatch.setattr(calibration, "_fit_classes", lambda *_: dict(platform.kernels))
+def refit(platform: Platform, measurements: Mapping[str, Any]) -> Platform:
+    """Another fit of the iterations alone: kernels, caches and collectives are the same ones."""
+    bare = replace(platform, context=Context(caches=platform.context.caches))
+    return add_context(bare, measurements)
 
 
 def test_every_class_is_fitted(platform: Platform, truth: Platform) -> None:
@@ -152,35 +152,26 @@ def test_times_of_other_sizes_are_found_again(platform: Platform, truth: Platfor
 
 def test_judging_the_truth_shows_only_the_noise(truth: Platform) -> None:
     errors = np.concatenate(list(judge_kernels(truth, kernel_rows(truth, 1, 0.2)).values()))
-    assert errors.std() == pytest.approx(NOISE, rel=0.15)
-    assert abs(errors.mean()) < 0.3 * NOISE
+    assert errors.std() == pytest.approx(NOISE, rel=0.15) and abs(errors.mean()) < 0.3 * NOISE
 
 
-def test_parameters_of_plain_classes_are_found_again(platform: Platform, truth: Platform) -> None:
+def test_parameters_are_found_again(platform: Platform, truth: Platform) -> None:
     for name in ("relu", "add", "mul_", "addcdiv_"):
         found, known = platform.kernels[f"elementwise.{name}"], truth.kernels[f"elementwise.{name}"]
         assert found["launch"] == pytest.approx(known["launch"], rel=0.1)
         assert found["nbytes"] == pytest.approx(known["nbytes"], rel=0.25)
         assert found.spread < 4 * NOISE
-
-
-def test_caches_are_found_near_their_size(platform: Platform) -> None:
-    found = platform.context["caches"]
-    assert found["l2"] == pytest.approx(CAPACITIES["l2"], rel=0.35)
-    assert found["l3"] == pytest.approx(CAPACITIES["l3"], rel=0.35)
-    assert platform.cache_capacities == (found["l2"], found["l3"])
-
-
-def test_collectives_are_found_again(platform: Platform, truth: Platform) -> None:
+    caches = platform.context.caches
+    assert [caches[n] for n in ("l2", "l3")] == pytest.approx([CAPACITIES[n] for n in ("l2", "l3")], rel=0.35)
+    assert platform.cache_capacities == (caches["l2"], caches["l3"])
     for key, fit in platform.collectives.items():
-        assert fit["alpha"] == pytest.approx(truth.collectives[key]["alpha"], rel=0.1)
-        assert fit["beta"] == pytest.approx(truth.collectives[key]["beta"], rel=0.1)
+        assert dict(fit) == pytest.approx(dict(truth.collectives[key]), rel=0.1)
         assert any("1.20 times" in note for note in fit.notes)
 
 
 def test_iterations_are_found_again(platform: Platform, measurements: Mapping[str, Any]) -> None:
     for family in ("dlrm", "transformer"):
-        fit = platform.context[f"iteration.{family}"]
+        fit = platform.context.iterations[family]
         assert fit["scale"] == pytest.approx(1, abs=0.1)
         assert fit.get("per_operation", 0.0) == pytest.approx(HOST, rel=0.6)
     for row, (workload, owners) in zip(measurements["iterations"], MODELS, strict=True):
@@ -193,7 +184,7 @@ def test_iterations_are_found_again(platform: Platform, measurements: Mapping[st
 def test_an_iteration_never_measured_lies_in_its_interval(platform: Platform, truth: Platform) -> None:
     workload = DLRM(rows=[7000] * 6, dim=32, pooling=6, batch=300, bottom=[48], top=[64], features=13)
     graph = workload.graphs()[0]
-    costs = price(graph, truth)
+    costs = price([graph], truth)[0]
     parts = {"hot": costs.hot, "cold": costs.cold, "page_walks": costs.page_walks}
     expected = float(in_context(parts, **CONTEXT).sum()) + HOST * len(graph)
     low, high = predict(workload, platform).interval(0.95)
@@ -208,7 +199,7 @@ def test_a_calibrated_platform_survives_its_file(platform: Platform) -> None:
 
 
 def test_every_number_has_its_origin(platform: Platform) -> None:
-    frame = platform.table()
+    frame = platform.numbers()
     assert frame.filter(frame["source"] == "").height == 0
     assert set(frame["kind"]) <= {"measured", "fitted", "datasheet"}
 
@@ -216,7 +207,6 @@ def test_every_number_has_its_origin(platform: Platform) -> None:
 # Spreads.
 
 
-@pytest.mark.usefixtures("quick")
 def test_iterations_that_scatter_widen_the_interval(measurements: Mapping[str, Any], platform: Platform) -> None:
     """The spread is that of iterations left out: noise that the fit has seen cannot hide in it."""
     rng = np.random.default_rng(5)
@@ -225,32 +215,26 @@ def test_iterations_that_scatter_widen_the_interval(measurements: Mapping[str, A
         factor = float(np.exp(0.5 * rng.standard_normal()))
         for run in row["runs"]:
             run["median"] *= factor
-    scattered = fit_platform(noisy)
+    scattered, spreads = refit(platform, noisy), []
     for family in ("dlrm", "transformer"):
-        calm, wild = (p.context[f"iteration.{family}"].spread for p in (platform, scattered))
-        assert wild > 2 * calm
-        assert 0.1 < wild < 1.5
+        calm, wild = (p.context.iterations[family].spread for p in (platform, scattered))
+        assert wild > 2 * calm and 0.1 < wild < 1.5
+        spreads.append(calm)
     workload = MODELS[0][0]
     assert predict(workload, scattered).spread > predict(workload, platform).spread
-    assert platform.context["iteration"].spread >= max(
-        platform.context[f"iteration.{family}"].spread for family in ("dlrm", "transformer")
-    )
+    assert platform.context.iterations["any"].spread >= max(spreads)
 
 
-@pytest.mark.usefixtures("quick")
-def test_left_out_runs_are_left_out(measurements: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_left_out_runs_are_left_out(measurements: Mapping[str, Any], platform: Platform) -> None:
     """One wild iteration shows in the spread of its family in full, as no fit that it is judged by has seen it."""
     spoilt = copy.deepcopy(dict(measurements))
     spoilt["iterations"] = spoilt["iterations"][:9]
-    for run in spoilt["iterations"][0]["runs"]:
-        run["median"] *= 3.0
-    seen: dict[int, float] = {}
-    monkeypatch.setattr(contexts, "_expect_spread", lambda logs: seen.setdefault(len(seen), max(np.abs(logs))))
-    fit_platform(spoilt)
-    assert max(seen.values()) == pytest.approx(np.log(3), rel=0.25)
+    spoilt["iterations"][0]["runs"][0]["median"] *= 3.0
+    wild, calm = (p.context.iterations["dlrm"] for p in (refit(platform, spoilt), platform))
+    assert wild.spread > 0.9 * expect_spread([np.log(3), *[calm.spread] * 4]) > 2 * calm.spread
 
 
-@pytest.mark.parametrize("estimate", [contexts._expect_spread, contexts._conformal])
+@pytest.mark.parametrize("estimate", [expect_spread, bound_spread])
 def test_spread_of_normal_errors(estimate: Callable[[list[float]], float]) -> None:
     draws = np.random.default_rng(0).normal(0, 0.1, (400, 14))
     spreads = np.array([estimate(row.tolist()) for row in draws])
@@ -260,22 +244,19 @@ def test_spread_of_normal_errors(estimate: Callable[[list[float]], float]) -> No
 
 
 def test_luck_with_few_errors_does_not_make_an_interval() -> None:
-    lucky, unlucky = contexts._expect_spread([0.01, -0.01, 0.0, 0.01]), contexts._expect_spread([0.4, 0.0, 0.1])
-    assert 0.05 < lucky < 0.11 < unlucky < 0.24
-    many = np.full(200, 0.03).tolist()
-    assert contexts._expect_spread(many) == pytest.approx(0.03, rel=0.25)
+    assert 0.05 < expect_spread([0.01, -0.01, 0.0, 0.01]) < 0.11 < expect_spread([0.4, 0.0, 0.1]) < 0.24
+    assert expect_spread(np.full(200, 0.03).tolist()) == pytest.approx(0.03, rel=0.25)
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("share", [0.2, 0.9])
-def test_standing_still_is_told_from_computing_longer(
+def test_waiting_and_computing_longer_are_kept_apart(
     measurements: Mapping[str, Any], platform: Platform, share: float
 ) -> None:
-    """Of what collectives cost more inside iterations, only as much counts as communication as ranks stood still."""
-    more, delay = dict(platform.context["iteration.dlrm.parallel"]), 1e-3
+    """Of what collectives cost more inside iterations, only as much counts as communication as ranks waited."""
+    more, delay = dict(platform.context.parallel["dlrm"]), 1e-3
     more |= {"per_collective": share * delay, "per_resume": (1.0 - share) * delay}
     fit = Fit("iteration", more, kind="assumed", source="test")
-    truth = replace(platform, context={**platform.context, "iteration.dlrm.parallel": fit})
+    truth = replace(platform, context=replace(platform.context, parallel={**platform.context.parallel, "dlrm": fit}))
     rows, rng = copy.deepcopy(dict(measurements)), np.random.default_rng(9)
     for row, (workload, owners) in zip(rows["iterations"], MODELS, strict=True):
         if owners:
@@ -285,54 +266,45 @@ def test_standing_still_is_told_from_computing_longer(
                 run["median"] = found.time * float(np.exp(NOISE * rng.standard_normal()))
                 run["idle"] = idle
     for row in rows["collectives"]:
-        row["mean"] = row["q1"] + delay
-    again = fit_platform(rows).context["iteration.dlrm.parallel"]
+        row["median"] = row["q1"] + delay
+    again = refit(platform, rows).context.parallel["dlrm"]
     assert again["per_collective"] + again["per_resume"] == pytest.approx(delay, rel=0.25)
     assert again["per_collective"] == pytest.approx(share * delay, rel=0.3)
     for row in rows["iterations"]:
         for run in row["runs"]:
             run.pop("idle", None)
-    unseen = fit_platform(rows).context["iteration.dlrm.parallel"]
+    unseen = refit(platform, rows).context.parallel["dlrm"]
     assert "per_resume" not in unseen and unseen["per_collective"] == pytest.approx(delay, rel=0.25)
 
 
 # What may be missing, and what is refused.
 
 
-@pytest.mark.usefixtures("quick")
-def test_kernels_alone_make_a_platform(measurements: Mapping[str, Any]) -> None:
-    alone = fit_platform({**measurements, "collectives": [], "iterations": [], "ranks": 1})
-    assert alone.name.startswith("cpu")
-    assert set(alone.context) == {"caches"}
-    assert not alone.collectives
-    with pytest.warns(UserWarning, match="never calibrated with dlrm iterations"):
-        assert predict(MODELS[0][0], alone).time > 0
+def test_a_part_of_the_measurements_makes_a_platform(measurements: Mapping[str, Any], platform: Platform) -> None:
+    few = [row for row in measurements["kernels"] if row["kind"] in ("gemm", "elementwise")]
+    alone = fit_platform({**measurements, "kernels": few, "collectives": [], "iterations": [], "ranks": 1})
+    assert alone.name == "cpu-1" and list(alone.context.fits()) == ["caches"] and not alone.collectives
+    bert = MODELS[5][0]
+    with pytest.warns(UserWarning, match="never calibrated with transformer iterations"):
+        assert predict(bert, alone).time > 0
     with pytest.raises(ValueError, match="ranks is 2"):
-        predict(MODELS[0][0], alone, ranks=2)
-
-
-@pytest.mark.usefixtures("quick")
-def test_one_rank_alone_says_what_several_lack(measurements: Mapping[str, Any]) -> None:
-    alone = fit_platform({**measurements, "iterations": measurements["iterations"][:9]})
+        predict(bert, alone, ranks=2)
+    single = refit(platform, {**measurements, "iterations": measurements["iterations"][:9]})
     with pytest.warns(UserWarning, match="never calibrated with dlrm iterations on several ranks"):
-        predict(MODELS[-1][0], alone, ranks=2)
+        predict(MODELS[-1][0], single, ranks=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        predict(MODELS[0][0], alone)
+        predict(MODELS[0][0], single)
 
 
-@pytest.mark.parametrize("version", [None, 0, 2, "1", 1.5])
-def test_another_format_is_refused(measurements: Mapping[str, Any], version: object) -> None:
-    with pytest.raises(ValueError, match=r"format is .*; this perfkit reads measurements of format 1; measure again"):
-        fit_platform({**measurements, "format": version})
-
-
-@pytest.mark.usefixtures("quick")
-def test_iterations_of_another_framework_are_refused(measurements: Mapping[str, Any]) -> None:
+def test_what_cannot_be_fitted_is_refused(measurements: Mapping[str, Any], platform: Platform) -> None:
+    for version in (None, 0, 2, "1", 1.5):
+        with pytest.raises(ValueError, match=r"format is .*; this perfkit reads measurements of format 1; measure"):
+            fit_platform({**measurements, "format": version})
     other = copy.deepcopy(dict(measurements))
     other["iterations"][0]["runs"][0]["operation_seconds"].pop()
     with pytest.raises(ValueError, match=r"iteration sample-0 was measured with \d+ operations and its graph has \d+"):
-        fit_platform(other)
+        refit(platform, other)
 
 
 def test_repeated_batches_of_indices_stay_near() -> None:

@@ -10,24 +10,30 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from perfkit import campaign
-from perfkit.campaign import calibrate, check, check_target, measure_samples
-from perfkit.measure import folders, runner
+from perfkit.calibration import campaign
+from perfkit.calibration.campaign import calibrate, check, measure_samples
+from perfkit.calibration.fit import fit_platform
+from perfkit.ground import results
+from perfkit.ground.results import check_target
+from perfkit.measure import folders, processes
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import Case
 from perfkit.measure.machine import Fact, count_cores
-from perfkit.measure.runner import ENVIRONMENT, MeasurementError, Timing, run_processes, time_calls
-from perfkit.platform import Platform
+from perfkit.measure.processes import ENVIRONMENT, START, MeasurementError, run_processes
+from perfkit.measure.samples import Sample
+from perfkit.measure.timing import find_disagreement, summarize_samples, time_calls
+from perfkit.platform.platform import Platform
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.samples import Sample
 
+pytestmark = pytest.mark.serial  # measures, and starts processes that do
 TINY = DLRM(rows=[100, 50], dim=8, pooling=2, bottom=[8], top=[8], features=4, batch=8)
 RELU = ["elementwise", "relu", {"elements": 64}]
 
@@ -42,7 +48,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[
             super().__init__(*args, **kwargs)
             started.append(self)
 
-    monkeypatch.setattr(runner.subprocess, "Popen", Watched)
+    monkeypatch.setattr(processes.subprocess, "Popen", Watched)
     yield started
     assert all(process.returncode is not None for process in started)
     for process in started:
@@ -53,61 +59,43 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[
 # What is finished is kept.
 
 
-def jobs(calls: list[str], fail: str = "") -> dict[str, Callable[[], Any]]:
-    def job(name: str) -> Callable[[], Any]:
-        def run() -> list[str]:
-            calls.append(name)
-            if name == fail:
-                raise MeasurementError("measuring process 0 was killed by signal 9")
-            return [name]
+def jobs(calls: list[str], error: BaseException | None = None) -> dict[str, Callable[[], Any]]:
+    def run(name: str) -> list[str]:
+        calls.append(name)
+        if name == "b" and error:
+            raise error
+        return [name]
 
-        return run
-
-    return {name: job(name) for name in ("a", "b", "c")}
+    return {name: partial(run, name) for name in "abc"}
 
 
-def test_a_rerun_continues_where_the_last_one_stopped(tmp_path: Path) -> None:
-    kept, calls = Campaign(tmp_path / "work", progress=False), []
-    with pytest.raises(MeasurementError):
-        kept.run("kernels", jobs(calls, fail="b"))
-    assert calls == ["a", "b"]
+@pytest.mark.parametrize("error", [MeasurementError("killed"), KeyboardInterrupt()], ids=str)
+def test_a_rerun_continues_where_the_last_one_stopped(tmp_path: Path, error: BaseException) -> None:
+    calls: list[str] = []
+    with pytest.raises(type(error)):
+        Campaign(tmp_path / "work", progress=False).run("kernels", jobs(calls, error))
+    kept = Campaign(tmp_path / "work", progress=False)
     assert kept.run("kernels", jobs(calls)) == {"a": ["a"], "b": ["b"], "c": ["c"]}
     assert calls == ["a", "b", "b", "c"], "only what was missing ran again"
-    assert kept.run("other stage", jobs(calls)) == {"a": ["a"], "b": ["b"], "c": ["c"]}
+    kept.run("other stage", jobs(calls))
     assert calls[4:] == ["a", "b", "c"], "stages do not share results"
     kept.close()
-    assert not (tmp_path / "work").exists()
-
-
-def test_a_campaign_without_a_folder_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    calls: list[str] = []
+    assert not list(tmp_path.iterdir())
     for _ in range(2):
         Campaign(None, progress=False).run("kernels", jobs(calls))
-    assert calls == ["a", "b", "c"] * 2
-    assert not list(tmp_path.iterdir())
+    assert calls[7:] == ["a", "b", "c"] * 2 and not list(tmp_path.iterdir()), "without a folder nothing is kept"
 
 
-def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    calls: list[str] = []
-    first = jobs(calls)
-    with pytest.raises(KeyboardInterrupt):
-        Campaign(tmp_path / "work", progress=False).run("kernels", {"a": first["a"], "b": interrupt})
-    assert Campaign(tmp_path / "work", progress=False).run("kernels", {"a": interrupt}) == {"a": ["a"]}
-
-
-def test_work_folders_are_keyed_by_options_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_campaigns_are_kept_by_options_versions_and_machine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal nodes may share one home."""
     one, same = (open_campaign("calibrate", "cpu", 2, True, progress=False) for _ in range(2))
-    other = open_campaign("calibrate", "cpu", 2, False, progress=False)
-    assert one.file == same.file
-    assert one.file != other.file
+    files = {one.file, open_campaign("calibrate", "cpu", 2, False, progress=False).file}
     monkeypatch.setattr(folders, "list_versions", lambda: {"torch": "0.0"})
-    assert open_campaign("calibrate", "cpu", 2, True, progress=False).file != one.file
-    assert str(one.file).startswith(str(tmp_path))
+    files.add(open_campaign("calibrate", "cpu", 2, True, progress=False).file)
+    monkeypatch.setattr(folders.system, "node", lambda: "node2")
+    files.add(open_campaign("calibrate", "cpu", 2, True, progress=False).file)
+    assert one.file == same.file and len(files) == 4
+    assert all(file and file.parent == cache for file in files)
 
 
 @pytest.fixture
@@ -129,7 +117,7 @@ def test_a_damaged_line_is_named_and_measured_again(cache: Path) -> None:
         with warnings.catch_warnings(record=True, action="always") as said:
             assert open_campaign("x", progress=False).run("kernels", jobs(calls)) == {key: [key] for key in "abc"}
         assert calls == lost
-        assert all(f"{kept.file} is damaged; what it has lost is measured again" == str(w.message) for w in said)
+        assert all(f"{kept.file} is damaged; its lost measurements are repeated" == str(w.message) for w in said)
         assert bool(said) is bool(text)
 
 
@@ -147,7 +135,7 @@ def test_a_campaign_has_the_date_of_its_first_measurement_and_an_end(
     kept.run("kernels", jobs(calls))
     assert (kept.day, calls) == (first, ["a", "b", "c"])
     now[0] += 5 * DAY
-    with pytest.warns(UserWarning, match="measured more than 7 days ago is measured again"):
+    with pytest.warns(UserWarning, match="measurements older than 7 days are measured again"):
         kept = open_campaign("x", progress=False)
     kept.run("kernels", jobs(calls))
     assert calls == ["a", "b", "c", "a"]
@@ -156,15 +144,14 @@ def test_a_campaign_has_the_date_of_its_first_measurement_and_an_end(
 
 @pytest.mark.parametrize("days", [29, 31])
 def test_campaigns_that_nobody_goes_on_with_are_removed(cache: Path, days: int) -> None:
-    """Those of old versions as well, which were folders; what is not a campaign stays."""
-    old = cache / "0123456789abcdef"
-    (old / "more").mkdir(parents=True)
-    others = [cache / "0123456789abcdef-1.jsonl", cache / "somebody's.txt"]
-    for path in (old, *others):
-        path.is_dir() or path.write_text("[]")
+    """What is not a campaign stays."""
+    cache.mkdir()
+    paths = [cache / "0123456789abcdef-1.jsonl", cache / "somebody's.txt"]
+    for path in paths:
+        path.write_text("[]")
         os.utime(path, (path.stat().st_mtime - days * DAY,) * 2)
     open_campaign("x", progress=False).close()
-    assert [path.exists() for path in (old, *others)] == [days == 29, days == 29, True]
+    assert [path.exists() for path in paths] == [days == 29, True]
 
 
 OTHER = """
@@ -181,7 +168,7 @@ def test_a_second_process_gets_a_campaign_of_its_own(cache: Path) -> None:
     """Its measurements are not mixed with those of the first, and the end of one takes nothing from the other."""
     with subprocess.Popen([sys.executable, "-c", OTHER], stdin=-1, stdout=-1, text=True, env=os.environ) as other:
         theirs = Path(other.stdout.readline().strip())
-        with pytest.warns(UserWarning, match=f"the same is being measured by process {other.pid} on .* since .*apart"):
+        with pytest.warns(UserWarning, match=f"the same is being measured by process {other.pid} on .* since .* own"):
             mine = open_campaign("x", progress=False)
         assert mine.file != theirs
         assert mine.run("kernels", {"a": lambda: "mine"}) == {"a": "mine"}
@@ -199,14 +186,6 @@ def test_a_second_thread_gets_a_campaign_of_its_own_while_the_first_lives(cache:
     assert open_campaign("x", progress=False).file == found[0], "that thread has ended without closing it"
     with ThreadPoolExecutor(1) as pool, pytest.warns(UserWarning, match="both disturb each other"):
         assert pool.submit(lambda: open_campaign("x", progress=False)).result().file != found[0]
-
-
-def test_equal_nodes_with_one_home_share_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = set()
-    for name in ("node1", "node2"):
-        monkeypatch.setattr(folders.system, "node", lambda name=name: name)
-        files.add(open_campaign("x", progress=False).file)
-    assert len(files) == 2
 
 
 @pytest.mark.parametrize("fault", ["file", "home", "closed", "lock"])
@@ -234,9 +213,9 @@ def raise_error(error: BaseException) -> Callable[..., Any]:
 
 
 def test_a_full_cache_is_named_and_measuring_goes_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, full = open_campaign("x", progress=False), raise_error(OSError(errno.ENOSPC, "No space left on device"))
+    kept = open_campaign("x", progress=False)
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "open", full, raising=False)
+        patch.setattr(folders, "open", refuse, raising=False)
         with pytest.warns(UserWarning, match=f"{kept.file} cannot be written to .No space left on device.; measuring"):
             assert kept.run("kernels", jobs([])) == {key: [key] for key in "abc"}
     calls: list[str] = []
@@ -246,8 +225,7 @@ def test_a_full_cache_is_named_and_measuring_goes_on(cache: Path, monkeypatch: p
 
 # Measuring processes end with their parent, and leave nothing behind.
 
-CHILD = runner._START.replace('runpy.run_module("perfkit.measure.worker", run_name="__main__")', "print('bound', "
-                              "flush=True); import signal; signal.pause()")  # fmt: skip
+CHILD = START.split("    from")[0] + "    print('bound', flush=True)\n    import signal; signal.pause()"
 PARENT = """
 import os, signal, subprocess, sys
 environment = {**os.environ, "PERFKIT_PARENT": str(os.getpid())}
@@ -257,43 +235,42 @@ signal.pause()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is of Linux")
-def test_a_measuring_process_ends_with_its_parent() -> None:
+def test_a_measuring_process_ends_with_its_parent_and_begins_nothing_without_it() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "bound\n"
         parent.kill()
         assert parent.communicate(timeout=60) == ("", None), "the pipe ends when the child, which holds it, does"
-
-
-def test_a_measuring_process_whose_parent_has_gone_begins_nothing() -> None:
     environment = {**os.environ, "PERFKIT_PARENT": "1"}
     done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_a_signal_that_asks_to_end_leaves_no_process_and_no_folder(
     name: str, slow_python: Path, children: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(runner.tempfile, "tempdir", str(tmp_path))
     number = getattr(signal, name)
+    before = signal.getsignal(number)
+    monkeypatch.setattr(processes.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: signal.raise_signal(number))
     with pytest.raises(KeyboardInterrupt) as caught:
-        run_processes({"task": "kernels"}, on_line=lambda line: signal.raise_signal(number))
-    assert caught.value.args == (number,)
+        run_processes({"task": "kernels"})
+    assert caught.value.args == (() if name == "SIGINT" else (number,))
     assert len(children) == 1
     assert list(tmp_path.iterdir()) == [slow_python]
-    assert signal.getsignal(number) is signal.SIG_DFL
+    assert signal.getsignal(number) is before
 
 
 def test_handlers_of_the_program_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        with runner.tidy():
+        with processes.tidy():
             signal.raise_signal(signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(runner.tidy().__enter__).result()
+        pool.submit(processes.tidy().__enter__).result()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "only the main thread may set handlers"
 
 
@@ -305,79 +282,54 @@ def test_ranks_without_a_place_are_refused(
     ranks: int, device: str, words: str, children: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch", reason="measuring needs torch: pip install 'perfkit[measure]'")
-    monkeypatch.setattr(runner, "count_cores", lambda: 2)
+    monkeypatch.setattr(processes, "count_cores", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match=words):
-        runner.check_ranks(ranks, device)
+        processes.check_ranks(ranks, device)
     with pytest.raises(ValueError, match="ranks is 9; this machine has"):
         run_processes({"task": "kernels", "device": device}, ranks=9)
-    assert not children
-    assert runner.check_ranks(2) == 2
-
-
-def test_ranks_that_cannot_meet_are_told_before_they_start(
-    children: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "gather_facts", lambda: {"loopback": Fact(None, "")})
+    assert processes.check_ranks(2) == 2
+    monkeypatch.setattr(processes, "gather_facts", lambda: {"loopback": Fact(None, "")})
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     with pytest.raises(MeasurementError, match="ranks cannot meet: this machine has no loopback"):
         run_processes({"task": "collectives"}, ranks=2)
     assert not children
 
 
-# What fails says why.
+# What fails says why.# What fails says why.
 
 
-def test_an_unknown_task_is_an_error(children: list[Any]) -> None:
-    with pytest.raises(
-        MeasurementError, match=r"process 0 stopped with exit code 1; .*run it again.*KeyError"
-    ) as caught:
-        run_processes({"task": "nonsense"})
-    assert "\n" not in str(caught.value)
-    assert "Traceback" in "".join(caught.value.__notes__)
+@pytest.mark.parametrize(("job", "words"), [
+    ({"task": "nonsense"}, r"process 0 stopped with exit code 1; .*run it again.*No module named .nonsense"),
+    ({"task": "kernels", "cases": [RELU, ["elementwise", "no_such", {"elements": 64}]], "seconds": 0.0},
+     "KeyError: 'no_such'"),
+])  # fmt: skip
+def test_what_a_process_said_last_is_told(job: dict[str, Any], words: str, children: list[Any]) -> None:
+    with pytest.raises(MeasurementError, match=words) as caught:
+        run_processes(job)
+    assert "\n" not in str(caught.value) and "Traceback" in "".join(caught.value.__notes__)
     assert len(children) == 1
-
-
-def test_a_kernel_that_cannot_run_is_an_error(children: list[Any]) -> None:
-    case = ["elementwise", "no_such_function", {"elements": 64}]
-    with pytest.raises(MeasurementError, match=r"KeyError: 'no_such_function'"):
-        run_processes({"task": "kernels", "cases": [RELU, case], "seconds": 0.0})
 
 
 @pytest.fixture
 def slow_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands in for the interpreter of measuring processes: rank 1 kills itself, the others would sleep for minutes."""
     script = tmp_path / "python"
-    script.write_text('#!/bin/sh\necho begun\nif [ "$RANK" = "1" ]; then kill -9 $$; fi\nexec sleep 300\n')
+    script.write_text('#!/bin/sh\nif [ "$RANK" = "1" ]; then kill -9 $$; fi\nexec sleep 300\n')
     script.chmod(0o755)
-    monkeypatch.setattr(runner.sys, "executable", str(script))
+    monkeypatch.setattr(processes.sys, "executable", str(script))
     return script
 
 
-def test_a_killed_rank_ends_all_ranks(slow_python: Path, children: list[Any]) -> None:
-    with pytest.raises(MeasurementError, match="measuring process 1 was killed by signal 9; what was finished is kept"):
-        run_processes({"task": "collectives"}, ranks=3)
-    assert [process.returncode for process in children] == [-signal.SIGKILL] * 3
-
-
-def test_a_measurement_that_hangs_is_stopped(slow_python: Path, children: list[Any]) -> None:
-    with pytest.raises(MeasurementError, match="took longer than 0 s"):
-        run_processes({"task": "collectives"}, ranks=1, timeout=0.05)
-    assert children[0].returncode == -signal.SIGKILL
-
-
-def test_an_interrupt_leaves_no_process_and_no_folder(
-    slow_python: Path, children: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("ranks", "timeout", "words"), [
+    (3, 600.0, "measuring process 1 was killed by signal 9; what was finished is kept"), (1, 0.05, "longer than 0 s"),
+])  # fmt: skip
+def test_a_killed_rank_and_one_that_hangs_end_all(
+    ranks: int, timeout: float, words: str, slow_python: Path, children: list[Any]
 ) -> None:
-    def interrupt(line: str) -> None:
-        assert line == "begun"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner.tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(KeyboardInterrupt):
-        run_processes({"task": "kernels"}, on_line=interrupt)
-    assert len(children) == 1
-    assert list(tmp_path.iterdir()) == [slow_python]
+    with pytest.raises(MeasurementError, match=words):
+        run_processes({"task": "collectives"}, ranks=ranks, timeout=timeout)
+    assert [process.returncode for process in children] == [-signal.SIGKILL] * ranks
 
 
 def test_measuring_processes_have_clean_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -385,35 +337,19 @@ def test_measuring_processes_have_clean_settings(monkeypatch: pytest.MonkeyPatch
     script.write_text('#!/bin/sh\nenv > "$3/environment"\nprintf "[1, 2]" > "$3/result.$RANK"\n')
     script.chmod(0o755)
     seen: list[str] = []
-    remove = runner.tempfile.TemporaryDirectory.cleanup
-    monkeypatch.setattr(runner.sys, "executable", str(script))
+    remove = processes.tempfile.TemporaryDirectory.cleanup
+    monkeypatch.setattr(processes.sys, "executable", str(script))
 
     def keep(self: Any) -> None:
         seen.append((Path(self.name) / "environment").read_text())
         remove(self)
 
-    monkeypatch.setattr(runner.tempfile.TemporaryDirectory, "cleanup", keep)
+    monkeypatch.setattr(processes.tempfile.TemporaryDirectory, "cleanup", keep)
     assert run_processes({"task": "kernels"}) == [[1, 2]]
     assert all(f"{name}={value}\n" in seen[0] for name, value in ENVIRONMENT.items())
 
 
 # Files.
-
-
-@pytest.mark.parametrize("name", ["missing/P.toml", "folder"])
-def test_a_file_that_cannot_be_written_is_refused_before_measuring(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "folder").mkdir()
-    monkeypatch.setattr(campaign, "measure_platform", lambda **_: pytest.fail("measured"))
-    with pytest.raises(ValueError, match=r"out is .*folder"):
-        calibrate(out=tmp_path / name)
-
-
-def test_a_closed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign.os, "access", lambda path, mode: False)  # root may write anywhere
-    with pytest.raises(ValueError, match=r"json is .*its folder cannot be written to; choose another"):
-        check_target("json", tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(
@@ -423,33 +359,47 @@ def test_a_closed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"ranks": 0}, "ranks is 0; it must be"),
         ({"ranks": "two"}, "ranks is 'two'"),
         ({"ranks": True}, "ranks is True"),
+        ({"out": "missing/P.toml"}, "out is .*folder"),
+        ({"out": "perfkit"}, "out is .*folder"),
     ],
     ids=str,
 )
-def test_bad_calibrations_are_refused(
-    arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_bad_calibrations_are_refused_before_measuring(
+    arguments: dict[str, Any], message: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache.mkdir()
+    monkeypatch.chdir(cache.parent)
     monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: pytest.fail("measured"))
     with pytest.raises(ValueError, match=message):
         calibrate(**arguments)
     with pytest.raises(ValueError, match="seed is -1"):
         check("h100-sxm-8", seed=-1)
+    monkeypatch.setattr(results.os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(ValueError, match=r"json is .*its folder cannot be written to; choose another"):
+        check_target("json", cache / "x.json")
 
 
-def refuse(*_: Any, **__: Any) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
+refuse = raise_error(OSError(errno.ENOSPC, "No space left on device"))
+RAW = {"format": 1, "kernels": []}
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: Platform) -> Campaign:
+    """A campaign with one result, whose calibration measures RAW and fits the toy platform to it."""
+    work = Campaign(tmp_path / "work", progress=False)
+    work.run("kernels", {"a": lambda: [1]})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(campaign, "open_campaign", lambda *_, **__: work)
+    monkeypatch.setattr(campaign, "measure_platform", lambda **_: RAW)
+    monkeypatch.setattr(campaign, "fit_platform", lambda measurements, name: toy if measurements == RAW else None)
+    return work
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_full_disk_leaves_no_part_of_a_platform(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: Platform
+    call: str, work: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: Platform
 ) -> None:
-    work, out = Campaign(tmp_path / "work", progress=False), tmp_path / "P.toml"
-    work.run("kernels", {"a": lambda: [1]})
-    monkeypatch.setattr(campaign, "open_campaign", lambda *_, **__: work)
-    monkeypatch.setattr(campaign, "measure_platform", lambda **_: {"format": 1, "kernels": []})
-    monkeypatch.setattr(campaign, "fit_platform", lambda measurements, name: toy)
+    out = tmp_path / "P.toml"
     out.write_text("an older platform")
     with monkeypatch.context() as patch:
         patch.setattr(os, call, refuse)
@@ -460,47 +410,31 @@ def test_a_full_disk_leaves_no_part_of_a_platform(
     assert work.run("kernels", {"a": refuse}) == {"a": [1]}, "what was measured is still there"
     assert calibrate(out=out) == toy
     assert Platform.load(out) == toy
-    assert json.loads((tmp_path / "P.measurements.json").read_text()) == {"format": 1, "kernels": []}
-    assert not (tmp_path / "work").exists()
-
-
-# Timing.
-
-
-def test_a_finished_calibration_is_not_taken_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: Platform
-) -> None:
-    work = Campaign(tmp_path / "work", progress=False)
-    work.run("kernels", {"a": lambda: [1]})
-    monkeypatch.setattr(campaign, "open_campaign", lambda *_, **__: work)
-    monkeypatch.setattr(campaign, "measure_platform", lambda **_: {"format": 1, "kernels": []})
-    monkeypatch.setattr(campaign, "fit_platform", lambda measurements, name: toy)
-    assert calibrate() == toy
+    assert json.loads((tmp_path / "P.measurements.json").read_text()) == RAW
     assert not (tmp_path / "work").exists()
 
 
 def test_what_cannot_be_fitted_is_kept_and_fitted_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: Platform
+    work: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: Platform
 ) -> None:
-    raw = {"format": 1, "kernels": []}
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(campaign, "open_campaign", lambda *_, **__: Campaign(None, progress=False))
-    monkeypatch.setattr(campaign, "measure_platform", lambda **_: raw)
-    for out, kept in ((None, "perfkit-platform.measurements.json"), ("P.toml", "P.measurements.json")):
-        with pytest.raises(MeasurementError, match=f"nothing measured is lost.* --measurements {kept} --out") as caught:
-            calibrate(out=out)
-        assert "\n" not in str(caught.value) and json.loads((tmp_path / kept).read_text()) == raw
-    assert not (tmp_path / "P.toml").exists()
-    with pytest.raises(ValueError, match="measurements cannot be fitted"):
-        calibrate(measurements="P.measurements.json", out="P.toml")
+    with monkeypatch.context() as patch:
+        patch.setattr(campaign, "fit_platform", fit_platform)
+        for out, kept in ((None, "perfkit-platform.measurements.json"), ("P.toml", "P.measurements.json")):
+            with pytest.raises(
+                MeasurementError, match=f"nothing measured is lost.* --measurements {kept} --out"
+            ) as got:
+                calibrate(out=out)
+            assert "\n" not in str(got.value) and json.loads((tmp_path / kept).read_text()) == RAW
+        assert not (tmp_path / "P.toml").exists()
+        with pytest.raises(ValueError, match="measurements cannot be fitted"):
+            calibrate(measurements="P.measurements.json", out="P.toml")
     monkeypatch.setattr(campaign, "measure_platform", refuse)
-    monkeypatch.setattr(campaign, "fit_platform", lambda measurements, name: toy if measurements == raw else None)
     assert calibrate(measurements="P.measurements.json", out="P.toml") == toy == Platform.load("P.toml")
     with pytest.raises(ValueError, match=r"nowhere\.json cannot be read"):
         calibrate(measurements="nowhere.json")
 
 
-def test_one_core_leaves_out_what_needs_two(monkeypatch: pytest.MonkeyPatch, toy: Platform) -> None:
+def test_one_core_leaves_out_what_needs_two(monkeypatch: pytest.MonkeyPatch, toy: Platform, cache: Path) -> None:
     monkeypatch.setattr(campaign, "count_cores", lambda: 1)
     monkeypatch.setattr(campaign, "measure_samples", lambda campaign, samples, **_: pytest.skip(f"{len(samples)}"))
     with (
@@ -511,12 +445,14 @@ def test_one_core_leaves_out_what_needs_two(monkeypatch: pytest.MonkeyPatch, toy
     assert str(got.value) == "24"
 
 
+# Timing.
+
+
 def test_timing_summarises_samples() -> None:
-    timing = Timing.from_samples([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], cpu_share=0.9)
-    assert (timing.median, timing.halves, timing.n, timing.cpu_share) == (2.0, (1.0, 3.0), 6, 0.9)
-    assert timing.disagreement == 2.0
-    assert timing.q1 <= timing.median <= timing.q3
-    assert Timing.from_samples([0.5]).disagreement == 0
+    timing = summarize_samples([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], cpu_share=0.9)
+    assert timing == {"median": 2.0, "q1": 1.0, "q3": 3.0, "halves": (1.0, 3.0), "n": 6, "cpu_share": 0.9}
+    assert find_disagreement(timing) == 2.0
+    assert find_disagreement(summarize_samples([0.5])) == 0
 
 
 def test_time_calls_rotates_and_groups() -> None:
@@ -529,8 +465,8 @@ def test_time_calls_rotates_and_groups() -> None:
         return call
 
     waits: list[int] = []
-    timing = time_calls([count(i) for i in range(3)], seconds=0, minimum=4, synchronize=lambda: waits.append(1))
-    assert timing.n == 4
+    timing = time_calls([count(i) for i in range(3)], seconds=0, minimum=4, wait=lambda: waits.append(1))
+    assert timing["n"] == 4
     assert max(counts) - min(counts) <= 4
     assert len(waits) == 6, "after the warm-up, after the trial call and after each sample"
 

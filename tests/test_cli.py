@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import perfkit
-from perfkit import runlog
 from perfkit.__main__ import main
-from perfkit.measure.runner import MeasurementError
-from perfkit.platform import Platform
-from perfkit.prediction.comparison import Comparison
+from perfkit.calibration import commands
+from perfkit.calibration.checks import Comparison
+from perfkit.measure.processes import MeasurementError
+from perfkit.platform.platform import Platform
 from perfkit.workloads.transformer import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +30,9 @@ FROM = ["calibrate", "--out", "P.toml"]
 def restored_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line shows warnings its own way; that must not outlive a test."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    monkeypatch.setattr("perfkit.campaign.run_processes", lambda *_, **__: pytest.fail("something was measured"))
+    monkeypatch.setattr(
+        "perfkit.calibration.campaign.run_processes", lambda *_, **__: pytest.fail("something was measured")
+    )
 
 
 def run(words: list[str]) -> int:
@@ -103,8 +105,8 @@ def test_a_bad_line_ends_with_one_sentence_and_code_2(
 
 BROKEN = {
     "not-toml": ("format = = 1", "line 1"),
-    "no-format": ('name = "x"', "format is missing; this perfkit reads format 1"),
-    "other-format": ("format = 2", "format is 2; this perfkit reads format 1"),
+    "no-format": ('name = "x"', "format is missing; this perfkit reads formats 1 and 2"),
+    "other-format": ("format = 3", "format is 3; this perfkit reads formats 1 and 2"),
     "missing-keys": ('format = 1\nname = "x"', "device"),
     "binary": ("\udcff\udcfe", "cannot be read|utf-8"),
 }
@@ -209,7 +211,7 @@ def test_a_command_that_fails_while_measuring_leaves_a_log(
         raise error
 
     (tmp_path / "out").mkdir()
-    monkeypatch.setattr(runlog.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(commands.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["perfkit", "calibrate", "\udcff"])
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(perfkit, "calibrate", fail)
@@ -260,8 +262,8 @@ def test_check_writes_its_pairs(
 ) -> None:
     pair = {"family": "dlrm", "name": "dlrm-0", "config": {}, "ranks": 1, "predicted_s": 1.1, "low_s": 0.9}
     pair |= {"high_s": 1.3, "measured_s": 1.0, "measured_q1_s": 0.9, "measured_q3_s": 1.2, "flagged": True}
-    pair |= {"bottleneck": "GEMM-bound"}
-    comparison = Comparison((pair,), "toy", {"processor": "x"}, {"python": "3"}, {"dlrm": 0.02, "all": 0.02})
+    pair |= {"bottleneck": "GEMM-bound", "noise": 0.02}
+    comparison = Comparison((pair,), "toy", {"processor": "x"}, {"python": "3"})
     asked = []
     monkeypatch.setattr(perfkit, "check", lambda platform, **given: asked.append((platform, given)) or comparison)
     out = tmp_path / "pairs.json"
@@ -303,7 +305,33 @@ def test_calibrate_without_torch_says_what_to_install(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("doctor", "calibrate", "predict", "check", "demo"))
+    assert all(word in out for word in ("doctor", "calibrate", "predict", "shard", "check", "demo", "platforms"))
+    assert run(["--version"]) == 0 and capsys.readouterr().out == f"perfkit {perfkit.__version__}\n"
+
+
+def test_lists_name_what_other_commands_take(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, names in {
+        "platforms": ("h100-sxm-8 ", "zen5-2 "), "models": ("dlrm-mlperf ", "bert-large ", "gpt2-xl "),
+        "tables": ("mlperf-dlrm-dcnv2 ",),
+    }.items():  # fmt: skip
+        assert run([command]) == 0
+        out = capsys.readouterr().out
+        assert all(name in out for name in names), out
+
+
+def test_every_command_gives_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.json"
+    for words in (BERT, ["platforms"], ["models"], ["tables"]):
+        assert run([*words, "--json", "-"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert run([*words, "--json", str(file)]) == 0
+        assert json.loads(file.read_text()) == shown and f"written to {file}" in capsys.readouterr().out
+    assert run([*BERT, "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["interval_s"][0] < found["time_s"] < found["interval_s"][1]
+    assert sum(row["time_s"] for row in found["breakdown"]) == pytest.approx(found["time_s"])
+    for command in ("doctor", "calibrate", "predict", "shard", "check", "demo"):
+        assert run([command, "--help"]) == 0 and "--json OUT" in capsys.readouterr().out

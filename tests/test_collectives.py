@@ -5,7 +5,6 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from perfkit.models import collectives as c
 
@@ -29,7 +28,7 @@ SUPERBENCH = [
 def test_bandwidths_as_nccl_tests_prints_them(
     operation: str, size: int, time: float, algbw: float, busbw: float
 ) -> None:
-    assert c.algorithm_bandwidth(size, time) / 1e9 == pytest.approx(algbw, rel=2e-4)
+    assert size / time / 1e9 == pytest.approx(algbw, rel=2e-4)
     assert c.bus_bandwidth(size, time, ranks=8, operation=operation) / 1e9 == pytest.approx(busbw, rel=2e-4)
 
 
@@ -121,26 +120,21 @@ def test_no_algorithm_beats_the_link_and_the_switch_saves_traffic(n: float, p: i
     assert gain == pytest.approx(2 * (p - 1) / (p + 1)) and gain < 2
 
 
-@given(nbytes, st.integers(1, 4096), alpha, beta)
+@given(nbytes, st.integers(2, 4096), alpha, beta)
 def test_textbook_forms(n: float, p: int, a: float, b: float) -> None:
     link = {"ranks": p, "alpha_hop": a, "beta_link": b}
     gather, scatter, reduce = (
-        c.ring_all_gather(n, **link),
-        c.ring_reduce_scatter(n, **link),
-        c.ring_all_reduce(n, **link),
+        c.ring_collective(n, operation=name, **link) for name in ("all_gather", "reduce_scatter", "all_reduce")
     )
-    assert reduce == pytest.approx(gather + scatter)
-    assert reduce == pytest.approx(c.ring_steps("all_reduce", p) * a + c.bus_factor("all_reduce", p) * b * n)
-    assert gather == pytest.approx(c.ring_steps("all_gather", p) * a + c.bus_factor("all_gather", p) * b * n)
-    tree = c.tree_all_reduce(n, **link)
-    if p == 1:
-        assert gather == reduce == tree == 0
-    else:
-        assert c.ring_all_reduce(0, **link) == pytest.approx(2 * (p - 1) * a)
-        assert tree == pytest.approx(2 * math.log2(p) * a + 2 * b * n)
-        assert c.tree_all_reduce(0, **link) <= c.ring_all_reduce(0, **link) * (1 + 1e-12)
-        assert c.ring_all_reduce(1e30, **link) <= c.tree_all_reduce(1e30, **link)
+    assert reduce == pytest.approx(gather + scatter) and reduce == c.ring_all_reduce(n, **link)
+    assert reduce == pytest.approx(2 * (p - 1) * (a + b * n / p))
+    assert c.ring_all_reduce(n, ranks=1, alpha_hop=a, beta_link=b) == 0
     assert c.ring_all_reduce(n, ranks=p + 1, alpha_hop=a, beta_link=b) > reduce
+    empty, whole, huge = (c.tree_collective(x, operation="all_reduce", **link) for x in (0.0, n, 1e30))
+    assert whole == pytest.approx(2 * math.log2(p) * a + 2 * b * n)
+    assert whole == pytest.approx(2 * c.tree_collective(n, operation="broadcast", **link))
+    assert empty <= c.ring_all_reduce(0, **link) * (1 + 1e-12) and huge >= c.ring_all_reduce(1e30, **link)
+    assert c.tree_collective(n, operation="reduce", nodes=p, alpha_rail=a, **{**link, "alpha_hop": 0.0}) == whole / 2
 
 
 def test_bus_factors_of_the_nccl_tests_page() -> None:
@@ -154,36 +148,6 @@ def test_bus_factors_of_the_nccl_tests_page() -> None:
             function("allreduce", 4)
 
 
-split = st.integers(2, 6).flatmap(lambda p: arrays(float, (p, p), elements=st.floats(0, 1e9)))
-
-
-@given(split, st.floats(1, 10))
-def test_equivalent_bytes_follow_the_busiest_port(s: np.ndarray, factor: float) -> None:
-    p = len(s)
-    n = float(c.equivalent_bytes(s))
-    out = [sum(s[i, j] for j in range(p) if j != i) for i in range(p)]
-    into = [sum(s[j, i] for j in range(p) if j != i) for i in range(p)]
-    assert n == pytest.approx(p / (p - 1) * max(*out, *into))
-    assert n == c.equivalent_bytes(s.T)
-    assert c.equivalent_bytes(s + np.diag(np.full(p, 1e9))) == n
-    assert c.equivalent_bytes(factor * s) == pytest.approx(factor * n)
-    assert c.equivalent_bytes(np.stack([s, 2 * s])) == pytest.approx([n, 2 * n])
-
-
-def test_equivalent_bytes_of_balanced_and_table_wise_splits() -> None:
-    assert c.equivalent_bytes(np.full((4, 4), 25.0)) == pytest.approx(100)
-    assert c.equivalent_bytes(np.repeat([[1.0], [5.0], [2.0]], 3, axis=1)) == pytest.approx(3 * 5)
-    assert c.equivalent_bytes([[7.0]]) == 0
-
-
-@pytest.mark.parametrize(
-    "bad", [[1.0, 2.0], [[1.0, 2.0]], np.zeros((0, 0)), [[0, -1], [1, 0]], [[0, math.nan], [1, 0]]]
-)
-def test_splits_that_are_none(bad: object) -> None:
-    with pytest.raises(ValueError, match=r"^split (has shape|holds)"):
-        c.equivalent_bytes(bad)
-
-
 def test_arrays_series_and_expressions_agree() -> None:
     frame = pl.DataFrame({"n": [0.0, 512.0, 1e6, 1e10]})
     link = {"ranks": 8, "alpha_hop": 1e-6, "beta_link": 1e-11}
@@ -195,7 +159,7 @@ def test_arrays_series_and_expressions_agree() -> None:
         "over_ranks": lambda n: c.over_ranks(n, 8, "all_reduce", alpha0=1e-5, alpha1=1e-6, beta0=1e-12, beta1=3e-12),
         "in_network": lambda n: c.in_network_all_reduce(n, **link),
         "ring": lambda n: c.ring_all_reduce(n, **link),
-        "tree": lambda n: c.tree_all_reduce(n, **link),
+        "tree": lambda n: c.tree_collective(n, operation="all_reduce", **link),
     }
     for name, form in forms.items():
         scalars = [float(form(n)) for n in frame["n"]]

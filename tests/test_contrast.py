@@ -9,18 +9,15 @@ import polars as pl
 import pytest
 
 import perfkit as pk
-from perfkit.platform import ExtrapolationWarning
-from perfkit.platform_file import PlatformError
+from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.file import PlatformError
 from perfkit.prediction import contrast
 
 A100, H100 = pk.load_platform("a100-sxm-8"), pk.load_platform("h100-sxm-8")
 BERT = pk.Transformer.bert("bert-base", batch=16, sequence=128, dtype="bf16")
 
 
-def compare(*args: object, **settings: object) -> pk.PlatformComparison:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)
-        return pk.compare(*args, **settings)  # type: ignore[arg-type]
+pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 
 
 def find(comparison: pk.PlatformComparison, quantity: str) -> dict[str, object]:
@@ -29,7 +26,7 @@ def find(comparison: pk.PlatformComparison, quantity: str) -> dict[str, object]:
 
 
 def test_datasheets_kernels_and_collectives_stand_side_by_side() -> None:
-    comparison = compare(A100, "h100-sxm-8")
+    comparison = pk.compare(A100, "h100-sxm-8")
     table = comparison.table()
     assert table.columns[:6] == ["group", "quantity", "unit", "a", "b", "ratio"]
     assert set(table["group"]) == {"peak", "memory", "network", "gemm", "collective"}
@@ -41,20 +38,18 @@ def test_datasheets_kernels_and_collectives_stand_side_by_side() -> None:
     assert product["b"] == estimate.time and (product["b_low"], product["b_high"]) == estimate.interval()
     message = find(comparison, "all_reduce of 4.19 MB, 8 ranks")
     assert message["a"] == A100.collective("all_reduce", 4 * 2**20, ranks=8).time
-    assert compare(H100, H100).table()["ratio"].drop_nulls().to_list() == pytest.approx([1.0] * table.height)
+    assert pk.compare(H100, H100).table()["ratio"].drop_nulls().to_list() == pytest.approx([1.0] * table.height)
     json.dumps(table.to_dicts())
 
 
 def test_a_workload_is_predicted_on_both() -> None:
-    comparison = compare(A100, H100, BERT)
+    comparison = pk.compare(A100, H100, BERT)
     row = find(comparison, "bert-base")
     assert row["group"] == "iteration" and row["quantity"].endswith("8 ranks")  # type: ignore[attr-defined]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)
-        prediction = pk.predict(BERT, A100, ranks=8)
+    prediction = pk.predict(BERT, A100, ranks=8)
     assert row["a"] == prediction.time and (row["a_low"], row["a_high"]) == prediction.interval()
     assert ", time x " in repr(comparison) and "bert-base" in comparison.explain()
-    single = compare(A100, H100, BERT, ranks=1)
+    single = pk.compare(A100, H100, BERT, ranks=1)
     assert find(single, "bert-base")["quantity"].endswith("1 rank")  # type: ignore[attr-defined]
     assert "collective" not in set(single.table()["group"])
 
@@ -62,16 +57,14 @@ def test_a_workload_is_predicted_on_both() -> None:
 def test_a_prediction_on_another_datasheet_says_so() -> None:
     with pytest.warns(ExtrapolationWarning, match="kernels: transferred from h100-sxm-8: datasheet of h200-sxm"):
         other = pk.predict(BERT, H100.with_datasheet("h200-sxm"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)
-        own = pk.predict(BERT, H100)
+    own = pk.predict(BERT, H100)
     assert sum(text.startswith("kernels: transferred") for text in other.warnings) == 1
     assert other.time <= own.time and other.spread > own.spread
 
 
 def test_platforms_of_different_size_use_all_their_ranks() -> None:
     cluster = H100.with_link("inter", bandwidth=50e9, latency=5e-6).with_nodes(2)
-    comparison = compare(H100, cluster)
+    comparison = pk.compare(H100, cluster)
     assert find(comparison, "all_gather of 268 MB")["quantity"] == "all_gather of 268 MB, 8 and 16 ranks"
     assert find(comparison, "ranks")["ratio"] == 2 and find(comparison, "inter link")["b"] == 50e9
     with pytest.warns(ExtrapolationWarning):
@@ -82,7 +75,7 @@ def test_platforms_of_different_size_use_all_their_ranks() -> None:
 
 def test_what_one_platform_lacks_is_left_empty() -> None:
     bare = replace(H100, kernels={}, collectives={"broadcast.8": H100.collectives["broadcast.8"]})
-    comparison = compare(H100, bare)
+    comparison = pk.compare(H100, bare)
     row = find(comparison, "GEMM 4096 x 4096 x 1024")
     assert row["a"] is not None and row["b"] is row["ratio"] is row["b_low"] is None
     assert "-" in comparison.explain() and len(comparison.chart().to_dict()["layer"]) == 3
@@ -91,7 +84,7 @@ def test_what_one_platform_lacks_is_left_empty() -> None:
 
 
 def test_names_are_text_in_a_notebook() -> None:
-    comparison = compare(replace(H100, name="<script>"), A100)
+    comparison = pk.compare(replace(H100, name="<script>"), A100)
     assert "<script>" not in comparison._repr_html_() and "&lt;script&gt;" in comparison._repr_html_()
     assert "\n" not in repr(comparison)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.models import embedding as e
-from perfkit.models.caches import Uniform, unique_rows
+from perfkit.models.caches import Uniform, Zipf, cold_misses, lru_misses, miss_share, page_walks, unique_rows
 from perfkit.models.roofline import smooth_maximum
 
 size = st.integers(1, 10**6)
@@ -86,3 +86,39 @@ def test_arrays_and_expressions_agree() -> None:
         expression = form(pl.col("bags"), 10 * pl.col("bags"), pl.col("dim"))
         assert frame.select(expression.alias("n"))["n"].to_list() == scalars
     assert e.exact_backward_bytes(bags, bags, 10 * bags, dim, gradient_misses=0.5).shape == (2,)
+
+
+def test_lookups_are_sized_as_the_single_forms_say() -> None:
+    laws = [Uniform(10**5), Zipf(10**6, 1.05), Zipf(200, 0.4), Uniform(10**5).resize(25_000)]
+    lookups, dim, row = [2000.0, 30_000.0, 4000.0, 500.0], [10, 64, 32, 64], [64.0, 256.0, 128.0, 256.0]
+    where = {"capacities": (2e5, 3e6), "entries": 1024.0, "dense_bytes": 1e5}
+    together = e.size_lookup(laws, lookups, dim, **where)
+    assert together.unique.tolist() == pytest.approx(
+        [float(unique_rows(d, n)) for d, n in zip(laws, lookups, strict=True)]
+    )
+    assert together.row_bytes.tolist() == pytest.approx(np.multiply(lookups, row))
+    for level, capacity in enumerate(where["capacities"]):
+        misses = lru_misses(laws, lookups, row, capacity=capacity, dense_bytes=1e5)
+        assert together.misses[level] == pytest.approx(misses)
+        again = miss_share(1e5 + together.unique_bytes.sum(), capacity=capacity)
+        assert together.update_misses[level] == pytest.approx(again)
+    assert together.walks == pytest.approx(lookups * page_walks(laws, lookups, row, entries=1024, dense_bytes=1e5))
+    assert np.all(together.update_walks <= together.unique)
+
+
+def test_groups_of_lookups_are_sized_as_if_alone() -> None:
+    laws, lookups = [Zipf(10**4 * (i + 1), 0.1 * i) for i in range(12)], 300.0 * np.arange(1, 13)
+    where = {"capacities": (1e5, 1e6), "entries": 512.0}
+    for more in ({}, {"cold": True}, {"batches": [8.0] * 12}):
+        alone = e.size_lookup(laws, lookups, [64] * 12, groups=range(12), dense_bytes=[1e4] * 12, **where, **more)
+        pairs = e.size_lookup(laws, lookups, [64] * 12, groups=np.arange(12) // 2, **where, **more)
+        for i in range(0, 12, 2):
+            turns = {"batches": [8.0]} if "batches" in more else more
+            one = e.size_lookup(laws[i : i + 1], lookups[i : i + 1], [64], dense_bytes=1e4, **where, **turns)
+            assert [v[..., i : i + 1] for v in vars(alone).values()] == [pytest.approx(v) for v in vars(one).values()]
+            turns = {"batches": [8.0] * 2} if "batches" in more else more
+            two = e.size_lookup(laws[i : i + 2], lookups[i : i + 2], [64] * 2, **where, **turns)
+            assert [v[..., i : i + 2] for v in vars(pairs).values()] == [pytest.approx(v) for v in vars(two).values()]
+    cold = e.size_lookup(laws, lookups, [64] * 12, cold=True, **where).misses
+    expected = [float(cold_misses(d, n, 1e5 / 256)) / n for d, n in zip(laws, lookups, strict=True)]
+    assert cold[0] == pytest.approx(expected)

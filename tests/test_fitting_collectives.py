@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_pipelined
 from perfkit.fitting.curves import pipelined_curve, ranks_curve, two_branch_curve
 from perfkit.fitting.extrapolation import choose_sample, evaluate_collective, spread_beyond
+from perfkit.ground.files import find_reference
 from perfkit.models.collectives import over_ranks, pipelined, two_branch
-from perfkit.readers.nccl_tests import LogWarning, read_nccl_tests
-from perfkit.resources import find_reference
+from perfkit.readers.nccl import LogWarning, read_nccl_tests
 
 SIZES = 2.0 ** np.arange(9, 30)
 BRANCHES = {"alpha1": 1e-5, "beta1": 2e-11, "alpha2": 4e-5, "beta2": 4e-12}

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfkit.estimates import FORMS
 from perfkit.fitting import Fit, fit_roofline
-from perfkit.gallery import load_platform
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.platform import Platform
+from perfkit.platform.estimates import FORMS
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
 
 TRUE = {"launch": 3e-6, "compute_efficiency": 0.7, "memory_efficiency": 0.85, "sharpness": 2.2}
 RATES = {"peak": 989.4e12, "bandwidth": 3.35e12}
@@ -199,7 +199,7 @@ def test_platforms_keep_and_use_it(tmp_path: Path) -> None:
         ({"nbytes": np.array([1.0, np.nan, 1.0, 1.0])}, "nbytes has the shape"),
         ({"peak": 0.0}, "peak .* above 0"),
         ({"bandwidth": np.inf}, "bandwidth has the shape"),
-        ({"flops": 0.0, "nbytes": 0.0}, "no work"),
+        ({"flops": 0.0, "nbytes": 0.0}, "flops and nbytes are 0 throughout"),
     ],
 )
 def test_wrong_input_is_refused(changed: dict[str, Any], message: str) -> None:

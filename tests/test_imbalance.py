@@ -1,17 +1,17 @@
 """Ranks that wait for one another: how cases are drawn, predicted and measured, and what came of the committed ones."""
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.imbalance import draw_cases, predict_case
-from perfkit.gallery import load_platform
-from perfkit.measure.runner import run_processes
-from perfkit.platform import Platform
-from perfkit.workloads.samples import dump
+from benchmarks import imbalance
+from benchmarks.imbalance import Pacer, draw_cases, predict_case
+from perfkit.measure.processes import run_processes
+from perfkit.measure.samples import dump
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
 from perfkit.workloads.transformer import Transformer
 
 MEASURED = sorted((Path(__file__).parents[1] / "reference_data" / "measured").glob("zen3-2.imbalance-*.json"))
@@ -56,77 +56,47 @@ class Clock:
     def perf_counter(self) -> float:
         return self.wall
 
-    def compute(self, seconds: float) -> None:
+    def compute(self, seconds: float, asleep: float = 0.0) -> None:
         self.computed += seconds
-        self.wall += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    pytest.importorskip("torch")
-    from perfkit.measure import placements
-
-    clock = Clock()
-    monkeypatch.setattr(placements, "time", clock)
-    yield clock
+        self.wall += seconds + asleep
 
 
 @pytest.mark.parametrize("factor", [1.0, 4.0])
-def test_a_straggler_computes_so_many_times_as_long(
-    clock: Clock, factor: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_straggler_computes_so_many_times_as_long(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a collective takes, or what other processes take meanwhile, is not multiplied."""
-    import torch
-    import torch.distributed as dist
-
-    from perfkit.measure.placements import Pacer
-
-    def exchange() -> None:
-        clock.compute(2.0)
-        clock.wall += 5.0  # asleep, waiting for others
+    torch, clock = pytest.importorskip("torch"), Clock()
+    dist, failing = torch.distributed, [False]
+    monkeypatch.setattr(imbalance, "time", clock)
 
     def step() -> None:
-        clock.compute(3.0)
-        clock.wall += 0.5  # another process has the core
+        clock.compute(3.0, asleep=0.5)  # another process has the core
         dist.all_reduce()
-        clock.compute(1.0)
+        clock.compute(1.0 / (not failing[0]))
 
+    exchange = lambda: clock.compute(2.0, asleep=5.0)  # noqa: E731  waiting for others
     monkeypatch.setattr(dist, "all_reduce", exchange)
-    pacer = Pacer(step, torch.nn.Linear(1, 1), factor)
-    took, idle = pacer()
-    assert pacer.arrivals == pytest.approx([3.0 * factor + 0.5], abs=0.02)
-    assert took == pytest.approx(4.0 * factor + 0.5 + 7.0, abs=0.03)
-    assert idle == pytest.approx(5.5, abs=0.02)
-    assert dist.all_reduce is exchange
-
-
-def test_a_step_that_fails_leaves_collectives_as_they_were(clock: Clock) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from perfkit.measure.placements import Pacer
-
-    def fail() -> None:
-        raise RuntimeError("no")
-
-    before: Callable[..., object] = dist.all_reduce
-    with pytest.raises(RuntimeError):
-        Pacer(fail, torch.nn.Linear(1, 1))()
-    assert dist.all_reduce is before
+    assert Pacer(step, torch.nn.Linear(1, 1), factor)() == pytest.approx([3.0 * factor + 0.5], abs=0.02)
+    assert clock.wall == pytest.approx(4.0 * factor + 0.5 + 7.0, abs=0.03)
+    assert clock.wall - clock.computed == pytest.approx(5.5, abs=0.02)
+    failing[0] = True
+    with pytest.raises(ZeroDivisionError):
+        Pacer(step, torch.nn.Linear(1, 1))()
+    assert dist.all_reduce is exchange, "as it was, after a step that fails too"
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.serial
 def test_others_come_to_collectives_before_a_straggler(overlap: bool) -> None:
     pytest.importorskip("torch")
     model = Transformer.gpt2(batch=4, sequence=16, layers=2, hidden=64, heads=2, vocabulary=500, overlap=overlap)
     job = {
-        "task": "placements", "workload": dump(model), "placements": [None, None], "slowdowns": [{}, {"1": 4.0}],
-        "seconds": 0.2,
+        "task": "benchmarks.imbalance:time_stragglers", "workload": dump(model), "placements": [None, None],
+        "slowdowns": [{}, {"1": 4.0}], "seconds": 0.2,
     }  # fmt: skip
     one, other = run_processes(job, ranks=2)
     for even, slow in (one, other):
         assert slow["median"] > even["median"]
-        assert len({len(iteration) for iteration in slow["arrivals"]}) == 1
-    early = np.array(other[1]["arrivals"]) - np.array(one[1]["arrivals"])
+        assert len({len(iteration) for iteration in slow["returned"]}) == 1
+    early = np.array(other[1]["returned"]) - np.array(one[1]["returned"])
     assert early.shape[1] == (1 if not overlap else early.shape[1]) and early.shape[1] > 0
     assert np.median(early, axis=0).max() > 0

@@ -129,7 +129,7 @@ def test_files_of_torch(tmp_path: Path) -> None:
     torch.save([indices] * 4, tmp_path / "four.pt")
     torch.save({"indices": "five"}, tmp_path / "text.pt")
     for name in ("four.pt", "text.pt"):
-        with pytest.raises(ValueError, match="something else than up to three tensors"):
+        with pytest.raises(ValueError, match="one to three tensors"):
             read_indices(tmp_path / name)
     torch.save({"rows": indices}, tmp_path / "odd.pt")
     with pytest.raises(ValueError, match=r"odd\.pt holds 'rows'; known are indices, offsets, lengths"):

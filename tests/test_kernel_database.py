@@ -196,7 +196,7 @@ def test_only_what_is_asked_is_read(add: Add) -> None:
     assert frame.columns == ["system", "collector", "collector_version", "m", "seconds", "file"]
     assert frame["seconds"].to_list() == pytest.approx([2e-4])
     assert read_table("h", "gemm", columns=["m"], where=pl.col("m") < 0).height == 0
-    assert read_table("h", "gemm", columns=["m"], defaults={"power": 7.0})["power"].to_list() == [7.0, 7.0]
+    assert read_table("h", "gemm", columns=["m"], optional=["power"])["power"].to_list() == [None, None]
     # Files of other tables are not even opened.
     path = add("h/sglang/0.5.14", "moe", [product()])
     path.write_text("nonsense")
@@ -255,26 +255,6 @@ def test_what_was_not_measured_is_left_out_aloud(add: Add) -> None:
         assert read_gemms("h")["m"].to_list() == [64]
 
 
-@pytest.mark.parametrize("package", ["aiconfigurator", "aiconfigurator_core"])
-@pytest.mark.parametrize("suffix", ["txt", "parquet"])
-def test_older_releases_are_refused_with_the_version_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, suffix: str
-) -> None:
-    data = tmp_path / package / "systems" / "data"
-    (data / "h/sglang/0.5.14").mkdir(parents=True)
-    (data / f"h/sglang/0.5.14/gemm_perf.{suffix}").touch()
-    message = r"systems/data holds a release before 0\.12, .*; `pip install --no-deps 'aiconfigurator-core>=0\.12'`"
-    for place in (data, data.parent, tmp_path / package, tmp_path):
-        with pytest.raises(FileNotFoundError, match=message):
-            read_gemms("h", root=place)
-    monkeypatch.delenv("PERFKIT_KERNEL_DATABASE", raising=False)
-    monkeypatch.setattr("perfkit.readers.kernel_database.tables._PACKAGES", (package,))
-    (tmp_path / package / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(FileNotFoundError, match=message):
-        find_database()
-
-
 def test_every_folder_on_the_way_finds_the_database(tmp_path: Path) -> None:
     path = writer(tmp_path)("h/sglang/0.5.14", "gemm", [product()])
     data = next(parent for parent in path.parents if parent.name == "data")
@@ -296,12 +276,13 @@ def test_the_installed_package_is_found_and_not_imported(tmp_path: Path, monkeyp
 
 def test_no_database_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"no kernel database in .*pip install --no-deps 'aiconfigurator-core>=0"
+        FileNotFoundError,
+        match=r"no kernel database of release 0.12 or later in .*pip install --no-deps 'aiconfigurator-core>=0",
     ):
         find_database(tmp_path)
     monkeypatch.delenv("PERFKIT_KERNEL_DATABASE", raising=False)
-    monkeypatch.setattr("perfkit.readers.kernel_database.tables.find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match=r"no kernel database installed; .*PERFKIT_KERNEL_DATABASE"):
+    monkeypatch.setattr("perfkit.readers.kernel_database.find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=r"no kernel database .* installed; .*PERFKIT_KERNEL_DATABASE"):
         read_gemms("h100_sxm")
 
 
@@ -327,8 +308,7 @@ def test_extracted_collectives_are_reproduced(system: str, database: Path, share
         ranks="num_gpus",
     )
     ours = read_collectives(system, version="all", root=database).with_columns(
-        version=pl.col("library_version").fill_null(""),
-        source_dir_version=pl.col("file").str.split("/").list.get(-2),
+        version=pl.col("library_version").fill_null(""), source_dir_version=pl.col("file").str.split("/").list.get(-2)
     )
     keys = ["operation", "dtype", "ranks", "nbytes", "version", "source_dir_version"]
     joined = ours.with_columns(rep=pl.int_range(pl.len()).over(keys)).join(theirs, on=[*keys, "rep"], how="left")

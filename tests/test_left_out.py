@@ -1,11 +1,10 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import left_out
-from perfkit.resources import find_reference
+from perfkit.ground.files import find_reference
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +28,3 @@ def test_embeddings_inside_iterations(measurements: dict) -> None:
     found = left_out.judge_embeddings(measurements)
     assert {name: len(pairs) for name, pairs in found.items()} == {"time": 3, "share": 3}
     assert all(abs(error) < 0.8 and noise >= 0 for pairs in found.values() for error, noise in pairs)
-
-
-def test_the_table_is_printed_and_kept(
-    measurements: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(left_out, "judge_kernel_folds", lambda *_, **__: {"embedding_update.sparse": [(0.1, 0.01)]})
-    monkeypatch.setattr(left_out, "judge_embeddings", lambda _: {"time": [(0.2, 0.01)], "share": [(0.1, 0.01)]})
-    file = tmp_path / "m.json"
-    file.write_text(json.dumps(measurements))
-    assert left_out.main([str(file), "--json", str(tmp_path / "out.json")]) == 0
-    assert "embedding share of iterations" in capsys.readouterr().out
-    kept = json.loads((tmp_path / "out.json").read_text())
-    assert [row["met"] for row in kept["records"]] == [True, None, True] and kept["folds"] == 5
-    assert left_out.main([str(file), "--folds", "1"]) != 0
-    assert "folds is 1; at least 2 are needed" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfkit.measure.machine import count_cores, describe_machine, free_memory, gather_facts, list_cores
+from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_cores
 
 CPU = "sys/devices/system/cpu/cpu0"
 MEMORY = "MemTotal: 8000000 kB\nMemFree: 1000000 kB\nCached: 500000 kB\nMemAvailable: 4000000 kB\nHugePages_Total: 0\n"
@@ -27,54 +27,36 @@ def caches(**sizes: str) -> dict[str, str]:
     return files
 
 
-def test_every_fact_says_where_it_is_from(tmp_path: Path) -> None:
-    root = make_root(
-        tmp_path, **caches(L1="48K", L2="2M", L3="491520K"), **{f"{CPU}/cpufreq/cpuinfo_max_freq": "3700000"}
-    )
-    facts = gather_facts(root)
-    values = {name: fact.value for name, fact in facts.items()}
-    assert values["processor"] == "Toy 9000" and values["clock"] == 3.7e9
-    assert (values["L1"], values["L2"], values["L3"]) == (48 * 2**10, 2 * 2**20, 480 * 2**20)
-    assert (values["memory"], values["free_memory"]) == (8.192e9, 4.096e9)
-    assert all(fact.source for fact in facts.values())
-    assert str(root) in facts["L3"].source and str(root) in facts["memory"].source
+GROUP, CLOCK = "sys/fs/cgroup", f"{CPU}/cpufreq/cpuinfo_max_freq"
 
 
 @pytest.mark.parametrize(
-    ("files", "unknown"),
+    ("files", "expected"),
     [
-        (caches(L2="0K", L3="0K"), ("L2", "L3")),
-        (caches(L2="nonsense", L3="-1K"), ("L2", "L3")),
-        ({"proc/meminfo": "MemTotal: 0 kB\n"}, ("memory", "free_memory")),
-        ({"proc/meminfo": "garbage"}, ("memory", "free_memory")),
-        ({f"{CPU}/cpufreq/cpuinfo_max_freq": "0"}, ("clock",)),
-        ({}, ("L1", "L2", "L3", "clock", "core_limit")),
+        (
+            {**caches(L1="48K", L2="2M", L3="491520K"), CLOCK: "3700000"},
+            {"processor": "Toy 9000", "clock": 3.7e9, "L1": 48 * 2**10, "L2": 2 * 2**20, "L3": 480 * 2**20,
+             "memory": 8.192e9, "free_memory": 4.096e9},
+        ),
+        (caches(L2="0K", L3="0K"), {"L2": None, "L3": None}),
+        (caches(L2="nonsense", L3="-1K"), {"L2": None, "L3": None}),
+        ({"proc/meminfo": "MemTotal: 0 kB\n"}, {"memory": None, "free_memory": None}),
+        ({"proc/meminfo": "garbage"}, {"memory": None, "free_memory": None}),
+        ({CLOCK: "0"}, {"clock": None}),
+        ({}, dict.fromkeys(("L1", "L2", "L3", "clock", "core_limit"))),
+        ({"proc/meminfo": MEMORY.replace("MemAvailable", "Other")}, {"free_memory": 1.5e6 * 1024}),  # old kernels
+        ({f"{GROUP}/memory.max": "1000000000", f"{GROUP}/memory.current": "400000000",
+          f"{GROUP}/cpu.max": "150000 100000"}, {"free_memory": 6e8, "core_limit": 1.5}),
+        ({f"{GROUP}/memory.max": "max", f"{GROUP}/cpu.max": "max 100000"},
+         {"free_memory": 4.096e9, "core_limit": None}),
     ],
-)
-def test_what_cannot_be_true_is_not_known(tmp_path: Path, files: dict[str, str], unknown: tuple[str, ...]) -> None:
+)  # fmt: skip
+def test_facts_say_where_they_are_from_and_what_cannot_be_true_is_not_known(
+    tmp_path: Path, files: dict[str, str], expected: dict[str, object]
+) -> None:
     facts = gather_facts(make_root(tmp_path, **files))
-    for name in unknown:
-        assert facts[name].value is None and (
-            "cannot be read" in facts[name].source or "not believed" in facts[name].source
-        )
-
-
-def test_old_kernels_do_not_state_available_memory(tmp_path: Path) -> None:
-    root = make_root(tmp_path, **{"proc/meminfo": "MemTotal: 8000000 kB\nMemFree: 1000000 kB\nCached: 500000 kB\n"})
-    assert gather_facts(root)["free_memory"].value == 1.5e6 * 1024
-
-
-def test_a_container_bounds_memory_and_cores(tmp_path: Path) -> None:
-    group = "sys/fs/cgroup"
-    limits = {
-        f"{group}/memory.max": "1000000000",
-        f"{group}/memory.current": "400000000",
-        f"{group}/cpu.max": "150000 100000",
-    }
-    facts = gather_facts(make_root(tmp_path, **limits))
-    assert facts["free_memory"].value == 6e8 and facts["core_limit"].value == 1.5
-    free = gather_facts(make_root(tmp_path, **{f"{group}/memory.max": "max", f"{group}/cpu.max": "max 100000"}))
-    assert free["free_memory"].value == 4.096e9 and free["core_limit"].value is None
+    assert {name: facts[name].value for name in expected} == expected
+    assert all(fact.source for fact in facts.values()) and str(tmp_path) in facts["memory"].source
 
 
 def test_siblings_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +71,6 @@ def test_siblings_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_this_machine_answers() -> None:
-    free, total = free_memory()
+    free, total = (gather_facts()[name].value for name in ("free_memory", "memory"))
     assert free is None or total is None or 0 < free <= total
     assert count_cores() >= 1 and all(describe_machine().values())

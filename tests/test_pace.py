@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfkit.calibration.pace import find_pace, fit_paces, name_disturbances, relate_kernels, relate_run
 from perfkit.fitting import Fit
 from perfkit.models.drift import REFERENCES, at_usual_pace
-from perfkit.pace import find_pace, fit_paces, name_disturbances, relate_kernels, relate_run
 
 USUAL = np.array([2e-4, 8e-4, 6e-4])
 WEIGHTS = np.array([0.8, 0.0, 0.4])
@@ -40,13 +40,13 @@ def test_times_at_the_usual_pace_are_found_again() -> None:
     assert raw.std() > 0.1 and logs.std() < 0.25 * raw.std()
     assert all(run["pace"] == pytest.approx(old["runs"][0]["median"] / run["median"]) for run, old in
                zip(related, measurements["iterations"], strict=True))  # fmt: skip
-    weights = [paces["pace.dlrm"][f"{name}_weight"] for name in REFERENCES]
+    weights = [paces["dlrm"][f"{name}_weight"] for name in REFERENCES]
     assert np.allclose(weights, WEIGHTS, atol=0.15)
 
 
 def test_a_steady_machine_says_little_and_weights_stay_near_what_is_usual() -> None:
     paces = fit_paces(make_measurements(0.0))
-    weights = [paces["pace.dlrm"][f"{name}_weight"] for name in REFERENCES]
+    weights = [paces["dlrm"][f"{name}_weight"] for name in REFERENCES]
     assert np.allclose(weights, 1 / 3, atol=0.2)
 
 
@@ -72,7 +72,7 @@ def test_without_references_nothing_changes() -> None:
     assert relate_run([run], "dlrm", {}) == [run]
     paces = fit_paces(make_measurements(0.1))
     assert relate_run([run], "dlrm", paces) == [run]
-    assert find_pace(paces, "mamba") is paces["pace"] and find_pace(paces, "parallel") is None
+    assert find_pace(paces, "mamba") is paces["any"] and find_pace(paces, "parallel") is None
 
 
 def test_one_reference_slower_by_a_tenth() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfkit.workloads.placement import KINDS, Placement, Plan, Shard
+from perfkit.workloads.placement import KINDS, Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
 
 TABLES = [EmbeddingTable(10, 64, name=name) for name in "abcdef"]
@@ -65,14 +65,10 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     assert data["format"] == 1 and data["tables"][1] == {
         "name": "b", "kind": "column_wise", "ranks": [0, 3], "columns": [48, 16],
     }  # fmt: skip
-    assert Plan.from_json(Plan.round_robin(3, ranks=2).to_json()) == Plan.round_robin(3, ranks=2)
-    assert Plan.from_json('{"format": 1, "ranks": 2, "tables": []}') == Plan(2, ())
-
-
-@given(st.integers(1, 5), st.lists(st.integers(0, 4), max_size=8))
-def test_json_round_trip(ranks: int, owners: list[int]) -> None:
-    plan = Plan.from_owners([owner % ranks for owner in owners], ranks=ranks)
-    assert Plan.from_json(plan.to_json()) == plan
+    for plan in (Plan.round_robin(3, ranks=2), Plan(2, ())):
+        assert Plan.from_json(plan.to_json()) == plan
+    hostile = Plan.from_json(file(entry={"name": "<script>"}))
+    assert hostile.names == ("<script>",) and "<script>" not in repr(hostile)
 
 
 def test_torchrec_dictionary() -> None:
@@ -99,15 +95,11 @@ def file(**changes: Any) -> str:
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Placement("diagonal", (0,)), "kind is 'diagonal'; known are data_parallel"),
-    (lambda: Placement("row_wize", (0,)), "did you mean 'row_wise'?"),
-    (lambda: Placement("table_wise", ()), "a table_wise table lies on ranks (); name at least one"),
-    (lambda: Placement("column_wise", (1, 1)), "lies on ranks (1, 1); name at least one, and none twice"),
-    (lambda: Placement("table_wise", (0, 1)), "a table_wise table lies on one rank, not on (0, 1)"),
+    (lambda: Placement("table_wise", ()), "a table_wise table is on ranks (); name at least one"),
+    (lambda: Placement("column_wise", (1, 1)), "is on ranks (1, 1); name at least one, and none twice"),
+    (lambda: Placement("table_wise", (0, 1)), "a table_wise table must be on one rank, not on (0, 1)"),
     (lambda: Placement("table_wise", 3), "ranks of a table_wise placement is 3; it must be a sequence"),  # type: ignore[arg-type]
-    (lambda: Placement("row_wise", (0, -1)), "rank of a row_wise shard is -1"),
     (lambda: Placement("row_wise", (0, 1), (4, 4)), "columns (4, 4) do not belong to a row_wise placement on 2 ranks"),
-    (lambda: Placement("column_wise", (0, 1), (4,)), "columns (4,) do not belong to a column_wise placement on 2"),
-    (lambda: Placement("column_wise", (0, 1), (4, 0)), "columns of a shard is 0"),
     (lambda: Plan(2, (Placement("column_wise", (0, 2)),)), "table 0 is placed on rank 2; ranks go from 0 to 1"),
     (lambda: Plan(3, (0, Placement("row_wise", (0, 1)))), "table 1 is row_wise on 2 of 3 ranks; it must name all"),
     (lambda: Plan(2, (0, 1), ("a",)), "names has 1 entries for 2 tables"),
@@ -117,26 +109,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Placement("column_wise", (0, 1), (40, 20)).cut(TABLES[0]), "have 60 columns together; the table 64"),
     (lambda: Placement("row_wise", tuple(range(11))).cut(TABLES[0]), "'a' has 10 rows; it cannot be split"),
     (lambda: Plan.from_json("{"), "plan: Expecting"),
-    (lambda: Plan.from_json("[]"), "plan is []; it must be a table"),
-    (lambda: Plan.from_json("[" * 100_000), "plan: RecursionError"),
     (lambda: Plan.from_json(file(format=2)), "format is 2; this perfkit reads format 1"),
-    (lambda: Plan.from_json(file(format=True)), "format is True"),
-    (lambda: Plan.from_json(file(ranks=0)), "ranks is 0; it must be a whole number of at least 1"),
-    (lambda: Plan.from_json(file(ranks=1.5)), "ranks is 1.5"),
-    (lambda: Plan.from_json(file(tables={})), "tables is {}; it must be a list"),
+    (lambda: Plan.from_json(file(ranks=0)), "ranks is 0; it must be a whole number above 0"),
     (lambda: Plan.from_json(file(tables=[0] * 200_001)), "tables has 200001 entries; it may have 200000"),
-    (lambda: Plan.from_json(file(more=1)), "keys are format, ranks, tables, more; they must be"),
-    (lambda: Plan.from_json(file(entry={"kind": "whole"})), 'tables[0].kind is "whole"; it must be one of'),
-    (lambda: Plan.from_json(file(entry={"ranks": [0, "x"]})), 'tables[0].ranks[1] is "x"; it must be a whole number'),
-    (lambda: Plan.from_json(file(entry={"ranks": 0})), "tables[0].ranks is 0; it must be a list of whole numbers"),
-    (lambda: Plan.from_json(file(entry={"ranks": [5]})), "table 0 is placed on rank 5; ranks go from 0 to 1"),
-    (lambda: Plan.from_json(file(entry={"rank": 0})), "tables[0].rank is not known; .* did you mean ranks?"),
-    (lambda: Plan.from_json(file(entry={"ranks": [0, 1]})), "tables[0]: a table_wise table lies on one rank"),
-    (lambda: Plan.load("/nowhere/plan.json"), "/nowhere/plan.json cannot be read"),
+    (lambda: Plan.from_json(file(entry={"kind": "whole"})), "tables[0]: kind is 'whole'; known are data_parallel"),
+    (lambda: Plan.from_json(file(entry={"ranks": [0, "x"]})), "tables[0].ranks[1] is 'x'; it must be a whole number"),
+    (lambda: Plan.from_json(file(entry={"ranks": [0, 1]})), "tables[0]: a table_wise table must be on one rank"),
     (lambda: Plan.from_torchrec({"m": {"z": {}}}, TABLES[:1], ranks=2), "'a' is in the tables alone"),
-    (lambda: Plan.from_torchrec({"m": {"a": {}, "z": {}}}, TABLES[:1], ranks=2), "'z' is in the plan alone"),
     (lambda: Plan.from_torchrec({"m": {"a": {"sharding_type": "grid_shard", "ranks": [0]}}}, TABLES[:1], ranks=2),
-     'm.a.kind is "grid_shard"; it must be one of'),
+     "m.a: kind is 'grid_shard'; known are data_parallel"),
 ]  # fmt: skip
 
 
@@ -144,10 +125,3 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 def test_bad_plans_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=".*".join(map(re.escape, message.split(".*")))):
         make()
-
-
-def test_names_from_files_are_text() -> None:
-    hostile = "<script>alert(1)</script>"
-    plan = Plan.from_json(file(entry={"name": hostile}))
-    assert plan.names == (hostile,) and hostile not in repr(plan)
-    assert Shard(0, 1, 2, 3, 4, 5).rank == 1

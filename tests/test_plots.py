@@ -1,7 +1,6 @@
 """Charts are checked by what they hold (`to_dict`), and each is drawn once."""
 
 import json
-import math
 import random
 from typing import Any
 
@@ -23,31 +22,27 @@ def run(family: str, name: str, measured: float, error: float, **other: Any) -> 
 
 
 def some_runs() -> list[Row]:
-    draw = random.Random(1)
-    families = ["DLRM"] * 14 + ["BERT"] * 5 + ["GPT-2"] * 5 + ["DLRM hybrid"] * 6
-    return [
-        run(family, f"{family} {i}", 10 ** draw.uniform(-2.7, -0.4), draw.gauss(0, 0.1), flagged=i == 3)
-        for i, family in enumerate(families)
-    ]
+    draw, families = random.Random(1), ["DLRM"] * 14 + ["BERT"] * 5 + ["DLRM hybrid"] * 6
+    sizes = [(family, 10 ** draw.uniform(-2.7, -0.4), draw.gauss(0, 0.1)) for family in families]
+    return [run(family, f"{i}", size, error, flagged=i == 3) for i, (family, size, error) in enumerate(sizes)]
 
 
 def some_breakdown() -> pl.DataFrame:
-    rows = [
-        {"phase": phase, "kind": kind, "operations": 3, "time_s": time * 1e-3, "share": 0.1}
-        for phase, kinds in {
-            "forward": {"GEMM": 6.1, "embedding": 2.0, "elementwise": 1.0, "batched GEMM": 0.6, "copy": 0.4},
-            "backward": {"GEMM": 12.4, "embedding": 3.1, "elementwise": 1.7, "batched GEMM": 1.2, "reduction": 0.3},
-            "optimizer": {"sparse update": 5.2, "dense update": 1.9},
-            "exchange": {"all_reduce": 2.2, "all_to_all": 0.9},
-        }.items()
+    phases = {
+        "forward": {"GEMM": 6.1, "embedding": 2.0, "elementwise": 1.0, "batched GEMM": 0.6, "copy": 0.4},
+        "backward": {"GEMM": 12.4, "embedding": 3.1, "batched GEMM": 1.2, "reduction": 0.3},
+        "optimizer": {"sparse update": 5.2, "dense update": 1.9},
+        "exchange": {"all_reduce": 2.2, "all_to_all": 0.9},
+    }
+    return pl.DataFrame(
+        {"phase": phase, "kind": kind, "time_s": time * 1e-3}
+        for phase, kinds in phases.items()
         for kind, time in kinds.items()
-    ]
-    return pl.DataFrame(rows)
+    )
 
 
 def some_timeline(ranks: int = 2, operations: int = 400) -> pl.DataFrame:
-    draw = random.Random(2)
-    rows: list[Row] = []
+    draw, rows = random.Random(2), list[Row]()
     for rank in range(ranks):
         clock = 0.0
         for i in range(operations):
@@ -55,49 +50,27 @@ def some_timeline(ranks: int = 2, operations: int = 400) -> pl.DataFrame:
             length = draw.expovariate(1 / 4e-5)
             rows.append({"rank": rank, "stream": "compute", "phase": phase, "start_s": clock, "end_s": clock + length})
             clock += length + 2e-6
-        exchange = {
-            "rank": rank,
-            "stream": "network",
-            "phase": "exchange",
-            "start_s": clock * 0.5,
-            "end_s": clock * 0.62,
-        }
-        rows.append(exchange)
+        ends = {"start_s": clock * 0.5, "end_s": clock * 0.62}
+        rows.append({"rank": rank, "stream": "network", "phase": "exchange", **ends})
     return pl.DataFrame(rows).with_columns(operation=pl.int_range(pl.len()), name=pl.lit("aten::mm"))
 
 
 def some_points() -> list[Row]:
-    draw = random.Random(3)
-    return [
-        {
-            "kind": kind,
-            "flops": flops,
-            "nbytes": flops / ai,
-            "time_s": max(flops / 9e10, flops / ai / 1.1e10) * draw.uniform(1.05, 2),
-        }
-        for kind, low, high in (
-            ("GEMM", 0.5, 2.2),
-            ("batched GEMM", 0, 1.2),
-            ("elementwise", -1.3, -0.6),
-            ("row-wise", -0.6, 0.2),
-        )
-        for ai, flops in ((10 ** draw.uniform(low, high), 10 ** draw.uniform(6, 9)) for _ in range(12))
-    ]
+    draw, rows = random.Random(3), list[Row]()
+    for kind, low, high in (("GEMM", 0.5, 2.2), ("elementwise", -1.3, -0.6)):
+        for ai, flops in ((10 ** draw.uniform(low, high), 10 ** draw.uniform(6, 9)) for _ in range(12)):
+            time = max(flops / 9e10, flops / ai / 1.1e10) * draw.uniform(1.05, 2)
+            rows.append({"kind": kind, "flops": flops, "nbytes": flops / ai, "time_s": time})
+    return rows
 
 
 def some_collectives() -> tuple[list[Row], list[Row]]:
     points, curves = [], []
-    for operation, alpha, rate in (
-        ("all_reduce", 1.5e-4, 1.2e9),
-        ("all_to_all", 9e-5, 2.4e9),
-        ("all_gather", 1e-4, 2e9),
-    ):
-        for power in range(9, 28):
-            size = 2.0**power
+    for operation, alpha, rate in (("all_reduce", 1.5e-4, 1.2e9), ("all_to_all", 9e-5, 2.4e9)):
+        for size in (2.0**power for power in range(9, 28)):
             time = (alpha**0.6 + (size / rate) ** 0.6) ** (1 / 0.6)
-            row = {"operation": operation, "ranks": 2, "nbytes": size, "time_s": time}
-            curves.append(row)
-            points.append(row | {"time_s": time * 1.05, "q1_s": time * 0.97, "q3_s": time * 1.3})
+            curves.append({"operation": operation, "ranks": 2, "nbytes": size, "time_s": time})
+            points.append(curves[-1] | {"time_s": time * 1.05, "q1_s": time * 0.97, "q3_s": time * 1.3})
     return points, curves
 
 
@@ -116,31 +89,6 @@ def some_ratios() -> list[Row]:
         {"group": "gemm", "quantity": "GEMM", "unit": "s", "a": 2e-3, "b": 1e-3, "a_low": 1e-3, "a_high": 4e-3}
         | {"b_low": 1e-3, "b_high": 1e-3},
     ]
-
-
-def some_learning() -> list[Row]:
-    return [
-        {
-            "iterations": n,
-            "family": family,
-            "error": start / math.sqrt(n) + 0.04,
-            "q1": 0.03,
-            "q3": start / math.sqrt(n) + 0.09,
-        }
-        for family, start in (("DLRM", 0.2), ("Transformer", 0.12))
-        for n in (1, 2, 4, 6, 8, 12)
-    ]
-
-
-def some_errors() -> list[Row]:
-    names = {"GEMM": 0.05, "batched GEMM": 0.12, "elementwise": 0.04, "embedding forward and sparse backward": 0.08}
-    return [{"name": n, "geomean": e, "mean": 1.6 * e, "p95": 4 * e, "floor": 0.03} for n, e in names.items()]
-
-
-def some_kernels() -> tuple[list[Row], list[Row]]:
-    sizes = [2.0**power for power in range(10, 30, 2)]
-    curves = [{"kernel": "add", "nbytes": n, "time_s": 2e-6 + n / 2e10} for n in sizes]
-    return [row | {"time_s": row["time_s"] * 1.05, "q3_s": row["time_s"] * 1.2} for row in curves], curves
 
 
 CHARTS = {
@@ -162,9 +110,6 @@ CHARTS = {
     "collective_ways": lambda: plots.collective_curves(*some_ways()),
     "collective_fits": lambda: plots.collective_curves([], some_ways()[1]),
     "platform_ratios": lambda: plots.platform_ratios(some_ratios(), a="a100-sxm-8", b="h100-sxm-8"),
-    "kernel_curves": lambda: plots.kernel_curves(*some_kernels()),
-    "calibration_learning": lambda: plots.calibration_learning(some_learning()),
-    "error_bars_by_class": lambda: plots.error_bars_by_class(some_errors()),
 }
 
 
@@ -237,24 +182,23 @@ def test_roofline_meets_at_the_ridge_and_wants_roofs() -> None:
         plots.roofline_chart(some_points(), {}, {"DRAM": 1e10})
 
 
-def roof_labels(peaks: dict[str, float], bandwidths: dict[str, float]) -> list[tuple[str, int]]:
+def roof_labels(peaks: dict[str, float], bandwidths: dict[str, float]) -> list[list[str]]:
     spec = plots.roofline_chart(some_points(), peaks, bandwidths).to_dict()
-    marks = [part for part in spec["layer"] if part["mark"]["type"] == "text"]
-    return [(spec["datasets"][part["data"]["name"]][0]["text"], part["mark"]["dy"]) for part in marks]
+    texts = (part["data"]["name"] for part in spec["layer"] if part["mark"]["type"] == "text")
+    return [[row["text"] for row in spec["datasets"][name]] for name in texts]
 
 
-def test_roofs_that_lie_close_do_not_cross_each_others_labels() -> None:
-    """The label of L3 would stand on the line of L2: either it goes below its line, or both share a label above."""
-    apart = roof_labels({"fp32": 1e11}, {"L1": 3e11, "L2": 1e11, "L3": 8e10, "DRAM": 1.2e10})
-    assert apart[:4] == [("L1 300 GB/s", -6), ("L2 100 GB/s", -6), ("L3 80 GB/s", 11), ("DRAM 12 GB/s", -6)]
-    assert roof_labels({"fp32": 1e11}, {"L2": 6e10, "L3": 4.8e10, "DRAM": 2.4e10})[0] == ("L2 60 GB/s; L3 48 GB/s", -6)
+def test_roofs_that_are_close_share_a_label() -> None:
+    """A label of its own would stand on the line of the roof above."""
+    levels = {"L1": 3e11, "L2": 1e11, "L3": 8e10, "DRAM": 1.2e10}
+    assert roof_labels({"fp32": 1e11}, levels)[0] == ["L1 300 GB/s", "L2 100 GB/s; L3 80 GB/s", "DRAM 12 GB/s"]
     shared = roof_labels({"bf16": 989.5e12, "fp16": 989.5e12, "fp8": 1979e12}, {"HBM3": 3.35e12})
-    assert [text for text, _ in shared[1:]] == ["fp8 1.98 PFLOP/s", "bf16, fp16 990 TFLOP/s"]
+    assert shared == [["HBM3 3.35 TB/s"], ["fp8 1.98 PFLOP/s", "bf16, fp16 990 TFLOP/s"]]
 
 
 def test_ranks_and_ways_of_several_operations_are_dashes_and_shapes() -> None:
     encoding = plots.collective_curves(*some_ways()).to_dict()["hconcat"][0]["layer"][0]["encoding"]
-    assert encoding["color"]["scale"]["domain"] == ["all_reduce", "all_to_all", "all_gather"]
+    assert encoding["color"]["scale"]["domain"] == ["all_reduce", "all_to_all"]
     assert encoding["strokeDash"]["scale"]["domain"] == ["2 ranks", "8 ranks", "8 ranks, in-network"]
     alone = [[row for row in rows if row["operation"] == "all_reduce"] for rows in some_ways()]
     encoding = plots.collective_curves(*alone).to_dict()["hconcat"][0]["layer"][0]["encoding"]
@@ -269,12 +213,6 @@ def test_ratios_say_which_platform_is_better() -> None:
     assert (gemm["low"], gemm["high"]) == pytest.approx((1.0, 4.0))
 
 
-def test_kernel_curves_show_bandwidth() -> None:
-    spec = plots.kernel_curves([{"kernel": "add", "nbytes": 8e6, "time_s": 4e-4}], []).to_dict()
-    (shown,) = next(rows for rows in spec["datasets"].values() if rows)
-    assert shown["bandwidth"] == pytest.approx(2e10)
-
-
 def test_collective_curves_show_bus_bandwidth() -> None:
     row = {"operation": "all_reduce", "ranks": 8, "nbytes": 8e9, "time_s": 0.0312268}
     spec = plots.collective_curves([row], [row]).to_dict()
@@ -287,5 +225,30 @@ def test_collective_curves_show_bus_bandwidth() -> None:
 def test_missing_values_become_null_and_empty_frames_are_charts() -> None:
     runs = [run("DLRM", "a", 1.0, 0.1, low_s=float("nan"), measured_q1_s=None)]
     assert values(plots.predicted_vs_measured(runs), 4)[0]["low_s"] == pytest.approx(1.1)
-    for chart in (plots.breakdown_bars([]), plots.timeline_lanes([]), plots.calibration_learning([])):
+    for chart in (plots.breakdown_bars([]), plots.timeline_lanes([])):
         assert json.loads(chart.to_json())
+
+
+def test_bars_of_modules_keep_the_total_and_gather_the_rest() -> None:
+    rows = [
+        {"module": f"layers.{i}", "forward_s": 1.0, "backward_s": 2.0, "update_s": 0.0, "idle_s": 0.1} for i in range(9)
+    ]
+    rows.append({"module": "", "forward_s": 0.0, "backward_s": 0.0, "update_s": 5.0, "idle_s": 0.0})
+    spec = plots.module_bars(rows, modules=4).to_dict()
+    drawn = next(values for values in spec["datasets"].values() if "seconds" in values[0])
+    assert sum(row["seconds"] for row in drawn) == pytest.approx(9 * 3 + 5)
+    assert {row["module"] for row in drawn} == {"layers.0", "layers.1", "layers.2", "6 more modules", "outside modules"}
+    assert spec["title"]["subtitle"] == "32 s in all; dark line: the device is idle, 900 ms in all"
+
+
+def test_a_timeline_pales_where_a_stream_stands_still() -> None:
+    rows = [
+        {"rank": 0, "stream": "compute", "phase": "forward", "name": "add", "module": "net", "start_s": i * 1e-3,
+         "end_s": i * 1e-3 + 1e-4 * (1 + 5 * (i == 7))}
+        for i in range(5000)
+    ]  # fmt: skip
+    chart = plots.timeline_lanes(rows).to_dict()
+    (values,) = chart["datasets"].values()
+    assert len(values) == 1 and values[0]["busy"] == pytest.approx(0.1, rel=0.01) and values[0]["operations"] == 5000
+    assert values[0]["longest"] == "add · net"
+    assert chart["title"]["subtitle"].startswith("paler")

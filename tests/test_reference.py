@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from perfkit.calibration import fit_platform
-from perfkit.gallery import load_platform
-from perfkit.prediction.comparison import Comparison, summarize_errors
-from perfkit.resources import find_reference
+from perfkit.calibration.checks import Comparison, summarize_errors
+from perfkit.calibration.fit import fit_platform
+from perfkit.ground.files import find_reference
+from perfkit.platform.gallery import load_platform
 
 NAMES = ("zen5-2", "zen3-2")  # calibrated with the standard models, and with 15 iterations of all families
 
@@ -25,7 +25,7 @@ def test_the_platform_is_what_its_measurements_give(name: str) -> None:
     measurements = json.loads(find_reference("measured", f"{name}.measurements.json").read_text())
     fresh, committed = fit_platform(measurements, name=name), load_platform(name)
     for group in ("kernels", "collectives", "context"):
-        ours, theirs = getattr(fresh, group), getattr(committed, group)
+        ours, theirs = (p.context.fits() if group == "context" else getattr(p, group) for p in (fresh, committed))
         assert list(ours) == list(theirs)
         for key, fit in ours.items():
             assert dict(fit) == pytest.approx(dict(theirs[key]), rel=1e-4), (group, key)

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfkit.computation import find_stand_in
-from perfkit.gallery import load_platform
-from perfkit.measure.kernels import Case, draw_cases
-from perfkit.measure.networks import draw_networks
+from perfkit.ground.files import find_reference
+from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.models.kernels import TERMS, term_names
+from perfkit.platform.context import Context
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.kernels import find_stand_in
 from perfkit.prediction.cost import price
-from perfkit.resources import find_reference
 from perfkit.workloads.graph import FEATURES, Graph
 
 CPU, GPU = load_platform("zen5-2"), load_platform("h100-sxm-8")
@@ -29,7 +29,7 @@ def make_graph(*operations: tuple[str, str, str], dtypes: tuple[str, ...] = (), 
 
 
 def seconds(graph: Graph, platform: object, dtype: str = "fp32") -> np.ndarray:
-    return np.asarray(price(graph, platform, dtype=dtype).seconds)  # type: ignore[arg-type]
+    return np.asarray(price([graph], platform, dtype=dtype)[0].seconds)  # type: ignore[arg-type]
 
 
 PRODUCT = {"flops": 2.0 * 4096 * 256 * 1152, "batch": 1, "m": 4096, "n": 256, "k": 1152, "elements": 2**20, "rows": 16}
@@ -39,18 +39,16 @@ PRODUCT = {"flops": 2.0 * 4096 * 256 * 1152, "batch": 1, "m": 4096, "n": 256, "k
 def test_a_product_stands_in_for_a_convolution(platform: object, share: float) -> None:
     fits = platform.kernels  # type: ignore[attr-defined]
     bare = {key: fit for key, fit in fits.items() if not key.startswith("convolution")}
-    old = replace(platform, kernels=bare, context={})  # type: ignore[type-var]
+    old = replace(platform, kernels=bare, context=Context())  # type: ignore[type-var]
     one = make_graph(("convolution", "convolution", "forward"), ("mm", "gemm", "nn"), **PRODUCT)
-    convolution, product = price(one, old).hot
+    convolution, product = price([one], old)[0].hot
     assert convolution == pytest.approx(product / share, rel=1e-6)
-    both = make_graph(
-        ("convolution_backward", "convolution", "backward"), **(PRODUCT | {"flops": 2 * PRODUCT["flops"]})
-    )
-    assert price(both, old).hot[0] == pytest.approx(2 * convolution, rel=0.15)
-    assert price(one, old).assumed[0]
+    twice = PRODUCT | {"flops": 2 * PRODUCT["flops"]}
+    both = make_graph(("convolution_backward", "convolution", "backward"), **twice)
+    assert price([both], old)[0].hot[0] == pytest.approx(2 * convolution, rel=0.15)
+    assert price([one], old)[0].assumed[0]
     alone, grouped = (find_stand_in(bare, "convolution", variant=f"forward{end}") for end in ("", "_depthwise"))
-    assert alone is not None
-    assert grouped is not None
+    assert alone is not None and grouped is not None
     assert 0.4 < alone.spread < grouped.spread
     assert "convolution was not measured" in alone.notes[0]
 
@@ -58,7 +56,7 @@ def test_a_product_stands_in_for_a_convolution(platform: object, share: float) -
 def test_functions_that_were_not_measured_take_the_middle_of_their_class() -> None:
     graph = make_graph(("tangle", "elementwise", "tangle"), ("add", "elementwise", "add"), elements=1e6)
     bare = {key: fit for key, fit in CPU.kernels.items() if key.startswith("elementwise")}
-    costs = price(graph, replace(CPU, kernels=bare, context={}))
+    costs = price([graph], replace(CPU, kernels=bare, context=Context()))[0]
     assert costs.seconds[0] == pytest.approx(costs.seconds[1], rel=1.0)
     assert not costs.unmodelled
     assert costs.spread[0] > 0.5 > costs.spread[1]
@@ -68,9 +66,9 @@ def test_functions_that_were_not_measured_take_the_middle_of_their_class() -> No
 
 def test_other_operations_are_traffic_and_are_named() -> None:
     graph = make_graph(("fft", "other", "fft"), ("fft", "other", "fft_r2c"), ("sort", "other", "sort"))
-    costs = price(graph, GPU)
+    costs = price([graph], GPU)[0]
     assert costs.unmodelled == pytest.approx({"fft": costs.seconds[:2].sum(), "sort": costs.seconds[2]})
-    assert costs.seconds == pytest.approx(12e6 / float(GPU.bandwidth(1e12)))
+    assert costs.seconds == pytest.approx(12e6 / float(GPU.device.bandwidth(1e12)))
 
 
 def test_every_operation_has_its_own_format() -> None:
@@ -91,10 +89,8 @@ def test_old_sizes_are_drawn_as_before() -> None:
     """Nets came later: what was measured until then is drawn again from the same seed."""
     with open(find_reference("measured", "zen5-2.measurements.json"), encoding="utf-8") as file:
         rows = json.load(file)["kernels"]
-    new = {json.dumps([*draw], default=float) for draw in draw_networks(np.random.default_rng([0, 1]), 1.0)}
-    old = [
-        case for case in draw_cases(0) if json.dumps([case.kind, case.variant, case.sizes], default=float) not in new
-    ]
+    new = draw_net_cases(np.random.default_rng([0, 1]), 1.0)
+    old = [case for case in draw_cases(0) if case not in new]
     assert len(old) == len(rows)
     for case, row in zip(old, rows, strict=True):
         assert (case.kind, case.variant) == (row["kind"], row["variant"])
@@ -102,7 +98,8 @@ def test_old_sizes_are_drawn_as_before() -> None:
 
 
 def test_every_case_of_a_net_has_the_sizes_its_form_asks_for() -> None:
-    for kind, variant, sizes in draw_networks(np.random.default_rng(5), 0.3):
+    for case in draw_net_cases(np.random.default_rng(5), 0.3):
+        kind, variant, sizes = case.kind, case.variant, case.sizes
         given = {name: np.asarray(float(value)) for name, value in sizes.items()}
         given |= {name: np.asarray(1.0) for name in ("nbytes", "beyond_l2", "beyond_l3")}
         assert all(np.isfinite(TERMS[name](given)) for name in term_names(kind, variant))
@@ -113,13 +110,13 @@ def test_every_case_of_a_net_has_the_sizes_its_form_asks_for() -> None:
 
 def test_cases_of_nets_run_and_count_their_bytes() -> None:
     pytest.importorskip("torch", reason="measuring needs torch")
-    from perfkit.measure.kernels import prepare
+    from perfkit.measure.operations import prepare
 
     seen: set[tuple[str, str]] = set()
-    for draw in sorted(draw_networks(np.random.default_rng(1), 0.3), key=lambda d: d[2]["elements"]):
-        if draw[:2] not in seen:
-            seen.add(draw[:2])
-            calls, nbytes = prepare(Case(*draw))
+    for case in sorted(draw_net_cases(np.random.default_rng(1), 0.3), key=lambda case: case.sizes["elements"]):
+        if (case.kind, case.variant) not in seen:
+            seen.add((case.kind, case.variant))
+            calls, nbytes = prepare(case)
             calls[0]()
-            assert nbytes >= 4 * draw[2]["elements"] * (draw[0] != "pooling"), draw
+            assert nbytes >= 4 * case.sizes["elements"] * (case.kind != "pooling"), case
     assert len(seen) > 50

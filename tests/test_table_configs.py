@@ -12,10 +12,7 @@ from perfkit.readers.table_configs import find_histogram, list_published, read_t
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.tables import EmbeddingTable
 
-ROWS = [
-    EmbeddingTable(1_000_000, 64, 8.5, 1.05, 2, "clicks"),
-    EmbeddingTable(300, 16, 1.0, 0.0, 2, "country"),
-]
+ROWS = [EmbeddingTable(1_000_000, 64, 8.5, 1.05, 2, "clicks"), EmbeddingTable(300, 16, 1.0, 0.0, 2, "country")]
 CSV = "name,rows,dim,pooling,exponent,itemsize\nclicks,1e6,64,8.5,1.05,2\n\n country , 300,16,1,0,2\n"
 
 
@@ -61,29 +58,20 @@ def test_columns_that_may_be_missing_have_defaults(write) -> None:
     [
         ("", r"set\.csv is empty; its first line must name columns"),
         ("rows,dim\n", "tables is empty"),
-        ("rows,dimm\n1,1\n", r"set\.csv line 1 has 'dimm'; known are rows, dim, .*did you mean dim\?"),
-        ("rows,dim,owner,cost\n1,1,me,3\n", r"has 'owner', 'cost'; known are .*; leave the others out"),
-        ("rows,dim,rows\n1,1,1\n", "has 'rows' twice"),
-        ("rows;dim\n1;1\n", "has 'rows;dim'"),
-        (
-            "rows,dim\n1000,64\n1,000,64\n",
-            r"line 3 has 3 values, the first line names 2 columns; write numbers without",
-        ),
+        ("rows,dimm\n1,1\n", r"set\.csv\.dimm is not known; known here are rows, dim, .*did you mean dim\?"),
+        ("rows,dim,owner,cost\n1,1,me,3\n", r"set\.csv\.owner is not known"),
+        ("rows,dim,rows\n1,1,1\n", "names a column twice"),
+        ("rows,dim\n1000,64\n1,000,64\n", "line 3 has 3 values for 2 columns; write no thousands commas"),
         ("rows,dim\n1000,64\n\n1000\n", "line 4 has 1 values"),
         ("dim,pooling\n64,1\n", r"line 2 lacks rows; give the rows and columns"),
         ("rows,dim\n10,\n", "line 2 lacks dim"),
         ("rows,dim\n40M,64\n", r"line 2: rows is '40M' \(str\); it must be a whole number above 0"),
-        ("rows,dim\n0,64\n", "line 2: rows is 0"),
-        ("rows,dim\n-5,64\n", "line 2: rows is -5"),
         ("rows,dim\n0.5,64\n", "line 2: rows is 0.5"),
         ("rows,dim\n1e400,64\n", "line 2: rows is inf"),
         ("rows,dim\n" + "9" * 5000 + ",64\n", "line 2: rows is"),
         ("rows,dim\n1e19,64\n", r"line 2: rows is 1e\+19; .* the largest size perfkit takes"),
-        ("rows,dim,pooling\n10,4,11\n", r"line 2: pooling is 11, of 10 rows; .* not of a batch"),
-        ("rows,dim,pooling\n10,4,0\n", "line 2: pooling is 0"),
+        ("rows,dim,pooling\n10,4,11\n", r"set\.csv: pooling of 'table 0' is 11; .* not of the batch"),
         ("rows,dim,exponent\n10,4,nan\n", "line 2: exponent is nan"),
-        ("rows,dim,exponent\n10,4,-1\n", "line 2: exponent is -1"),
-        ("rows,dim,exponent\n10,4,99\n", "line 2: exponent is 99"),
         ("rows,dim,itemsize\n10,4,32\n", r"line 2: itemsize is 32; it must be 1, 2, 4 or 8 bytes, not bits"),
         ('rows,dim\n10,"4\n', r"set\.csv line 2: unexpected end of data"),
         ("rows,dim,name\n10,4,a\n20,4,a\n", r"set\.csv: two tables are named 'a'"),
@@ -104,14 +92,16 @@ def test_csv_files_that_cannot_be(write, text: str | bytes, message: str) -> Non
         ('[{"rows": 1,\n "dim": }]', r"set\.json line 2 is no JSON"),
         ('{"rows": 10}', r"set\.json must hold a list of tables"),
         ("7", "must hold a list of tables"),
-        ("[7]", "must hold a list of tables"),
         ("[]", "tables is empty"),
-        ('[{"rows": 10, "dim": 4}, {"rows": 10, "dims": 4}]', r"set\.json\[1\] has 'dims'; .* did you mean dim\?"),
+        (
+            '[{"rows": 10, "dim": 4}, {"rows": 10, "dims": 4}]',
+            r"set\.json\[1\]\.dims is not known; .* did you mean dim\?",
+        ),
         ('[{"rows": 10, "dim": true}]', r"set\.json\[0\]: dim is True"),
         ('[{"rows": [10], "dim": 4}]', r"set\.json\[0\]: rows is \[10\]"),
         ('[{"rows": 10, "dim": 4, "exponent": NaN}]', r"set\.json\[0\]: exponent is nan"),
         ('[{"rows": 10, "dim": 4, "name": 7}]', r"set\.json\[0\]: name is 7; it must be text"),
-        ('[{"rows": ' + "9" * 5000 + ', "dim": 4}]', r"set\.json cannot be read as JSON"),
+        ('[{"rows": ' + "9" * 5000 + ', "dim": 4}]', r"set\.json cannot be read"),
         ('[{"rows": 1e999, "dim": 4}]', r"set\.json\[0\]: rows is inf"),
     ],
 )
@@ -121,10 +111,10 @@ def test_json_files_that_cannot_be(write, text: str, message: str) -> None:
 
 
 def test_parquet_files_that_cannot_be(write, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"set\.parquet is no Parquet file"):
+    with pytest.raises(ValueError, match=r"set\.parquet cannot be read"):
         read_tables(write("set.parquet", b"PAR1 but not really PAR1"))
     for columns, message in (
-        ({"rows": [10], "cost": [1.0]}, r"bad\.parquet has 'cost'"),
+        ({"rows": [10], "cost": [1.0]}, r"bad\.parquet\.cost is not known"),
         ({"rows": [10, None], "dim": [4, 4]}, r"bad\.parquet row 1 lacks rows"),
         ({"rows": [10.0, 10.5], "dim": [4, 4]}, r"bad\.parquet row 1: rows is 10.5"),
         ({"rows": [10], "dim": [4], "exponent": [float("nan")]}, r"bad\.parquet row 0: exponent is nan"),
@@ -141,13 +131,13 @@ def test_sources_that_cannot_be(write, tmp_path: Path) -> None:
         (tmp_path / "none.csv", {}, r"none\.csv is no file; name such a file, or one of mlperf"),
         (tmp_path, {}, "is no file"),
         (write("set.xlsx", "x"), {}, r"set\.xlsx has another suffix than \.csv, \.parquet"),
-        (csv_file, {"dim": 64}, "tells rows and columns itself"),
+        (csv_file, {"dim": 64}, "has rows and columns of its own"),
         (csv_file, {"itemsize": 32}, "itemsize is 32; it must be 1, 2, 4 or 8 bytes"),
         (csv_file, {"batch": 0}, r"set\.csv: batch is 0"),
         (csv_file, {"law": "normal"}, "law is 'normal'"),
-        ("mlperf-dlrm-v1", {"rows": 5}, "tells rows and columns itself"),
-        ("dlrm-datasets-2021", {}, "does not tell the columns"),
-        ("dlrm-datasets-2021", {"dim": 64}, "rows is None; dlrm-datasets-2021 does not tell the rows"),
+        ("mlperf-dlrm-v1", {"rows": 5}, "has rows and columns of its own"),
+        ("dlrm-datasets-2021", {}, "lacks the columns"),
+        ("dlrm-datasets-2021", {"dim": 64}, "dlrm-datasets-2021 lacks the rows of its tables; pass rows="),
         ("dlrm-datasets-2021", {"dim": 64, "rows": 1000}, "add up to 1.28436e.08 distinct rows; .* into 856000 rows"),
         ("dlrm-datasets-2021", {"dim": -64, "rows": 10**6}, "dim is -64"),
     ):

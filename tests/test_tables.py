@@ -29,9 +29,8 @@ def test_drawn_tables_are_distributed_as_documented() -> None:
 
 
 def test_a_seed_names_its_tables() -> None:
-    assert draw_tables(5, seed=1) == draw_tables(5, seed=1) != draw_tables(5, seed=2)
-    assert [t.name for t in draw_tables(3)] == ["table 0", "table 1", "table 2"]
-    assert {t.itemsize for t in draw_tables(3, itemsize=2)} == {2}
+    assert draw_tables(3, seed=1) == draw_tables(3, seed=1) != draw_tables(3, seed=2)
+    assert [(t.name, t.itemsize) for t in draw_tables(2, itemsize=2)] == [("table 0", 2), ("table 1", 2)]
 
 
 @pytest.mark.parametrize("correlation", [-0.8, 0.5, 1.0])
@@ -57,23 +56,16 @@ def test_a_set_counts_its_tables() -> None:
 ONE = EmbeddingTable(100, 8, name="a")
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: draw_tables(0), "n is 0; it must be a whole number above 0"),
-    (lambda: draw_tables(3, seed=-1), "seed is -1"),
     (lambda: draw_tables(3, correlation=1.5), "correlation is 1.5; it must be between -1 and 1"),
-    (lambda: draw_tables(3, correlation=math.nan), "correlation is nan"),
     (lambda: EmbeddingTable(0, 8), "rows is 0; it must be a whole number above 0"),
-    (lambda: EmbeddingTable(-5, 8), "rows is -5"),
     (lambda: EmbeddingTable(10, 8, exponent=math.nan), "exponent is nan"),
-    (lambda: EmbeddingTable(10, 8, pooling=-1), "pooling is -1"),
     (lambda: TableSet([]), "tables is empty; it must hold at least one EmbeddingTable"),
-    (lambda: TableSet(7), "tables is 7; it must be a sequence"),  # type: ignore[arg-type]
     (lambda: TableSet([1, 2]), "tables is [1, 2]; it must be a sequence of EmbeddingTable"),  # type: ignore[list-item]
     (lambda: TableSet([ONE, ONE]), "two tables are named 'a'"),
     (lambda: TableSet([ONE, replace(ONE, name="b", itemsize=2)]), "itemsize is 2 and 4; one kernel reads numbers"),
     (lambda: TableSet([replace(ONE, pooling=101)]), "pooling of 'a' is 101; it must be at most its 100 rows"),
-    (lambda: TableSet([ONE], batch=0), "batch is 0"),
     (lambda: TableSet([ONE], batch=2.5), "batch is 2.5"),  # type: ignore[arg-type]
     (lambda: TableSet([ONE], optimizer="adma"), "optimizer is 'adma'; .* did you mean 'adam'"),
-    (lambda: TableSet([ONE], embedding="joint"), "embedding is 'joint'; known are separate, fused"),
     (lambda: TableSet([ONE], sparse=1), "sparse is 1; it must be True"),  # type: ignore[arg-type]
 ]
 

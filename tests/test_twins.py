@@ -1,9 +1,7 @@
-"""Builders against their PyTorch twins: the same operations in the same order, parameters, FLOPs and bytes.
+"""Workloads against their PyTorch twins: what is built is what runs and what is captured, with the same sizes.
 
 What an operation is handed and what it touches differ where rows are looked up or a tensor only lends its shape. Both
-sides are therefore compared under one rule: every tensor counts once among the operands and once among the results of
-an operation, except tables that rows are looked up in or added to (embedding weights, log-probabilities of a loss),
-whose rows the platform prices by lookups, and tensors that only lend their shape.
+sides count what is touched: tables by lookups, and tensors that only lend their shape not at all.
 """
 
 import os
@@ -12,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfkit.measure.runner import run_processes
-from perfkit.workloads import samples
+from perfkit.measure import samples
+from perfkit.measure.processes import run_processes
+from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.graph import Graph
+from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.transformer import Transformer
 
@@ -23,16 +22,18 @@ torch = pytest.importorskip("torch", reason="the twins need torch: pip install '
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from perfkit.measure.iteration import OperationTimer, build_step  # noqa: E402
-from perfkit.workloads.recording import capture  # noqa: E402
+from perfkit.measure.iterations import OperationTimer, build_step  # noqa: E402
+from perfkit.recording.steps import capture  # noqa: E402
 
 TABLES = {"rows": [3000, 700, 90], "dim": 48, "pooling": 3, "bottom": [64, 96], "top": [80, 40], "features": 13}
-SIZES = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 300, "positions": 48, "sequence": 40, "batch": 3}
+SIZES = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 300, "positions": 48, "sequence": 40, "batch": 4}
 MODELS: dict[str, DLRM | Transformer] = {
-    "dlrm-sparse": DLRM(batch=64, sparse=True, **TABLES),
+    "dlrm-sparse": DLRM(batch=64, sparse=True, exponent=1.0, **TABLES),
     "dlrm-dense": DLRM(batch=64, sparse=False, exponent=0.9, **TABLES),
     "dlrm-cross": DLRM(batch=64, sparse=False, interaction="cross", cross=(3, 24), optimizer="adagrad", **TABLES),
     "dlrm-one-table": DLRM(batch=16, rows=[50], dim=8, pooling=1, bottom=[], top=[8], features=3),
+    "dlrm-bf16": DLRM(batch=64, sparse=True, dtype="bf16", **TABLES),
+    "dlrm-fp64": DLRM(batch=64, sparse=True, dtype="fp64", **TABLES),
     **{
         f"{family}-{attention}-{optimizer}": build(attention=attention, optimizer=optimizer, **SIZES)
         for family, build in (("bert", Transformer.bert), ("gpt2", Transformer.gpt2))
@@ -42,6 +43,8 @@ MODELS: dict[str, DLRM | Transformer] = {
 }
 #: Position of the operand that is only looked up in, or only lends its shape.
 NOT_READ = {"_embedding_bag": 0, "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 1, "new_zeros": 0}
+HOST = [FEATURES.index(name) for name in ("launches", "calls", "bare")]
+C10D = {"alltoall_base_": "all_to_all", "allreduce_": "all_reduce"}
 
 
 class Counter(OperationTimer):
@@ -69,64 +72,67 @@ def touched(graph: Graph) -> np.ndarray:
     return out
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def pair(request: pytest.FixtureRequest) -> tuple[Graph, Counter, Any, Any]:
-    """Graph, dispatch stream of one steady iteration, step and module."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    workload = MODELS[request.param]
-    step, module = build_step(workload)
-    step()
-    with Counter() as counter:
-        step()
-    torch.set_num_threads(threads)
-    return workload.graphs()[0], counter, step, module
-
-
-def test_the_same_operations_in_the_same_order(pair: tuple[Graph, Counter, Any, Any]) -> None:
-    graph, counter, _, _ = pair
-    assert [label[0] for label in graph.labels] == counter.names
-
-
-def test_the_same_parameters(pair: tuple[Graph, Counter, Any, Any]) -> None:
-    graph, _, _, module = pair
-    assert graph.parameters == sum(p.numel() for p in module.parameters())
-
-
-def test_bytes_within_five_percent(pair: tuple[Graph, Counter, Any, Any]) -> None:
-    graph, counter, _, _ = pair
-    ours, theirs = touched(graph), np.array(counter.nbytes)
-    assert ours.sum() == pytest.approx(theirs.sum(), rel=0.05)
-    assert graph.traffic.sum() == pytest.approx(theirs.sum(), rel=0.05), "what the platform prices"
-    by_kind = {}
-    for (kind, _), members in graph.kernels.items():
-        own, other = by_kind.get(kind, (0.0, 0.0))
-        by_kind[kind] = (own + ours[members].sum(), other + theirs[members].sum())
-    assert all(own == pytest.approx(other, rel=0.25) for own, other in by_kind.values()), by_kind
-
-
-def test_products_move_the_same_bytes_exactly(pair: tuple[Graph, Counter, Any, Any]) -> None:
-    graph, counter, _, _ = pair
-    ours, theirs = touched(graph), np.array(counter.nbytes)
-    for (kind, variant), members in graph.kernels.items():
-        if kind in ("gemm", "bmm", "attention"):
-            assert ours[members].tolist() == theirs[members].tolist(), (kind, variant)
-
-
-def test_flops_within_one_percent(pair: tuple[Graph, Counter, Any, Any]) -> None:
-    graph, _, step, _ = pair
+def count_flops(graph: Graph, step: Any) -> float:
+    """FLOP that PyTorch counts; it knows the attention kernels of GPUs, not this one (arXiv:2307.08691, 4.1)."""
     with FlopCounterMode(display=False) as counter:
         step()
-    counted = sum(counter.get_flop_counts()["Global"].values())
+    counted = float(sum(counter.get_flop_counts()["Global"].values()))
     names = {str(name).removeprefix("aten.") for name in counter.get_flop_counts()["Global"]}
-    attention = {label[0] for label in graph.labels if label[1] == "attention"}
-    if not names & attention:  # the counter knows the kernels of GPUs, not this one: Dao 2023, arXiv:2307.08691, 4.1
+    if not names & {label[0] for label in graph.labels if label[1] == "attention"}:
         for (kind, variant), members in graph.kernels.items():
             for i in members if kind == "attention" else ():
                 s = graph[int(i)].features
                 forward = 4 * s["batch"] * s["m"] * s["n"] * s["k"] / (2 if "causal" in variant else 1)
                 counted += forward * (2.5 if variant.startswith("backward") else 1)
-    assert graph.column("flops").sum() == pytest.approx(counted, rel=0.01)
+    return counted
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_runs_has_the_operations_bytes_and_flops_of_its_graph(name: str) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    step, module = build_step(MODELS[name])
+    step()
+    with Counter() as counter:
+        step()
+    torch.set_num_threads(threads)
+    graph = MODELS[name].graphs()[0]
+    assert [label[0] for label in graph.labels] == counter.names
+    assert graph.parameters == sum(p.numel() for p in module.parameters())
+    assert graph.column("flops").sum() == pytest.approx(count_flops(graph, step), rel=0.01)
+    ours, theirs = touched(graph), np.array(counter.nbytes)
+    assert ours.sum() == pytest.approx(theirs.sum(), rel=0.05)
+    assert graph.traffic.sum() == pytest.approx(theirs.sum(), rel=0.05), "what the platform prices"
+    by_kind: dict[str, np.ndarray] = {}
+    for (kind, variant), members in graph.kernels.items():
+        by_kind[kind] = by_kind.get(kind, 0.0) + np.array([ours[members].sum(), theirs[members].sum()])
+        if kind in ("gemm", "bmm", "attention"):
+            assert ours[members].tolist() == theirs[members].tolist(), (kind, variant)
+    assert all(own == pytest.approx(other, rel=0.25) for own, other in by_kind.values()), by_kind
+
+
+def assert_equal(ours: Graph, built: Graph) -> None:
+    """The same operations with the same sizes, bytes and waits; the host's work is known less exactly."""
+    assert [label[:4] for label in ours.labels] == [label[:4] for label in built.labels]
+    sizes = [np.delete(g.features, HOST, axis=1) for g in (ours, built)]
+    for i, (own, other) in enumerate(zip(*sizes, strict=True)):
+        assert own.tolist() == other.tolist(), (i, built.labels[i])
+    assert ours.traffic.tolist() == built.traffic.tolist()
+    assert ours.parameters == built.parameters
+    near = 0.03 if built.waits is None else 0.15  # gradients in one bucket are one buffer, or each its own
+    assert ours.distances.sum() == pytest.approx(built.distances.sum(), rel=near)
+    assert ours.column("calls").sum() == pytest.approx(built.column("calls").sum(), rel=0.1)
+    waits = [None if graph.waits is None else sorted(map(tuple, graph.waits)) for graph in (ours, built)]
+    assert waits[0] == waits[1]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "dlrm-fp64"])
+def test_what_is_captured_is_what_is_built(name: str) -> None:
+    graph, built = capture(lambda: build_step(MODELS[name])[0]), MODELS[name].graphs()[0]
+    assert_equal(graph, built)
+    assert [(t.rows, t.dim, t.pooling) for t in graph.tables] == [(t.rows, t.dim, t.pooling) for t in built.tables]
+    if name in ("dlrm-sparse", "dlrm-dense"):  # fewer lookups tell nothing of the exponent
+        assert [t.exponent for t in graph.tables] == pytest.approx([t.exponent for t in built.tables], abs=0.25)
 
 
 def test_watching_does_not_change_the_result() -> None:
@@ -145,79 +151,50 @@ def test_watching_does_not_change_the_result() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp64"])
-def test_other_dtypes_have_the_same_bytes(dtype: str) -> None:
-    workload = DLRM(batch=64, sparse=True, dtype=dtype, **TABLES)
-    step, _ = build_step(workload)
-    step()
-    with Counter() as counter:
-        step()
-    graph = workload.graphs()[0]
-    assert [label[0] for label in graph.labels] == counter.names
-    assert touched(graph).sum() == pytest.approx(sum(counter.nbytes), rel=0.05)
-
-
 # Two ranks.
 
-C10D = {"alltoall_base_": "all_to_all", "allreduce_": "all_reduce"}
+#: The last two rows of gradients are in buckets of `DistributedDataParallel`: 1 MiB, then 25 MiB, as gradients come.
+TWO_RANKS: dict[str, tuple[DLRM | Transformer | Net, tuple[int, ...] | None]] = {
+    "exchanged": (DLRM(batch=32, **TABLES), (0, 1, 1)),
+    "exchanged-overlapped": (DLRM(batch=32, overlap=True, **TABLES), (0, 1, 1)),
+    "empty": (DLRM(batch=32, **TABLES), (1, 1, 1)),
+    "cross-overlapped": (
+        DLRM(batch=32, overlap=True, sparse=False, interaction="cross", cross=(2, 24), optimizer="adagrad", **TABLES),
+        (1, 1, 1),
+    ),
+    "flat": (Transformer.bert(**SIZES, overlap=False), None),
+    "buckets": (Transformer.gpt2(**{**SIZES, "hidden": 512, "layers": 3, "vocabulary": 2000}), None),
+    "net": (Net("resnet", batch=4, size=64, width=8, depth=1, classes=10), None),
+}
+needs_ranks = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without torch.distributed")
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("owners", [(0, 1, 1), (1, 1, 1)], ids=["imbalanced", "one-rank-empty"])
-def test_hybrid_twins_run_what_their_graphs_say(owners: tuple[int, ...], overlap: bool) -> None:
-    workload = DLRM(batch=32, sparse=True, overlap=overlap, **TABLES)
-    plan = Plan.from_owners(owners, ranks=2)
+@needs_ranks
+@pytest.mark.parametrize("name", [name for name in TWO_RANKS if name != "net"])
+def test_two_captured_ranks_are_what_is_built(name: str) -> None:
+    workload, owners = TWO_RANKS[name]
+    plan = Plan.from_owners(owners, ranks=2) if owners else None
+    for rank, built in enumerate(workload.graphs(2, plan)):
+        captured = capture(lambda r=rank: build_step(workload, plan=plan, rank=r, ranks=2)[0], ranks=2, rank=rank)
+        assert_equal(captured, built)
+    assert not torch.distributed.is_initialized()
+
+
+@needs_ranks
+@pytest.mark.serial
+@pytest.mark.parametrize("name", ["exchanged-overlapped", "empty", "flat", "buckets", "net"])
+def test_two_ranks_run_what_their_graphs_say(name: str) -> None:
+    workload, owners = TWO_RANKS[name]
     job = {"task": "iteration", "workload": samples.dump(workload), "owners": owners, "seconds": 0, "operations": 1}
     results = run_processes({**job, "minimum": 2}, ranks=2, timeout=60)
-    for graph, result in zip(workload.graphs(2, plan), results, strict=True):
-        assert [label[0] for label in graph.labels] == [C10D.get(name, name) for name in result["names"]]
-        assert len(result["operation_seconds"]) == len(graph)
-        assert result["n"] == 2
-    assert os.environ.get("RANK") is None
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without torch.distributed")
-@pytest.mark.parametrize("overlap", [False, True])
-def test_data_parallel_twins_run_what_their_graphs_say(overlap: bool) -> None:
-    """Buckets of DistributedDataParallel: 1 MiB, then 25 MiB, gradients in the order in which they come."""
-    sizes = {"layers": 3, "hidden": 512, "heads": 4, "vocabulary": 2000, "sequence": 8, "batch": 2}
-    workload = Transformer.gpt2(**sizes, overlap=overlap)
-    job = {"task": "iteration", "workload": samples.dump(workload), "seconds": 0, "operations": 1, "minimum": 2}
-    results = run_processes(job, ranks=2, timeout=60)
-    graphs = workload.graphs(2)
+    graphs = workload.graphs(2, Plan.from_owners(owners, ranks=2) if owners else None)
     for graph, result in zip(graphs, results, strict=True):
-        assert [label[0] for label in graph.labels] == [C10D.get(name, name) for name in result["names"]]
-        assert 0 <= result["idle"] <= 2 * result["q3"] and np.isfinite(result["operation_seconds"]).all()
-        assert graph.waits is None or overlap
+        names, order = [C10D.get(name, name) for name in result["names"]], sorted if name == "net" else list
+        assert order(label[0] for label in graph.labels) == order(names)
+        assert [names[i] for i in graph.collectives] == [graph.labels[i][0] for i in graph.collectives]
+        assert len(result["operation_seconds"]) == len(graph) and np.isfinite(result["operation_seconds"]).all()
+        assert result["n"] == 2 and 0 <= result["idle"] <= 2 * result["q3"]
     sent = graphs[0].column("nbytes")[graphs[0].collectives]
-    assert sent.sum() == 4 * graphs[0].parameters
-    assert len(sent) == (3 if overlap else 1)
-
-
-TWO_RANKS: dict[str, DLRM | Transformer] = {
-    "exchanged": DLRM(batch=32, **TABLES),
-    "exchanged-overlapped": DLRM(batch=32, overlap=True, **TABLES),
-    "cross-overlapped": DLRM(
-        batch=32, overlap=True, sparse=False, interaction="cross", cross=(2, 24), optimizer="adagrad", **TABLES
-    ),
-    "flat": Transformer.bert(**{**SIZES, "batch": 4}, overlap=False),
-    "buckets": Transformer.gpt2(**{**SIZES, "batch": 4, "hidden": 192}),
-}
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without torch.distributed")
-@pytest.mark.parametrize("name", TWO_RANKS)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_captured_twins_are_what_their_graphs_say(name: str, rank: int) -> None:
-    """Operations, sizes, bytes, collectives and where they are waited for, without a second process."""
-    workload = TWO_RANKS[name]
-    plan = Plan.from_owners([0, 1, 1], ranks=2) if isinstance(workload, DLRM) else None
-    captured = capture(lambda: build_step(workload, plan=plan, rank=rank, ranks=2)[0], ranks=2, rank=rank)
-    built = workload.graphs(2, plan)[rank]
-    assert [label[:4] for label in captured.labels] == [label[:4] for label in built.labels]
-    assert captured.traffic.tolist() == built.traffic.tolist()
-    for key in ("flops", "elements", "rows", "m", "n", "k", "nbytes", "lookups", "bags", "dim", "group"):
-        assert captured.column(key).tolist() == built.column(key).tolist(), key
-    waits = [None if graph.waits is None else graph.waits.tolist() for graph in (captured, built)]
-    assert waits[0] == waits[1]
+    if name in ("flat", "buckets"):
+        assert sent.sum() == 4 * graphs[0].parameters and len(sent) == {"flat": 1, "buckets": 3}[name]
+    assert os.environ.get("RANK") is None

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfkit.datasheets import read_datasheet
-from perfkit.estimates import TRANSFERRED
 from perfkit.fitting import Fit
-from perfkit.gallery import load_platform
-from perfkit.hardware import Link, Quantity
-from perfkit.platform import ExtrapolationWarning, Platform
-from perfkit.platform_file import PlatformError
+from perfkit.ground.hardware import Link, Quantity
+from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.file import PlatformError
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
+from perfkit.readers.datasheets import read_datasheet
 
 UNITS = {"alpha": "s", "beta": "s/B", "alpha0": "s", "alpha1": "s", "beta0": "s/B", "beta1": "s/B", "sharpness": "-"}
 BRANCHES = {"alpha1": 8e-6, "beta1": 2e-11, "alpha2": 3e-5, "beta2": 4e-12, "sharpness": 0.8}
@@ -47,9 +47,7 @@ LINKS = {
     "inter": Link(quantity(50e9, "B/s"), quantity(5e-6, "s")),
 }
 NODE = replace(
-    H100,
-    network=replace(H100.network, links=LINKS),
-    collectives={key: fit(*curve) for key, curve in CURVES.items()},
+    H100, network=replace(H100.network, links=LINKS), collectives={key: fit(*curve) for key, curve in CURVES.items()}
 )
 NODES = NODE.with_nodes(4)
 
@@ -67,10 +65,8 @@ def test_nodes_come_and_go() -> None:
     assert NODES.provenance["changes"].endswith("4 nodes instead of 1")
     assert NODES.kernels == NODE.kernels and NODES.collectives == NODE.collectives
     assert NODES.with_nodes(16).name == "h100-sxm-8x16" and NODES.with_nodes(1).name == "h100-sxm-8"
-    assert (
-        replace(NODE, name="mine, 3 nodes", network=replace(NODE.network, nodes=3)).with_nodes(2).name
-        == "mine, 2 nodes"
-    )
+    mine = replace(NODE, name="mine, 3 nodes", network=replace(NODE.network, nodes=3))
+    assert mine.with_nodes(2).name == "mine, 2 nodes"
     survives(NODES)
     for ranks in (16, 32):
         with pytest.warns(ExtrapolationWarning):
@@ -91,34 +87,30 @@ def test_nodes_without_a_known_link_take_the_adapters_of_the_datasheet() -> None
         unknown.with_nodes(2)
     rails = replace(unknown, collectives={"all_reduce.4.rail": NODE.collectives["all_reduce.4.rail"]})
     assert rails.with_nodes(4).network.nodes == 4
-    for nodes in (0, -1, 2.5, "4", None):
-        with pytest.raises(ValueError, match="nodes is"):
-            NODE.with_nodes(nodes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nodes is 2"):
+        NODE.with_nodes(2.5)  # type: ignore[arg-type]
 
 
 # Another device.
-@pytest.mark.parametrize("form", ["platform", "datasheet", "device", "name of a datasheet", "name of a platform"])
-def test_a_datasheet_is_swapped_whatever_names_it(form: str) -> None:
-    a100 = load_platform("a100-sxm-8")
-    sheet = read_datasheet("a100-sxm")
-    other = {"platform": a100, "datasheet": sheet, "device": sheet.device, "name of a datasheet": "a100-sxm"}
-    new = NODE.with_datasheet(other.get(form, "a100-sxm-8"))
+A100 = load_platform("a100-sxm-8")
+SHEET = read_datasheet("a100-sxm")
+
+
+@pytest.mark.parametrize(
+    ("other", "inside", "between"),
+    [(A100, 1.5, 1.0), (SHEET, 1.5, 2.0), (SHEET.device, 1.0, 1.0), ("a100-sxm", 1.5, 2.0), ("a100-sxm-8", 1.5, 1.0)],
+    ids=["platform", "datasheet", "device", "name of a datasheet", "name of a platform"],
+)
+def test_a_datasheet_is_swapped_whatever_names_it(other: object, inside: float, between: float) -> None:
+    new = NODE.with_datasheet(other)  # type: ignore[arg-type]
     assert new.device.peaks["bf16"].value == 312e12 and new.device.memory[-1].bandwidth.value == 2.039e12
     assert new.network.ranks == NODE.network.ranks and new.host == NODE.host
-    assert new.network.links["intra"].bandwidth.value == (450e9 if form == "device" else 300e9)
-    ratio = 1.0 if form == "device" else 1.5
+    assert new.network.links["intra"].bandwidth.value == 450e9 / inside
     for key, old in NODE.collectives.items():
-        rail = {"platform": 1.0, "name of a platform": 1.0}.get(form, 1.0 if form == "device" else 2.0)
-        rail = a100_rail(a100) if "platform" in form else rail
-        factor = rail if key.endswith("rail") else ratio
+        factor = between if key.endswith("rail") else inside
         for name, value in new.collectives[key].items():
             assert value == pytest.approx(old[name] * (factor if name.startswith("beta") else 1.0))
     survives(new)
-
-
-def a100_rail(a100: Platform) -> float:
-    link = a100.network.links.get("inter")
-    return 1.0 if link is None else 50e9 / link.bandwidth.value
 
 
 def test_transferred_fits_keep_their_shares_say_so_and_are_less_sure() -> None:
@@ -127,7 +119,7 @@ def test_transferred_fits_keep_their_shares_say_so_and_are_less_sure() -> None:
         for key, carried in getattr(new, group).items():
             old = getattr(NODE, group)[key]
             assert carried.kind == "assumed" and carried.n == old.n and carried.source == old.source
-            assert carried.notes[0].startswith(TRANSFERRED + "h100-sxm-8: datasheet of h200-sxm")
+            assert carried.transferred[0].startswith("h100-sxm-8: datasheet of h200-sxm") and carried.notes == old.notes
             assert carried.spread > old.spread
     assert dict(new.kernels["gemm"]) == dict(NODE.kernels["gemm"])
     with pytest.warns(ExtrapolationWarning, match="gemm: transferred from h100-sxm-8"):
@@ -138,20 +130,6 @@ def test_transferred_fits_keep_their_shares_say_so_and_are_less_sure() -> None:
     again = new.with_datasheet("h100-sxm")
     assert again.provenance["derived_from"] == "h100-sxm-8" and again.provenance["changes"].count(";") == 1
     assert again.kernels["gemm"].spread > new.kernels["gemm"].spread
-
-
-def test_a_start_up_is_less_sure_than_a_transfer() -> None:
-    """Start-ups of A100 and H100 differ by half, times per byte by an eighth (aiconfigurator-core 0.12.0)."""
-    new = NODE.with_datasheet("a100-sxm")
-    carried = new.collectives["all_reduce.8"]
-    short, long = carried.spread_at([carried["alpha"], 1e3 * carried["alpha"]])
-    assert 0.4 < short < 0.55 and 0.12 < long < 0.2
-
-
-def test_formats_that_the_other_device_lacks_go() -> None:
-    fp8 = replace(NODE, kernels={**NODE.kernels, "gemm.fp8": NODE.kernels["gemm"]})
-    assert "gemm.fp8" not in fp8.with_datasheet("a100-sxm").kernels
-    assert "gemm.fp8" in fp8.with_datasheet("h200-sxm").kernels
 
 
 def test_devices_that_are_too_different_are_refused() -> None:
@@ -183,15 +161,12 @@ def test_a_faster_link_is_never_slower_and_no_faster_than_its_factor(
 def test_bandwidth_scales_the_fits_of_its_own_link_only() -> None:
     slow = NODE.with_link("inter", bandwidth=25e9)
     for key, old in NODE.collectives.items():
+        new = slow.collectives[key]
         if key.endswith("rail"):
-            assert (
-                slow.collectives[key]["beta"] == 2 * old["beta"]
-                and slow.collectives[key].stderr["beta"] == 2 * old.stderr["beta"]
-            )
-            assert slow.collectives[key].spread == pytest.approx(math.hypot(0.1, 0.3 * math.log(2)))
-            assert slow.collectives[key].kind == "assumed"
+            assert new["beta"] == 2 * old["beta"] and new.stderr["beta"] == 2 * old.stderr["beta"]
+            assert new.spread == pytest.approx(math.hypot(0.1, 0.3 * math.log(2))) and new.kind == "assumed"
         else:
-            assert slow.collectives[key] is old
+            assert new is old
     link = slow.network.links["inter"].bandwidth
     assert (link.value, link.kind, link.source) == (25e9, "assumed", "what if")
     assert slow.network.links["inter"].latency == LINKS["inter"].latency
@@ -228,9 +203,7 @@ def test_links_are_described_in_full() -> None:
         bare.with_link("intra")
     with pytest.raises(ValueError, match=r"does not know the intra link that all_reduce\.8 was fitted on"):
         replace(bare, network=replace(bare.network, links={})).with_link("intra", bandwidth=1e9, latency=1e-6)
-    with pytest.raises(ValueError, match=r"name is 'nvlink'; known are intra, inter"):
-        NODE.with_link("nvlink", bandwidth=1e9)
-    for value in (0, -1, math.nan, math.inf, "fast", True):
+    for value in (0, math.nan, "fast"):
         with pytest.raises(ValueError, match="bandwidth is"):
             NODE.with_link("intra", bandwidth=value)  # type: ignore[arg-type]
 
@@ -241,9 +214,8 @@ def test_a_host_twice_as_fast() -> None:
     assert {name: q.value for name, q in quick.host.items()} == {name: q.value / 2 for name, q in NODE.host.items()}
     assert all(q.kind == "assumed" and q.source.startswith("host overheads x 0.5; ") for q in quick.host.values())
     zen = load_platform("zen5-2")
-    context = zen.with_host(2).context["iteration.dlrm"]
-    assert context["per_operation"] == 2 * zen.context["iteration.dlrm"]["per_operation"]
-    assert context["scale"] == zen.context["iteration.dlrm"]["scale"]
+    twice, once = zen.with_host(2).context.iterations["dlrm"], zen.context.iterations["dlrm"]
+    assert twice["per_operation"] == 2 * once["per_operation"] and twice["scale"] == once["scale"]
     survives(quick)
     survives(zen.with_host(0))
     with pytest.raises(ValueError, match="knows no host overheads"):

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.eager import EagerDLRM
+from perfkit.measure import samples
 from perfkit.models.caches import Uniform, Zipf
-from perfkit.workloads import dlrm, samples, transformer
+from perfkit.workloads import dlrm, transformer
 from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.draft import Draft
 from perfkit.workloads.graph import COLLECTIVES, FEATURES, KINDS, PHASES, Graph
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
@@ -178,22 +181,20 @@ def test_fused_tables_are_one_kernel_each_way() -> None:
     assert [len(g.tables) for g in spread] == [2, 1]
 
 
-def test_the_reference_loop_copies_reads_zeroes_and_adds() -> None:
-    lean, reference = (DLRM(batch=64, loop=loop, **SMALL).graphs(accelerator=True)[0] for loop in ("lean", "reference"))
+def test_the_loop_of_the_authors_copies_reads_zeroes_and_adds() -> None:
+    model = DLRM(batch=64, embedding="fused", **SMALL)
+    lean, eager = model.graphs(accelerator=True)[0], EagerDLRM(model).graphs()[0]
     assert not len(lean.transfers)
-    assert [reference.labels[i][2:4] for i in reference.transfers] == [("to_device", "forward")] * 6 + [
-        ("to_host", "forward")
-    ] * 2
-    copied = reference.traffic[reference.transfers].tolist()
+    directions = [("to_device", "forward")] * 6 + [("to_host", "forward")] * 2
+    assert [eager.labels[i][2:4] for i in eager.transfers] == directions
+    copied = eager.traffic[eager.transfers].tolist()
     assert copied[:3] == [64 * 13 * 4, 3 * 256 * 4, (3 * 64 + 1) * 4], "dense inputs, indices, offsets"
     weights = 2 * 4
-    for graph, kernels in ((lean, 1), (reference, weights)):
+    for graph, kernels in ((lean, 1), (eager, weights)):
         update = next(i for i, label in enumerate(graph.labels) if label[1] == "elementwise" and label[3] == "update")
         assert graph.column("launches")[update] == kernels
-    assert labels(reference).count("accumulate") == labels(reference).count("expand") * 2 == weights
-    assert graph.column("launches")[labels(reference).index("zero_")] == weights
+    assert labels(eager).count("accumulate") == labels(eager).count("expand") * 2 == weights
     assert not {"accumulate", "expand", "zero_"} & set(labels(lean))
-    assert labels(DLRM(batch=64, loop="reference", **SMALL).graphs()[0]) == labels(DLRM(batch=64, **SMALL).graphs()[0])
 
 
 def test_kernels_of_one_backward_node_are_one_call() -> None:
@@ -267,11 +268,10 @@ GRAPHS = {
     "dlrm-rank": DLRM(batch=64, **SMALL).graphs(2)[1],
     "bert": Transformer.bert(**TINY, attention="eager").graphs()[0],
     "gpt2-ranks": Transformer.gpt2(**TINY).graphs(2)[0],
-    "reference": DLRM(batch=64, embedding="fused", loop="reference", **SMALL).graphs(accelerator=True)[0],
     "mixed": Transformer.gpt2(**TINY, dtype="bf16", mixed=True, fused=True, attention="eager").graphs(accelerator=True)[
         0
     ],
-    "empty": Tape().graph(),
+    "empty": Draft(Tape()).graph(),
 }
 
 
@@ -314,7 +314,7 @@ def test_reuse_distances_of_a_small_tape() -> None:
     a, b, c = (tape.tensor(100), tape.tensor(10), tape.tensor(1000))
     tape.emit("first", "elementwise", [a], [b])
     tape.emit("second", "elementwise", [b], [c])
-    graph = tape.graph()
+    graph = Draft(tape).graph()
     near = graph.distances[2]  # b is read right after it was written
     assert near < 4 * 110
     assert graph.footprint == 4 * 1110
@@ -486,7 +486,6 @@ def test_bad_sizes_are_refused(build: Callable[[], object], name: str) -> None:
         (model(dtype=None), "dtype is None; known are"),
         (model(optimizer="adamw"), "optimizer is 'adamw'; known are sgd"),
         (model(embedding="joined"), "embedding is 'joined'; known are separate, fused"),
-        (model(loop="referense"), "loop is 'referense'; known are lean, reference; did you mean 'reference'"),
         (model(fused=1), "fused is 1; it must be True or False"),
         (bert(mixed="yes"), "mixed is 'yes'; it must be True or False"),
         (bert(mixed=True), "mixed is True with dtype 'fp32'; weights are fp32 already; take bf16 or fp16"),

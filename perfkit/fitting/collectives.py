@@ -17,18 +17,14 @@ from perfkit.fitting.curves import (
 )
 from perfkit.fitting.parameters import Fit
 from perfkit.fitting.regression import check_times
+from perfkit.ground.units import Array, Values
 from perfkit.models.collectives import ring_steps
-from perfkit.units import Array, Values
 
-__all__ = ["fit_collective", "fit_over_ranks", "fit_pipelined"]
-
-#: What is known before the first left-out size: on A100 and H100 nodes two sizes predict the others with 10 % (the
-#: spread), which counts as much as this many points.
+#: Spread [-] before any size is left out, and how many points it counts for; docs/formulas.md, table 1.3.
 PRIOR, TRUST = 0.1, 4
 UNITS = {"alpha": "s", "beta": "s/B"}
-#: Share of the start-up at the smallest size, and of the transfer at the largest, from which a form may take its own
-#: shape from the sizes: curves of A100 and H100 that end at 4 MiB or begin at 1 MiB, fitted with the forms that their
-#: left-out sizes call for, miss the other sizes by twice as much as with two parameters.
+#: Least share of the start-up at the smallest size, and of the transfer at the largest, for a form with more than two
+#: parameters [-]; docs/formulas.md, table 1.3.
 SEEN = 0.85
 
 
@@ -141,7 +137,7 @@ def fit_pipelined(
     -------
     fit : Fit
         Parameters of `perfkit.models.collectives.pipelined`; the spread is that of sizes left out one at a time,
-        pulled towards 10 % where there are few.
+        pulled towards 10 % where sizes are few.
 
     Raises
     ------

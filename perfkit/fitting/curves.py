@@ -5,13 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfkit.units import Array
-
-__all__ = ["SCALE", "Curve", "invert_information", "pipelined_curve", "ranks_curve", "solve_curves", "two_branch_curve"]
+from perfkit.ground.units import Array
 
 #: Logarithms, shape (problems, points), and their slopes over the logarithms of the parameters.
 Evaluate = Callable[[Array], tuple[Array, Array]]
-#: Residual of the logarithm above which a point counts less: 10 %, about twice the noise of repeats.
+#: Residual of the logarithm above which a point counts less [-]; docs/formulas.md, table 1.3.
 SCALE = 0.1
 
 

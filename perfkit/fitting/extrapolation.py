@@ -5,13 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from perfkit.fitting.parameters import Fit
+from perfkit.ground.units import Array, Values
 from perfkit.models import collectives as forms
-from perfkit.units import Array, Values
 
-__all__ = ["choose_sample", "evaluate_collective", "spread_beyond"]
-
-#: Spread where all of a start-up turns into transfer, or the reverse, beyond the sizes that were fitted: fits of A100
-#: and H100 curves up to 256 KiB ... 64 MiB, or from 1 MiB or 16 MiB on, then hold 66 to 90 % of the rest in their 80 %.
+#: Spread [-] where all of a start-up turns into transfer, or the reverse, beyond the fitted sizes; docs/formulas.md,
+#: table 1.3.
 CHANGE = 0.6
 _STEP = 1e-4
 

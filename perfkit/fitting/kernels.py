@@ -7,23 +7,18 @@ import numpy as np
 
 from perfkit.fitting.parameters import SPREAD_SLOPE, Fit
 from perfkit.fitting.regression import build_fit, check_times, find_spread, solve_nonnegative
+from perfkit.ground.units import Array, Values
 from perfkit.models.roofline import roofline_time
-from perfkit.units import Array, Values
 
-__all__ = ["fit_additive", "fit_roofline"]
-
-#: Where the parameters of a kernel under its roofs lie without data, the standard deviation of their logarithm there,
-#: their bounds and unit. The middle of bf16 GEMMs on A100 and H100 (launch 5.4 and 3.4 µs in a CUDA graph, efficiencies
-#: 0.80 and 0.75 of arithmetic, 0.75 and 0.82 of memory, sharpness 1.3 and 2.6; aiconfigurator-core 0.12.0,
-#: Apache-2.0).
-#: Nothing runs faster than its datasheet, and nothing takes longer than arithmetic and traffic one after the other.
+#: Prior of each parameter of a roofline: value, standard deviation of its logarithm, bounds and unit; docs/formulas.md,
+#: table 2.2.
 _ROOFLINE = {
     "launch": (4.3e-6, 0.5, 1e-8, 1e-3, "s"),
     "compute_efficiency": (0.78, 0.25, 0.01, 1.0, "-"),
     "memory_efficiency": (0.78, 0.25, 0.01, 1.0, "-"),
     "sharpness": (1.8, 0.5, 1.0, 20.0, "-"),
 }
-#: A parameter whose standard error is a larger share than this of what it is without data is not known from the data.
+#: A parameter is not known from the data if its standard error is over this share of the prior's width [-].
 _KNOWN = 0.7
 
 
@@ -107,7 +102,7 @@ def fit_roofline(
     date : str, optional
         Day of the measurements, ISO 8601.
     notes : sequence of str, optional
-        What a reader should know of the measurements.
+        Remarks on the measurements.
 
     Returns
     -------
@@ -122,16 +117,10 @@ def fit_roofline(
 
     Notes
     -----
-    Every parameter is held weakly where GEMMs of A100 and H100 have it, as firmly as one measurement of their scatter
-    would; so what the measurements cannot tell, such as the share of the arithmetic peak of kernels that only move
-    data, stays there, without a standard error and with a note. That makes few shapes enough: held-out bf16 GEMMs
-    (M, N, K of at least 512) of A100 and H100 err by 4.5 % in geometric mean and 7.2 % on average after a fit to
-    thousands, by 4.7 and 7.6 % after 32 random ones (mean over draws), by 5.4 and 8.7 % after 4 of spread sizes.
-
-    Two effects are left out on purpose, since neither is there on both devices. Where tiles of 128 x 256 fill the last
-    wave of multiprocessors in part, a term of its own takes the cross-validated mean error of the A100 from 7.2 to
-    6.2 % and leaves that of the H100; one for long kernels, which the power cap slows, takes the H100 from 6.9 to 6.2 %
-    and leaves the A100.
+    Every parameter has a weak prior at its value for GEMMs of A100 and H100. The prior counts as one measurement. What
+    the measurements cannot show, such as the share of the arithmetic peak of kernels that only move data, stays at the
+    prior, without a standard error and with a note. So few shapes are enough: 4 instead of thousands raise the mean
+    error of held-out bf16 GEMMs from 7.2 to 8.7 % (docs/formulas.md, table 2.2).
 
     Examples
     --------
@@ -149,7 +138,7 @@ def fit_roofline(
     given = {"flops": flops, "nbytes": nbytes, "peak": peak, "bandwidth": bandwidth}
     work = {name: _check_work(name, values, len(seconds)) for name, values in given.items()}
     if not np.any(work["flops"] + work["nbytes"]):
-        raise ValueError("flops and nbytes are 0 throughout: no work; say what the kernels compute and move")
+        raise ValueError("flops and nbytes are 0 throughout: pass the FLOP and bytes of the kernels")
     found, jacobian, predicted = _solve_roofline(work, seconds)
     rows = jacobian[: len(seconds)]
     leverage = np.einsum("ij,jk,ik->i", rows, np.linalg.inv(jacobian.T @ jacobian), rows)
@@ -172,7 +161,7 @@ def fit_roofline(
         ranges=_find_ranges(work, predicted), source=source, date=date, notes=(*notes, *leans),
     )  # fmt: skip
     bounds = tuple(name for name, at_bound in zip(_ROOFLINE, stopped, strict=True) if at_bound)
-    few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)  # Student's t: what few points leave open
+    few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)  # Student's t: few points say little of the spread
     return replace(fit, spread=float(few * find_spread(level)[0]), spread_time=middle, at_bounds=bounds)
 
 
@@ -202,7 +191,7 @@ def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> tuple[Array, A
 
 
 def _check_work(name: str, values: Values, n: int) -> Array:
-    """What one number per measurement, or one for all, amounts to for each measurement."""
+    """One number for each measurement, from one for each or one for all."""
     found = np.asarray(values, dtype=float)
     least = 0.0 if name in ("flops", "nbytes") else np.finfo(float).tiny
     if found.shape not in ((), (n,)) or not np.all(np.isfinite(found)) or np.any(found < least):
@@ -214,7 +203,7 @@ def _check_work(name: str, values: Values, n: int) -> Array:
 
 
 def _find_ranges(work: Mapping[str, Array], predicted: Array) -> dict[str, tuple[float, float]]:
-    """Sizes that the measurements span, of what takes a visible part of their time."""
+    """Ranges of FLOP and bytes, where they take a visible part of the time."""
     pairs = {"flops": work["peak"], "nbytes": work["bandwidth"]}
     seen = {name for name, rate in pairs.items() if np.max(work[name] / rate / predicted) > 0.05}
     return {name: (float(work[name].min()), float(work[name].max())) for name in pairs if name in seen}

@@ -1,13 +1,11 @@
-"""Memory levels from a curve: the caches that times of growing working sets show, whatever the machine says."""
+"""Memory levels from a curve: the caches that times of growing working sets show."""
 
 import itertools
 
 import numpy as np
 
+from perfkit.ground.units import Array
 from perfkit.models.caches import miss_share
-from perfkit.units import Array
-
-__all__ = ["find_levels"]
 
 _MOST = 3  # levels that are looked for
 
@@ -18,7 +16,7 @@ def find_levels(working_set: Array, moved: Array, seconds: Array) -> tuple[tuple
     Parameters
     ----------
     working_set : array
-        Bytes touched again and again, at least four different sizes [B].
+        Bytes touched repeatedly, at least four different sizes [B].
     moved : array
         Bytes moved in each time [B].
     seconds : array
@@ -27,16 +25,15 @@ def find_levels(working_set: Array, moved: Array, seconds: Array) -> tuple[tuple
     Returns
     -------
     capacities : tuple of float
-        What each cache effectively holds, from near to far; none where the curve is flat [B].
+        Effective size of each cache, from near to far; none where the curve is flat [B].
     bandwidths : tuple of float
-        Of each of them and, last, of what lies behind [B/s].
+        Of each cache and, last, of main memory [B/s].
 
     Notes
     -----
-    A pass takes a fixed time, a time for each byte, and for the share of bytes that comes from behind each cache
-    (`perfkit.models.caches.miss_share`) a further one. Capacities are tried on a grid, coefficients solved without
-    negative ones, another level has to earn its two parameters and to be slower by 15 %
-    (Schwarz 1978, doi:10.1214/aos/1176344136).
+    A pass takes a fixed time, a time for each byte, and a further time for each byte that comes from beyond a cache
+    (`perfkit.models.caches.miss_share`). Capacities are tried on a grid; coefficients are not negative. A further level
+    must pay for its two parameters (BIC: Schwarz 1978, doi:10.1214/aos/1176344136) and be slower by 15 %.
     """
     from scipy.optimize import nnls
 

@@ -2,17 +2,83 @@
 
 import html
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.units import Array, Typed, Values, format_time, significant
+from perfkit.ground.units import Array, Typed, Values, format_time, significant
+from perfkit.models.collectives import OPERATIONS
 
-__all__ = ["SPREAD_SLOPE", "Fit"]
-
-#: How the spread of kernels falls with their time, see `Fit.spread_at` [-].
+#: Exponent with which the spread of kernels falls with their time [-]; docs/formulas.md, table 9.1.
 SPREAD_SLOPE = 0.2
+#: Algorithms of collectives; ``rail`` is one rank of each node, over the network between nodes.
+ALGORITHMS = ("ring", "tree", "in_network", "two_level", "rail")
+_COLLECTIVE = re.compile(rf"(?:([2-9]|[1-9][0-9]+)|any)(?:\.({'|'.join(ALGORITHMS)}))?", re.ASCII)
+
+
+class Key(NamedTuple):
+    """Name of a fit in a platform: ``<operation>.<ranks or any>[.<algorithm>]`` or ``<kind>[.<variant>]``.
+
+    Parameters
+    ----------
+    operation : str
+        Collective, or class of kernels [-].
+    ranks : int, optional
+        Ranks of a collective; None for a law over all counts, and for kernels [-].
+    algorithm : str, optional
+        One of `ALGORITHMS`; empty for what the library chooses, and for kernels [-].
+    variant : str, optional
+        Finer class of kernels or number format [-].
+
+    Examples
+    --------
+    >>> Key.parse("all_gather.any.rail").algorithm, Key.parse("gemm.fp8").variant, str(Key("all_reduce", 8))
+    ('rail', 'fp8', 'all_reduce.8')
+    """
+
+    operation: str
+    ranks: int | None = None
+    algorithm: str = ""
+    variant: str = ""
+
+    @classmethod
+    @lru_cache(maxsize=4096)
+    def parse(cls, text: str, *, collective: bool = False) -> "Key":
+        """Read a name.
+
+        Parameters
+        ----------
+        text : str
+            Such as ``all_reduce.8`` or ``gemm.nt`` [-].
+        collective : bool, optional
+            Whether it must be a collective's.
+
+        Returns
+        -------
+        key : Key
+            Its parts [-].
+
+        Raises
+        ------
+        ValueError
+            For the name of a collective that cannot be read.
+        """
+        operation, _, rest = text.partition(".")
+        if operation not in OPERATIONS and not collective:
+            return cls(operation, variant=rest)
+        match = _COLLECTIVE.fullmatch(rest)
+        if match is None or operation not in OPERATIONS:
+            rule = f"<operation>.<ranks or any>[.<algorithm>], such as all_reduce.8; known are {', '.join(OPERATIONS)}"
+            raise ValueError(f"collective {text!r} must be {rule} and the algorithms {', '.join(ALGORITHMS)}")
+        return cls(operation, int(match[1]) if match[1] else None, match[2] or "")
+
+    def __str__(self) -> str:
+        collective = self.operation in OPERATIONS
+        return ".".join(filter(None, (self.operation, str(self.ranks or "any") * collective, *self[2:])))
 
 
 @dataclass(frozen=True)
@@ -49,6 +115,16 @@ class Fit(Typed, Mapping[str, float]):
         Parameters that stopped at a bound of the fit; terms that stopped at zero are not among the parameters.
     spread_time : float, optional
         Predicted time at which `spread` holds, see `spread_at`; None where it holds at all times [s].
+    dtypes : tuple of str, optional
+        Number formats that were measured; empty where unknown [-].
+    stands_for : str, optional
+        Class of kernels that was not measured, which this fit prices instead [-].
+    transferred : tuple of str, optional
+        Machines or formats from which it was carried over, and what changed, the last one first [-].
+    quality : str, optional
+        ``poor`` where measurements scatter widely around the form, else empty [-].
+    sources : tuple of str, optional
+        Files that were read [-].
 
     Examples
     --------
@@ -73,6 +149,11 @@ class Fit(Typed, Mapping[str, float]):
     units: Mapping[str, str] = field(default_factory=dict)
     at_bounds: tuple[str, ...] = ()
     spread_time: float | None = None
+    dtypes: tuple[str, ...] = ()
+    stands_for: str = ""
+    transferred: tuple[str, ...] = ()
+    quality: str = ""
+    sources: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> float:
         return self.parameters[name]
@@ -107,11 +188,8 @@ class Fit(Typed, Mapping[str, float]):
         -----
         .. math:: s(t) = s \, (t / t_s)^{-0.2}
 
-        Launches, tiles and waves that do not fill the device weigh on short kernels. The exponent was chosen on A100
-        and H100, where it is 0.18 and 0.22 over all bf16 GEMMs of aiconfigurator-core 0.12.0, and 0.12 to 0.29 over
-        those at hand then; seven other GPUs have 0.15 to 0.30. Long kernels err together, with the power cap, so their
-        spread stops at a half: that limit was set with all nine in view, and the largest products of B300 and GB200,
-        predicted 13 to 15 % too fast from smaller ones, still lie outside.
+        Launches, tiles and waves that do not fill the device make short kernels less predictable. Long kernels have a
+        common error, the power cap, so their spread stops at a half. Evidence: docs/formulas.md, table 9.1.
 
         Examples
         --------
@@ -144,7 +222,8 @@ class Fit(Typed, Mapping[str, float]):
         facts += [f"valid for {name} from {low:.4g} to {high:.4g}" for name, (low, high) in self.ranges.items()]
         facts += [f"source: {' '.join((self.source, self.date)).strip()}"] if self.source or self.date else []
         facts += [f"warning: {name} is at a bound of the fit" for name in self.at_bounds]
-        return facts + [f"note: {note}" for note in self.notes]
+        notes = [f"transferred from {text}" for text in self.transferred]
+        return facts + [f"note: {note}" for note in (*notes, *self.notes)]
 
     def report(self) -> str:
         """Describe the fit for a person: value ± standard error, validity, residuals, origin, warnings."""

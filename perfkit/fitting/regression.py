@@ -1,4 +1,4 @@
-"""Least squares for times: relative errors, outliers, no negative parameters, and what left-out points say."""
+"""Least squares for times: relative errors, outliers, no negative parameters, errors of left-out points."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting.parameters import Fit
-from perfkit.units import Array
-
-__all__ = ["build_fit", "check_times", "find_spread", "solve_nonnegative"]
+from perfkit.ground.units import Array
 
 
 def solve_nonnegative(
@@ -25,22 +23,22 @@ def solve_nonnegative(
     Parameters
     ----------
     columns : array, shape (n, k)
-        How often each of k terms is paid by each of n measurements [-].
+        How often each of n measurements pays each of k terms [-].
     target : array, shape (n,)
         Measured times [s].
     weights : array, shape (n,)
-        What an error of one second weighs [-].
+        Weight of an error of one second [-].
     prior, strength : array, shape (k,), optional
-        Where coefficients lie without data [s] and how strongly they are held there [-].
+        Coefficients without data [s] and the strength of that prior [-].
     robust : bool, optional
-        Whether points that no term explains count less.
+        Whether outliers count less.
 
     Returns
     -------
     found, errors : array, shape (k,)
         Coefficients and standard errors, nan where a coefficient stopped at zero [s].
     relative : array, shape (n,)
-        Relative residual of each point, had it been left out [-].
+        Relative residual of each point from a fit without it [-].
     """
     from scipy.optimize import nnls
     from statsmodels.robust.norms import HuberT
@@ -58,11 +56,11 @@ def solve_nonnegative(
         found, _ = nnls(np.vstack([scaled * w[:, None], pull]), np.concatenate([target * w, aim]))
         predicted = np.maximum(scaled @ found, 1e-3 * target)
         logs = np.log(target / predicted)
-        # The slope of a squared logarithm, so that half and double weigh alike; Huber's norm for what no term explains,
-        # where less than 15 % of spread is not taken as known.
+        # The slope of a squared logarithm, so that half and double weigh alike. Huber's norm for outliers; a spread
+        # below 15 % counts as 15 %.
         level = np.clip(logs / (1.0 - predicted / target + 1e-12 * (logs == 0)), 0.1, 10.0)
         trust = np.sqrt(level * HuberT(2.5).weights(logs / max(mad(logs, center=0.0), 0.15)))
-    found[(scaled * found / target[:, None]).max(axis=0) < 1e-6] = 0.0  # nowhere a part of the time: rounding
+    found[(scaled * found / target[:, None]).max(axis=0) < 1e-6] = 0.0  # rounding: no part of any time
     active = np.flatnonzero(found > 0)
     w = weights * trust
     rows = np.vstack([scaled[:, active] * w[:, None], pull[:, active]])
@@ -77,7 +75,7 @@ def solve_nonnegative(
 
 
 def find_spread(relative: Array) -> tuple[float, float]:
-    """Find standard deviation and mean of log(measured / predicted), outliers tamed.
+    """Find standard deviation and mean of log(measured / predicted), outliers clipped.
 
     Parameters
     ----------
@@ -120,7 +118,7 @@ def build_fit(
     fit : Fit
         The fit.
     """
-    kept = [i for i, value in enumerate(found) if value > 0 or names[i] == "scale"]
+    kept = [i for i, value in enumerate(found) if value > 0 or names[i] in ("scale", "cold_scale")]
     spread, bias = find_spread(relative)
     return Fit(
         form,
@@ -143,7 +141,7 @@ def check_times(seconds: Any, least: int) -> Array:
     seconds : array
         Measured times [s].
     least : int
-        How many there must be [-].
+        Least number of them [-].
 
     Returns
     -------

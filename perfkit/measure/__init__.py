@@ -1,3 +1,1 @@
 """Timing on real hardware: kernels, collectives, whole training iterations and the operations inside them."""
-
-__all__: list[str] = []

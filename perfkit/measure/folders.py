@@ -5,7 +5,6 @@ import json
 import os
 import platform as system
 import re
-import shutil
 import threading
 import time
 import warnings
@@ -17,12 +16,10 @@ from typing import Any
 
 from perfkit.measure.machine import describe_machine, list_versions
 
-__all__ = ["Campaign", "find_cache", "open_campaign"]
-
-_KEEP = 7 * 86400.0  # time for which a finished job counts; later the machine may be another in all but name [s]
-_UNUSED = 30 * 86400.0  # time after which a campaign that nobody has opened is removed [s]
-#: Files that this process has locked: descriptor, and the thread that took it. A thread that opens a campaign again has
-#: left its former one by an error.
+_KEEP = 7 * 86400.0  # time for which a finished job counts; later the machine may have changed [s]
+_UNUSED = 30 * 86400.0  # time after which an unused campaign is removed [s]
+#: Files that this process has locked: descriptor and thread. A thread that opens a campaign twice left the first one by
+#: an error.
 _HELD: dict[Path, tuple[int, threading.Thread]] = {}
 
 
@@ -38,8 +35,8 @@ class Campaign:
 
     Notes
     -----
-    Each line of the file is a JSON list: name, time of the measurement [s since 1970] and result. What a damaged line
-    held is measured again, and so is what was measured more than seven days ago.
+    Each line of the file is a JSON list: name, time of the measurement [s since 1970] and result. Damaged lines, and
+    measurements older than seven days, are measured again.
     """
 
     def __init__(self, file: Path | None, *, progress: bool = True) -> None:
@@ -53,13 +50,13 @@ class Campaign:
                 if abs(self._began - moment) < _KEEP:
                     self._done[name] = (moment, result)
                 else:
-                    warnings.warn("what was measured more than 7 days ago is measured again", stacklevel=3)
+                    warnings.warn("measurements older than 7 days are measured again", stacklevel=3)
             except (TypeError, ValueError):
-                warnings.warn(f"{file} is damaged; what it has lost is measured again", stacklevel=3)
+                warnings.warn(f"{file} is damaged; its lost measurements are repeated", stacklevel=3)
 
     @property
     def day(self) -> str:
-        """Date of the oldest measurement that was used; that of the opening where there is none."""
+        """Date of the oldest measurement in use, else of the opening."""
         return f"{datetime.fromtimestamp(self._began):%Y-%m-%d}"
 
     def run(self, stage: str, jobs: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
@@ -68,9 +65,9 @@ class Campaign:
         Parameters
         ----------
         stage : str
-            Name shown, and the first part of the names that results are kept under.
+            Name shown, and first part of the names of kept results.
         jobs : mapping of str to callable
-            What to run, by name; each returns plain JSON.
+            Callables that return plain JSON, by name.
 
         Returns
         -------
@@ -92,14 +89,14 @@ class Campaign:
         return results
 
     def _keep(self, name: str, result: Any) -> None:
-        """Write a result down; where that fails, measuring goes on, and this is said."""
+        """Write a result down; warn if that fails."""
         self._done[name] = (time.time(), result)
         try:
             if self.file is not None:
                 with open(self.file, "a") as file:
                     file.write("\n" + json.dumps([name, *self._done[name]]))
         except OSError as error:
-            text = f"{self.file} cannot be written to ({error.strerror}); measuring goes on, a rerun begins anew"
+            text = f"{self.file} cannot be written to ({error.strerror}); measuring continues, but a rerun starts again"
             warnings.warn(text, stacklevel=3)
 
     def close(self) -> None:
@@ -111,7 +108,7 @@ class Campaign:
 
 
 def find_cache() -> Path:
-    """Folder in which campaigns keep what is finished, made where it is missing.
+    """Folder for finished measurements of campaigns, created if missing.
 
     Returns
     -------
@@ -134,15 +131,15 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
     Parameters
     ----------
     *options : object
-        What tells campaigns apart; as text of JSON.
+        Options that identify the campaign; as text of JSON.
     progress : bool
         Whether to show a bar for each stage.
 
     Returns
     -------
     campaign : Campaign
-        Its file lies in the user's cache and belongs to this process until it is closed; while another process holds
-        it, the campaign gets one of its own. Without a cache that can be written to, it keeps nothing. Both are said.
+        Its file is in the user's cache and belongs to this process until it is closed. If another process holds it,
+        the campaign gets a file of its own. Without a writable cache it keeps nothing. Both cases warn.
     """
     facts = json.dumps([system.node(), describe_machine(), list_versions(), options], sort_keys=True, default=str)
     holders: list[str] = []
@@ -154,10 +151,10 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
             holders.append(Campaign(file)._done.get("owner", (0.0, "another process"))[1])
     except (ImportError, OSError, RuntimeError) as error:
         text = f"finished measurements cannot be kept ({error}); name a folder for them in XDG_CACHE_HOME"
-        warnings.warn(f"{text}, or an interrupted run begins anew", stacklevel=3)
+        warnings.warn(f"{text}, or an interrupted run starts again", stacklevel=3)
         return Campaign(None, progress=progress)
     if holders:
-        text = f"the same is being measured by {' and '.join(holders)}; this run keeps its measurements apart"
+        text = f"the same is being measured by {' and '.join(holders)}; this run keeps its own measurements"
         warnings.warn(f"{text}, but both disturb each other: end one of them", stacklevel=3)
     campaign = Campaign(file, progress=progress)
     campaign._keep("owner", f"process {os.getpid()} on {system.node()} since {datetime.now():%Y-%m-%d %H:%M}")
@@ -165,7 +162,7 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
 
 
 def _hold(file: Path) -> bool:
-    """Lock a file until the campaign is closed or the process ends; False while somebody else holds it."""
+    """Lock a file until the campaign is closed or the process ends; False if another process holds it."""
     import fcntl  # not on Windows, where nothing is kept
 
     lock, thread = _HELD.get(file, (-1, None))
@@ -181,8 +178,8 @@ def _hold(file: Path) -> bool:
 
 
 def _remove_unused(root: Path) -> None:
-    """Remove campaigns that nobody has gone on with for a month: those of old versions stay for ever otherwise."""
+    """Remove campaigns unused for a month, such as those of old versions."""
     for path in root.iterdir():
         with suppress(OSError):
-            if re.fullmatch(r"[0-9a-f]{16}(-.*)?", path.name) and time.time() - path.stat().st_mtime > _UNUSED:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if re.fullmatch(r"[0-9a-f]{16}-.*", path.name) and time.time() - path.stat().st_mtime > _UNUSED:
+                path.unlink()

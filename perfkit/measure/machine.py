@@ -1,4 +1,4 @@
-"""This machine in words and numbers: processor, cores, caches, memory, versions, and where each fact is from."""
+"""This machine in words and numbers: processor, cores, caches, memory, versions, and the source of each fact."""
 
 import os
 import platform as system
@@ -10,23 +10,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Fact", "count_cores", "describe_machine", "free_memory", "gather_facts", "list_cores", "list_versions"]
-
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-#: Sizes that a cache may have by level [B]; what lies outside is not believed.
+#: Smallest and largest believable size of a cache, by level [B].
 _CACHES = {"L1": (2**10, 2**24), "L2": (2**12, 2**30), "L3": (2**14, 2**33)}
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that a machine says of itself.
+    """One fact that a machine reports.
 
     Parameters
     ----------
     value : object
         Number, text, or None where it is not known [unit of the fact].
     source : str
-        File or call that said so, or why it is not known.
+        File or call that reported it, or why it is not known.
     """
 
     value: Any
@@ -34,7 +32,7 @@ class Fact:
 
 
 def gather_facts(root: Path = Path("/")) -> dict[str, Fact]:
-    """Gather what is known of this machine before anything is measured.
+    """Gather what the operating system reports of this machine.
 
     Parameters
     ----------
@@ -44,9 +42,9 @@ def gather_facts(root: Path = Path("/")) -> dict[str, Fact]:
     Returns
     -------
     facts : dict of str to Fact
-        ``processor``, ``system``, ``loopback``; ``cores`` that this process may use, ``whole_cores`` among them that
-        are no siblings of each other, and ``core_limit`` of a container [-]; ``memory``, ``free_memory`` and the caches
-        ``L1`` to ``L3`` [B]; ``clock`` [Hz]. What is not known, or cannot be true, is None.
+        ``processor``, ``system``, ``loopback``; ``cores`` that this process may use, ``whole_cores`` among them
+        without siblings, and ``core_limit`` of a container [-]; ``memory``, ``free_memory`` and the caches
+        ``L1`` to ``L3`` [B]; ``clock`` [Hz]. Unknown or impossible values are None.
     """
     cpu, memory = "sys/devices/system/cpu/cpu0", "proc/meminfo"
     said: dict[str, tuple[str, Callable[[Path], Any], tuple[float, float]]] = {
@@ -151,7 +149,7 @@ def list_cores(root: Path = Path("/")) -> list[int]:
 
 
 def count_cores() -> int:
-    """Cores this process may use, as far as the limit of its container goes.
+    """Cores this process may use, within the limit of its container.
 
     Returns
     -------
@@ -163,20 +161,8 @@ def count_cores() -> int:
     return max(1, min(int(facts["cores"].value or 1), int(limit) if isinstance(limit, float) else 2**31))
 
 
-def free_memory() -> tuple[float | None, float | None]:
-    """Free and whole main memory.
-
-    Returns
-    -------
-    free, total : float or None
-        What can be allocated without swapping, and all there is; None where the system does not say [B].
-    """
-    facts = gather_facts()
-    return facts["free_memory"].value, facts["memory"].value
-
-
 def describe_machine() -> dict[str, str]:
-    """What a measurement's reader wants to know of the machine.
+    """Facts about the machine for the reader of a measurement.
 
     Returns
     -------

@@ -5,18 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from perfkit.units import Values, check_choice
-
-__all__ = [
-    "OPERATIONS",
-    "bus_factor",
-    "in_network_all_reduce",
-    "ring_all_gather",
-    "ring_all_reduce",
-    "ring_reduce_scatter",
-    "ring_steps",
-    "tree_all_reduce",
-]
+from perfkit.ground.units import Values, check_choice
 
 #: Bus factor by operation: the multiple of (p - 1) / p for the first group, of 1 for the second.
 _SHARED: Mapping[str, float] = MappingProxyType(
@@ -28,7 +17,7 @@ OPERATIONS = (*_SHARED, *_WHOLE)
 
 
 def ring_steps(operation: str, ranks: Values) -> Values:
-    """Steps a ring (or, for all_to_all, a sequence of pairs) takes one after another.
+    """Steps of a ring, or of a sequence of pairs for all_to_all, one after another.
 
     Parameters
     ----------
@@ -89,13 +78,15 @@ def bus_factor(operation: str, ranks: Values) -> Values:
     return _SHARED[operation] * (ranks - 1) / ranks if operation in _SHARED else ranks * 0 + 1.0
 
 
-def ring_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_link: float) -> Values:
-    r"""Time of an all_reduce around a ring: reduce_scatter, then all_gather.
+def ring_collective(nbytes: Values, *, operation: str, ranks: Values, alpha_hop: float, beta_link: float) -> Values:
+    r"""Time of a collective around a ring; an all_reduce is a reduce_scatter, then an all_gather.
 
     Parameters
     ----------
     nbytes : float, array or expression
-        Bytes of the buffer each rank reduces [B].
+        Message size in the nccl-tests convention [B].
+    operation : str
+        One of `OPERATIONS` [-].
     ranks : int, array or expression
         Ranks of the ring [-].
     alpha_hop : float
@@ -108,11 +99,17 @@ def ring_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_lin
     time : same kind as `nbytes`
         Time until the last rank has finished; zero for one rank [s].
 
+    Raises
+    ------
+    ValueError
+        For an unknown operation.
+
     Notes
     -----
-    .. math:: t = 2 (p-1) \alpha_h + 2 \frac{p-1}{p} \beta_l n
+    .. math:: t = s(p)\, \alpha_h + f(p)\, \beta_l n
 
-    Measured large messages grow less with p: fitted on 2 and 4 ranks, pure ring volume is 23 to 28 % high on 8.
+    with the steps s and the bus factor f; additions overlap with the transfer. Measured all_reduces of large messages
+    grow less with p: a ring fitted on 2 and 4 ranks is 23 to 28 % too slow on 8.
 
     References
     ----------
@@ -121,99 +118,23 @@ def ring_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_lin
 
     Examples
     --------
-    >>> round(ring_all_reduce(1e9, ranks=8, alpha_hop=2e-6, beta_link=1 / 250e9) * 1e3, 2)
-    7.03
-    """
-    return 2.0 * _ring(nbytes, ranks, alpha_hop, beta_link)
-
-
-def ring_all_gather(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_link: float) -> Values:
-    r"""Time of an all_gather around a ring.
-
-    Parameters
-    ----------
-    nbytes : float, array or expression
-        Bytes of the gathered buffer [B].
-    ranks : int, array or expression
-        Ranks of the ring [-].
-    alpha_hop : float
-        Latency of one hop, not of the whole collective [s].
-    beta_link : float
-        Time per byte of one link, one way [s/B].
-
-    Returns
-    -------
-    time : same kind as `nbytes`
-        Time until the last rank has finished; zero for one rank [s].
-
-    Notes
-    -----
-    .. math:: t = (p-1) \alpha_h + \frac{p-1}{p} \beta_l n
-
-    References
-    ----------
-    .. [1] R. Thakur, R. Rabenseifner, W. Gropp, 2005. doi:10.1177/1094342005051521
-
-    Examples
-    --------
-    >>> round(ring_all_gather(1e9, ranks=8, alpha_hop=2e-6, beta_link=1 / 250e9) * 1e3, 2)
+    >>> round(ring_collective(1e9, operation="all_gather", ranks=8, alpha_hop=2e-6, beta_link=1 / 250e9) * 1e3, 2)
     3.51
     """
-    return _ring(nbytes, ranks, alpha_hop, beta_link)
+    return ring_steps(operation, ranks) * alpha_hop + bus_factor(operation, ranks) * beta_link * nbytes
 
 
-def ring_reduce_scatter(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_link: float) -> Values:
-    r"""Time of a reduce_scatter around a ring.
-
-    Parameters
-    ----------
-    nbytes : float, array or expression
-        Bytes of the input buffer of each rank [B].
-    ranks : int, array or expression
-        Ranks of the ring [-].
-    alpha_hop : float
-        Latency of one hop, not of the whole collective [s].
-    beta_link : float
-        Time per byte of one link, one way [s/B].
-
-    Returns
-    -------
-    time : same kind as `nbytes`
-        Time until the last rank has finished; zero for one rank [s].
-
-    Notes
-    -----
-    .. math:: t = (p-1) \alpha_h + \frac{p-1}{p} \beta_l n
-
-    The additions themselves are taken to hide behind the transfer.
-
-    References
-    ----------
-    .. [1] R. Thakur, R. Rabenseifner, W. Gropp, 2005. doi:10.1177/1094342005051521
-
-    Examples
-    --------
-    >>> round(ring_reduce_scatter(1e9, ranks=8, alpha_hop=2e-6, beta_link=1 / 250e9) * 1e3, 2)
-    3.51
-    """
-    return _ring(nbytes, ranks, alpha_hop, beta_link)
-
-
-def _ring(nbytes: Values, ranks: Values, alpha_hop: float, beta_link: float) -> Values:
-    return (ranks - 1) * (alpha_hop + beta_link * nbytes / ranks)
-
-
-def tree_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_link: float) -> Values:
-    r"""Time of an all_reduce up and down a pipelined (double) binary tree.
+def ring_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_link: float) -> Values:
+    """Time of an all_reduce around a ring, see `ring_collective`.
 
     Parameters
     ----------
     nbytes : float, array or expression
         Bytes of the buffer each rank reduces [B].
     ranks : int, array or expression
-        Ranks of the tree [-].
+        Ranks of the ring [-].
     alpha_hop : float
-        Latency of one hop, not of the whole collective [s].
+        Latency of one hop [s].
     beta_link : float
         Time per byte of one link, one way [s/B].
 
@@ -222,9 +143,53 @@ def tree_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_lin
     time : same kind as `nbytes`
         Time until the last rank has finished; zero for one rank [s].
 
+    Examples
+    --------
+    >>> round(ring_all_reduce(1e9, ranks=8, alpha_hop=2e-6, beta_link=1 / 250e9) * 1e3, 2)
+    7.03
+    """
+    return ring_collective(nbytes, operation="all_reduce", ranks=ranks, alpha_hop=alpha_hop, beta_link=beta_link)
+
+
+def tree_collective(
+    nbytes: Values,
+    *,
+    operation: str,
+    ranks: Values,
+    alpha_hop: float,
+    beta_link: float,
+    nodes: Values = 1,
+    alpha_rail: float = 0.0,
+) -> Values:
+    r"""Time of a broadcast, a reduce, or of both as an all_reduce, on a pipelined (double) binary tree.
+
+    Parameters
+    ----------
+    nbytes : float, array or expression
+        Message size in the nccl-tests convention [B].
+    operation : str
+        ``all_reduce``, which goes up and down the tree, or another one that goes one way [-].
+    ranks : int, array or expression
+        Ranks of the tree, at least two [-].
+    alpha_hop : float
+        Latency of one hop inside a node [s].
+    beta_link : float
+        Time per byte of the link that limits it, one way [s/B].
+    nodes : int, array or expression, optional
+        Nodes that the ranks are spread over [-].
+    alpha_rail : float, optional
+        Latency of one hop between nodes [s].
+
+    Returns
+    -------
+    time : same kind as `nbytes`
+        Time until the last rank has finished [s].
+
     Notes
     -----
-    .. math:: t = 2 \log_2(p)\, \alpha_h + 2 \beta_l n \quad (p \ge 2)
+    .. math:: t = w \left(\log_2(p / N)\, \alpha_h + \log_2(N)\, \alpha_r + \beta_l n\right)
+
+    with w = 2 for all_reduce, else 1.
 
     References
     ----------
@@ -233,10 +198,11 @@ def tree_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_lin
 
     Examples
     --------
-    >>> round(float(tree_all_reduce(1e6, ranks=64, alpha_hop=5e-6, beta_link=1 / 25e9)) * 1e6)
+    >>> round(float(tree_collective(1e6, operation="all_reduce", ranks=64, alpha_hop=5e-6, beta_link=1 / 25e9)) * 1e6)
     140
     """
-    return 2.0 * alpha_hop * np.log2(ranks) + 2.0 * beta_link * nbytes * np.minimum(ranks - 1, 1)
+    hops = np.log2(ranks / nodes) * alpha_hop + np.log2(nodes) * alpha_rail
+    return (2.0 if operation == "all_reduce" else 1.0) * (hops + beta_link * nbytes)
 
 
 def in_network_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_link: float) -> Values:
@@ -262,9 +228,9 @@ def in_network_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, be
     -----
     .. math:: t = 2 \alpha_h + \frac{p+1}{p} \beta_l n \quad (p \ge 2)
 
-    Each link carries the operands of its rank once and, once more, the share of 1/p that its rank multicasts; a ring
-    carries 2 (p - 1) / p. On 8 ranks that would be a gain of 1.56; H100 with NVLink SHARP shows about 1.26 over the
-    ring of the same machine, because the switches do not reduce at the full rate of the links.
+    Each link carries the operands of its rank once, and the share of 1/p that its rank multicasts; a ring carries
+    2 (p - 1) / p. On 8 ranks that is a gain of 1.56. H100 with NVLink SHARP shows about 1.26, because the switches do
+    not reduce at the full rate of the links.
 
     References
     ----------

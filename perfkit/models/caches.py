@@ -1,66 +1,114 @@
-"""What share of the looked-up rows, pages and tensors a cache still holds."""
+"""Share of the looked-up rows, pages and tensors that a cache still holds."""
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from perfkit.models.distributions import (
-    ALMOST_ONE,
-    Distribution,
-    Index,
-    ReuseHistogram,
-    Uniform,
-    Zipf,
-    unique_rows,
-)
+from perfkit.ground.units import Array, Values
+from perfkit.models.distributions import Distribution, distinct_rows, join_buckets, unique_rows
+from perfkit.models.distributions import Uniform as Uniform
+from perfkit.models.distributions import Zipf as Zipf
 from perfkit.models.roofline import smooth_maximum
-from perfkit.models.roots import find_root
-from perfkit.units import Array, Values
 
-__all__ = [
-    "Distribution",
-    "ReuseHistogram",
-    "Uniform",
-    "Zipf",
-    "cold_misses",
-    "lru_hit_rate",
-    "lru_misses",
-    "miss_share",
-    "page_walks",
-    "reuse_distances",
-    "rotating_misses",
-    "unique_rows",
-]
+#: Bytes of a page of memory [B].
+PAGE = 4096.0
 
 
-@lru_cache(maxsize=512)
-def _shared(distributions: tuple[Distribution, ...]) -> tuple[Array, Array, Array, Index, Index]:
-    """Buckets of all tables end to end: decay rate, rows, share of lookups, table of each, start of each table."""
-    pairs = [distribution.buckets() for distribution in distributions]
-    sizes = np.array([len(rows) for _, rows in pairs])
-    probabilities, rows = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    rates = -np.log1p(-np.minimum(probabilities, ALMOST_ONE))
-    return rates, rows, probabilities * rows, np.repeat(np.arange(len(pairs)), sizes), np.cumsum(sizes) - sizes
+class _Tables:
+    """Lookups into several tables that may share caches: which rows are touched over time."""
 
+    def __init__(
+        self, distributions: Sequence[Distribution], lookups: npt.ArrayLike, groups: npt.ArrayLike | None = None
+    ) -> None:
+        self.buckets = buckets = join_buckets(tuple(distributions))
+        rates = buckets.rates * np.repeat(np.asarray(lookups, dtype=float), buckets.sizes)
+        self.rows = np.where(rates > 1e-280, buckets.rows, 0.0)  # a table nobody looks into takes no room
+        self.rates = np.maximum(rates, 1e-280)
+        self.growth = self.rows * self.rates
+        numbers = np.zeros(len(buckets.sizes), dtype=int) if groups is None else np.asarray(groups)
+        self.first = np.searchsorted(numbers, np.arange(numbers[-1] + 1))  # first table of each group
+        self.cuts = buckets.starts[self.first]  # and its first bucket
 
-def _find_time(touched: Callable[[float], float], rates: Array, capacity: float) -> float:
-    """Time after which as much was touched as fits, infinite where everything fits; found in its logarithm."""
-    soon = 1e-15 / max(float(rates.max()), 1.0)
-    late = max(1.0, 40.0 / float(rates.min(initial=1.0, where=rates > 1e-280)))  # next to nothing is left
-    if capacity >= touched(late) * (1 - 1e-13):
-        return math.inf
-    if capacity <= 0:
-        return 0.0
-    low = math.log(capacity * (soon / touched(soon)))  # it never fills faster than at the start
-    return math.exp(find_root(lambda log: math.log(touched(math.exp(log)) / capacity), low, math.log(late)))
+    def decay(self, times: Array) -> Array:
+        """Exponents of the share of each bucket's rows that are not touched for times of groups."""
+        if len(self.cuts) > 1:
+            times = np.repeat(times, np.diff(self.cuts, append=len(self.rates)), axis=-1)
+        return -self.rates * times
 
+    def touch(self, times: Array) -> tuple[Array, Array]:
+        """Distinct rows of each table that are touched in times of groups, and how fast they grow."""
+        gone, starts = np.expm1(self.decay(times)), self.buckets.starts
+        growth = np.add.reduceat(self.growth * (1 + gone), starts, axis=-1)
+        return -np.add.reduceat(self.rows * gone, starts, axis=-1), growth
 
-def _characteristic_time(rates: Array, nbytes: Array, dense: float, capacity: float) -> float:
-    """Time T after which a row leaves the cache: sum of nbytes (1 - exp(-rates T)) + min(T, 1) dense = capacity."""
-    return _find_time(lambda time: dense * min(time, 1.0) - float(nbytes @ np.expm1(-time * rates)), rates, capacity)
+    def missed(self, times: Array) -> Array:
+        """Share of each table's lookups whose row was not touched for times of groups."""
+        left = self.buckets.shares * np.exp(self.decay(times))
+        return np.asarray(np.add.reduceat(left, self.buckets.starts, axis=-1))
+
+    def fill_bytes(self, row_bytes: npt.ArrayLike, capacities: npt.ArrayLike, dense: npt.ArrayLike = 0.0) -> Array:
+        """Time after which rows of some bytes and dense data fill a cache, by capacity and group."""
+        cuts, nbytes = self.cuts, self.rows * np.repeat(row_bytes, self.buckets.sizes)
+        growth = nbytes * self.rates
+        most, fastest = np.add.reduceat(nbytes, cuts), np.add.reduceat(growth, cuts)
+
+        def used(times: Array) -> tuple[Array, Array]:
+            gone = np.expm1(self.decay(times))
+            if len(cuts) == 1:
+                return (-gone @ nbytes)[..., None], ((1 + gone) @ growth)[..., None]
+            return -np.add.reduceat(gone * nbytes, cuts, axis=-1), np.add.reduceat((1 + gone) * growth, cuts, axis=-1)
+
+        return self.fill(used, most, fastest, capacities, dense)
+
+    def fill_pages(self, pages: Array, entries: npt.ArrayLike, dense: npt.ArrayLike = 0.0) -> Array:
+        """Time after which the pages of tables and of dense data fill a translation buffer, by group."""
+        rows, fastest = (np.add.reduceat(v, self.buckets.starts) for v in (self.rows, self.growth))
+        most, fastest = (np.add.reduceat(v, self.first) for v in (-pages * np.expm1(-rows / pages), fastest))
+
+        def used(times: Array) -> tuple[Array, Array]:
+            rows, growth = self.touch(times)
+            gone = np.expm1(-rows / pages)
+            amount = -np.add.reduceat(pages * gone, self.first, axis=-1)
+            return amount, np.add.reduceat(growth * (1 + gone), self.first, axis=-1)
+
+        return self.fill(used, most, fastest, entries, dense)
+
+    def fill(
+        self,
+        used: Callable[[Array], tuple[Array, Array]],
+        most: Array,
+        fastest: Array,
+        capacities: npt.ArrayLike,
+        dense: npt.ArrayLike,
+    ) -> Array:
+        """Time after which what is touched, and dense data until 1, fill a cache; infinite where everything fits."""
+        capacities, dense = np.asarray(capacities, dtype=float)[..., None], np.asarray(dense, dtype=float)
+        fits, empty = capacities >= (most + dense) * (1 - 1e-13), capacities <= 0
+        if np.all(fits):
+            return np.full(fits.shape, np.inf)
+        times, logs = np.ones(fits.shape), np.zeros(fits.shape)
+        amount, growth = used(times)
+        goal = np.where(fits | empty, amount + dense, capacities)  # there is nothing to solve
+        early = amount + dense >= goal  # dense data is the same in every iteration: it grows during the first only
+        once, more = np.where(early, 0.0, dense), np.where(early, dense, 0.0)
+        latest = 40.0 / np.minimum.reduceat(np.minimum(self.rates, 1.0), self.cuts)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            soonest = np.log(goal / (fastest + dense)) - 1e-6  # it never fills faster than at first
+            low, high = np.where(early, soonest, 0.0), np.where(early, 0.0, np.log(latest))
+            for _ in range(100):  # Newton's method in logarithms, bisection where it leaves the bracket
+                total = amount + once + more * times
+                gap = np.log(total / goal)
+                low, high = np.where(gap < 0, logs, low), np.where(gap > 0, logs, high)
+                new = logs - gap * total / ((growth + more) * times)
+                new = np.where((new >= low) & (new <= high), new, (low + high) / 2)
+                step, logs = new - logs, new
+                times = np.exp(logs)
+                if not np.any(abs(step) >= 1e-9):
+                    break
+                amount, growth = used(times)
+        return np.where(fits, np.inf, np.where(empty, 0.0, times))
 
 
 def lru_misses(
@@ -68,8 +116,10 @@ def lru_misses(
     lookups: npt.ArrayLike,
     row_bytes: npt.ArrayLike,
     *,
-    capacity: float,
-    dense_bytes: float = 0.0,
+    capacity: npt.ArrayLike,
+    dense_bytes: npt.ArrayLike = 0.0,
+    groups: npt.ArrayLike | None = None,
+    cold: bool = False,
 ) -> Array:
     r"""Share of the lookups that miss, in steady state, when tables share one LRU cache with the rest of the iteration.
 
@@ -81,14 +131,18 @@ def lru_misses(
         Lookups of one iteration into each table [-].
     row_bytes : array, shape (n,)
         Bytes a row of each table takes in the cache [B].
-    capacity : float
-        Size of the cache [B].
-    dense_bytes : float, optional
+    capacity : float or array, shape (...)
+        Size of the cache, or of several [B].
+    dense_bytes : float or array, shape (groups,), optional
         Distinct other bytes one iteration touches: activations, weights, gradients [B].
+    groups : array of int, shape (n,), optional
+        Which tables share a cache, in ascending order; all by default [-].
+    cold : bool, optional
+        Whether the lookups of each iteration find the cache empty, see `cold_misses`.
 
     Returns
     -------
-    misses : array, shape (n,)
+    misses : array, shape (..., n)
         Share of each table's lookups that come from beyond the cache, 0 where everything fits [-].
 
     Notes
@@ -98,10 +152,9 @@ def lru_misses(
     .. math:: \sum_i b_i \sum_r \left(1 - (1-p_{ir})^{N_i T}\right) + \min(T, 1)\, D = C, \qquad
               m_i = \sum_r p_{ir} (1-p_{ir})^{N_i T}
 
-    Dense data is the same in every iteration, so it stops growing after one. Lookups of all tables are taken as
-    interleaved; where they come table after table and the cache holds less than one iteration's data, short-lived
-    reuse inside one table makes the true misses of that table fewer. Within 0.01 of the misses of a simulated LRU. A
-    smaller cache never misses less.
+    Dense data is the same in every iteration, so it stops growing after one. Lookups of all tables count as
+    interleaved. If they come table after table and the cache holds less than one iteration's data, reuse inside a table
+    makes the true misses fewer. Within 0.01 of the misses of a simulated LRU. A smaller cache never misses less.
 
     References
     ----------
@@ -113,13 +166,13 @@ def lru_misses(
     >>> lru_misses([Uniform(1000)], [500], [64], capacity=32000).tolist()
     [0.5]
     """
-    rates, rows, shares, table, starts = _shared(tuple(distributions))
-    lookups, row_bytes = np.asarray(lookups, dtype=float), np.asarray(row_bytes, dtype=float)
-    rates = rates * lookups[table]
-    time = _characteristic_time(rates, rows * row_bytes[table], float(dense_bytes), float(capacity))
-    if time == math.inf:
-        return np.zeros(len(starts))
-    return np.asarray(np.add.reduceat(shares * np.exp(-time * rates), starts))
+    tables = _Tables(distributions, lookups, groups)
+    times = tables.fill_bytes(row_bytes, capacity, dense_bytes)
+    if not cold:
+        return tables.missed(times)
+    members = np.diff(tables.first, append=len(distributions))
+    lookups, filling = np.asarray(lookups, dtype=float), np.repeat(np.minimum(times, 1.0), members, axis=-1)
+    return distinct_rows(distributions, lookups * filling) / lookups + (1 - filling) * tables.missed(times)
 
 
 def page_walks(
@@ -128,8 +181,8 @@ def page_walks(
     row_bytes: npt.ArrayLike,
     *,
     entries: float,
-    dense_bytes: float = 0.0,
-    page: float = 4096.0,
+    dense_bytes: npt.ArrayLike = 0.0,
+    groups: npt.ArrayLike | None = None,
 ) -> Array:
     r"""Share of the lookups whose page address is not in the translation buffer, in steady state.
 
@@ -143,10 +196,10 @@ def page_walks(
         Bytes of a row of each table [B].
     entries : float
         Pages that the translation buffer effectively holds [-].
-    dense_bytes : float, optional
+    dense_bytes : float or array, shape (groups,), optional
         Distinct other bytes one iteration touches [B].
-    page : float, optional
-        Bytes of a page [B].
+    groups : array of int, shape (n,), optional
+        Which tables share the buffer, in ascending order; all by default [-].
 
     Returns
     -------
@@ -155,29 +208,21 @@ def page_walks(
 
     Notes
     -----
-    Popular rows lie scattered over the table, so U distinct rows touch :math:`P(1-e^{-U/P})` of its P pages. As in
-    `lru_misses`, T iterations fill the buffer; a lookup walks if its row was not touched for so long and its page by no
-    other row either. On a virtual machine with nested page tables a walk costs 100-200 ns, more than the row itself.
+    Popular rows are scattered over the table, so U distinct rows touch :math:`P(1-e^{-U/P})` of its P pages. As in
+    `lru_misses`, T iterations fill the buffer. A lookup walks if neither its row nor another row of its page was
+    touched in that time. On a virtual machine with nested page tables a walk costs 100-200 ns, more than the row
+    itself.
 
     Examples
     --------
     >>> page_walks([Uniform(1000)], [500], [64], entries=2000).tolist()
     [0.0]
     """
-    rates, rows, shares, table, starts = _shared(tuple(distributions))
-    lookups, row_bytes = np.asarray(lookups, dtype=float), np.asarray(row_bytes, dtype=float)
-    rates = rates * lookups[table]
-    pages = np.maximum(np.add.reduceat(rows, starts) * row_bytes / page, 1.0)
-    dense = dense_bytes / page
-
-    def cover(time: float) -> Array:
-        """Share of each table's pages that were touched."""
-        return np.asarray(-np.expm1(np.add.reduceat(rows * np.expm1(-time * rates), starts) / pages))
-
-    time = _find_time(lambda time: float(pages @ cover(time)) + min(time, 1.0) * dense, rates, entries)
-    if time == math.inf:
-        return np.zeros(len(starts))
-    return np.asarray(np.add.reduceat(shares * np.exp(-time * rates), starts) * (1 - cover(time)))
+    tables = _Tables(distributions, lookups, groups)
+    rows = np.add.reduceat(tables.buckets.rows, tables.buckets.starts)
+    pages = np.maximum(rows * np.asarray(row_bytes, dtype=float) / PAGE, 1.0)
+    times = tables.fill_pages(pages, entries, np.asarray(dense_bytes) / PAGE)
+    return tables.missed(times) * np.exp(-tables.touch(times)[0] / pages)
 
 
 def lru_hit_rate(distribution: Distribution, rows_cached: float) -> float:
@@ -235,16 +280,14 @@ def cold_misses(distribution: Distribution, lookups: float | npt.ArrayLike, rows
     [1.0, 50154.0]
     """
     lookups = np.asarray(lookups, dtype=float)
-    rates, rows, shares, _, _ = _shared((distribution,))
-    time = _characteristic_time(rates, rows, 0.0, float(rows_cached))
-    if time == math.inf:
-        return unique_rows(distribution, lookups)
-    filling = unique_rows(distribution, np.minimum(lookups, time))
-    return filling + np.maximum(lookups - time, 0.0) * float(shares @ np.exp(-time * rates))
+    tables = _Tables([distribution], 1.0)
+    times = tables.fill_bytes(1.0, rows_cached)
+    filling = np.minimum(lookups, times[0])
+    return np.asarray(unique_rows(distribution, filling) + (lookups - filling) * tables.missed(times)[0])
 
 
 def miss_share(distance: Values, *, capacity: float, sharpness: float = 4.0) -> Values:
-    r"""Share of an operand that has to come from beyond a cache, by the bytes touched since its last use.
+    r"""Share of an operand that comes from beyond a cache, by the bytes touched since its last use.
 
     Parameters
     ----------
@@ -253,7 +296,7 @@ def miss_share(distance: Values, *, capacity: float, sharpness: float = 4.0) -> 
     capacity : float
         Size of the cache, infinite where nothing is ever evicted [B].
     sharpness : float, optional
-        How sudden the transition is; real caches are shared and not fully associative, so it is not a step [-].
+        How sudden the transition is; it is no step, as real caches are shared and not fully associative [-].
 
     Returns
     -------
@@ -279,7 +322,7 @@ def miss_share(distance: Values, *, capacity: float, sharpness: float = 4.0) -> 
 def rotating_misses(
     fresh: Values, oldest: Values, distance: Values, *, capacity: float, sharpness: float = 4.0
 ) -> Values:
-    r"""Share of the lookups that miss when a few batches of indices take turns, instead of fresh ones being drawn.
+    r"""Share of the lookups that miss when a few batches of indices rotate instead of fresh draws.
 
     Parameters
     ----------
@@ -288,11 +331,11 @@ def rotating_misses(
     oldest : float or array
         Share of the lookups whose row or page no other batch of the round touches [-].
     distance : float or array
-        What a whole round touches, in the unit of `capacity`: bytes, or pages [-].
+        Bytes or pages that a whole round touches, in the unit of `capacity` [-].
     capacity : float
         Bytes or pages that are held [-].
     sharpness : float, optional
-        How sudden the cache is full, see `miss_share` [-].
+        How sudden the transition is, see `miss_share` [-].
 
     Returns
     -------
@@ -303,9 +346,9 @@ def rotating_misses(
     -----
     .. math:: m = \max(m_f - s, 0) + s \, m(d), \qquad s = \frac{U(k n) - U((k - 1) n)}{n}
 
-    with :math:`m(d)` of `miss_share`, and U(n) distinct rows (or pages) of the n lookups of each of k batches. What is
-    touched again within the round is found, or not, as among fresh draws; what is not is found a round later, if the
-    cache holds all that the round touches. Within 0.02 of the misses of a simulated LRU.
+    with :math:`m(d)` of `miss_share`, and U(n) distinct rows (or pages) of the n lookups of each of k batches. Rows
+    that several batches touch hit or miss as with fresh draws. The others hit one round later, if the cache holds the
+    whole round. Within 0.02 of the misses of a simulated LRU.
 
     Examples
     --------
@@ -314,70 +357,3 @@ def rotating_misses(
     """
     above = fresh - oldest
     return (above + abs(above)) / 2 + oldest * miss_share(distance, capacity=capacity, sharpness=sharpness)
-
-
-def reuse_distances(tensors: npt.ArrayLike, nbytes: npt.ArrayLike) -> Array:
-    """Distinct bytes touched since each tensor was last touched, in an endlessly repeated sequence.
-
-    Parameters
-    ----------
-    tensors : array of int, shape (n,)
-        Which tensor each access touches, in program order [-].
-    nbytes : array, shape (n,)
-        Bytes of each access; a tensor counts with its largest [B].
-
-    Returns
-    -------
-    distances : array, shape (n,)
-        LRU stack distance of each access: the bytes of every tensor touched since, the tensor itself included [B].
-
-    Notes
-    -----
-    The sequence is taken as a circle, so that every access has a predecessor. Exact while the bytes of two rounds
-    stay below 2**53. Accesses since the last use are counted by a running sum, and those whose own last use also lies
-    inside the window are taken off again: a dominance sum, found bit by bit in O(n log n) array steps.
-
-    References
-    ----------
-    .. [1] R. L. Mattson, J. Gecsei, D. R. Slutz, I. L. Traiger, "Evaluation techniques for storage hierarchies", IBM
-       Systems Journal 9(2), 1970. doi:10.1147/sj.92.0078
-
-    Examples
-    --------
-    >>> reuse_distances([0, 1, 0, 2], [10, 5, 10, 1]).tolist()
-    [11.0, 16.0, 15.0, 16.0]
-    """
-    names, tensor = np.unique(np.asarray(tensors), return_inverse=True)
-    sizes = np.zeros(len(names))
-    np.maximum.at(sizes, tensor, np.asarray(nbytes, dtype=float))
-    n = len(tensor)
-    tensor = np.concatenate([tensor, tensor])
-    weight = sizes[tensor]
-    order = np.argsort(tensor, kind="stable")
-    last = np.full(2 * n, -1)
-    again = tensor[order[1:]] == tensor[order[:-1]]
-    last[order[1:][again]] = order[:-1][again]
-    touched = np.cumsum(weight)
-    # Rank of the last use, ties in order, so that "last use is later" becomes "rank is higher".
-    rank = np.empty(2 * n, dtype=np.int64)
-    rank[np.argsort(last, kind="stable")] = np.arange(2 * n)
-    twice = _heavier_before(rank, weight)
-    here = np.arange(n, 2 * n)
-    return np.asarray(touched[here] - touched[last[here]] - twice[here])
-
-
-def _heavier_before(rank: Index, weight: Array) -> Array:
-    """Sum the weights of earlier elements of higher rank: the highest bit in which such a pair differs is 0 here."""
-    result = np.zeros(len(rank))
-    group = np.zeros(len(rank), dtype=np.int16 if len(rank) < 2**15 else np.int64)  # short integers sort by radix
-    order = np.arange(len(rank))  # elements by the bits seen so far, then by position
-    for bit in range(int(len(rank) - 1).bit_length() - 1, -1, -1):
-        high = ((rank[order] >> bit) & 1).astype(group.dtype)
-        summed = np.cumsum(weight[order] * high)
-        starts = np.flatnonzero(np.diff(group, prepend=-1))
-        before = np.repeat(np.concatenate([[0.0], summed])[starts], np.diff(starts, append=len(rank)))
-        result[order] += np.where(high == 0, summed - before, 0.0)
-        group = group * 2 + high
-        shuffle = np.argsort(group, kind="stable")
-        order, group = order[shuffle], group[shuffle]
-    return result

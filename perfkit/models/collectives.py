@@ -1,39 +1,52 @@
-"""Collective communication: the forms perfkit fits to whole collectives, and the bandwidths people compare."""
+"""Collective communication: the forms that perfkit fits to whole collectives, and their bus bandwidth."""
 
 import numpy as np
-import numpy.typing as npt
 
-from perfkit.models.algorithms import (
-    OPERATIONS,
-    bus_factor,
-    in_network_all_reduce,
-    ring_all_gather,
-    ring_all_reduce,
-    ring_reduce_scatter,
-    ring_steps,
-    tree_all_reduce,
-)
+from perfkit.ground.units import Values
+from perfkit.models.algorithms import OPERATIONS as OPERATIONS
+from perfkit.models.algorithms import bus_factor as bus_factor
+from perfkit.models.algorithms import in_network_all_reduce as in_network_all_reduce
+from perfkit.models.algorithms import ring_all_reduce as ring_all_reduce
+from perfkit.models.algorithms import ring_collective as ring_collective
+from perfkit.models.algorithms import ring_steps as ring_steps
+from perfkit.models.algorithms import tree_collective as tree_collective
 from perfkit.models.roofline import smooth_maximum
-from perfkit.units import Array, Values
 
-__all__ = [
-    "OPERATIONS",
-    "algorithm_bandwidth",
-    "alpha_beta",
-    "bus_bandwidth",
-    "bus_factor",
-    "equivalent_bytes",
-    "in_network_all_reduce",
-    "over_ranks",
-    "pipelined",
-    "ring_all_gather",
-    "ring_all_reduce",
-    "ring_reduce_scatter",
-    "ring_steps",
-    "tree_all_reduce",
-    "two_branch",
-    "two_regime",
-]
+
+def bus_bandwidth(nbytes: Values, time: Values, *, ranks: Values, operation: str) -> Values:
+    """Hardware bandwidth a collective achieved, comparable across operations and rank counts.
+
+    Parameters
+    ----------
+    nbytes : float, array or expression
+        Message size in the nccl-tests convention [B].
+    time : float, array or expression
+        Completion time [s].
+    ranks : int, array or expression
+        Ranks taking part [-].
+    operation : str
+        One of `OPERATIONS` [-].
+
+    Returns
+    -------
+    bandwidth : same kind as `nbytes`
+        busbw as nccl-tests prints it, one direction [B/s].
+
+    Raises
+    ------
+    ValueError
+        For an unknown operation; the message lists the known ones.
+
+    References
+    ----------
+    .. [1] NVIDIA, nccl-tests, doc/PERFORMANCE.md (definition of algbw and busbw)
+
+    Examples
+    --------
+    >>> round(bus_bandwidth(8e9, 0.0312268, ranks=8, operation="all_reduce") / 1e9, 1)
+    448.3
+    """
+    return bus_factor(operation, ranks) * nbytes / time
 
 
 def alpha_beta(nbytes: Values, *, alpha: float, beta: float) -> Values:
@@ -118,7 +131,7 @@ def pipelined(nbytes: Values, *, alpha: float, beta: float, sharpness: float = 0
 
 
 def two_regime(nbytes: Values, *, alpha1: float, beta1: float, alpha2: float, beta2: float) -> Values:
-    r"""Time of a collective that switches from a low-latency to a high-bandwidth protocol where that pays.
+    r"""Time of a collective that switches from a low-latency to a high-bandwidth protocol when that is faster.
 
     Parameters
     ----------
@@ -161,7 +174,7 @@ def two_regime(nbytes: Values, *, alpha1: float, beta1: float, alpha2: float, be
 def two_branch(
     nbytes: Values, *, alpha1: float, beta1: float, alpha2: float, beta2: float, sharpness: float = 0.8
 ) -> Values:
-    r"""Time of a collective that switches between two pipelined protocols where that pays.
+    r"""Time of a collective that switches between two pipelined protocols when that is faster.
 
     Parameters
     ----------
@@ -188,9 +201,9 @@ def two_branch(
     .. math:: t(n) = \min_{i=1,2} \left(\alpha_i^q + (\beta_i n)^q\right)^{1/q}
 
     Continuous where the branches meet. Every other size of 66 A100 and H100 curves (2 to 8 ranks, 512 B to 512 MiB)
-    predicted from the rest: 3.3 / 5.8 / 17 % (geometric mean / mean / 95th percentile) at q = 0.8, against 3.8 / 6.6 /
-    21 % of `pipelined`. Both switches that libraries make, to more channels near 64 KiB and to another protocol at
-    some MiB, are found; only one of them fits in.
+    predicted from the rest: 3.3 / 5.8 / 17 % (geometric mean / mean / 95th percentile) at q = 0.8; `pipelined` has 3.8
+    / 6.6 / 21 %. Libraries switch twice, to more channels near 64 KiB and to another protocol at some MiB; the form
+    holds one switch.
 
     References
     ----------
@@ -255,8 +268,7 @@ def over_ranks(
        \beta = \beta_0 + \beta_1 \frac{p-1}{p}
 
     Fitted on 2 and 4 ranks of A100 and H100 nodes it predicts 8 with 4.2 / 7.4 / 21 % (geometric mean / mean / 95th
-    percentile). Without beta0, as in a ring, the same comparison leaves 9 / 13 / 29 %; with log2(p) for the steps 5.6
-    / 9.9 / 25 %; a fifth parameter, q or a second branch, makes unseen rank counts worse.
+    percentile). Other laws do worse: docs/formulas.md, table 1.3.
 
     Examples
     --------
@@ -266,110 +278,3 @@ def over_ranks(
     """
     alpha, share = alpha0 + alpha1 * ring_steps(operation, ranks), (ranks - 1) / ranks
     return pipelined(nbytes, alpha=alpha, beta=beta0 + beta1 * share, sharpness=sharpness)
-
-
-def algorithm_bandwidth(nbytes: Values, time: Values) -> Values:
-    """Message size over time, as nccl-tests prints it under algbw.
-
-    Parameters
-    ----------
-    nbytes : float, array or expression
-        Message size in the nccl-tests convention [B].
-    time : float, array or expression
-        Completion time [s].
-
-    Returns
-    -------
-    bandwidth : same kind as `nbytes`
-        algbw [B/s].
-
-    Examples
-    --------
-    >>> round(algorithm_bandwidth(8589934592, 63896e-6) / 1e9, 2)
-    134.44
-    """
-    return nbytes / time
-
-
-def bus_bandwidth(nbytes: Values, time: Values, *, ranks: Values, operation: str) -> Values:
-    """Hardware bandwidth a collective achieved, comparable across operations and rank counts.
-
-    Parameters
-    ----------
-    nbytes : float, array or expression
-        Message size in the nccl-tests convention [B].
-    time : float, array or expression
-        Completion time [s].
-    ranks : int, array or expression
-        Ranks taking part [-].
-    operation : str
-        One of `OPERATIONS` [-].
-
-    Returns
-    -------
-    bandwidth : same kind as `nbytes`
-        busbw as nccl-tests prints it, one direction [B/s].
-
-    Raises
-    ------
-    ValueError
-        For an unknown operation; the message lists the known ones.
-
-    References
-    ----------
-    .. [1] NVIDIA, nccl-tests, doc/PERFORMANCE.md (definition of algbw and busbw)
-
-    Examples
-    --------
-    >>> round(bus_bandwidth(8e9, 0.0312268, ranks=8, operation="all_reduce") / 1e9, 1)
-    448.3
-    """
-    return bus_factor(operation, ranks) * nbytes / time
-
-
-def equivalent_bytes(split: npt.ArrayLike) -> Array:
-    r"""Balanced all_to_all that takes as long as an uneven one.
-
-    Parameters
-    ----------
-    split : array, shape (..., p, p)
-        Bytes that rank i (row) sends to rank j (column); the diagonal stays on its rank [B].
-
-    Returns
-    -------
-    nbytes : array, shape (...)
-        Message size in the nccl-tests convention, to feed to a curve calibrated on balanced messages; 0 for one rank
-        [B].
-
-    Raises
-    ------
-    ValueError
-        For a split that is not square, or holds a number that is negative or not finite.
-
-    Notes
-    -----
-    .. math:: n = \frac{p}{p-1} \max_i \max\left(\sum_{j \ne i} S_{ij},\; \sum_{j \ne i} S_{ji}\right)
-
-    The busiest port, in or out, decides. Where every rank sends the same to all (table-wise sharding, s_i from rank
-    i) this is p max s_i.
-
-    Examples
-    --------
-    Rank 0 holds two tables, rank 1 one; 1 MB of each goes to either rank:
-
-    >>> float(equivalent_bytes([[2e6, 2e6], [1e6, 1e6]])) / 1e6
-    4.0
-    """
-    split = np.asarray(split, dtype=float)
-    if split.ndim < 2 or split.shape[-1] != split.shape[-2] or split.shape[-1] == 0:
-        raise ValueError(
-            f"split has shape {split.shape}; it must be square, a row for each sender and a column per receiver"
-        )
-    if not np.all((split >= 0) & np.isfinite(split)):
-        raise ValueError("split holds a number that is negative or not finite; every entry must be a size in bytes")
-    ranks = split.shape[-1]
-    if ranks == 1:
-        return np.zeros(split.shape[:-2])
-    away = split * (1 - np.eye(ranks))
-    busiest = np.maximum(away.sum(axis=-1).max(axis=-1), away.sum(axis=-2).max(axis=-1))
-    return np.asarray(ranks / (ranks - 1) * busiest)

@@ -1,16 +1,15 @@
-"""Which rows are looked up, and how many distinct ones."""
+"""Which rows are looked up, and how many of them are distinct."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from perfkit.units import Array, check_positive
-
-__all__ = ["Distribution", "Part", "ReuseHistogram", "Uniform", "Zipf", "unique_rows"]
+from perfkit.ground.units import Array, check_positive
 
 Index: TypeAlias = npt.NDArray[np.int64]
 ALMOST_ONE = 1 - 2.0**-53  # keeps log(1 - p) finite for a table of one row
@@ -18,7 +17,7 @@ _EXACT_RANKS = 48  # first ranks that get a bucket of their own
 
 
 class _Law:
-    """What all distributions can do."""
+    """Methods of all distributions."""
 
     def buckets(self, n: int = 128) -> tuple[Array, Array]:
         """Group rows of equal or nearly equal probability.
@@ -37,17 +36,17 @@ class _Law:
         return _buckets(law, n)
 
     def resize(self, rows: int) -> "Distribution":
-        """The law of some of the rows, drawn at random.
+        """The law of a random part of the rows.
 
         Parameters
         ----------
         rows : int
-            How many, at most all [-].
+            Rows of the part, at most all [-].
 
         Returns
         -------
         law : Uniform, Zipf, ReuseHistogram or Part
-            Of as many rows.
+            With this number of rows.
         """
         law: Any = self
         return law if rows == law.rows else Part(law, rows)
@@ -91,7 +90,7 @@ class Zipf(_Law):
     shift : float, optional
         Flattens the head, or below 0 sharpens it (Zipf-Mandelbrot); above -1 [-].
     heavy_hitters : tuple of float, optional
-        Probabilities of the first rows, which the power law leaves out; the others share what is left [-].
+        Probabilities of the first rows, outside the power law; the other rows share the rest [-].
 
     Examples
     --------
@@ -131,13 +130,13 @@ class ReuseHistogram(_Law):
     lookups : float
         Lookups of the recorded batch [-].
     rows : int
-        Rows of the table or tables: the most that can ever be distinct [-].
+        Rows of the table or tables: the largest possible number of distinct rows [-].
 
     Notes
     -----
-    Inside the recorded batch nothing has to be assumed about the distribution; beyond about twice the batch, how many
-    rows are still unseen is not identified, and `unique_rows` warns. As buckets, rows seen once stand for all rows that
-    could have been seen instead, so they are spread over the unseen ones.
+    Inside the recorded batch the histogram needs no assumption about the distribution. Beyond about twice the batch it
+    does not show how many rows are still unseen, and `unique_rows` warns. As buckets, rows seen once represent all rows
+    that could have been seen instead, so they are spread over the unseen ones.
     """
 
     counts: tuple[float, ...]
@@ -185,10 +184,10 @@ class ReuseHistogram(_Law):
 
 @dataclass(frozen=True)
 class Part(_Law):
-    """Some rows of a table, drawn at random, as a shard that is split off by rows holds them.
+    """A random part of the rows of a table, such as a shard of a split by rows.
 
-    Each row of the table is a fraction of a row of the part: this is the mean of all parts, those with popular rows
-    and those without, so that the parts together find as many distinct rows as the table.
+    Each row of the table is a fraction of a row of the part. This is the mean over all parts, with and without popular
+    rows, so that all parts together find as many distinct rows as the table.
 
     Parameters
     ----------
@@ -298,12 +297,67 @@ def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> A
     >>> float(unique_rows(Uniform(100), 1)), round(float(unique_rows(Uniform(100), 1e6)))
     (1.0, 100)
     """
-    lookups = np.asarray(lookups, dtype=float)
-    if isinstance(distribution, ReuseHistogram):
-        return _unique_of_histogram(distribution, lookups / distribution.lookups)
-    probabilities, rows = distribution.buckets()
-    found = -np.expm1(lookups[..., None] * np.log1p(-np.minimum(probabilities, ALMOST_ONE))) @ rows
-    return np.asarray(np.minimum(found, lookups))
+    return distinct_rows([distribution], np.asarray(lookups, dtype=float)[..., None])[..., 0]
+
+
+def distinct_rows(distributions: Sequence[Distribution], lookups: npt.ArrayLike) -> Array:
+    """Distinct rows of several tables at once, see `unique_rows`.
+
+    Parameters
+    ----------
+    distributions : sequence of Uniform, Zipf, ReuseHistogram or Part, length n
+        Which rows of each table are looked up.
+    lookups : array, shape (..., n)
+        Lookups into each table [-].
+
+    Returns
+    -------
+    rows : array, shape of `lookups`
+        Expected distinct rows [-].
+
+    Examples
+    --------
+    >>> distinct_rows([Uniform(100), Uniform(2)], [1, 1e6]).round(6).tolist()
+    [1.0, 2.0]
+    """
+    lookups, buckets = np.asarray(lookups, dtype=float), join_buckets(tuple(distributions))
+    gone = np.expm1(-np.repeat(lookups, buckets.sizes, axis=-1) * buckets.rates)
+    found = np.minimum(np.add.reduceat(-gone * buckets.rows, buckets.starts, axis=-1), lookups)
+    for i, law in enumerate(distributions):
+        if isinstance(law, ReuseHistogram):
+            found[..., i] = _unique_of_histogram(law, lookups[..., i] / law.lookups)
+    return np.asarray(found)
+
+
+class Buckets(NamedTuple):
+    """Rows of several tables, end to end in groups of like probability; ``rates`` are -log(1 - probability)."""
+
+    rates: Array
+    rows: Array
+    shares: Array
+    sizes: Index
+    starts: Index
+
+
+@lru_cache(maxsize=512)
+def join_buckets(distributions: tuple[Distribution, ...]) -> Buckets:
+    """Join the buckets of several tables.
+
+    Parameters
+    ----------
+    distributions : tuple of Uniform, Zipf, ReuseHistogram or Part
+        Which rows of each table are looked up.
+
+    Returns
+    -------
+    buckets : Buckets
+        Decay rate, rows and share of the table's lookups by bucket [-]; buckets and first bucket by table [-].
+    """
+    pairs = [distribution.buckets() for distribution in distributions]
+    sizes = np.array([len(rows) for _, rows in pairs])
+    probabilities, rows = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    rates = -np.log1p(-np.minimum(probabilities, ALMOST_ONE))
+    return Buckets(rates, rows, probabilities * rows, sizes, np.cumsum(sizes) - sizes)
 
 
 def _unique_of_histogram(histogram: ReuseHistogram, part: Array) -> Array:
@@ -311,7 +365,7 @@ def _unique_of_histogram(histogram: ReuseHistogram, part: Array) -> Array:
         warnings.warn(
             f"{np.max(part) * histogram.lookups:.3g} lookups are more than twice the {histogram.lookups:.3g} of the "
             "reuse histogram; distinct rows beyond its batch are not identified",
-            stacklevel=3,
+            stacklevel=4,
         )
     rows, seen = np.asarray(histogram.counts), sum(histogram.counts)
     inside = (1 - (1 - np.minimum(part, 1.0))[..., None] ** histogram.accesses()) @ rows

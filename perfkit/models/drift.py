@@ -1,12 +1,10 @@
-"""Drift told from error: times of a machine that changes its speed, relative to references timed beside them."""
+"""Drift apart from error: times of a machine whose speed changes, relative to references timed beside them."""
 
 import numpy as np
 
-from perfkit.units import Array, Values
+from perfkit.ground.units import Array, Values
 
-__all__ = ["REFERENCES", "at_usual_pace"]
-
-#: What is timed beside everything else, in this order: a matrix product, a pass through memory, a gather of far rows.
+#: Work timed beside everything else, in this order: a matrix product, a pass through memory, a gather of distant rows.
 REFERENCES = ("product", "stream", "gather")
 
 

@@ -1,18 +1,17 @@
-"""Traffic of embedding lookups and of their fused backward passes, and what optimizers keep for each weight."""
+"""Traffic of embedding lookups and of their fused backward passes, and the state that optimizers keep."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
-from perfkit.models.roofline import round_up
-from perfkit.units import Values
+import numpy as np
+import numpy.typing as npt
 
-__all__ = [
-    "STATE",
-    "exact_backward_bytes",
-    "forward_bytes",
-    "fused_backward_bytes",
-    "row_traffic",
-]
+from perfkit.ground.units import Array, Values
+from perfkit.models.caches import PAGE, lru_misses, miss_share, page_walks, rotating_misses
+from perfkit.models.distributions import Distribution, distinct_rows
+from perfkit.models.roofline import round_up
 
 _INDEX = 8.0  # torch's int64 indices and offsets
 
@@ -69,7 +68,7 @@ def forward_bytes(
     granularity : float, optional
         Smallest access [B].
     misses : float, array or expression, optional
-        Share of the rows that comes from the level in question, see `perfkit.models.caches.lru_misses` [-].
+        Share of the rows that comes from this memory level, see `perfkit.models.caches.lru_misses` [-].
 
     Returns
     -------
@@ -80,8 +79,8 @@ def forward_bytes(
     -----
     .. math:: 8 B L + 8 B + m B L\, R(eD) + B e D
 
-    At the measured bandwidth of a V100 (fp32, 8 tables of 1M rows, L = 100, D = 64) 2.5 % above the kernel's time. The
-    26 tables of DLRM-MLPerf at L = 1 come out 32 % too long unless `misses` says what the L2 cache serves.
+    At the measured bandwidth of a V100 this is 2.5 % above the kernel's time; see docs/formulas.md, table 3.2. Small
+    tables need `misses`: the L2 cache serves many of their rows.
 
     Examples
     --------
@@ -112,7 +111,7 @@ def fused_backward_bytes(
     granularity : float, optional
         Smallest access [B].
     misses : float, array or expression, optional
-        Share of the rows that comes from the level in question [-].
+        Share of the rows that comes from this memory level [-].
 
     Returns
     -------
@@ -123,8 +122,7 @@ def fused_backward_bytes(
     -----
     .. math:: 2 m B L\, R(eD) + B e D
 
-    The DRAM counters of a V100 show 1.04 times this (32 tables of 500,000 rows, B = 4096, L = 16 to 128, D = 128);
-    indices are less than 1 % of it.
+    The DRAM counters of a V100 show 1.04 times this (docs/formulas.md, table 3.2); indices are less than 1 % of it.
 
     Examples
     --------
@@ -185,3 +183,147 @@ def exact_backward_bytes(
     row, compulsory = row_traffic(dim, itemsize, granularity), 1.0 * itemsize * bags * dim
     repeated = gradient_misses * (lookups * row - compulsory)
     return 4 * _INDEX * sort_passes * lookups + 2.0 * unique * row + compulsory + (repeated + abs(repeated)) / 2
+
+
+@dataclass(frozen=True)
+class LookupSizes:
+    """What lookups into n tables, and a later update of the same rows, touch and miss.
+
+    Parameters
+    ----------
+    unique : array, shape (n,)
+        Distinct rows of each table [-].
+    row_bytes : array, shape (n,)
+        Traffic of all lookups, each row rounded up to whole accesses [B].
+    unique_bytes : array, shape (n,)
+        Traffic of the distinct rows [B].
+    misses : array, shape (levels, n)
+        Share of `row_bytes` that comes from beyond each cache [-].
+    walks : array, shape (n,)
+        Page walks of all lookups [-].
+    update_misses : array, shape (levels, n)
+        Share of `unique_bytes` that comes from beyond each cache when the rows are updated [-].
+    update_walks : array, shape (n,)
+        Page walks of the update [-].
+    """
+
+    unique: Array
+    row_bytes: Array
+    unique_bytes: Array
+    misses: Array
+    walks: Array
+    update_misses: Array
+    update_walks: Array
+
+
+def size_lookup(
+    distributions: Sequence[Distribution],
+    lookups: npt.ArrayLike,
+    dim: npt.ArrayLike,
+    *,
+    capacities: Sequence[float],
+    entries: float,
+    itemsize: npt.ArrayLike = 4.0,
+    granularity: float = 64.0,
+    dense_bytes: npt.ArrayLike = 0.0,
+    groups: npt.ArrayLike | None = None,
+    cold: bool = False,
+    batches: Sequence[float] | None = None,
+) -> LookupSizes:
+    r"""Size the lookups of one iteration into tables, or into shares of their rows or columns.
+
+    Parameters
+    ----------
+    distributions : sequence of Uniform, Zipf, ReuseHistogram or Part, length n
+        Which rows of each table are looked up; `resize` gives that of a share of the rows.
+    lookups : array, shape (n,)
+        Lookups of one iteration into each table [-].
+    dim : array, shape (n,)
+        Columns [-].
+    capacities : sequence of float
+        Bytes that each cache level effectively holds [B].
+    entries : float
+        Pages that the translation buffer effectively holds [-].
+    itemsize : float or array, shape (n,), optional
+        Bytes of one number [B].
+    granularity : float, optional
+        Smallest access: 64 for the cache lines of a CPU, 32 for the sectors of a GPU [B].
+    dense_bytes : float or array, shape (groups,), optional
+        Distinct other bytes that one iteration touches [B].
+    groups : array of int, shape (n,), optional
+        Which tables share caches, in ascending order; all by default, ``range(n)`` sizes each alone [-].
+    cold : bool, optional
+        Whether the lookups of each table find empty caches, as in a kernel that goes from table to table.
+    batches : sequence of float, length n, optional
+        Batches of indices that rotate; by default every iteration draws fresh ones [-].
+
+    Returns
+    -------
+    sizes : LookupSizes
+        Distinct rows, traffic, misses and page walks.
+
+    Notes
+    -----
+    The forms are `unique_rows`, `lru_misses` (`cold_misses` where `cold`), `page_walks`, `rotating_misses` and, for the
+    update, `miss_share` of all distinct rows of the group and its dense bytes, all in `perfkit.models.caches`. Groups
+    are solved together: thousands of shares take some 10 ms.
+
+    Examples
+    --------
+    >>> from perfkit.models.distributions import Uniform
+    >>> sizes = size_lookup([Uniform(1000)] * 2, [500, 500], [16, 16], capacities=[64000], entries=1e6)
+    >>> sizes.unique.round(1).tolist(), sizes.misses.round(3).tolist()
+    ([393.6, 393.6], [[0.5, 0.5]])
+    """
+    n = len(distributions)
+    members = np.zeros(n, dtype=int) if groups is None else np.asarray(groups)
+    dense = np.broadcast_to(dense_bytes, int(members[-1]) + 1)
+    arrays = (np.broadcast_to(v, n) for v in (lookups, np.multiply(dim, itemsize), members))
+    turns = None if batches is None else tuple(batches)
+    given = (tuple(v.tolist()) for v in (*arrays, dense))
+    return _size(tuple(distributions), *given, tuple(capacities), entries, granularity, cold, turns)
+
+
+@lru_cache(maxsize=64)
+def _size(
+    distributions: tuple[Distribution, ...],
+    lookups: npt.ArrayLike,
+    width: npt.ArrayLike,
+    members: npt.ArrayLike,
+    dense: npt.ArrayLike,
+    capacities: tuple[float, ...],
+    entries: float,
+    granularity: float,
+    cold: bool,
+    batches: npt.ArrayLike | None,
+) -> LookupSizes:
+    """Do what `size_lookup` says, once for the same arguments."""
+    lookups, width, members, dense = (np.asarray(v) for v in (lookups, width, members, dense))
+    row, rows = row_traffic(width, 1.0, granularity), np.array([law.rows for law in distributions], dtype=float)
+    unique = distinct_rows(distributions, lookups)
+    misses = lru_misses(
+        distributions, lookups, row, capacity=capacities, dense_bytes=0.0 if cold else dense,
+        groups=np.arange(len(rows)) if cold else members, cold=cold,
+    )  # fmt: skip
+    walks = page_walks(distributions, lookups, row, entries=entries, dense_bytes=dense, groups=members)
+    if batches is not None:
+        touched = distinct_rows(distributions, lookups * np.stack([np.asarray(batches) - 1.0, np.asarray(batches)]))
+        pages = np.maximum(rows * row / PAGE, 1.0)
+        covered, own = -pages * np.expm1(-touched / pages), dense[members]
+        misses = np.stack([
+            rotating_misses(fresh, (touched[1] - touched[0]) / lookups, touched[1] * row + own, capacity=capacity)
+            for fresh, capacity in zip(misses, capacities, strict=True)
+        ])  # fmt: skip
+        oldest, distance = (covered[1] - covered[0]) / lookups, covered[1] + own / PAGE
+        walks = rotating_misses(walks, oldest, distance, capacity=entries)
+    distance = (np.bincount(members, unique * row) + dense)[members]
+    pages = np.maximum(rows * width / PAGE, 1.0)
+    page_distance = (np.bincount(members, -pages * np.expm1(-unique / pages)) + dense / PAGE)[members]
+    found = LookupSizes(
+        unique, lookups * row, unique * row, misses, lookups * walks,
+        np.stack([miss_share(distance, capacity=capacity) for capacity in capacities]),
+        unique * miss_share(page_distance, capacity=entries),
+    )  # fmt: skip
+    for values in vars(found).values():
+        values.setflags(write=False)
+    return found

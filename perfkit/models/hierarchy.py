@@ -1,27 +1,16 @@
-"""Collectives over nodes: what travels inside nodes and between them, and how both add up to one time."""
+"""Collectives over nodes: their stages inside nodes and between them, and how both add up to one time."""
 
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from perfkit.ground.units import Values, check_choice
 from perfkit.models.algorithms import bus_factor, ring_steps
 from perfkit.models.roofline import smooth_maximum
-from perfkit.units import Values, check_choice
 
-__all__ = [
-    "LEVELS",
-    "OVERLAP",
-    "flat_all_to_all",
-    "overlap_levels",
-    "ring_across_nodes",
-    "split_levels",
-    "two_level_all_to_all",
-]
-
-#: Sharpness with which the links inside nodes and between them work at the same time; fixed on the all_reduce of 10
-#: nodes of 8 H100 [-].
+#: Sharpness of the overlap of links inside nodes with those between them [-]; docs/formulas.md, table 1.2.
 OVERLAP = 2.9
-#: Start-up of one more message of an all_to_all between nodes; from its 32 and 64 MiB on 10 nodes of 8 H100 [s].
+#: Start-up of each further message of an all_to_all between nodes [s]; docs/formulas.md, table 1.2.
 MESSAGE = 3e-6
 #: Stages inside a node by operation across nodes; each stage moves the whole message.
 LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -140,7 +129,7 @@ def ring_across_nodes(
     beta_rail : float
         Time per byte of one rail, one way [s/B].
     sharpness : float, optional
-        How completely the links work at the same time, see `overlap_levels` [-].
+        How much the links overlap, see `overlap_levels` [-].
 
     Returns
     -------
@@ -158,10 +147,10 @@ def ring_across_nodes(
        \left(\tfrac{1}{g} \beta_r\right)^q\right]^{1/q}, \quad p = g N
 
     s are the steps and f the bus factor of the operation; of the traffic of a rank, g - 1 hops in g stay in the node.
-    The start-up grows with all ranks: on 80 H100 it is 0.6 ms, which is nearly all of an all_gather up to 128 MiB.
-    There, with links and hop fitted on one node and on one rank each of 10, all_gather and reduce_scatter come out
-    within 12 % from 512 MiB on. At 256 MiB, where the library changes protocol, they are up to 22 % too fast, and below
-    up to 41 % too slow.
+    The start-up grows with the number of ranks: on 80 H100 it is 0.6 ms, nearly all of an all_gather up to 128 MiB.
+    Links and hop were fitted on one node and on one rank of each of 10. Then all_gather and reduce_scatter are within
+    12 % from 512 MiB on; at 256 MiB, where the library changes protocol, up to 22 % too fast; below up to 41 % too
+    slow.
 
     References
     ----------
@@ -241,7 +230,8 @@ def two_level_all_to_all(nbytes: Values, inside: Values, between: Values, *, mem
     -----
     .. math:: t = t_{in} + t_{out} + 2 \cdot \frac{2n}{W}
 
-    N - 1 messages of n / N instead of (N - 1) g of n / (N g): worth it where messages are small and nodes are many.
+    It sends N - 1 messages of n / N instead of (N - 1) g messages of n / (N g), which pays for small messages on many
+    nodes.
 
     References
     ----------

@@ -1,25 +1,19 @@
-"""Kernel time as a sum of named terms: what a core does per call, per operation, per row and per byte of each level.
+"""Kernel time as a sum of named terms: per call, per operation, per row and per byte of each memory level.
 
-On a core that works through its instructions one after another the terms add up; overlapping resources, as on a GPU,
-are the business of `perfkit.models.roofline`.
+On a CPU core the terms add up. For resources that overlap, as on a GPU, see `perfkit.models.roofline`.
 """
 
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from perfkit.ground.units import Array, Values
 from perfkit.models.roofline import round_up
-from perfkit.units import Array, Values
-
-__all__ = ["KERNEL_TERMS", "TERMS", "additive", "in_context", "term_names"]
 
 _Sizes = Mapping[str, Array]
 
-#: Terms by name: how often each is paid, from the sizes of an operation. A fitted parameter of the same name is the
-#: time of one. `tiled_flops` rounds up to the register tile of AVX-512 matrix kernels, 8 rows by 32 columns;
-#: `blocked_flops` to the blocks of 16 channels in and out that groups of a convolution are padded to;
-#: `wide_flops` are those of depthwise convolutions with windows of more than 3 by 3, whose gradients run other code;
-#: `beyond_l2` and `beyond_l3` are the bytes that come from behind these caches.
+#: Terms by name: how often an operation of these sizes pays each; the fitted parameter of that name is the time of one.
+#: Tiles, blocks and wide windows: docs/formulas.md, table 2.2.
 TERMS: dict[str, Callable[[_Sizes], Values]] = {
     "launch": lambda s: 1.0,
     "flops": lambda s: s["flops"],
@@ -109,9 +103,7 @@ def additive(sizes: _Sizes, **parameters: float) -> Array:
     -----
     .. math:: t = \sum_i c_i \, x_i
 
-    with all :math:`c_i \ge 0`, so that more work never takes less time. On one core of an AMD Zen 5 (2026-11), sizes
-    held out: GEMM of at least 2 MFLOP 4 % geometric mean and 7 % mean error, element- and row-wise 4 and 7 %, small
-    batched GEMM 8 and 15 %, embedding forward 6 and 9 %.
+    with all :math:`c_i \ge 0`, so that more work never takes less time. Accuracy: docs/formulas.md, table 2.2.
 
     Examples
     --------
@@ -132,12 +124,12 @@ def in_context(
     Parameters
     ----------
     sizes : mapping of str to array
-        ``hot`` and ``cold``: what the kernel takes with its operands near, and what distant operands add [s];
-        ``page_walks``: lookups whose page address has to be found by a walk [-].
+        ``hot`` and ``cold``: time of the kernel with near operands, and the time that distant operands add [s];
+        ``page_walks``: lookups that need a page walk [-].
     scale, cold_scale : float
         Factors on the two [-].
     launch : float
-        Time one call costs more than in a loop over the same call [s].
+        Extra time of a call, compared with a loop over the same call [s].
     page_walks : float
         Time of one page walk [s].
 

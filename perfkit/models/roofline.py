@@ -5,45 +5,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from perfkit.units import Values, check_choice
-
-__all__ = [
-    "OPTIMIZER_TRAFFIC",
-    "TRAFFIC",
-    "attention_backward_flops",
-    "attention_bytes",
-    "attention_flops",
-    "elementwise_bytes",
-    "gemm_bytes",
-    "gemm_flops",
-    "optimizer_bytes",
-    "roofline_time",
-    "round_up",
-    "smooth_maximum",
-]
+from perfkit.ground.units import Values, check_choice
 
 _TINY = float(np.finfo(float).tiny)
-
-#: Compulsory traffic per fp32 element [B]: 4 for each tensor read or written; a dropout mask is 1, a cast writes bf16.
-TRAFFIC: Mapping[str, float] = MappingProxyType(
-    {
-        **dict.fromkeys(("relu", "gelu", "tanh", "sigmoid", "copy", "concat", "transpose", "scale"), 8.0),
-        **dict.fromkeys(("relu_backward", "gelu_backward", "tanh_backward", "sigmoid_backward", "add", "mul"), 12.0),
-        "mul_backward": 24.0,
-        "cast": 6.0,
-        "sum": 4.0,
-        "fill": 4.0,
-        "bce": 12.0,
-        "bce_backward": 12.0,
-        "softmax": 8.0,
-        "softmax_backward": 12.0,
-        "dropout": 9.0,
-        "dropout_backward": 9.0,
-        "dropout_unfused": 24.0,
-        "layer_norm": 8.0,
-        "layer_norm_backward": 20.0,
-    }
-)
 
 #: Traffic of one optimizer step per fp32 parameter [B]; "adam" and "adamw" are the eager and foreach forms.
 OPTIMIZER_TRAFFIC: Mapping[str, float] = MappingProxyType(
@@ -85,7 +49,7 @@ def smooth_maximum(*terms: Values, sharpness: float) -> Values:
     largest = terms[0]
     for term in terms[1:]:
         largest = np.maximum(largest, term)
-    if sharpness == np.inf:
+    if np.all(sharpness == np.inf):
         return largest
     # Adding the smallest normal number leaves numbers above 1e-290 as they are, and makes 0 / 0 a zero.
     return largest * sum((term / (largest + _TINY)) ** sharpness for term in terms) ** (1 / sharpness)
@@ -217,15 +181,15 @@ def gemm_bytes(m: Values, n: Values, k: Values, *, batch: Values = 1, itemsize: 
 
 
 def attention_flops(
-    batch: Values, heads: Values, sequence: Values, head_dim: Values, *, causal: bool = False
+    batch: Values, heads: Values, sequence: Values, head_dim: Values, *, causal: Values = False
 ) -> Values:
-    """Arithmetic of the two products of attention, forward.
+    """Arithmetic of the two products of attention, forward; a fused backward pass has 2.5 times as much.
 
     Parameters
     ----------
     batch, heads, sequence, head_dim : int, array or expression
         Sequences, heads, tokens of a sequence, and width of one head [-].
-    causal : bool, optional
+    causal : bool, array or expression, optional
         Whether the masked half of the scores is skipped; eager attention computes it all the same [-].
 
     Returns
@@ -235,7 +199,8 @@ def attention_flops(
 
     Notes
     -----
-    4 b a s^2 d, half of it where tiles above the diagonal are skipped.
+    4 b a s^2 d, half of it where tiles above the diagonal are skipped. Backward, scores that were not kept are computed
+    again: five products for two.
 
     References
     ----------
@@ -247,106 +212,34 @@ def attention_flops(
     >>> attention_flops(8, 16, 512, 64)
     8589934592.0
     """
-    return (2.0 if causal else 4.0) * batch * heads * sequence * sequence * head_dim
-
-
-def attention_backward_flops(
-    batch: Values, heads: Values, sequence: Values, head_dim: Values, *, causal: bool = False, fused: bool = True
-) -> Values:
-    """Arithmetic of the products of attention, backward.
-
-    Parameters
-    ----------
-    batch, heads, sequence, head_dim : int, array or expression
-        Sequences, heads, tokens of a sequence, and width of one head [-].
-    causal : bool, optional
-        Whether the masked half of the scores is skipped [-].
-    fused : bool, optional
-        Whether the scores were not kept, and are computed again [-].
-
-    Returns
-    -------
-    flops : same kind as the sizes
-        2.5 times the forward where fused (five products for two), otherwise twice [FLOP].
-
-    References
-    ----------
-    .. [1] T. Dao, arXiv:2307.08691, section 4.1
-
-    Examples
-    --------
-    >>> attention_backward_flops(8, 16, 512, 64) / attention_flops(8, 16, 512, 64)
-    2.5
-    """
-    return (2.5 if fused else 2.0) * attention_flops(batch, heads, sequence, head_dim, causal=causal)
+    return 4.0 * (1.0 - 0.5 * causal) * batch * heads * sequence * sequence * head_dim
 
 
 def attention_bytes(
-    batch: Values, heads: Values, sequence: Values, head_dim: Values, *, itemsize: float = 4, fused: bool = True
+    batch: Values, heads: Values, sequence: Values, head_dim: Values, *, kv_heads: Values, itemsize: float = 4
 ) -> Values:
-    """Traffic of attention, forward.
+    """Compulsory traffic of fused attention, forward: queries, keys, values and output once.
 
     Parameters
     ----------
     batch, heads, sequence, head_dim : int, array or expression
         Sequences, heads, tokens of a sequence, and width of one head [-].
+    kv_heads : int, array or expression
+        Heads of keys and values, fewer than `heads` where queries share them [-].
     itemsize : float, optional
         Bytes of one number [B].
-    fused : bool, optional
-        Whether scores stay on chip; eager attention writes them, passes them through softmax and reads them [-].
 
     Returns
     -------
     nbytes : same kind as the sizes
-        Bytes moved: Q, K, V and output once, and unless fused the scores four times [B].
-
-    References
-    ----------
-    .. [1] T. Dao et al., "FlashAttention: fast and memory-efficient exact attention with IO-awareness", 2022,
-       arXiv:2205.14135, algorithm 0 (the standard implementation)
+        Bytes moved; scores stay on chip [B].
 
     Examples
     --------
-    >>> attention_bytes(8, 16, 512, 64, itemsize=2), attention_bytes(8, 16, 512, 64, itemsize=2, fused=False)
-    (33554432.0, 301989888.0)
+    >>> attention_bytes(8, 16, 512, 64, kv_heads=16, itemsize=2)
+    33554432.0
     """
-    vectors = 4.0 * itemsize * batch * heads * sequence * head_dim
-    return vectors if fused else vectors + 4.0 * itemsize * batch * heads * sequence * sequence
-
-
-def elementwise_bytes(operation: str, elements: Values, itemsize: float = 4) -> Values:
-    """Compulsory traffic of an elementwise or row-wise operation.
-
-    Parameters
-    ----------
-    operation : str
-        A key of `TRAFFIC`, for example ``relu_backward`` [-].
-    elements : int, array or expression
-        Elements of the output, of the input for ``sum`` [-].
-    itemsize : float, optional
-        Bytes of one number [B].
-
-    Returns
-    -------
-    nbytes : same kind as `elements`
-        Bytes read and written, each tensor once [B].
-
-    Raises
-    ------
-    ValueError
-        For an unknown operation; the message lists the known ones.
-
-    Notes
-    -----
-    On a V100, ReLU forward and backward at 2048 x 1024 take 4 and 6 % longer than these bytes at full bandwidth.
-    Layer norm backward reads its two inputs for the gradient of the input, and again for those of scale and shift.
-
-    Examples
-    --------
-    >>> elementwise_bytes("relu_backward", 2048 * 1024)
-    25165824.0
-    """
-    return TRAFFIC[check_choice("operation", operation, TRAFFIC)] * (itemsize / 4) * elements
+    return 2.0 * itemsize * batch * sequence * head_dim * (heads + kv_heads)
 
 
 def optimizer_bytes(optimizer: str, parameters: Values, *, itemsize: float = 4) -> Values:

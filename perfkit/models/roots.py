@@ -2,30 +2,28 @@
 
 from collections.abc import Callable
 
-__all__ = ["find_root"]
-
 
 def find_root(gap: Callable[[float], float], low: float, high: float, *, precision: float = 1e-12) -> float:
-    """Find where a rising function crosses zero.
+    """Find the zero of a rising function.
 
     Parameters
     ----------
     gap : callable
         The function, of one number.
     low, high : float
-        Where to look [-].
+        Ends of the interval to search [-].
     precision : float, optional
         Largest error of the root, relative where the root is above 1 [-].
 
     Returns
     -------
     root : float
-        `low` where the function is not below zero there, `high` where it is nowhere above [-].
+        The zero; `low` if the function is not below zero there, `high` if it is not above zero there [-].
 
     Notes
     -----
     Chandrupatla's method: inverse quadratic interpolation where three points allow it, else bisection. In plain Python,
-    because predictions do not wait for SciPy to be imported.
+    because importing SciPy would delay the first prediction.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""How uneven recorded lookups are: how often their rows come again, and the Zipf law that explains it."""
+"""How uneven recorded lookups are: how often rows repeat, and the Zipf law that explains it."""
 
 import math
 from dataclasses import dataclass
@@ -6,17 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from perfkit.ground.units import Array, significant
 from perfkit.models.distributions import ReuseHistogram, Zipf
 from perfkit.models.roots import find_root
-from perfkit.units import Array, significant
-
-__all__ = ["ZipfFit", "bin_accesses", "fit_zipf"]
 
 _EDGES = np.concatenate(
     [[0.0], 2.0 ** np.arange(16)]
 )  # most accesses of rows not seen, seen once, twice, 3-4 times, ...
 _BUCKETS = 256  # groups of neighbouring ranks: rows of one differ by a few percent in probability
-_FEW = 1000  # rows of a table whose bins may all hold what they must hold, whatever the exponent
+_FEW = 1000  # rows up to which pairs may say more than bins
 _STEEPEST = 10.0  # exponent beyond which two rows get all lookups
 
 
@@ -29,7 +27,8 @@ class ZipfFit:
     exponent : float
         Estimate [-].
     stderr : float
-        Its standard error, widened where the law does not explain the lookups; infinite where they say nothing [-].
+        Its standard error, wider where the law does not explain the lookups; infinite where they contain no
+        information [-].
     misfit : float
         Chi squared per degree of freedom: about 1 where the lookups follow a Zipf law, more where they do not [-].
     """
@@ -48,7 +47,7 @@ def bin_accesses(accesses: npt.ArrayLike, *, rows: int) -> ReuseHistogram:
     Parameters
     ----------
     accesses : array
-        Lookups that each row got; rows that got none may be left out [-].
+        Lookups of each row; rows without lookups may be left out [-].
     rows : int
         Rows of the table [-].
 
@@ -60,7 +59,7 @@ def bin_accesses(accesses: npt.ArrayLike, *, rows: int) -> ReuseHistogram:
     Raises
     ------
     ValueError
-        For fewer rows than were looked up, or none.
+        For no rows, or fewer rows than were looked up.
 
     Examples
     --------
@@ -82,7 +81,7 @@ def fit_zipf(histogram: ReuseHistogram, *, accesses: npt.ArrayLike | None = None
     histogram : ReuseHistogram
         Rows by how often the batch looked them up.
     accesses : array, optional
-        Lookups that each row got, which tell more about few rows with many lookups each [-].
+        Lookups of each row; they say more where few rows have many lookups each [-].
 
     Returns
     -------
@@ -91,19 +90,19 @@ def fit_zipf(histogram: ReuseHistogram, *, accesses: npt.ArrayLike | None = None
 
     Notes
     -----
-    Sorting rows by their observed counts and taking the order for the ranks makes rare rows look rarer than they are
-    and the law too steep. Instead the counts :math:`K_b` of the 17 bins are compared with what N lookups give on the
-    average, :math:`\mu_b = \sum_r P_b(N p_r)` with Poisson probabilities of the bin, whose covariance is known,
+    Ranking rows by their observed counts makes rare rows look rarer than they are, and the law too steep. Instead the
+    counts :math:`K_b` of the 17 bins are compared with their mean for N lookups, :math:`\mu_b = \sum_r P_b(N p_r)`,
+    with Poisson probabilities of the bin and covariance
 
     .. math:: V_{bc} = \mu_b \delta_{bc} - \sum_r P_b P_c - c_b c_c / N, \qquad c_b = \sum_r N p_r (P_{b-1} - P_b)
 
     (the last term because N is given; :math:`P_{b-1}` is the bin with bounds less by 1). The root of
-    :math:`\mu' V^{-1} (K - \mu) = 0` is the estimator with the least variance among those linear in K [1]_; it is
-    sought in :math:`s^2`, because around a uniform law the counts do not change with s to first order. Half a row is
-    added to the standard deviation of each bin, so that bins that cannot vary do not rule. Of few rows with many
-    lookups the bins say little; there s is the exponent whose :math:`\sum_r p_r^2` is the share of pairs of lookups
-    that meet in one row, which is unbiased too, if that halves the error. On synthetic lookups into 2 to 10^6 rows
-    with exponents of 0 to 3, 96 % of the errors are within two standard errors.
+    :math:`\mu' V^{-1} (K - \mu) = 0` has the least variance of the estimators linear in K [1]_. It is solved for
+    :math:`s^2`, because near a uniform law the counts do not depend on s to first order. Half a row is added to the
+    standard deviation of each bin, so that bins without variance do not dominate. For few rows with many lookups the
+    bins say little. There :math:`\sum_r p_r^2` is set to the share of pairs of lookups in the same row, which is
+    unbiased too, if that halves the error. On synthetic lookups into 2 to 10^6 rows with exponents of 0 to 3, 96 % of
+    the errors are within two standard errors.
 
     References
     ----------
@@ -172,7 +171,7 @@ def _weigh(rows: int, lookups: float, square: float) -> tuple[Array, Array, Arra
 
 
 def _fit_collisions(accesses: Array, rows: int) -> ZipfFit:
-    """Exponent whose pairs of lookups meet in one row as often as the recorded ones."""
+    """Exponent that gives the recorded share of pairs of lookups in the same row."""
     total = float(accesses.sum())
     seen = float(accesses @ (accesses - 1)) / (total * (total - 1))
     log_rank = np.log(np.arange(1.0, rows + 1))
@@ -195,7 +194,7 @@ def _fit_collisions(accesses: Array, rows: int) -> ZipfFit:
 
 
 def _finish(square: float, error: float, misfit: float) -> ZipfFit:
-    """Exponent from its square: two standard errors of the one reach as far as two of the other, even from 0."""
+    """Exponent and standard error from those of its square, also near 0."""
     error *= math.sqrt(max(1.0, misfit))
     low, exponent, high = (math.sqrt(max(square + way * error, 0.0)) for way in (-2, 0, 2))
     return ZipfFit(exponent, max(exponent - low, high - exponent) / 2, misfit)

@@ -1,29 +1,10 @@
 """What all charts share: colours, theme, axes with SI units, rows that JSON can hold."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import altair as alt
-
-__all__ = [
-    "INK",
-    "PALETTE",
-    "Chart",
-    "Frame",
-    "Row",
-    "colour",
-    "draw",
-    "label_si",
-    "layer",
-    "log_axis",
-    "log_domain",
-    "mark_series",
-    "order",
-    "read_rows",
-    "tips",
-    "use_svg",
-]
 
 #: A polars or pandas-like frame with ``to_dicts``, or rows as mappings.
 Frame: TypeAlias = Any
@@ -39,18 +20,17 @@ _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down
 
 @alt.theme.register("perfkit", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
-    font = "Inter, Helvetica Neue, Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif"
     ink = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), INK)
-    sizes = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 8}
-    words = {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "titleFontSize": 12, "labelLimit": 240}
-    title = {"color": INK, "subtitleColor": INK, "fontSize": 14, "subtitleFontSize": 11, "anchor": "start"}
+    sizes = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
+    words = {"labelColor": INK, "titleColor": INK, **sizes}
+    heading = {"color": INK, "subtitleColor": INK, "fontSize": 14, "subtitleFontSize": 11, "anchor": "start"}
     config: Any = {
         "background": "white",
-        "font": font,
-        "axis": {**ink, **sizes, "gridOpacity": 0.12, "labelFlush": False},
-        "legend": {**words, "titleFontWeight": "normal", "symbolOpacity": 1, "symbolSize": 70},
-        "header": words,
-        "title": {**title, "offset": 10},
+        "font": "Inter, Helvetica Neue, Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif",
+        "axis": {**words, **ink, "titlePadding": 8, "gridOpacity": 0.12, "labelFlush": False},
+        "legend": {**words, "labelLimit": 240, "symbolOpacity": 1, "symbolSize": 70},
+        "header": {**words, "labelLimit": 240},
+        "title": {**heading, "offset": 10},
         "view": {"stroke": None, "continuousWidth": 460, "continuousHeight": 300},
         "range": {"category": PALETTE},
     }
@@ -163,8 +143,8 @@ def colour(name: str, values: Sequence[Any], *, title: str | None = None, legend
     return alt.Color(f"{name}:N", scale=scale, title=title, legend=legend)
 
 
-def mark_series(name: str, values: Sequence[Any], **settings: Any) -> dict[str, Any]:
-    """Colour and shape of a series, so that either alone tells it from the others.
+def mark_series(name: str, values: Sequence[Any], *, legend: Any = alt.Undefined, title: str | None = None) -> Row:
+    """Colour and shape of a series, so that either alone identifies it.
 
     Parameters
     ----------
@@ -172,8 +152,10 @@ def mark_series(name: str, values: Sequence[Any], **settings: Any) -> dict[str, 
         Column.
     values : sequence
         Its values, in order.
-    **settings : object
-        As for `colour`.
+    legend : altair.Legend, optional
+        The legend.
+    title : str, optional
+        Title of the legend.
 
     Returns
     -------
@@ -181,10 +163,8 @@ def mark_series(name: str, values: Sequence[Any], **settings: Any) -> dict[str, 
         ``color`` and ``shape``.
     """
     scale = alt.Scale(domain=list(values), range=[_SHAPES[i % len(_SHAPES)] for i in range(len(values))])
-    shape = alt.Shape(
-        f"{name}:N", scale=scale, title=settings.get("title"), legend=settings.get("legend", alt.Undefined)
-    )
-    return {"color": colour(name, values, **settings), "shape": shape}
+    shape = alt.Shape(f"{name}:N", scale=scale, title=title, legend=legend)
+    return {"color": colour(name, values, title=title, legend=legend), "shape": shape}
 
 
 def tips(*names: str, **formats: str) -> list[alt.Tooltip]:
@@ -283,3 +263,88 @@ def log_axis(name: str, title: str, domain: tuple[float, float], unit: str, chan
     """
     scale = alt.Scale(type="log", domain=list(domain), nice=False)
     return channel(f"{name}:Q", title=title, scale=scale, axis=_choose_ticks(domain, unit))
+
+
+def amount_axis(name: str, title: str, unit: str, *, ticks: int = 6, scale: Any = alt.Undefined) -> alt.X:
+    """Make a horizontal axis of amounts with SI units.
+
+    Parameters
+    ----------
+    name : str
+        Column.
+    title : str
+        What it is, in words.
+    unit : str
+        Base unit [-].
+    ticks : int, optional
+        Ticks at most, roughly [-].
+    scale : altair.Scale, optional
+        By default from zero to the largest amount.
+
+    Returns
+    -------
+    axis : altair.X
+        The axis.
+    """
+    return alt.X(f"{name}:Q", title=title, axis=alt.Axis(labelExpr=label_si(unit), tickCount=ticks), scale=scale)
+
+
+def draw_bars(rows: Sequence[Row], x: alt.X, y: alt.Y, color: alt.Color, shown: list[alt.Tooltip]) -> alt.Chart:
+    """Draw stacked horizontal bars.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        A row for each part of a bar, with ``order``: its place in the bar.
+    x, y, color : altair channel
+        Amount, bar and part.
+    shown : list of altair.Tooltip
+        What the pointer shows.
+
+    Returns
+    -------
+    chart : altair.Chart
+        The bars.
+    """
+    bars = draw(rows).mark_bar(height={"band": 0.8})
+    return bars.encode(x=x, y=y, color=color, order=alt.Order("order:Q"), tooltip=shown)
+
+
+def draw_points(
+    rows: Sequence[Row],
+    x: alt.X,
+    y: alt.Y,
+    looks: Mapping[str, Any],
+    shown: list[alt.Tooltip],
+    spans: Mapping[str, tuple[str, str]] | None = None,
+    **mark: Any,
+) -> list[alt.Chart]:
+    """Draw points with the ranges around them.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        A row for each point.
+    x, y : altair channel
+        Where it is.
+    looks : mapping
+        From `mark_series`.
+    shown : list of altair.Tooltip
+        What the pointer shows.
+    spans : mapping of str to (low, high), optional
+        Columns of the ends of a range along ``x`` or ``y``.
+    **mark : object
+        Settings of the points.
+
+    Returns
+    -------
+    charts : list of altair.Chart
+        A layer for each kind of range, then the points.
+    """
+    base, ranges = draw(rows).encode(x=x, y=y, color=looks["color"]), []
+    for name, (low, high) in (spans or {}).items():
+        along = {"x": x, "y": y}[name]
+        ends = {name: type(along)(f"{low}:Q", scale=along["scale"]), f"{name}2": f"{high}:Q"}
+        ranges.append(base.mark_rule(opacity=0.55, strokeWidth=1.5).encode(**ends))
+    points = base.mark_point(**{"filled": True, "opacity": 0.9, "size": 50, **mark})
+    return [*ranges, points.encode(shape=looks["shape"], tooltip=shown)]

@@ -1,32 +1,17 @@
-"""Charts of machines: kernels under their roofs, collectives and kernels over size, one platform against another."""
+"""Charts of machines: kernels under their roofs, collectives over size, platforms compared, what every rank holds."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 
 import altair as alt
 
+from perfkit.ground.units import format_bytes, format_rate, format_time
 from perfkit.models.collectives import bus_bandwidth
-from perfkit.plots.canvas import (
-    INK,
-    Frame,
-    Row,
-    colour,
-    draw,
-    layer,
-    log_axis,
-    log_domain,
-    mark_series,
-    order,
-    read_rows,
-    tips,
-)
-from perfkit.units import format_rate
+from perfkit.plots import canvas
+from perfkit.plots.canvas import INK, Frame, Row, draw, layer, order, read_rows, tips
 
-__all__ = ["collective_curves", "kernel_curves", "platform_ratios", "roofline_chart"]
-
+_MOST = 32  # ranks drawn: those with most to do, and the fullest one
 _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2, 1, 2, 1, 2], [12, 4])
-_LINE, _ROOM = 12, 18  # pixels of a line of text, and between two parallel roofs that leave room for one
 
 
 def roofline_chart(
@@ -63,10 +48,10 @@ def roofline_chart(
         row |= {"intensity": row["flops"] / row["nbytes"], "rate": row["flops"] / row["time_s"]}
         row["series"] = f"{row['kind']}, {row['dtype']}" if row.get("dtype") else row["kind"]
     top, fastest, slowest = max(peaks.values()), max(bandwidths.values()), min(bandwidths.values())
-    x_domain = log_domain([min(0.1, top / fastest / 8), top / slowest * 8, *(row["intensity"] for row in rows)])
-    y_domain = log_domain([x_domain[0] * slowest * 2, top * 1.6, *(row["rate"] for row in rows)], room=1.6)
-    x = log_axis("intensity", "Arithmetic intensity, FLOP per byte", x_domain, "")
-    y = log_axis("rate", "Rate", y_domain, "FLOP/s", alt.Y)
+    x_domain = canvas.log_domain([min(0.1, top / fastest / 8), top / slowest * 8, *(row["intensity"] for row in rows)])
+    y_domain = canvas.log_domain([x_domain[0] * slowest * 2, top * 1.6, *(row["rate"] for row in rows)], room=1.6)
+    x = canvas.log_axis("intensity", "Arithmetic intensity, FLOP per byte", x_domain, "")
+    y = canvas.log_axis("rate", "Rate", y_domain, "FLOP/s", alt.Y)
     width, height = 460, 320
     tall = height / math.log(y_domain[1] / y_domain[0])  # pixels of a factor e
     slope = math.atan(tall / (width / math.log(x_domain[1] / x_domain[0])))
@@ -77,49 +62,36 @@ def roofline_chart(
     for name, peak in peaks.items():
         roofs += [{"roof": name, "intensity": ai, "rate": peak} for ai in (peak / fastest, x_domain[1])]
     lines = draw(roofs).mark_line(color=INK, strokeWidth=1.5, clip=True).encode(x=x, y=y, detail="roof:N")
-    texts: list[tuple[float, float, str, bool | None, float]] = []
-    for rate, words, below in _label_roofs(bandwidths, "B/s", tall * math.cos(slope)):
-        ai = max(x_domain[0], y_domain[0] / rate) * 1.15
-        texts.append((ai, ai * rate, words, below, -math.degrees(slope) % 360))
-    for rate, words, _ in _label_roofs(peaks, "FLOP/s", tall, aside=True):
-        texts.append((x_domain[1] * 1.05, rate, words, None, 0.0))
+    starts = {rate: 1.15 * max(x_domain[0], y_domain[0] / rate) for rate in bandwidths.values()}
+    sloping = [{"intensity": starts[rate], "rate": starts[rate] * rate, "text": words}
+               for rate, words in _label_roofs(bandwidths, "B/s", tall * math.cos(slope) / 18).items()]  # fmt: skip
+    level = [{"intensity": x_domain[1] * 1.05, "rate": rate, "text": words}
+             for rate, words in _label_roofs(peaks, "FLOP/s", tall / 12).items()]  # fmt: skip
     labels = [
-        draw([{"intensity": ai, "rate": rate, "text": words}])
-        .mark_text(color=INK, fontSize=10, dy={None: 0, True: 11, False: -6}[below], align="left")
-        .encode(x=x, y=y, text="text:N", angle=alt.value(angle))
-        for ai, rate, words, below, angle in texts
+        draw(texts).mark_text(color=INK, fontSize=10, dy=dy, align="left", angle=angle).encode(x=x, y=y, text="text:N")
+        for texts, dy, angle in ((sloping, -6, -math.degrees(slope) % 360), (level, 0, 0))
     ]
     legend = alt.Legend(orient="bottom", columns=4, title=None)  # the peaks are written at the right
-    looks = mark_series("series", order(row["series"] for row in rows), title=None, legend=legend)
-    drawn = draw(rows).mark_point(size=42, filled=True, opacity=0.85)
-    drawn = drawn.encode(x=x, y=y, **looks, tooltip=tips("series", intensity=".3s", rate=".3s"))
-    return layer(lines, *labels, drawn).properties(width=width, height=height, title=title)
+    looks = canvas.mark_series("series", order(row["series"] for row in rows), legend=legend)
+    drawn = canvas.draw_points(rows, x, y, looks, tips("series", intensity=".3s", rate=".3s"), size=42)
+    return layer(lines, *labels, *drawn).properties(width=width, height=height, title=title)
 
 
-def _label_roofs(
-    rates: Mapping[str, float], unit: str, pixels: float, *, aside: bool = False
-) -> Iterator[tuple[float, str, bool]]:
-    """Label roofs so that no label crosses another roof: (rate, words, whether below the line).
-
-    Equal roofs share a label. Where one runs close under another, the label of the upper one stands above both and
-    names all that are close but the last, whose label goes below it where there is room and none stands `aside`.
-    """
+def _label_roofs(rates: Mapping[str, float], unit: str, lines: float) -> dict[float, str]:
+    """Labels of roofs by rate: roofs that are equal or close share the label of the upper one, so that none crosses."""
     names: dict[float, list[str]] = {}
     for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
         names.setdefault(rate, []).append(name)
-    groups: list[list[float]] = []
-    for rate in names:
-        if groups and pixels * math.log(groups[-1][-1] / rate) < (_LINE if aside else _ROOM):
-            groups[-1].append(rate)
+    labels: dict[float, str] = {}
+    upper, last = 0.0, math.inf
+    for rate, found in names.items():
+        words = f"{', '.join(found)} {format_rate(rate, unit)}"
+        if lines * math.log(last / rate) < 1.0:  # lines of text between two roofs, by factors e
+            labels[upper] += f"; {words}"
         else:
-            groups.append([rate])
-    words = {rate: f"{', '.join(found)} {format_rate(rate, unit)}" for rate, found in names.items()}
-    room = [pixels * math.log(upper[-1] / lower[0]) for upper, lower in pairwise(groups)]
-    for group, below in zip(groups, [*room, math.inf], strict=True):
-        apart = len(group) > 1 and below > 2 * _ROOM and not aside
-        yield group[0], "; ".join(words[rate] for rate in (group[:-1] if apart else group)), False
-        if apart:
-            yield group[-1], words[group[-1]], True
+            upper, labels[rate] = rate, words
+        last = rate
+    return labels
 
 
 def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives") -> alt.HConcatChart:
@@ -141,97 +113,48 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
         Two log-log panels side by side: a colour per operation; dashes and shapes by number of ranks and way. Of a
         single operation, ranks and ways have the colours.
     """
-
-    def rate(row: Row, time: float) -> float:
-        return float(bus_bandwidth(row["nbytes"], time, ranks=row["ranks"], operation=row["operation"]))
-
     measured, fitted = (read_rows(frame) for frame in (points, curves))
-    for row in (*measured, *fitted):
+    rows, ranged = [*measured, *fitted], any(row.get("q1_s") for row in measured)
+    for row in rows:
         row["group"] = f"{row['ranks']} ranks" + (f", {row['way'].replace('_', '-')}" if row.get("way") else "")
-    rows = [*measured, *fitted]
-    operations, groups = ({row[key] for row in rows} for key in ("operation", "group"))
-    rows.sort(key=lambda row: (row["ranks"], row.get("way") or ""))
+    single = min(len({row[key] for row in rows}) for key in ("operation", "group")) < 2
     for row in rows:
-        both = f"{row['operation']}, {row['group']}"
-        row["series"] = both if min(len(operations), len(groups)) < 2 else row["operation"]
-        row["group"] = row["group"] if row["series"] != both else ""
-    return _curves(measured, fitted, ("busbw", rate), ("Message size", "Bus bandwidth"), title)
-
-
-def kernel_curves(points: Frame, curves: Frame, *, title: str = "Memory-bound kernels") -> alt.HConcatChart:
-    """Draw time and bandwidth of kernels over the bytes they touch: measured quartiles and fitted curves.
-
-    Parameters
-    ----------
-    points : frame or list of dict
-        Measured rows ``kernel``, ``nbytes`` [B], ``time_s`` and, where known, ``q1_s`` and ``q3_s`` [s].
-    curves : frame or list of dict
-        Fitted rows ``kernel``, ``nbytes`` [B], ``time_s`` [s].
-    title : str, optional
-        Heading.
-
-    Returns
-    -------
-    chart : altair.HConcatChart
-        Two log-log panels side by side, one colour per kernel.
-    """
-    measured, fitted = (
-        [{**row, "series": row["kernel"], "group": ""} for row in read_rows(frame)] for frame in (points, curves)
-    )
-    rate = ("bandwidth", lambda row, time: row["nbytes"] / time)
-    return _curves(measured, fitted, rate, ("Bytes touched", "Bandwidth"), title)
-
-
-def _curves(
-    measured: list[Row],
-    fitted: list[Row],
-    rate: tuple[str, Callable[[Row, float], float]],
-    titles: tuple[str, str],
-    title: str,
-) -> alt.HConcatChart:
-    """Time, and the rate that is computed from it, over bytes: a dot with quartiles per measurement, a line per fit."""
-    rows, (field, compute) = [*measured, *fitted], rate
-    ranged = any(row.get("q1_s") for row in measured)
-    for row in rows:
-        row["q1_s"], row["q3_s"] = row.get("q1_s") or row["time_s"], row.get("q3_s") or row["time_s"]
-        for time, name in (("time_s", field), ("q1_s", f"{field}_high"), ("q3_s", f"{field}_low")):
-            row[name] = compute(row, row[time])
+        row["series"] = f"{row['operation']}, {row['group']}" if single else row["operation"]
+        row["group"] = "" if single else row["group"]
+        for time, name in (("time_s", "busbw"), ("q1_s", "busbw_high"), ("q3_s", "busbw_low")):
+            row[time] = row.get(time) or row["time_s"]
+            rate = bus_bandwidth(row["nbytes"], row[time], ranks=row["ranks"], operation=row["operation"])
+            row[name] = float(rate)
     looks, dash = _tell_apart(rows, bool(measured))
-    sizes = log_domain(row["nbytes"] for row in rows)
+    x = canvas.log_axis("nbytes", "Message size", canvas.log_domain(row["nbytes"] for row in rows), "B")
     panels = []
     for name, low, high, label, unit in (
-        ("time_s", "q1_s", "q3_s", "Time", "s"),
-        (field, f"{field}_low", f"{field}_high", titles[1], "B/s"),
-    ):
-        domain = log_domain(row[key] for row in rows for key in (name, low, high))
-        x, y = log_axis("nbytes", titles[0], sizes, "B"), log_axis(name, label, domain, unit, alt.Y)
+        ("time_s", "q1_s", "q3_s", "Time", "s"), ("busbw", "busbw_low", "busbw_high", "Bus bandwidth", "B/s"),
+    ):  # fmt: skip
+        y = canvas.log_axis(
+            name, label, canvas.log_domain(row[key] for row in rows for key in (name, low, high)), unit, alt.Y
+        )
         lines = draw(fitted).mark_line(strokeWidth=2).encode(x=x, y=y, color=looks["color"], **dash)
-        marks = draw(measured).encode(x=x, color=looks["color"])
-        spread = alt.Y(f"{low}:Q", scale=y["scale"])
-        bars = marks.mark_rule(strokeWidth=1.5, opacity=0.6).encode(y=spread, y2=f"{high}:Q")
         shown = tips("series", "group", **{"nbytes": ".3s", name: ".3s"})
-        dots = marks.mark_point(size=30, filled=True, opacity=0.9).encode(y=y, shape=looks["shape"], tooltip=shown)
-        panels.append(layer(lines, *([bars, dots] if measured else [])).properties(width=310, height=280))
+        dots = canvas.draw_points(measured, x, y, looks, shown, {"y": (low, high)}, size=30)
+        panels.append(layer(lines, *(dots if measured else [])).properties(width=310, height=280))
     dots_mean = "" if not measured else "dots and bars: measured, with quartiles; " if ranged else "dots: measured; "
-    heading = alt.Title(title, subtitle=f"{dots_mean}lines: modelled")
-    return alt.hconcat(*panels, title=heading, spacing=36)
+    return alt.hconcat(*panels, title=alt.Title(title, subtitle=f"{dots_mean}lines: modelled"), spacing=36)
 
 
 def _tell_apart(rows: Sequence[Row], dotted: bool) -> tuple[Row, Row]:
     """Channels of points and of lines: colour by series; shape and dashes by group, or by series where all are one."""
     legend = alt.Legend(orient="bottom", columns=4, title=None)
     series, groups = (order(row[key] for row in rows) for key in ("series", "group"))
-    looks = mark_series("series", series, title=None, legend=legend)
     if len(groups) < 2:
-        return looks, {}
+        return canvas.mark_series("series", series, legend=legend), {}
     groups.sort(key=lambda name: (int(name.split()[0]), name))
     dashes = alt.Scale(domain=groups, range=[list(_DASHES[i % len(_DASHES)]) for i in range(len(groups))])
-    wide = alt.Legend(orient="bottom", columns=4, title=None, symbolSize=300, symbolType="stroke")
-    looks = {
-        "color": colour("series", series, title=None, legend=legend),
-        "shape": mark_series("group", groups, title=None, legend=legend)["shape"],
+    wide = legend if dotted else alt.Legend(orient="bottom", columns=4, title=None, symbolSize=300, symbolType="stroke")
+    looks = canvas.mark_series("group", groups, legend=legend)
+    return looks | {"color": canvas.colour("series", series, legend=legend)}, {
+        "strokeDash": alt.StrokeDash("group:N", scale=dashes, title=None, legend=wide)
     }
-    return looks, {"strokeDash": alt.StrokeDash("group:N", scale=dashes, title=None, legend=legend if dotted else wide)}
 
 
 def platform_ratios(frame: Frame, *, a: str, b: str, title: str = "") -> alt.LayerChart:
@@ -259,23 +182,93 @@ def platform_ratios(frame: Frame, *, a: str, b: str, title: str = "") -> alt.Lay
         # Log-normal and independent: the half widths of the logarithms add as squares.
         reach = math.exp(math.hypot(*(math.log((row.get(f"{x}_high") or row[x]) / row[x]) for x in "ab")))
         row["low"], row["high"] = row["times"] / reach, row["times"] * reach
-    low, high = log_domain([*(row[end] for row in rows for end in ("low", "high")), 0.9, 1.1], room=1.1)
-    steps = (1, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5) if high / low < 300 else (1,)
-    ticks = [float(f"{step}e{power}") for power in range(-9, 10) for step in steps]
-    axis = alt.Axis(
-        values=[tick for tick in ticks if low <= tick <= high], labelExpr="format(datum.value, '~g') + ' ×'"
-    )
-    scale = alt.Scale(type="log", domain=[low, high], nice=False)
-    x = alt.X("times:Q", title=f"times better: left {a}, right {b}", scale=scale, axis=axis)
-    y = alt.Y(
-        "quantity:N", title=None, sort=[row["quantity"] for row in rows], axis=alt.Axis(labelLimit=320, grid=True)
-    )
-    looks = mark_series("group", order(row["group"] for row in rows), title=None)
-    base = draw(rows).encode(y=y, color=looks["color"])
+    domain = canvas.log_domain([*(row[end] for row in rows for end in ("low", "high")), 0.9, 1.1], room=1.1)
+    x = canvas.log_axis("times", f"times better: left {a}, right {b}", domain, "")
+    quantities = [row["quantity"] for row in rows]
+    y = alt.Y("quantity:N", title=None, sort=quantities, axis=alt.Axis(labelLimit=320, grid=True))
     rule = draw([{"times": 1.0}]).mark_rule(color=INK, strokeWidth=1).encode(x=x)
-    spans = base.mark_rule(strokeWidth=2, opacity=0.5).encode(x=alt.X("low:Q", scale=scale), x2="high:Q")
-    dots = base.mark_point(size=60, filled=True, opacity=1).encode(
-        x=x, shape=looks["shape"], tooltip=tips("quantity", "unit", a=".3s", b=".3s", times=".3f")
-    )
+    looks = canvas.mark_series("group", order(row["group"] for row in rows))
+    shown = tips("quantity", "unit", a=".3s", b=".3s", times=".3f")
+    dots = canvas.draw_points(rows, x, y, looks, shown, {"x": ("low", "high")}, size=60)
     heading = alt.Title(title or f"{b} against {a}", subtitle="dot: ratio; bar: its 80% interval")
-    return layer(rule, spans, dots).properties(width=380, height=alt.Step(18), title=heading)
+    return layer(rule, *dots).properties(width=380, height=alt.Step(18), title=heading)
+
+
+def _sum(row: Row, ending: str) -> float:
+    return sum(value or 0.0 for key, value in row.items() if key.endswith(ending))
+
+
+def _panel(rows: list[Row], ending: str, limit: float | None, texts: tuple[str, str, str]) -> alt.LayerChart:
+    """Stacked bars of one unit; the rank with the longest bar is marked, and so is a limit within reach."""
+    unit, title, mark = texts
+    parts = [key for key in (rows[0] if rows else ()) if key.endswith(ending)]
+    names = [key.removesuffix(ending).replace("_", " ") for key in parts]  # all, so that each keeps its colour
+    long: list[Row] = [
+        {"rank": row["rank"], "part": name, "value": row[key], "order": place}
+        for row in rows
+        for place, (key, name) in enumerate(zip(parts, names, strict=True))
+        if (row[key] or 0) > 0
+    ]
+    totals = {row["rank"]: _sum(row, ending) for row in rows}
+    most = max(totals.values(), default=0.0)
+    near = [limit] if limit is not None and limit < 4 * most else []
+    end = 1.22 * max([most, *near])  # room for the mark beside the longest bar
+    x = canvas.amount_axis("value", title, unit, ticks=5, scale=alt.Scale(domain=[0, end or 1], nice=False))
+    y = alt.Y("rank:O", title="Rank", axis=alt.Axis(labelAngle=0))
+    legend = alt.Legend(orient="bottom", columns=3, values=[n for n in names if any(r["part"] == n for r in long)])
+    bars = canvas.draw_bars(long, x, y, canvas.colour("part", names, legend=legend), tips("rank", "part", value=".3s"))
+    first = max(totals, key=lambda rank: totals[rank], default=None)
+    beside = max([most, *(value for value in near if value < 1.2 * most)])  # the mark stands clear of the dashed line
+    marked = [{"rank": first, "value": beside, "text": mark}] if most > 0 else []
+    words = draw(marked).mark_text(align="left", dx=5, color=INK, fontWeight="bold", fontSize=11)
+    words = words.encode(x=alt.X("value:Q"), y=alt.Y("rank:O"), text="text:N")
+    line = draw([{"value": value} for value in near]).mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.5)
+    return layer(bars, words, line.encode(x=alt.X("value:Q"))).properties(width=330, height=alt.Step(24))
+
+
+def plan_bars(
+    frame: Frame,
+    *,
+    time: float | None = None,
+    capacity: float | None = None,
+    notes: str | list[str] = "",
+    title: str = "What every rank does and holds",
+) -> alt.HConcatChart:
+    """Draw seconds and memory of every rank as stacked bars, and mark the slowest and the fullest rank.
+
+    Parameters
+    ----------
+    frame : frame or list of dict
+        A row per ``rank``; columns that end in ``_s`` are seconds [s], in ``_bytes`` memory [B], each a part of a bar;
+        others are left out.
+    time : float, optional
+        Time of an iteration, drawn dashed: what a bar lacks of it, its rank waits [s].
+    capacity : float, optional
+        Memory of a rank, drawn dashed where the fullest rank takes more than a quarter of it [B].
+    notes : str or list of str, optional
+        Lines below the heading.
+    title : str, optional
+        Heading.
+
+    Returns
+    -------
+    chart : altair.HConcatChart
+        Time on the left, memory on the right.
+    """
+    rows = read_rows(frame)
+    fullest = max(rows, key=lambda row: _sum(row, "_bytes"), default=None)
+    busy = sorted(rows, key=lambda row: (-_sum(row, "_s"), row is not fullest))[:_MOST]
+    if fullest is not None and all(row is not fullest for row in busy):
+        busy[-1] = fullest
+    lines = [notes] if isinstance(notes, str) else list(notes)
+    if len(rows) > len(busy):
+        lines.append(f"{len(busy)} of {len(rows)} ranks: the busiest, and the fullest")
+    busy.sort(key=lambda row: row["rank"])
+    whole = f"; dashed: iteration, {format_time(time)}" if time else ""
+    room = f"; a rank has {format_bytes(capacity)}" if capacity else ""
+    panels = [
+        _panel(busy, "_s", time, ("s", f"Time{whole}", "slowest")),
+        _panel(busy, "_bytes", capacity, ("B", f"Memory{room}", "fullest")),
+    ]
+    heading = alt.Title(title, subtitle=[line for line in lines if line])
+    return alt.HConcatChart(hconcat=panels, title=heading).resolve_scale(color="independent")

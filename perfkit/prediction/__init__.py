@@ -1,3 +1,1 @@
 """From a graph and a platform to the time of one iteration."""
-
-__all__: list[str] = []

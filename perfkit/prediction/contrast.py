@@ -3,16 +3,17 @@
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from perfkit.estimates import Estimate, keep_quiet, warn_once
-from perfkit.gallery import load_platform
-from perfkit.hardware import DTYPES, Quantity
-from perfkit.platform import Platform
+from perfkit.ground.hardware import DTYPES, Quantity
+from perfkit.ground.results import Tabular
+from perfkit.ground.units import check_positive, format_bytes, format_rate, format_table, format_time
+from perfkit.platform.estimates import Estimate, keep_quiet, warn_once
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
 from perfkit.prediction.result import Prediction, predict
-from perfkit.units import check_positive, format_bytes, format_rate, format_table, format_time
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.transformer import Transformer
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import altair
     import polars
 
-__all__ = ["PlatformComparison", "compare"]
 
 #: Matrix products that stand for others: a large square, a feed-forward layer of BERT-large on 4,096 tokens, a layer of
 #: a DLRM on 2,048 samples, and one that only moves weights.
@@ -30,12 +30,12 @@ COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 SIZES = (64 * 2**10, 4 * 2**20, 256 * 2**20)
 
 Workload: TypeAlias = DLRM | Transformer
-_Value: TypeAlias = float | Estimate | Prediction | None
+_Value: TypeAlias = float | Quantity | Estimate | Prediction | None
 _Found: TypeAlias = tuple[str, str, Sequence[Estimate | Prediction | None]]
 
 
 @dataclass(frozen=True)
-class PlatformComparison:
+class PlatformComparison(Tabular):
     """Two platforms side by side.
 
     Parameters
@@ -112,11 +112,7 @@ class PlatformComparison:
 
 
 def compare(
-    a: Platform | str | Path,
-    b: Platform | str | Path,
-    workload: Workload | None = None,
-    *,
-    ranks: int | None = None,
+    a: Platform | str | Path, b: Platform | str | Path, workload: Workload | None = None, *, ranks: int | None = None
 ) -> PlatformComparison:
     """Compare two platforms: datasheets, kernels, collectives and, with a workload, whole iterations.
 
@@ -147,23 +143,24 @@ def compare(
     with keep_quiet():
         if workload is not None:
             runs = [predict(workload, platform, ranks=n) for platform, n in zip(pair, counts, strict=True)]
-        found = [*_estimate_gemms(pair, workload), *_estimate_collectives(pair, counts)]
+        found = [*_estimate(pair, counts, workload)]
         if workload is not None:
             found.append(("iteration", f"{workload.description}, {_on(counts)}", runs))
-    rows = [*_datasheets(pair), *(_row(group, name, "s", *estimates) for group, name, estimates in found)]
+    rows = [*_datasheets(pair), *(_row(group, name, "s", estimates) for group, name, estimates in found)]
     notes = tuple(dict.fromkeys(text for *_, pairs in found for item in pairs if item for text in item.warnings))
     warn_once(notes, 3)
     return PlatformComparison(*pair, tuple(rows), notes)
 
 
-def _row(group: str, quantity: str, unit: str, a: _Value, b: _Value) -> dict[str, Any]:
+def _row(group: str, quantity: str, unit: str, pair: Sequence[_Value]) -> dict[str, Any]:
     """One line of the table; an estimate brings its interval."""
-    values = [item if item is None or isinstance(item, float) else item.time for item in (a, b)]
-    row: dict[str, Any] = {"group": group, "quantity": quantity, "unit": unit, "a": values[0], "b": values[1]}
-    row["ratio"] = values[1] / values[0] if values[0] and values[1] is not None else None
-    for side, item in (("a", a), ("b", b)):
-        ends = (None, None) if item is None or isinstance(item, float) else item.interval()
-        row[f"{side}_low"], row[f"{side}_high"] = ends
+    priced = [item if isinstance(item, Estimate | Prediction) else None for item in pair]
+    values: list[Any] = [getattr(item, "value", getattr(item, "time", item)) for item in pair]
+    a, b = values
+    row = {"group": group, "quantity": quantity, "unit": unit, "a": a, "b": b}
+    row["ratio"] = b / a if a and b is not None else None
+    for side, item in zip("ab", priced, strict=True):
+        row[f"{side}_low"], row[f"{side}_high"] = item.interval() if item else (None, None)
     return row
 
 
@@ -172,49 +169,36 @@ def _datasheets(pair: tuple[Platform, Platform]) -> Iterator[dict[str, Any]]:
     peaks, links = [p.device.peaks for p in pair], [p.network.links for p in pair]
     for dtype in DTYPES:
         if any(dtype in side for side in peaks):
-            yield _row("peak", f"{dtype} peak", "FLOP/s", *(_value(side.get(dtype)) for side in peaks))
-    main = [platform.device.memory[-1] for platform in pair]
+            yield _row("peak", f"{dtype} peak", "FLOP/s", [side.get(dtype) for side in peaks])
     for what, unit in (("capacity", "B"), ("bandwidth", "B/s")):
-        yield _row("memory", f"main memory {what}", unit, *(_value(getattr(level, what)) for level in main))
-    yield _row("network", "ranks", "-", *(float(platform.network.ranks) for platform in pair))
+        yield _row("memory", f"main memory {what}", unit, [getattr(p.device.memory[-1], what) for p in pair])
+    yield _row("network", "ranks", "-", [float(platform.network.ranks) for platform in pair])
     for name in ("intra", "inter"):
         if any(name in side for side in links):
-            rates = [_value(side[name].bandwidth) if name in side else None for side in links]
-            yield _row("network", f"{name} link bandwidth", "B/s", *rates)
+            rates = [side[name].bandwidth if name in side else None for side in links]
+            yield _row("network", f"{name} link bandwidth", "B/s", rates)
 
 
-def _value(quantity: Quantity | None) -> float | None:
-    return None if quantity is None else quantity.value
-
-
-def _attempt(estimate: Callable[[], Estimate]) -> Estimate | None:
+def _attempt(estimate: Callable[..., Estimate], *sizes: Any, **settings: Any) -> Estimate | None:
     """An estimate, or nothing where the platform has no model for it."""
     try:
-        return estimate()
+        return estimate(*sizes, **settings)
     except ValueError:
         return None
 
 
-def _estimate_gemms(pair: tuple[Platform, Platform], workload: Workload | None) -> Iterator[_Found]:
-    """Times of `GEMMS` in the number format of the workload, else in bf16, else in the first that both have."""
+def _estimate(pair: tuple[Platform, Platform], counts: Sequence[int], workload: Workload | None) -> Iterator[_Found]:
+    """Times of `GEMMS` (in the workload's number format, else bf16, else the first of both) and of `COLLECTIVES`."""
     common = [dtype for dtype in DTYPES if all(dtype in platform.device.peaks for platform in pair)]
-    wanted = [workload.dtype] if workload is not None else ["bf16"]
-    for dtype in [dtype for dtype in [*wanted, *common] if dtype in common][:1]:
-        for m, n, k in GEMMS:
-            found = [_attempt(partial(platform.gemm, m, n, k, dtype=dtype)) for platform in pair]
-            yield "gemm", f"GEMM {m} x {n} x {k}, {dtype}", found
-
-
-def _estimate_collectives(pair: tuple[Platform, Platform], counts: Sequence[int]) -> Iterator[_Found]:
-    """Times of `COLLECTIVES` of `SIZES`; a single rank exchanges nothing."""
-    for operation in COLLECTIVES if min(counts) > 1 else ():
-        for size in SIZES:
-            found = [
-                _attempt(partial(platform.collective, operation, size, ranks=ranks))
-                for platform, ranks in zip(pair, counts, strict=True)
-            ]
-            if any(found):
-                yield "collective", f"{operation} of {format_bytes(size)}, {_on(counts)}", found
+    wanted = workload.dtype if workload is not None else "bf16"
+    for dtype in [wanted] if wanted in common else common[:1]:
+        for size in GEMMS:
+            found = [_attempt(platform.gemm, *size, dtype=dtype) for platform in pair]
+            yield "gemm", f"GEMM {' x '.join(map(str, size))}, {dtype}", found
+    for operation, nbytes in product(COLLECTIVES, SIZES) if min(counts) > 1 else ():  # one rank exchanges nothing
+        found = [_attempt(p.collective, operation, nbytes, ranks=n) for p, n in zip(pair, counts, strict=True)]
+        if any(found):
+            yield "collective", f"{operation} of {format_bytes(nbytes)}, {_on(counts)}", found
 
 
 def _on(counts: Sequence[int]) -> str:

@@ -1,58 +1,51 @@
-"""From operations to seconds: what every operation of a graph costs on a platform, alone and inside an iteration."""
+"""From operations to seconds: what every operation of a graph costs on a platform, on its device and on its host."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
-from perfkit.computation import UNMEASURED, find_stand_in, price_kernels
-from perfkit.estimates import check_time
 from perfkit.fitting import Fit
-from perfkit.hardware import DTYPES
-from perfkit.models.caches import Uniform, cold_misses, lru_misses, miss_share, page_walks, unique_rows
-from perfkit.models.embedding import row_traffic
+from perfkit.ground.hardware import DTYPES
+from perfkit.ground.units import Array, check_choice, format_bytes
+from perfkit.models.caches import PAGE, miss_share
+from perfkit.models.distributions import Uniform, distinct_rows
+from perfkit.models.embedding import row_traffic, size_lookup
 from perfkit.models.kernels import in_context
 from perfkit.models.roofline import smooth_maximum
-from perfkit.platform import Platform
-from perfkit.units import Array
+from perfkit.platform.estimates import FORMS, check_time, find_transfers
+from perfkit.platform.kernels import find_stand_in
+from perfkit.platform.platform import Platform
+from perfkit.prediction.ranks import Kind
+from perfkit.prediction.simulation import RankTimes, find_period
 from perfkit.workloads.graph import FEATURES, Graph
 
-__all__ = ["PAGE", "Costs", "find_context", "find_iteration", "price", "size_operations"]
-
-#: Bytes of a page of memory [B].
-PAGE = 4096.0
-
-#: Bytes that normalizations of channels move over those of their operands: the input is read for its statistics and
-#: then again, in the backward pass the gradient too. With them the 106 of a ResNet-50 (batch 32) on a V100 run at 0.83
-#: and 0.76 of its memory bandwidth (trace resnet50_num_workers_0 of pytorch/kineto, BSD-3).
+#: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table 2.2.
 _AGAIN = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
 
-_SIZES = {name: index for index, name in enumerate(FEATURES)}
+_UPDATES = {"embedding_update", "embedding_backward.fused"}  # these read rows and write them
+_DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are not near
+_USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}  # parameters of `in_context`
+#: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1.
+_UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.1, "measured": 0.1}
+#: Spread of isolated kernels inside an iteration, without calibrated iterations [-]; docs/formulas.md, table 9.1.
+_CONTEXT = 0.08
+_Class: TypeAlias = tuple[str, str, str]  # kind, variant and number format
+_Models: TypeAlias = tuple[list[Fit | None], list[Fit | None], dict[str, Array]]
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Time of every operation of one rank, in program order.
+    """Time of every operation of one rank in program order; zero for collectives [s].
 
-    Parameters
-    ----------
-    seconds : array
-        Time inside an iteration; zero for collectives [s].
-    hot, cold : array
-        Time of the isolated kernel with all operands near, and what distant operands add [s].
-    page_walks : array
-        Lookups whose page address has to be found by a walk [-].
-    spread : array
-        Standard deviation of the logarithm of each class's time, shared by its operations [-].
-    assumed : array of bool
-        Whether nothing but an assumption or another machine stands behind the class [-].
-    classes : array of int
-        Number of the class of each operation: those of one class err alike [-].
-    unmodelled : mapping of str to float
-        Time of operations priced as plain memory traffic, by name [s].
-    stand_ins : mapping of str to float
-        Time of operations that another class stands in for, by what stands in [s].
+    `seconds` is its time inside an iteration; `hot` that of the isolated kernel with all operands near, `cold` what
+    distant operands add [s]; `page_walks` the lookups whose page address has to be found by a walk [-]. Operations of
+    one of `classes` err alike: they share the `spread` of its logarithm, and are `assumed` where nothing but an
+    assumption or another machine stands behind it [-]. `unmodelled` is the time of operations priced as plain memory
+    traffic, by name; `stand_ins` that of operations that another class stands in for, by what stands in [s].
     """
 
     seconds: Array
@@ -66,7 +59,7 @@ class Costs:
     stand_ins: Mapping[str, float] = field(default_factory=dict)
 
 
-def _rows(
+def _size_rows(
     graph: Graph, capacities: tuple[float, float], entries: float, granularity: float, itemsize: float
 ) -> dict[str, Array]:
     """Embedding rows by operation: bytes touched, distinct ones, bytes from behind each cache, and page walks."""
@@ -75,243 +68,272 @@ def _rows(
     if not len(touched):
         return out
     itemsize = graph.tables[0].itemsize if graph.tables else itemsize
-    counts, nbytes = graph.column("lookups"), row_traffic(graph.column("dim"), itemsize, granularity)
-    out["row_bytes"][touched] = counts[touched] * nbytes[touched]
-    kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
-    forward = touched[kinds == "embedding_forward"]
-    words = touched[variants == "dense_rows"]  # looked up by another operation, and taken as uniform
-    sizes = zip(graph.column("rows")[words], counts[words], strict=True)
+    counts, dim = graph.column("lookups")[touched], graph.column("dim")[touched]
+    out["row_bytes"][touched] = counts * row_traffic(dim, itemsize, granularity)
     distant = miss_share(graph.traffic / PAGE, capacity=entries)  # rows of a gradient that was zeroed just before
-    out["page_walks"][words] = distant[words] * [float(unique_rows(Uniform(int(rows)), n)) for rows, n in sizes]
-    if not len(forward):
+    kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
+    words = variants == "dense_rows"  # looked up by another operation, and taken as uniform
+    if words.any():
+        laws = [Uniform(int(rows)) for rows in graph.column("rows")[touched[words]]]
+        out["page_walks"][touched[words]] = distant[touched[words]] * distinct_rows(laws, counts[words])
+    forward = kinds == "embedding_forward"
+    if not forward.any():
         return out
-    number = graph.column("table").astype(int)
-    tables = [graph.tables[t] for t in number[forward]]
-    laws, lookups, row = [t.distribution for t in tables], counts[forward], nbytes[forward]
-    unique, dense = np.array([float(unique_rows(d, n)) for d, n in zip(laws, lookups, strict=True)]), graph.footprint
-    distinct, share = np.zeros(len(graph.tables)), np.zeros(len(graph.tables))
-    distinct[number[forward]] = unique
-    own = distinct[number]  # distinct rows of the table that each operation works on
-    tabled = np.array([i for i in touched if graph.labels[i][0] != "embedding_dense_backward"])
-    out["unique_bytes"][tabled] = own[tabled] / counts[tabled] * out["row_bytes"][tabled]
-    update = touched[kinds == "embedding_update"]  # its rows were looked up earlier in the same iteration
-    fused = touched[variants == "fused"]
-    for level, capacity in zip(("rows_l2", "rows_l3"), capacities, strict=True):
-        if len(fused):  # the kernel goes from table to table, forward and backward, and finds nothing of its last run
-            rows = zip(laws, lookups, capacity / row, strict=True)
-            misses = np.array([float(cold_misses(law, n, held)) / n for law, n, held in rows])
-        else:
-            misses = lru_misses(laws, lookups, row, capacity=capacity, dense_bytes=dense)
-        share[number[forward]] = misses
-        looked = fused if len(fused) else forward
-        out[level][looked] = share[number[looked]] * out["row_bytes"][looked]
-        again = miss_share(dense + float(unique @ row), capacity=capacity)
-        out[level][update] = again * out["unique_bytes"][update]
-    out["page_walks"][forward] = lookups * page_walks(laws, lookups, row, entries=entries, dense_bytes=dense)
-    pages = np.maximum(np.array([t.nbytes for t in tables], dtype=float) / PAGE, 1.0)
-    distance = float((pages * -np.expm1(-unique / pages)).sum()) + dense / PAGE
-    out["page_walks"][update] = own[update] * miss_share(distance, capacity=entries)
-    gradient = touched[variants == "dense"]
-    out["page_walks"][gradient] = own[gradient] * distant[gradient]
+    number, fused = graph.column("table").astype(int)[touched], bool((variants == "fused").any())
+    found = size_lookup(
+        [graph.tables[t].distribution for t in number[forward]], counts[forward], dim[forward],
+        capacities=capacities, entries=entries, itemsize=itemsize, granularity=granularity,
+        dense_bytes=graph.footprint, cold=fused,  # a fused kernel goes from table to table
+    )  # fmt: skip
+    places = {table: place for place, table in enumerate(number[forward])}
+    place = np.array([places.get(table, 0) for table in number])  # of the table that each operation works on
+    out["unique_bytes"][touched[~words]] = found.unique_bytes[place[~words]]
+    looked, update = (variants == "fused") if fused else forward, kinds == "embedding_update"
+    for level, misses, again in zip(("rows_l2", "rows_l3"), found.misses, found.update_misses, strict=True):
+        out[level][touched[looked]] = misses[place[looked]] * out["row_bytes"][touched[looked]]
+        out[level][touched[update]] = (again * found.unique_bytes)[place[update]]
+    out["page_walks"][touched[forward]] = found.walks
+    out["page_walks"][touched[update]] = found.update_walks[place[update]]
+    found_again = variants == "dense"
+    out["page_walks"][touched[found_again]] = (found.unique[place] * distant[touched])[found_again]
     return out
 
 
-def size_operations(
-    graph: Graph,
-    *,
-    capacities: tuple[float, float],
-    entries: float,
-    granularity: float = 64.0,
-    itemsize: float = 4.0,
-) -> dict[str, Array]:
-    """Sizes of every operation as the kernel forms take them, with traffic by the cache it comes from.
-
-    Parameters
-    ----------
-    graph : Graph
-        One rank's iteration.
-    capacities : (float, float)
-        Bytes that the two cache levels effectively hold [B].
-    entries : float
-        Pages that the translation buffer effectively holds [-].
-    granularity : float
-        Smallest access: 64 for the cache lines of a CPU, 32 for the sectors of a GPU [B].
-    itemsize : float
-        Bytes of one number of a table that a Transformer looks words up in [B].
-
-    Returns
-    -------
-    sizes : dict of str to array
-        `perfkit.workloads.graph.FEATURES`, traffic ``nbytes`` and ``beyond_l2``, ``beyond_l3`` [B], and for embeddings
-        ``row_bytes``, ``unique_bytes`` [B] and ``page_walks`` [-].
-    """
-    sizes = {name: graph.features[:, index] for name, index in _SIZES.items()}
-    rows = _rows(graph, capacities, entries, granularity, itemsize)
-    operation = graph.accesses[:, 0].astype(np.intp)
-    for level, capacity in zip(("l2", "l3"), capacities, strict=True):
-        far = graph.accesses[:, 2] * miss_share(graph.distances, capacity=capacity)
-        sizes[f"beyond_{level}"] = np.bincount(operation, weights=far, minlength=len(graph)) + rows[f"rows_{level}"]
-    collective = np.array([label[1] == "collective" for label in graph.labels], dtype=bool)
-    sizes["nbytes"] = np.where(collective, sizes["nbytes"], graph.traffic)
-    return sizes | {name: rows[name] for name in ("row_bytes", "unique_bytes", "page_walks", "rows_l3")}
+def _find_models(platform: Platform, classes: tuple[_Class, ...]) -> _Models:
+    """What prices these classes: fits, contexts, and their numbers as arrays over classes."""
+    fits = [find_stand_in(platform.kernels, kind, variant=variant, dtype=own) for kind, variant, own in classes]
+    contexts = [platform.context.find(kind, variant) for kind, variant, _ in classes]
+    rows = []
+    for (kind, variant, own), fit, context in zip(classes, fits, contexts, strict=True):
+        assumed = fit is None or fit.kind == "assumed"
+        row = {
+            "form": fit.form if fit else "",
+            "timed": float(kind != "collective"),
+            "peak": platform.device.peaks[own].value,
+            "again": _AGAIN.get(variant, 1.0),
+            "passes": 2.0 if {kind, f"{kind}.{variant}"} & _UPDATES else 1.0,
+            "windows": assumed and kind == "convolution",
+            "assumed": assumed and context is None,
+            "launch": fit.get("launch", 0.0) if fit and platform.device.kind != "cpu" else 0.0,
+        }
+        row |= {f"{row['form']}.{name}": value for name, value in (fit or {}).items()}
+        rows.append(row | {f"context.{name}": value for name, value in {**_USUAL, **(context or {})}.items()})
+    names = dict.fromkeys(name for row in rows for name in row)
+    return fits, contexts, {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
 
 
-def find_context(platform: Platform, kind: str, variant: str) -> Fit | None:
-    """Context fit of an operation class: its own, or that of all operations of its kind.
+def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", ranks: int = 1) -> list[Costs]:
+    """Price every operation of some graphs, such as those of several ranks, all in one pass.
 
-    Parameters
-    ----------
-    platform : Platform
-        Where it runs.
-    kind : str
-        Operation class.
-    variant : str
-        Finer class.
-
-    Returns
-    -------
-    fit : Fit or None
-        Parameters of `perfkit.models.kernels.in_context`; None on a platform without calibration in context.
-    """
-    return platform.context.get(f"{kind}.{variant}") or platform.context.get(kind)
-
-
-def find_iteration(platform: Platform, family: str, ranks: int) -> Fit | None:
-    """Fit of whole iterations of a family, of any family where this one was never calibrated.
-
-    Parameters
-    ----------
-    platform : Platform
-        Where it runs.
-    family : str
-        Workload family.
-    ranks : int
-        Ranks that take part [-].
-
-    Returns
-    -------
-    fit : Fit or None
-        ``scale`` on all operations, ``per_operation`` host time, what a collective takes longer, ``per_collective``,
-        and what computing does after it, ``per_resume`` [s]; None without calibration in context.
-    """
-    known = platform.context
-    alone = known.get(f"iteration.{family}") or known.get("iteration")
-    shared = known.get("iteration.parallel") if ranks > 1 else None
-    if ranks > 1 and f"iteration.{family}.parallel" in known:
-        return known[f"iteration.{family}.parallel"]
-    if not (alone and shared):
-        return alone
-    slower = {name: shared["scale"] * value for name, value in alone.items()}
-    more = {name: shared[name] for name in ("per_collective", "per_resume") if name in shared}
-    return replace(
-        alone, parameters={**slower, **more}, stderr={}, units={**alone.units, **dict.fromkeys(more, "s")},
-        spread=math.hypot(alone.spread, shared.spread),
-    )  # fmt: skip
-
-
-def _class_spread(fit: Fit, seconds: Array) -> float:
-    """Spread of the operations of a class together, the long ones counting more: they err alike."""
-    total = float(seconds.sum())
-    return float(fit.spread_at(seconds) @ seconds) / total if total else fit.spread
-
-
-def price(graph: Graph, platform: Platform, *, dtype: str = "fp32") -> Costs:
-    """Price every operation of a graph.
-
-    Parameters
-    ----------
-    graph : Graph
-        One rank's iteration.
-    platform : Platform
-        Where it runs.
-    dtype : str
-        Data type whose peak applies to operations without their own.
-
-    Returns
-    -------
-    costs : Costs
-        Time of each operation; an operation class without a kernel model is timed as traffic and named.
+    `dtype` is the data type whose peak applies to operations without their own. An operation class without a kernel
+    model is timed as traffic and named. Of a CPU the `ranks` that take part share the last cache.
 
     Notes
     -----
     Every operand comes from the memory level that its reuse distance in the iteration asks for: that is the difference
     between ``hot`` and ``cold``. What an iteration adds beyond is in `perfkit.models.kernels.in_context`.
     """
-    device = platform.device.kind != "cpu"
-    sizes = size_operations(
-        graph, capacities=platform.cache_capacities, entries=platform.page_entries,
-        granularity=32.0 if device else 64.0, itemsize=DTYPES[dtype],
-    )  # fmt: skip
-    n = len(graph)
-    hot, cold, seconds, spread, assumed = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
-    classes = np.zeros(n, dtype=int)
-    unmodelled: dict[str, float] = {}
-    stand_ins: dict[str, float] = {}
-    for number, ((kind, variant, own), members) in enumerate(_classes(graph, platform, dtype)):
+    check_choice("dtype", dtype, platform.device.peaks)
+    classes, number = _classify(graphs, platform, dtype)
+    models = platform.memo.get(classes) or platform.memo.setdefault(classes, _find_models(platform, classes))
+    sizes = {name: values[number] for name, values in models[2].items()}
+    sizes |= _size_operations(graphs, platform, dtype, ranks, apart="additive" in models[2]["form"])
+    hot, cold = _price_alone(sizes, platform)
+    # further kernels of the operation, or none where it is a part of the one before
+    hot = sizes["timed"] * np.maximum(hot + (sizes["launches"] - 1) * sizes["launch"], 0.0)
+    context = {name: sizes[f"context.{name}"] for name in _USUAL}
+    seconds = sizes["timed"] * in_context({"hot": hot, "cold": cold, "page_walks": sizes["page_walks"]}, **context)
+    ends = np.cumsum([len(graph) for graph in graphs])[:-1]
+    columns = (seconds, hot, cold, sizes["page_walks"], sizes["assumed"], number)
+    parts = zip(graphs, *(np.split(values, ends) for values in columns), strict=True)
+    return [_account(graph, platform, classes, models, *part) for graph, *part in parts]
+
+
+def _classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[tuple[_Class, ...], np.ndarray]:
+    """Operation classes, and the class of every operation; a format without a peak counts as the general one."""
+    classes: dict[_Class, int] = {}
+    numbers = []
+    for graph in graphs:
+        names, of = graph.classes
+        keys = [(*name[:2], dtype) for name in names]
+        if graph.dtypes:
+            formats = [own if own in platform.device.peaks else dtype for own in graph.dtypes]
+            keys, of = [(*names[n][:2], own) for n, own in zip(of, formats, strict=True)], np.arange(len(graph))
+        numbers.append(np.array([classes.setdefault(key, len(classes)) for key in keys], dtype=np.intp)[of])
+    return tuple(classes), np.concatenate(numbers)
+
+
+def _size_operations(
+    graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, *, apart: bool
+) -> dict[str, Array]:
+    """Sizes of all operations for the kernel forms, with the bytes beyond each cache if they are counted `apart`."""
+    caches, granularity = platform.share_caches(ranks), 64.0 if platform.device.kind == "cpu" else 32.0
+    rows = [_size_rows(graph, caches, platform.page_entries, granularity, DTYPES[dtype]) for graph in graphs]
+    columns = np.ascontiguousarray(np.concatenate([graph.features for graph in graphs]).T)
+    sizes = dict(zip(FEATURES, columns, strict=True))
+    sizes |= {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
+    sizes["nbytes"] = np.concatenate([graph.traffic for graph in graphs])
+    if apart:
+        for level, capacity in zip(("l2", "l3"), caches, strict=True):
+            far = []
+            for graph in graphs:
+                nbytes = graph.accesses[:, 2] * miss_share(graph.distances, capacity=capacity)
+                far.append(np.bincount(graph.accesses[:, 0].astype(np.intp), nbytes, len(graph)))
+            sizes[f"beyond_{level}"] = np.concatenate(far) + sizes[f"rows_{level}"]
+    return sizes
+
+
+def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Array]:
+    """Time of the isolated kernels with near operands, and what distant ones add: nothing under a roofline."""
+    hot = (sizes["nbytes"] + sizes["row_bytes"]) / float(platform.device.bandwidth(1e12))  # without a model
+    cold = np.zeros(len(hot))
+    for form in FORMS.keys() & set(sizes["form"].tolist()):
+        members = np.flatnonzero(sizes["form"] == form)
         part = {name: values[members] for name, values in sizes.items()}
-        fit = find_stand_in(platform.kernels, kind, variant=variant, dtype=own)
-        if fit is None:
-            hot[members] = (part["nbytes"] + part["row_bytes"]) / float(platform.device.bandwidth(1e12))
-            for member in members:
-                name = graph.labels[member][0]
-                unmodelled[name] = unmodelled.get(name, 0.0) + float(hot[member])
-        elif fit.form in ("roofline", "tiled"):  # compute and traffic overlap: there is no cold part to tell apart
-            hot[members] = _alone(fit, platform, _traffic(part, kind, variant, platform), kind, own)
-        else:
-            total = _alone(fit, platform, part, kind, own)
-            near = part | {name: np.zeros(len(members)) for name in ("beyond_l2", "beyond_l3", "page_walks")}
-            hot[members] = np.minimum(_alone(fit, platform, near, kind, own), total)
-            cold[members] = total - hot[members]
-        if fit and device:  # further kernels of the operation, or none where it is a part of the one before
-            hot[members] = np.maximum(hot[members] + (part["launches"] - 1) * fit.get("launch", 0.0), 0.0)
-        context = find_context(platform, kind, variant)
-        part = {"hot": hot[members], "cold": cold[members], "page_walks": part["page_walks"]}
-        seconds[members] = in_context(part, **(context if context is not None else {}))
-        spread[members] = context.spread if context else _class_spread(fit, hot[members]) if fit else 1.0
-        check_time(f"{kind} on {platform.name!r}", float(seconds[members].sum()), float(spread[members[0]]), ())
-        assumed[members] = context is None and (fit is None or fit.kind == "assumed")
-        classes[members] = number
-        if fit and fit.notes and UNMEASURED in fit.notes[0]:
-            stand_ins[fit.notes[0]] = stand_ins.get(fit.notes[0], 0.0) + float(seconds[members].sum())
-    return Costs(seconds, hot, cold, sizes["page_walks"], spread, assumed, classes, unmodelled, stand_ins)
+        fit = {name.removeprefix(f"{form}."): part[name] for name in part if name.startswith(f"{form}.")}
+        if form != "additive":
+            part |= _find_traffic(part, platform)
+        single = np.maximum(2.0 * part["batch"] * part["m"] * part["n"] * part["k"], 1.0)
+        # a convolution priced as a product counts once for each gradient
+        products = np.where(part["windows"], np.maximum(np.round(part["flops"] / single), 1.0), 1.0)
+        part |= {name: part[name] / products for name in ("flops", "nbytes", *_DISTANT[:2]) if name in part}
+        hot[members] = total = products * FORMS[form](part, **fit)
+        if form == "additive":
+            near = {name: values for name, values in fit.items() if name not in _DISTANT}
+            hot[members] = np.minimum(products * FORMS[form](part, **near), total)
+        cold[members] = total - hot[members]
+    return hot, cold
 
 
-def _classes(graph: Graph, platform: Platform, dtype: str) -> Iterator[tuple[tuple[str, str, str], np.ndarray]]:
-    """Operations by class and number format; one the device has no peak for counts as the general format."""
-    kinds = ((key, members) for key, members in graph.kernels.items() if key[0] != "collective")
-    if not graph.dtypes:
-        yield from (((*key, dtype), members) for key, members in kinds)
-        return
-    formats = np.array([own if own in platform.device.peaks else dtype for own in graph.dtypes])
-    for key, members in kinds:
-        for own in dict.fromkeys(formats[members]):
-            yield (*key, str(own)), members[formats[members] == own]
-
-
-def _alone(fit: Fit, platform: Platform, part: dict[str, Array], kind: str, dtype: str) -> Array:
-    """Time of the isolated kernels; a convolution that a product stands in for is as many products as are wanted."""
-    passes: Array = np.ones(1)
-    if kind == "convolution" and fit.kind == "assumed":
-        product = 2.0 * part["batch"] * part["m"] * part["n"] * part["k"]
-        passes = np.maximum(np.round(part["flops"] / np.maximum(product, 1.0)), 1.0)
-        part = part | {name: part[name] / passes for name in ("flops", "nbytes", "beyond_l2", "beyond_l3")}
-    return passes * price_kernels(fit, platform.device, part, dtype=dtype, capacities=platform.cache_capacities)
-
-
-def _traffic(part: dict[str, Array], kind: str, variant: str, platform: Platform) -> dict[str, Array]:
-    """Traffic of kernels under their roofs and the bandwidth it sees: rows are looked for in the last cache, no more.
-
-    Rows that are found there come at its bandwidth while others come from memory; where it is not known, all come from
-    memory. Element- and row-wise kernels of a V100 move 1 to 25 MB at one and the same rate, in its 6 MB L2 or not.
-    """
+def _find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]:
+    """Traffic of kernels under a roofline and its bandwidth; the last cache serves rows alone (formulas, table 3.2)."""
     main, *near = (level.bandwidth for level in platform.device.memory[:-3:-1])
     slow = main.value if main else 1e9
-    passes = 2.0 if kind == "embedding_update" or (kind, variant) == ("embedding_backward", "fused") else 1.0
-    nbytes, far = (_AGAIN.get(variant, 1.0) * part["nbytes"] + passes * part[rows] for rows in ("row_bytes", "rows_l3"))
+    nbytes, far = (part["again"] * part["nbytes"] + part["passes"] * part[rows] for rows in ("row_bytes", "rows_l3"))
     seconds = nbytes / slow
     if near and near[0]:
         seconds = np.asarray(smooth_maximum(far / slow, (nbytes - far) / near[0].value, sharpness=2.0))
-    return part | {
-        "nbytes": nbytes,
-        "bandwidth": np.divide(nbytes, seconds, out=np.full(len(nbytes), slow), where=seconds > 0),
-    }
+    bandwidth = np.divide(nbytes, seconds, out=np.full(len(nbytes), slow), where=seconds > 0)
+    return {"nbytes": nbytes, "bandwidth": bandwidth}
+
+
+def _account(
+    graph: Graph, platform: Platform, classes: tuple[_Class, ...], models: _Models,
+    seconds: Array, hot: Array, cold: Array, walks: Array, assumed: np.ndarray, number: np.ndarray,
+) -> Costs:  # fmt: skip
+    """Costs of one graph, with the spread of each class: the mean over its operations, weighted by time."""
+    totals, spreads = np.bincount(number, weights=seconds, minlength=len(classes)), np.zeros(len(classes))
+    unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
+    for index, ((kind, _, _), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
+        if kind == "collective":
+            continue
+        spreads[index] = context.spread if context else fit.spread if fit else 1.0
+        if fit and not context and fit.spread_time is not None:
+            times = hot[number == index]
+            spreads[index] = float(fit.spread_at(times) @ times) / times.sum() if times.any() else fit.spread
+        check_time(f"{kind} on {platform.name!r}", float(totals[index]), float(spreads[index]), ())
+        if fit is None:
+            for member in np.flatnonzero(number == index):
+                unmodelled[graph.labels[member][0]] += float(hot[member])
+        elif fit.stands_for and index in number:
+            stand_ins[fit.notes[0]] += float(totals[index])
+    return Costs(seconds, hot, cold, walks, spreads[number], assumed, number, unmodelled, stand_ins)
+
+
+def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
+    """Host time of every operation up to its first launch, and from there to its last [s].
+
+    The platform's ``host`` overheads are ``gap`` (T1), ``before_launch`` (T2), ``after_launch`` (T3), ``launch`` (T4),
+    ``between_launches`` (T5) and ``bare`` (a call without a launch), the same for all operations or, as in
+    ``before_launch.gemm.backward``, by class and phase or variant.
+
+    Notes
+    -----
+    A call of the framework costs T1 + T2 + T4 up to its first kernel, T5 + T4 for every further one and T3 after the
+    last; T3 is counted with the next call. A call without a kernel costs T1 and its own time.
+
+    References
+    ----------
+    .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model training on GPUs", 2022,
+       arXiv:2201.07821, section 3.4 (the five overheads)
+    """
+    known = {name: quantity.value for name, quantity in platform.host.items()}
+    gap, empty, launch = (known.get(name, 0.0) for name in ("gap", "bare", "launch"))
+    overheads = np.zeros((3, len(graph)))
+    for (kind, variant, phase), members in graph.phases.items():
+        if (found := platform.memo.get(("host", kind, variant, phase))) is None:  # of the variant, else phase, class
+            ends = (f".{kind}.{variant}", f".{kind}.{phase}", f".{kind}", "")
+            terms = ("before_launch", "after_launch", "between_launches")
+            found = [[next((known[t + end] for end in ends if t + end in known), 0.0)] for t in terms]
+            platform.memo["host", kind, variant, phase] = found
+        overheads[:, members] = found
+    before, after, between = overheads
+    calls, launches, bare = (graph.column(name) for name in ("calls", "launches", "bare"))
+    first = calls * (gap + before) + bare * (gap + empty) + launch * np.minimum(launches, 1.0)
+    first += np.where((calls == 0) & (launches > 0), between, 0.0)
+    opens = np.flatnonzero(calls)
+    first[opens] += np.roll(after[opens], 1)
+    return first, np.maximum(launches - 1, 0.0) * (between + launch)
+
+
+def time_rank(kind: Kind, seconds: Array, platform: Platform, whole: Fit | None) -> RankTimes:
+    """Put the host time of every operation beside its own [s]; from the fit of whole iterations where there is one."""
+    graph, slowdown, cpu = kind.graph, kind.slowdown, platform.device.kind == "cpu"
+    if whole is not None and "per_operation" in whole:
+        first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
+    else:
+        first, more = price_host(graph, platform)
+    if whole is not None:
+        first[graph.collectives] += whole.get("per_resume", 0.0)
+    seconds = slowdown * seconds
+    return RankTimes(
+        seconds, first * (slowdown if cpu else 1.0), more, seconds / np.maximum(graph.column("launches"), 1.0),
+        graph.collectives, kind.communicators, graph.waits, () if cpu else graph.transfers.tolist(),
+    )  # fmt: skip
+
+
+def find_host_spread(
+    platform: Platform, times: Sequence[RankTimes], durations: Sequence[Array], contention: float
+) -> float:
+    """Spread of the period [-] from the uncertainty of the host overheads, which are wrong together.
+
+    It is small where the host is ahead of its device.
+    """
+    numbers, device = platform.host.values(), platform.device.kind != "cpu"
+    errors = sum(q.stderr if q.stderr is not None else _UNCERTAIN[q.kind] * q.value for q in numbers)
+    total = sum(q.value for q in numbers)
+    factor = 1 + (errors / total if total else _UNCERTAIN["assumed"])
+    slower, faster = (find_period(times, durations, device, contention, each) for each in (factor, 1 / factor))
+    return math.log(slower / faster) / 2
+
+
+def find_spread(costs: Costs, seconds: np.ndarray, waits: float, period: float, *, calibrated: bool) -> float:
+    """Spread of the logarithm of the total where no whole iteration was calibrated, the host aside.
+
+    The systematic errors of the classes, independent where they were fitted and alike where they are only assumed; 30 %
+    on what other ranks add; and what any iteration adds to kernels measured alone.
+    """
+    errors = costs.spread * seconds / period
+    each = np.bincount(costs.classes, weights=np.where(costs.assumed, 0.0, errors))
+    alone = 0.0 if calibrated else _CONTEXT * min(float(seconds.sum()) / period, 1.0)
+    return math.hypot(float(errors[costs.assumed].sum()), math.hypot(*each), 0.3 * waits / period, alone)
+
+
+def list_notes(platform: Platform, family: str, ranks: int, costs: Costs, graph: Graph) -> tuple[str, ...]:
+    """What a reader should know before trusting the number."""
+    notes, kind, context, total = [], family or "such", platform.context, float(costs.seconds.sum())
+    if context and family not in context.iterations:
+        notes.append(f"{platform.name} was never calibrated with {kind} iterations; the interval is wider")
+    if context and ranks > 1 and family not in context.parallel:
+        notes.append(f"{platform.name} was never calibrated with {kind} iterations on several ranks")
+    if sum(costs.unmodelled.values()) > 0.02 * total:
+        notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")
+    notes += [note for note, seconds in costs.stand_ins.items() if seconds > 0.05 * total]
+    notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
+    size, timed = graph.footprint + sum(table.nbytes for table in graph.tables), platform.largest_timed
+    if platform.device.never_left_cache and size > timed:
+        notes.append(
+            f"a rank works on {format_bytes(size)}; the largest working set timed on {platform.name} was "
+            f"{format_bytes(timed)} and never left the caches, so that main memory may be slower than predicted"
+        )
+    return tuple(notes)

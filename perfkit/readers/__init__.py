@@ -1,3 +1,1 @@
 """Readers of what other people's tools have measured: text logs and databases become tidy frames."""
-
-__all__: list[str] = []

@@ -13,18 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from perfkit.ground.files import reading
+from perfkit.ground.units import check_choice, check_positive, format_bytes, show
 from perfkit.models.distributions import Index, ReuseHistogram, Zipf
 from perfkit.models.skew import ZipfFit, bin_accesses, fit_zipf
-from perfkit.resources import reading
-from perfkit.units import check_choice, check_positive, format_bytes, show
 from perfkit.workloads.tables import EmbeddingTable
-
-__all__ = ["IndexStatistics", "count_indices", "read_indices"]
 
 _NAMES = ("indices", "offsets", "lengths")
 #: Largest file of recorded indices [B]; a published trace of 856 tables has about a tenth of it.
 LARGEST_ARRAYS = 2**34
-#: How many times its size a file may become, beyond a floor [B]: indices of 8 B that need 2 to 4 shrink to a tenth.
+#: Largest unpacked over packed size of a file [-], above a floor [B]: indices of 8 B that need 2 to 4 shrink to a
+#: tenth.
 MOST_GROWTH, GROWTH_FLOOR = 50, 2**26
 #: Most recorded tables [-]: each is counted and fitted by itself; published traces have up to 856.
 MOST_TABLES = 10_000
@@ -33,7 +32,7 @@ _FORMS = "only arrays are read; save indices, or indices, offsets and lengths un
 
 @dataclass(frozen=True)
 class IndexStatistics:
-    """What a recorded batch tells about one table.
+    """Statistics of one table in a recorded batch.
 
     Parameters
     ----------
@@ -46,7 +45,7 @@ class IndexStatistics:
     fit : ZipfFit
         Zipf exponent with its standard error.
     number : int
-        Which of the recorded tables it is [-].
+        Number among the recorded tables [-].
     """
 
     bags: int
@@ -92,11 +91,7 @@ class IndexStatistics:
 
 
 def read_indices(
-    path: str | Path,
-    *,
-    rows: int | Sequence[int] | None = None,
-    tables: int | None = None,
-    batch: int | None = None,
+    path: str | Path, *, rows: int | Sequence[int] | None = None, tables: int | None = None, batch: int | None = None
 ) -> list[IndexStatistics]:
     """Read recorded indices from a file of NumPy or PyTorch.
 
@@ -146,13 +141,13 @@ def count_indices(
     tables: int | None = None,
     batch: int | None = None,
 ) -> list[IndexStatistics]:
-    """Count what recorded indices look up: pooling, distinct rows, reuse, and the Zipf law that explains it.
+    """Count recorded indices: pooling, distinct rows, reuse, and the Zipf law that explains it.
 
     Parameters
     ----------
     indices : array or tensor of int
         Row numbers, sample after sample and table after table; of shape (samples, lookups) or (tables, samples,
-        lookups) where all samples have equally many [-].
+        lookups) where all samples have the same number [-].
     offsets : array or tensor of int, optional
         Where each sample starts in `indices`, with or without the end [-].
     lengths : array or tensor of int, optional
@@ -160,7 +155,7 @@ def count_indices(
     rows : int or sequence of int, optional
         Rows of every table or of each; by default up to the largest index, which may be too few [-].
     tables : int, optional
-        Tables; by default what the shape of `lengths` or `indices` says, otherwise 1 [-].
+        Tables; by default from the shape of `lengths` or `indices`, otherwise 1 [-].
     batch : int, optional
         Samples, where only a row of indices is given; by default one lookup each [-].
 
@@ -240,7 +235,7 @@ def _shape(indices: Index, offsets: Any, lengths: Any, tables: int | None, batch
     if np.any(many < 0) or many.sum() != total:
         raise ValueError(f"lengths add up to {many.sum()}, none may be negative; there are {total} indices")
     if len(many) % count or not len(many):
-        raise ValueError(f"{len(many)} samples do not divide by tables = {count}; pass as many tables as were recorded")
+        raise ValueError(f"{len(many)} samples do not divide by tables = {count}; pass the number of recorded tables")
     return indices.reshape(-1), many.reshape(count, -1)
 
 
@@ -273,7 +268,7 @@ def _load_numpy(path: Path, limit: float) -> Mapping[str, Any] | Iterator[Any]:
 
 
 def _check_members(file: Any, limit: float) -> None:
-    """Add up what the members of an archive unpack to, before any of them is."""
+    """Check the unpacked size of an archive before it is unpacked."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             _check_growth(sum(member.file_size for member in archive.infolist()), limit)
@@ -290,10 +285,10 @@ def _load_torch(path: Path, limit: float) -> Mapping[str, Any] | Iterator[Any]:
         _check_members(file, limit)
         try:
             found = torch.load(file, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:  # whose advice is to load it unsafely
+        except pickle.UnpicklingError as error:  # its own message advises to load it unsafely
             raise ValueError("it is damaged or holds more than tensors, which could run code") from error
     parts = found if isinstance(found, Mapping | list | tuple) else [found]
     values = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
     if len(values) > 3 or not all(isinstance(value, torch.Tensor) for value in values):
-        raise ValueError("it holds something else than up to three tensors")
+        raise ValueError("it must hold one to three tensors and nothing else")
     return parts if isinstance(parts, Mapping) else iter(values)

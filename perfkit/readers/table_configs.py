@@ -3,25 +3,22 @@
 import csv
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, find_reference, join_place, reading
+from perfkit.ground.units import check_choice, check_positive, escape
 from perfkit.models.distributions import ReuseHistogram, Zipf
 from perfkit.models.skew import fit_zipf
 from perfkit.readers.index_arrays import read_indices
 from perfkit.readers.tbe_configs import parse_tbe_config
-from perfkit.resources import LARGEST_TEXT, MOST_ROWS, find_reference, reading
-from perfkit.units import check_choice, check_positive, escape, show
 from perfkit.workloads.tables import EmbeddingTable, TableSet
-
-__all__ = ["find_histogram", "list_published", "read_tables"]
 
 _COLUMNS = ("rows", "dim", "pooling", "exponent", "itemsize", "name")
 _ARRAYS = (".npy", ".npz", ".pt", ".pth", ".pt.gz")
@@ -49,15 +46,15 @@ def read_tables(
         or a list of them, as JSON; recorded indices as `perfkit.readers.index_arrays.read_indices` takes them; or a
         name from `list_published`.
     batch : int, optional
-        Samples of one iteration over all ranks; by default what the file says, otherwise 65,536 [-].
+        Samples of one iteration over all ranks; by default from the file, otherwise 65,536 [-].
     dim : int, optional
-        Columns of every table, where the source does not tell: recorded indices and published histograms [-].
+        Columns of every table, for sources without them: recorded indices and published histograms [-].
     rows : int or sequence of int, optional
         Rows of every table or of each, for the same sources; of recorded indices by default up to the largest [-].
     tables : int, optional
-        How many tables recorded indices belong to, see `perfkit.readers.index_arrays.count_indices` [-].
+        Number of tables of recorded indices, see `perfkit.readers.index_arrays.count_indices` [-].
     itemsize : int, optional
-        Bytes of one number, where the source does not tell [B].
+        Bytes of one number, for sources without it [B].
     law : str, optional
         Popularity of recorded rows: ``histogram`` of their reuse, or the fitted ``zipf``.
 
@@ -69,8 +66,7 @@ def read_tables(
     Raises
     ------
     ValueError
-        Naming file, line or entry, and what is allowed: for files that are missing, unreadable, ragged or hold unknown
-        columns, and for sizes that cannot be.
+        For files that are missing, unreadable, ragged or hold unknown columns, and for impossible sizes.
 
     Notes
     -----
@@ -96,9 +92,10 @@ def read_tables(
         raise ValueError(f"{shown} {what}; name such a file, or one of {', '.join(list_published())}")
     bare = suffix in _ARRAYS or (published and name in _histograms())
     if not bare and (dim, rows, tables) != (None, None, None):
-        raise ValueError(f"{shown} tells rows and columns itself; leave dim, rows and tables out")
-    if bare and dim is None:
-        raise ValueError(f"{shown} does not tell the columns of its tables; pass dim=, 64 for example")
+        raise ValueError(f"{shown} has rows and columns of its own; leave dim, rows and tables out")
+    if bare and (dim is None or (published and not isinstance(rows, int | np.integer))):
+        wanted = "columns of its tables; pass dim=, 64 for example" if dim is None else "rows of its tables; pass rows="
+        raise ValueError(f"{shown} lacks the {wanted}")
     width = int(check_positive("dim", dim, integer=True)) if bare else 0
     if published:
         found, known = _read_published(name, width, rows, itemsize, law)
@@ -133,114 +130,79 @@ def _check_rows(count: int, name: str) -> None:
 
 
 def _read_tbe(content: Any, name: str, itemsize: int) -> tuple[list[EmbeddingTable], dict[str, Any]]:
-    """Tables of a TBEDataConfig, or of a list of them, which a number in front of the name tells apart."""
     if not isinstance(content, list):
         tables, batch = parse_tbe_config(content, place=name, itemsize=itemsize)
         return tables, {"batch": batch, "embedding": "fused"}
     named, batches = [], set()
     for i, config in enumerate(content):
-        if not _is_tbe(config):
-            raise ValueError(f"{name}[{i}] is no TBEDataConfig, the first entry is one; keep them apart")
         tables, batch = parse_tbe_config(config, place=f"{name}[{i}]", itemsize=itemsize)
         named += [replace(table, name=f"{i}.{table.name}") for table in tables]
         batches.add(batch)
         _check_rows(len(named), name)
     if len(batches) > 1:
         raise ValueError(
-            f"{name} has batches of {', '.join(map(str, sorted(batches)))}; read configs of one batch together"
+            f"{name} has batches of {', '.join(map(str, sorted(batches)))}; keep each in a file of its own"
         )
     return named, {"batch": batches.pop(), "embedding": "fused"}
 
 
 def _make_table(record: Mapping[str, Any], place: str, itemsize: int) -> EmbeddingTable:
-    """Turn one row into a table."""
     values = {"itemsize": itemsize} | {key: value for key, value in record.items() if value not in (None, "")}
     if missing := [key for key in ("rows", "dim") if key not in values]:
         raise ValueError(f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table")
     try:
-        for key in ("rows", "dim", "itemsize"):
-            values[key] = check_positive(key, _number(values[key]), integer=True)
-        for key in ("pooling", "exponent"):
-            if key in values:
-                values[key] = check_positive(key, _number(values[key]), zero=key == "exponent")
-        if values["itemsize"] not in _ITEMSIZES:
-            raise ValueError(f"itemsize is {values['itemsize']}; it must be 1, 2, 4 or 8 bytes, not bits (fp32 is 4)")
-        if not isinstance(values.get("name", ""), str):
-            raise ValueError(f"name is {show(values['name'])}; it must be text")
         table = EmbeddingTable(**values)
-        if table.pooling > table.rows:
-            raise ValueError(
-                f"pooling is {table.pooling:g}, of {table.rows} rows; it must be at most these: the mean number of "
-                "lookups of one sample, not of a batch"
-            )
+        if table.itemsize not in _ITEMSIZES:
+            raise ValueError(f"itemsize is {table.itemsize}; it must be 1, 2, 4 or 8 bytes, not bits (fp32 is 4)")
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
     return table
 
 
-def _number(value: Any) -> Any:
-    """A number from its text, the text itself where it is none."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    try:
-        return int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return value
+def _number(text: str) -> Any:
+    """Value of a cell: a whole number, another one, or text."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _check_columns(columns: Iterable[Any], place: str) -> None:
-    """Turn away columns that are unknown or come twice."""
     names = [str(column) for column in columns]
-    if odd := [name for name in names if name not in _COLUMNS]:
-        close = get_close_matches(odd[0], _COLUMNS, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        shown = ", ".join(map(show, odd[:5]))
-        raise ValueError(f"{place} has {shown}; known are {', '.join(_COLUMNS)}; leave the others out{hint}")
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"{place} has {show(twice[0])} twice; name every column once")
+    for name in names:
+        join_place(place, name, _COLUMNS)
+    if len(set(names)) < len(names):
+        raise ValueError(f"{place} names a column twice; name each of {', '.join(_COLUMNS)} once")
 
 
-def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Rows with the line each of them stands in."""
+def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
             header = [column.strip() for column in next(reader, [])]
             if not header:
                 raise ValueError(f"{path.name} is empty; its first line must name columns: {', '.join(_COLUMNS)}")
-            _check_columns(header, f"{path.name} line 1")
-            yield from _rows_of(reader, header, path.name)
+            _check_columns(header, path.name)
+            for values in reader:
+                place, cells = f"{path.name} line {reader.line_num}", [value.strip() for value in values]
+                if any(cells) and len(cells) != len(header):
+                    raise ValueError(
+                        f"{place} has {len(cells)} values for {len(header)} columns; write no thousands commas"
+                    )
+                if any(cells):
+                    pairs = zip(header, cells, strict=True)
+                    yield place, {name: cell if name == "name" else _number(cell) for name, cell in pairs}
         except csv.Error as error:
             raise ValueError(f"{path.name} line {reader.line_num}: {error}; separate values by commas") from error
-
-
-def _rows_of(reader: Any, header: list[str], name: str) -> Iterator[tuple[str, dict[str, str]]]:
-    for values in reader:
-        if not any(value.strip() for value in values):
-            continue
-        if len(values) != len(header):
-            raise ValueError(
-                f"{name} line {reader.line_num} has {len(values)} values, the first line names {len(header)} columns; "
-                "write numbers without commas"
-            )
-        yield f"{name} line {reader.line_num}", dict(zip(header, (value.strip() for value in values), strict=True))
 
 
 def _read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
     import polars
 
-    try:
-        scan = polars.scan_parquet(path)
-        _check_columns(scan.collect_schema(), path.name)
-        _check_rows(scan.select(polars.len()).collect().item(), path.name)
-        frame = scan.collect()
-    except polars.exceptions.PolarsError as error:
-        raise ValueError(f"{path.name} is no Parquet file: {error}") from error
-    return [(f"{path.name} row {i}", row) for i, row in enumerate(frame.iter_rows(named=True))]
+    scan = polars.scan_parquet(path)
+    _check_columns(scan.collect_schema(), path.name)
+    _check_rows(scan.select(polars.len()).collect().item(), path.name)
+    return [(f"{path.name} row {i}", row) for i, row in enumerate(scan.collect().iter_rows(named=True))]
 
 
 def _read_json(path: Path) -> Any:
@@ -248,8 +210,6 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_bytes().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path.name} line {error.lineno} is no JSON: {error.msg}; write a list of tables") from error
-    except ValueError as error:  # whole numbers of thousands of digits
-        raise ValueError(f"{path.name} cannot be read as JSON: {error}") from error
 
 
 def _is_tbe(content: Any) -> bool:
@@ -266,13 +226,12 @@ def _records_of(content: Any, name: str) -> list[tuple[str, Mapping[str, Any]]]:
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ValueError(f'{name} must hold a list of tables such as {{"rows": 1000, "dim": 64}}, or a TBEDataConfig')
     _check_rows(len(entries), name)
-    places = [f"{name}[{i}]" for i in range(len(entries))]
-    for place, entry in zip(places, entries, strict=True):
-        _check_columns(entry, place)
-    return list(zip(places, entries, strict=True))
+    for i, entry in enumerate(entries):
+        _check_columns(entry, f"{name}[{i}]")
+    return [(f"{name}[{i}]", entry) for i, entry in enumerate(entries)]
 
 
-# What has been published.
+# Published sets.
 
 
 def list_published() -> list[str]:
@@ -281,7 +240,7 @@ def list_published() -> list[str]:
     Returns
     -------
     names : list of str
-        MLPerf's DLRM models, with rows and columns, and the data sets of which only reuse is published.
+        MLPerf's DLRM models, with rows and columns, and data sets with published reuse only.
 
     Examples
     --------
@@ -328,10 +287,10 @@ def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
 
     Notes
     -----
-    Shares are published with three digits after the point: those of distinct rows say nothing of rows with more than
-    about 1,000 lookups, which are few and get a third of all lookups. Where the share of rows is below 0.5 %, rows
-    follow from the share of lookups and the middle of the bin, log-uniform inside it; of the last bin, twice its lower
-    end. The shares of lookups that the histogram then gives are the published ones within 1 % of all lookups.
+    Shares are published with three digits after the point. Those of distinct rows do not show rows with more than
+    about 1,000 lookups, which are few and get a third of all lookups. Where the share of rows is below 0.5 %, the rows
+    follow from the share of lookups and the middle of the bin (log-uniform; twice the lower end for the last bin). The
+    resulting shares of lookups equal the published ones within 1 % of all lookups.
 
     References
     ----------
@@ -355,17 +314,11 @@ def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
 def _read_published(
     name: str, dim: int, rows: Any, itemsize: int, law: str
 ) -> tuple[list[EmbeddingTable], dict[str, Any]]:
-    """Tables of a model, or equal parts of a data set of which only the sum is known."""
     if name not in _histograms():
         listed = [row for row in _published("dlrm_tables.csv") if row["model"] == name]
         sizes = [(int(row["rows"]), int(row["dim"]), float(row["pooling"])) for row in listed]
         return [EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}") for i, size in enumerate(sizes)], {}
-    if not isinstance(rows, int | np.integer):
-        raise ValueError(
-            f"rows is {rows!r}; {name} does not tell the rows of its tables, pass one number for all of them"
-        )
-    each = int(check_positive("rows", rows, integer=True))
-    tables = int(_histograms()[name][0]["tables"])
+    each, tables = int(check_positive("rows", rows, integer=True)), int(_histograms()[name][0]["tables"])
     whole, _, batch = find_histogram(name, rows=tables * each)
     part = whole.resize(each)
     exponent, pooling = fit_zipf(part).exponent, whole.lookups / batch / tables

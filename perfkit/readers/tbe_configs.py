@@ -2,16 +2,14 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import NormalDist
 from typing import Any
 
+from perfkit.ground.files import MOST_ROWS
+from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.distributions import Zipf
-from perfkit.resources import MOST_ROWS
-from perfkit.units import check_positive
 from perfkit.workloads.tables import EmbeddingTable
-
-__all__ = ["parse_tbe_config"]
 
 _KEYS = {"T", "E", "D", "mixed_dim", "weighted", "batch_params", "indices_params", "pooling_params", "use_cpu", "Es",
          "Ds", "max_indices", "embedding_specs", "feature_table_map"}  # fmt: skip
@@ -27,12 +25,12 @@ def parse_tbe_config(
     Parameters
     ----------
     config : mapping
-        What its JSON holds: T tables of E rows (or Es) and D columns (or Ds), ``batch_params``, ``pooling_params`` and
+        Its JSON: T tables of E rows (or Es) and D columns (or Ds), ``batch_params``, ``pooling_params`` and
         ``indices_params``.
     place : str, optional
-        What errors call it.
+        Its name in errors.
     itemsize : int, optional
-        Bytes of one number, of which the format says nothing [B].
+        Bytes of one number, which the format does not hold [B].
 
     Returns
     -------
@@ -44,21 +42,21 @@ def parse_tbe_config(
     Raises
     ------
     ValueError
-        With the key, for what is missing, of the wrong kind or impossible.
+        For keys that are missing, of the wrong type or impossible.
 
     Warns
     -----
     UserWarning
-        For keys that are not known, and what perfkit can only take on the average.
+        For unknown keys, and for quantities of which perfkit uses only the mean.
 
     Notes
     -----
-    The generator of FBGEMM looks row i up with probability :math:`h_i` where it is one of the H heavy hitters and with
-    :math:`(1 - \sum h) (i + q)^{-s} / \sum_{j \ge H} (j + q)^{-s}` beyond, i from 0: a `Zipf` law with shift q - 1. One
-    law holds for all tables, cut off at the rows of each. Sizes of bags are normal with mean L and deviation
-    :math:`\sigma`, rounded towards zero and at least 0, :math:`E[X^+] - \Phi(L/\sigma)/2 + \varphi(L/\sigma)/12\sigma`
-    on the average, or uniform from L to :math:`\sigma`; measured means ``Ls`` are taken as they are. Tables of fewer
-    samples than others (``Bs``) have their lookups spread over the largest batch.
+    The generator of FBGEMM looks up row i, counted from 0, with probability :math:`h_i` if it is one of the H heavy
+    hitters. Other rows have :math:`(1 - \sum h) (i + q)^{-s} / \sum_{j \ge H} (j + q)^{-s}`: a `Zipf` law with shift
+    q - 1. One law holds for all tables, cut off at the rows of each. Sizes of bags are uniform from L to
+    :math:`\sigma`, or normal with mean L and deviation :math:`\sigma`, rounded towards zero and at least 0. Their mean
+    is then :math:`E[X^+] - \Phi(L/\sigma)/2 + \varphi(L/\sigma)/12\sigma`. Measured means ``Ls`` are used unchanged.
+    Tables with fewer samples than others (``Bs``) have their lookups spread over the largest batch.
 
     References
     ----------
@@ -74,6 +72,8 @@ def parse_tbe_config(
     >>> batch, tables[0].distribution
     (512, Zipf(rows=1000, exponent=1.1, shift=4.0, heavy_hitters=(0.2, 0.1)))
     """
+    if not isinstance(config, Mapping) or _KEYS.isdisjoint(config):
+        raise ValueError(f"{place} is no TBEDataConfig; it has none of {', '.join(sorted(_KEYS))}")
     if odd := sorted(set(config) - _KEYS):
         warnings.warn(f"{place} has {', '.join(odd)}, which perfkit does not know and leaves out", stacklevel=3)
     count = int(check_positive(f"{place}.T", config.get("T"), integer=True, maximum=MOST_ROWS))
@@ -81,23 +81,19 @@ def parse_tbe_config(
     dims = _per_table(config, place, "D", "Ds", count, integer=True)
     if config.get("mixed_dim") and len(set(dims)) == 1 and not config.get("Ds"):
         warnings.warn(f"{place} draws the columns of each table around D = {dims[0]:g}; D is taken", stacklevel=3)
-    batches = _batches(_section(config, place, "batch_params"), f"{place}.batch_params", count)
-    poolings, spreads = _poolings(_section(config, place, "pooling_params"), f"{place}.pooling_params", count)
+    batches = _find_batches(_section(config, place, "batch_params"), f"{place}.batch_params", count)
+    means, spread = _find_poolings(_section(config, place, "pooling_params"), f"{place}.pooling_params", count)
     batch = max(batches)
-    poolings = [pooling * samples / batch for pooling, samples in zip(poolings, batches, strict=True)]
+    poolings = [mean * samples / batch for mean, samples in zip(means, batches, strict=True)]
     groups = _share_tables(config, place, count, rows, dims)
-    laws = _Laws(_section(config, place, "indices_params"), f"{place}.indices_params")
-    if len(laws.hitters) * count > _MOST_HITTERS:
-        raise ValueError(
-            f"{place} has {len(laws.hitters)} heavy hitters for each of {count} tables; leave small ones out"
-        )
+    laws = _find_laws(_section(config, place, "indices_params"), f"{place}.indices_params", count)
     tables = []
-    for number, features in groups:
-        pooling, spread = sum(poolings[f] for f in features), math.hypot(*(spreads[f] for f in features))
+    for number, features in groups.items():
+        pooling, law = sum(poolings[f] for f in features), laws(int(rows[features[0]]))
         if pooling > 0:
-            size, dim = int(rows[features[0]]), int(dims[features[0]])
-            law = laws.cut(size)
-            tables.append(EmbeddingTable(size, dim, pooling, law.exponent, itemsize, f"table {number}", law, spread))
+            size, name = (law.rows, int(dims[features[0]])), f"table {number}"
+            wide = math.hypot(*[spread] * len(features))
+            tables.append(EmbeddingTable(*size, pooling, law.exponent, itemsize, name, law, wide))
     if len(tables) < len(groups):
         warnings.warn(f"{place}: {len(groups) - len(tables)} tables without lookups are left out", stacklevel=3)
     return tables, int(batch)
@@ -106,43 +102,37 @@ def parse_tbe_config(
 def _section(config: Mapping[str, Any], place: str, key: str) -> Mapping[str, Any]:
     section = config.get(key)
     if not isinstance(section, Mapping):
-        shown = "missing" if section is None else repr(section)
-        raise ValueError(f"{place}.{key} is {shown}; it must be a table of names and values")
+        raise ValueError(f"{place}.{key} is {show(section)}; it must be a table of names and values")
     return section
 
 
-def _list(value: Any, place: str) -> Sequence[Any]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{place} is {value!r}; it must be a list")
-    return value
+def _numbers(value: Any, place: str, count: int | None = None, **rule: Any) -> list[Any]:
+    """Numbers of a list, one for each table where there is a count."""
+    if not isinstance(value, list | tuple) or count not in (None, len(value)):
+        wanted = "a list" if count is None else f"a list with one for each of the {count} tables"
+        raise ValueError(f"{place} is {show(value)}; it must be {wanted}")
+    return [check_positive(f"{place}[{i}]", number, **rule) for i, number in enumerate(value)]
 
 
 def _per_table(section: Mapping[str, Any], place: str, one: str, many: str, count: int, **rule: Any) -> list[float]:
-    """A value of every table: the list where there is one, otherwise the same for all."""
+    """Value of each table: the list `many`, or `one` value for all, which files of old also write as a list."""
     key = one if section.get(many) is None else many
-    value = section.get(key)
-    if key == one and not isinstance(value, list):
-        return [check_positive(f"{place}.{one}", value, **rule)] * count
-    values = _list(value, f"{place}.{key}")
-    if len(values) != count:
-        raise ValueError(f"{place}.{key} has {len(values)} entries; it must have one for each of the {count} tables")
-    return [check_positive(f"{place}.{key}[{i}]", v, **rule) for i, v in enumerate(values)]
+    if key == one and not isinstance(section.get(one), list):
+        return [check_positive(f"{place}.{one}", section.get(one), **rule)] * count
+    return _numbers(section[key], f"{place}.{key}", count, **rule)
 
 
-def _spread(section: Mapping[str, Any], place: str, key: str, kind: str) -> tuple[float, bool]:
-    """Second number of a distribution, 0 where there is none, and whether it is the upper end of a uniform one."""
-    value = section.get(key)
-    sigma = 0.0 if value is None else check_positive(f"{place}.{key}", value, zero=True)
-    shape = section.get(kind) or "normal"
-    if shape not in ("normal", "uniform"):
-        raise ValueError(f"{place}.{kind} is {shape!r}; it must be normal or uniform")
+def _find_spread(section: Mapping[str, Any], place: str, key: str, kind: str) -> tuple[float, bool]:
+    """Spread of a drawn size, 0 where it is not drawn, and whether it is uniform."""
+    sigma = 0.0 if section.get(key) is None else check_positive(f"{place}.{key}", section[key], zero=True)
+    shape = check_choice(f"{place}.{kind}", section.get(kind) or "normal", ("normal", "uniform"))
     return sigma, shape == "uniform" and sigma > 0
 
 
-def _batches(section: Mapping[str, Any], place: str, count: int) -> list[float]:
-    """Samples of each table over all ranks, on the average."""
+def _find_batches(section: Mapping[str, Any], place: str, count: int) -> list[float]:
+    """Samples of each table."""
     batches = _per_table(section, place, "B", "Bs", count, integer=True)
-    sigma, uniform = _spread(section, place, "sigma_B", "vbe_distribution")
+    sigma, uniform = _find_spread(section, place, "sigma_B", "vbe_distribution")
     if section.get("Bs") is None and sigma:  # B is then that of a rank
         ranks = check_positive(f"{place}.vbe_num_ranks", section.get("vbe_num_ranks"), integer=True)
         warnings.warn(f"{place} draws the samples of each table; their mean is taken", stacklevel=4)
@@ -150,78 +140,59 @@ def _batches(section: Mapping[str, Any], place: str, count: int) -> list[float]:
     return batches
 
 
-def _poolings(section: Mapping[str, Any], place: str, count: int) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of the lookups of a sample into each table."""
+def _find_poolings(section: Mapping[str, Any], place: str, count: int) -> tuple[list[float], float]:
+    """Mean lookups of a sample by table, and their standard deviation."""
     means = _per_table(section, place, "L", "Ls", count, zero=True)
-    sigma, uniform = _spread(section, place, "sigma_L", "length_distribution")
-    if not sigma:
-        return means, [0.0] * count
+    sigma, uniform = _find_spread(section, place, "sigma_L", "length_distribution")
     low = means[0]
+    if not sigma:
+        return means, 0.0
     if uniform and sigma < low:
-        raise ValueError(
-            f"{place}.sigma_L is {sigma:g}, the upper end where L is the lower; it must be at least {low:g}"
-        )
-    deviation = math.sqrt(((sigma - low + 1) ** 2 - 1) / 12) if uniform else sigma
-    if section.get("Ls") is None:
-        mean = (low + sigma) / 2 if uniform else _mean_of_whole(low, sigma)
-        means = [mean] * count
-    return means, [deviation] * count
-
-
-def _mean_of_whole(mean: float, sigma: float) -> float:
-    """Mean of a normal variable rounded towards zero and cut at 0: the sum of its chances to reach 1, 2, 3, ..."""
-    normal, z = NormalDist(), mean / sigma
-    above, density = normal.cdf(z), normal.pdf(z)
-    return max(mean * above + sigma * density - above / 2 + density / (12 * sigma), 0.0)
+        raise ValueError(f"{place}.sigma_L is {sigma:g}, the upper end of L to sigma_L; it must be at least {low:g}")
+    if section.get("Ls") is None:  # the generator cuts a normal size to a whole number from 0
+        normal, z = NormalDist(), low / sigma
+        above, density = normal.cdf(z), normal.pdf(z)
+        cut = max(low * above + sigma * density - above / 2 + density / (12 * sigma), 0.0)
+        means = [(low + sigma) / 2 if uniform else cut] * count
+    return means, math.sqrt(((sigma - low + 1) ** 2 - 1) / 12) if uniform else sigma
 
 
 def _share_tables(
     config: Mapping[str, Any], place: str, count: int, rows: list[float], dims: list[float]
-) -> list[tuple[int, list[int]]]:
-    """Numbers of the tables with the features that look into each."""
-    mapping = config.get("feature_table_map")
-    if mapping is None:
-        return [(i, [i]) for i in range(count)]
+) -> dict[int, list[int]]:
+    """Features that look into each table."""
     groups: dict[int, list[int]] = {}
-    for i, table in enumerate(_list(mapping, f"{place}.feature_table_map")):
-        groups.setdefault(check_positive(f"{place}.feature_table_map[{i}]", table, integer=True, zero=True), []).append(
-            i
-        )
-    if len(mapping) != count:
-        raise ValueError(
-            f"{place}.feature_table_map has {len(mapping)} entries; it must have one for each of T = {count}"
-        )
+    mapping = list(range(count)) if config.get("feature_table_map") is None else config["feature_table_map"]
+    where = f"{place}.feature_table_map"
+    for i, table in enumerate(_numbers(mapping, where, count, integer=True, zero=True)):
+        groups.setdefault(table, []).append(i)
     for table, features in groups.items():
         if len({(rows[f], dims[f]) for f in features}) > 1:
             raise ValueError(f"{place}: features {features} share table {table}; their Es and Ds must be alike")
     if len(groups) < count:
-        warnings.warn(
-            f"{place}: {count} features share {len(groups)} tables; lookups are added up, and a sample gets one pooled "
-            "row of each table",
-            stacklevel=4,
+        text = (
+            f"{place}: {count} features share {len(groups)} tables; lookups are added up, and a sample gets one pooled"
         )
-    return sorted(groups.items())
+        warnings.warn(f"{text} row of each table", stacklevel=4)
+    return dict(sorted(groups.items()))
 
 
-class _Laws:
-    """The law of all tables, and what of it a table of fewer rows keeps."""
+def _find_laws(section: Mapping[str, Any], place: str, count: int) -> Callable[[int], Zipf]:
+    """Law of a table by its rows: all tables have the same one, cut off."""
+    hitters = _numbers(section.get("heavy_hitters"), f"{place}.heavy_hitters", zero=True, maximum=1)
+    q = check_positive(f"{place}.zipf_q", section.get("zipf_q"))
+    s = check_positive(f"{place}.zipf_s", section.get("zipf_s"), zero=True, maximum=10)
+    if len(hitters) * count > _MOST_HITTERS:
+        raise ValueError(f"{place} has {len(hitters)} heavy hitters for each of {count} tables; leave small ones out")
 
-    def __init__(self, section: Mapping[str, Any], place: str) -> None:
-        self.place = place
-        hitters = _list(section.get("heavy_hitters"), f"{place}.heavy_hitters")
-        self.hitters = [
-            check_positive(f"{place}.heavy_hitters[{i}]", h, zero=True, maximum=1) for i, h in enumerate(hitters)
-        ]
-        self.q = check_positive(f"{place}.zipf_q", section.get("zipf_q"))
-        self.s = check_positive(f"{place}.zipf_s", section.get("zipf_s"), zero=True, maximum=10)
-
-    def cut(self, rows: int) -> Zipf:
-        """The law of the first rows."""
-        kept = self.hitters[:rows]
+    def cut(rows: int) -> Zipf:
+        kept = hitters[:rows]
         if len(kept) == rows:  # the last row gets what the others leave
             total = sum(kept)
             kept = [h / total for h in kept[:-1]] if total > 0 else []
         try:
-            return Zipf(rows, self.s, max(self.q - 1, 2.0**-52 - 1), tuple(kept))
+            return Zipf(rows, s, max(q - 1, 2.0**-52 - 1), tuple(kept))
         except ValueError as error:
-            raise ValueError(f"{self.place}: {error}") from error
+            raise ValueError(f"{place}: {error}") from error
+
+    return cut

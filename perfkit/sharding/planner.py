@@ -1,26 +1,34 @@
 """Shard a workload's tables, or price a plan that is already there."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from perfkit.platform import Platform
-from perfkit.sharding.baselines import place_greedily
-from perfkit.sharding.board import Board, Rules, Snapshot
-from perfkit.sharding.constraints import Constraints, InfeasibleError, check_memory, read_constraints
-from perfkit.sharding.options import Option, list_options, price_placement
-from perfkit.sharding.problem import Problem, set_up
-from perfkit.sharding.result import PlanPrice, ShardingResult, price_options
+from perfkit.ground.units import check_positive, format_bytes, steady
+from perfkit.models.distributions import unique_rows
+from perfkit.platform.platform import Platform
+from perfkit.sharding.constraints import NODE_KINDS, InfeasibleError, check_memory, list_options, read_constraints
+from perfkit.sharding.objective import set_up
+from perfkit.sharding.result import PlanPrice, ShardingResult, find_price
 from perfkit.sharding.search import search_plan
-from perfkit.units import check_positive, format_bytes
+from perfkit.sharding.state import Snapshot, State, find_ranks
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
-from perfkit.workloads.tables import TableSet, name_tables
+from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
 
-__all__ = ["price_plan", "shard"]
+#: Sort key of each rule, the largest first, which it balances over ranks; ``random`` draws the rank, ``storage``
+#: balances seconds. Sources: docs/formulas.md, table 8.2.
+BASELINES: MappingProxyType[str, Callable[[EmbeddingTable, int], float]] = MappingProxyType({
+    "random": lambda table, batch: 0.0,
+    "size": lambda table, batch: float(table.rows * table.dim),
+    "lookup": lambda table, batch: table.pooling * table.dim,
+    "size-lookup": lambda table, batch: table.pooling * table.dim * float(np.log10(table.rows)),
+    "unique-rows": lambda table, batch: float(unique_rows(table.distribution, batch * table.pooling)) * table.dim,
+    "storage": lambda table, batch: float(table.nbytes),
+})  # fmt: skip
 
 
 def price_plan(
@@ -70,21 +78,18 @@ def price_plan(
     if not isinstance(plan, Plan):
         raise ValueError(f"plan is {plan!r}; it must be a Plan, such as Plan.from_owners([0, 1, 0], ranks=2)")
     problem = set_up(workload, platform, plan.ranks, memory=memory, objective=objective, inputs=inputs)
-    plan.cut(problem.rates.workload.tables)
-    node, known = problem.rates.node, problem.kinds
+    plan.cut(workload.tables)
+    node, known = problem.costs.node, problem.kinds
     for number, placement in enumerate(plan.placements):
+        shown = f"table {number} is {placement.kind} on ranks {placement.ranks}"
         if placement.kind not in known:
-            raise ValueError(
-                f"platform {problem.rates.platform.name!r} has no model of the messages that {placement.kind} needs; "
-                f"table {number} needs another kind, of {', '.join(known)}"
-            )
-        if placement.kind in ("table_row_wise", "table_column_wise") and len({r // node for r in placement.ranks}) > 1:
-            raise ValueError(
-                f"table {number} is {placement.kind} on ranks {placement.ranks}, which are not of one node"
-            )
+            name = problem.costs.platform.name
+            raise ValueError(f"{shown}; {name!r} has no model of its messages; take one of {', '.join(known)}")
+        if placement.kind in NODE_KINDS and len({r // node for r in placement.ranks}) > 1:
+            raise ValueError(f"{shown}, which are not of one node; take ranks of one")
         if placement.kind == "table_row_wise" and len(placement.ranks) < node:
-            raise ValueError(f"table {number} is table_row_wise on {placement.ranks}; name all {node} ranks of a node")
-    return price_options(problem, price_placement(problem.rates, plan.placements), plan)
+            raise ValueError(f"{shown}; name all {node} ranks of a node")
+    return find_price(problem, plan)
 
 
 def shard(
@@ -167,78 +172,61 @@ def shard(
     True
     """
     problem = set_up(workload, platform, ranks, memory=memory, objective=objective, inputs=inputs)
-    ranks, tables = problem.rates.ranks, problem.rates.workload.tables
+    ranks, tables = problem.costs.ranks, workload.tables
     check_positive("seconds", seconds)
     if steps is not None:
         steps = int(check_positive("steps", steps, integer=True))
     check_positive("seed", seed, integer=True, zero=True)
     constraints = read_constraints(tables, ranks, pin=pin, together=together, apart=apart, forbid=forbid)
-    options = _options(problem, constraints)
-    names = ["+".join(name_tables(tables)[t] for t in unit) for unit in constraints.units]
-    sizes: dict[str, Any] = {"ranks": ranks, "capacity": problem.capacity}
-    check_memory(
-        problem.objective, options, names, **sizes, reserved=problem.reserved, pinned=constraints.pinned
-    )  # fmt: skip
-    rules = Rules(**sizes, node=problem.rates.node, pinned=constraints.pinned, apart=constraints.apart)
-    found = search_plan(problem.objective, options, rules, seconds=seconds, seed=seed, steps=steps, progress=progress)
-    if found.overflow > 0:
+    options = list_options(problem, constraints)
+    check_memory(problem, options, constraints)
+    state = State(problem, options, constraints)
+    placed = {name: _place_greedily(state, name, workload, seed) for name in BASELINES}
+    bound, interrupted = search_plan(state, seconds, seed, steps, progress)
+    if state.best.overflow > 0 and not any(placed.values()):
         raise InfeasibleError(
             f"memory: no placement was found that fits; the best one exceeds the {format_bytes(problem.capacity)} of a "
-            f"rank by {format_bytes(found.overflow)}; allow more kinds, give more seconds or steps, ranks or memory, "
-            "or drop constraints"
+            f"rank by {format_bytes(state.best.overflow)}; allow more kinds, give more seconds or steps, ranks or "
+            "memory, or drop constraints"
         )
-    best = _price(problem, constraints, options, found.best)
-    place = partial(_place, problem, constraints, options, rules, seed)
-    return ShardingResult(best.plan, best, found.bound, objective, found.work, found.interrupted, problem, place)
+
+    def priced(found: Snapshot | None) -> PlanPrice | None:
+        return find_price(problem, _plan(state, tables, found), constraints) if found else None
+
+    rules = {name: priced(found) for name, found in placed.items()}
+    found = [priced(state.best) if state.best.overflow == 0 else None, *rules.values()]
+    best = min((each for each in found if each), key=lambda each: each.time)
+    return ShardingResult(best.plan, best, bound, objective, state.work, interrupted, rules)
 
 
-def _place(
-    problem: Problem, constraints: Constraints, options: list[list[Option]], rules: Rules, seed: int, name: str
-) -> PlanPrice | None:
-    """What a rule of thumb comes to."""
-    workload = problem.rates.workload
-    units = [[workload.tables[t] for t in unit] for unit in constraints.units]
-    found = place_greedily(Board(problem.objective, options, rules), name, units, workload.batch, seed=seed)
-    return _price(problem, constraints, options, found) if found else None
-
-
-def _options(problem: Problem, constraints: Constraints) -> list[list[Option]]:
-    """Ways to place each unit: those of its only table, or all of its tables whole."""
-    kinds = problem.kinds
-
-    def allowed(table: int, kind: str) -> bool:
-        return kind in kinds and constraints.allows(table, kind)
-
-    own = list_options(problem.rates, allowed, problem.capacity, additive=problem.objective.kind == "additive")
-    for name, options in zip(name_tables(problem.rates.workload.tables), own, strict=True):
-        if not options:
-            raise InfeasibleError(
-                f"no kind is left for {name!r}: of {', '.join(kinds)}, what is not forbidden does not suit its shape "
-                "or the number of ranks; allow another kind"
-            )
-    none = np.zeros_like(own[0][0].everywhere)
-    return [
-        own[unit[0]] if len(unit) == 1
-        else [Option("table_wise", (np.sum([own[t][0].shards[0] for t in unit], axis=0),), (), none, none)]
-        for unit in constraints.units
-    ]  # fmt: skip
-
-
-def _price(problem: Problem, constraints: Constraints, options: list[list[Option]], found: Snapshot) -> PlanPrice:
-    """Turn a placement of units into a plan of tables with its price."""
-    tables = problem.rates.workload.tables
+def _plan(state: State, tables: Sequence[EmbeddingTable], found: Snapshot) -> Plan:
+    """Turn a placement of units into a plan of tables."""
     owners: list[int | Placement] = [0] * len(tables)
-    first = np.cumsum([0, *(len(option.shards) for own in options for option in own)])
-    number = np.cumsum([0, *map(len, options)])
-    for unit, members in enumerate(constraints.units):
-        chosen = int(found.choice[unit])
-        place = number[unit] + chosen
-        at = tuple(found.rank[first[place] : first[place + 1]].tolist())
+    for members, option in zip(state.units, found.choice.tolist(), strict=True):
+        at = tuple(found.rank[state.first[option] : state.first[option + 1]].tolist()) or tuple(range(state.ranks))
+        width = int(state.options.width[option])
         for table in members:
-            option = options[unit][chosen]
-            owners[table] = Placement(option.kind, at or tuple(range(problem.rates.ranks)), option.columns)
-    plan = Plan(problem.rates.ranks, tuple(owners), tuple(name_tables(tables)))
-    if len(constraints.units) < len(tables):  # costs of tables that lie together are known as a sum only
-        return price_options(problem, price_placement(problem.rates, plan.placements), plan, constraints)
-    chosen_options = [own[int(o)] for own, o in zip(options, found.choice, strict=True)]
-    return price_options(problem, chosen_options, plan, constraints)
+            owners[table] = Placement(str(state.options.kind[option]), at, (width,) * len(at) if width else ())
+    return Plan(state.ranks, tuple(owners), tuple(name_tables(tables)))
+
+
+def _place_greedily(state: State, name: str, workload: DLRM | TableSet, seed: int) -> Snapshot | None:
+    """Place units of tables by a rule of thumb, whole where that is allowed; None where one finds no room."""
+    alone, rng, carried = state.starts[:-1], np.random.default_rng([4, seed]), np.zeros(state.ranks)
+    state.clear(alone)
+    keys = [BASELINES[name](table, workload.batch) for table in workload.tables]
+    weights = steady(np.array([sum(keys[table] for table in unit) for unit in state.units]))
+    balanced = state.load[alone, :2].sum(axis=1) if name == "storage" else weights
+    order = rng.permutation(len(alone)) if name == "random" else np.argsort(-weights, kind="stable")
+    for unit in order.tolist():
+        option, ranks = alone[unit], None
+        if state.options.parts[option] != 1:  # it may not be whole on one rank
+            found = find_ranks(state, option)
+            ranks = found[1] if found else None
+        elif len(free := np.flatnonzero(~state.bar(unit, state.load[option]))):
+            ranks = np.array([rng.choice(free) if name == "random" else free[np.argmin(carried[free])]])
+            carried[ranks] += balanced[unit]
+        if ranks is None:
+            return None
+        state.put(option, ranks)
+    return state.snapshot()

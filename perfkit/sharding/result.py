@@ -1,20 +1,18 @@
 """Priced plans and what a search found: numbers by rank and by table, and what they mean."""
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from perfkit.estimates import check_time, find_interval
-from perfkit.sharding.baselines import BASELINES
-from perfkit.sharding.constraints import Constraints
-from perfkit.sharding.options import Option, price_placement
-from perfkit.sharding.pricing import COLUMNS, MEMORY, RESOURCES, SECONDS, column
-from perfkit.sharding.problem import Problem
-from perfkit.units import Array, check_choice, format_bytes, format_time
+from perfkit.ground.results import Tabular
+from perfkit.ground.units import Array, check_choice, format_bytes, format_time
+from perfkit.platform.estimates import check_time, find_interval
+from perfkit.sharding.constraints import EVERYWHERE, Constraints
+from perfkit.sharding.costs import AT, COLUMNS, MEMORY, SECONDS, Costs
+from perfkit.sharding.objective import MESSAGES, RESOURCES, Problem
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import name_tables
 
@@ -22,37 +20,22 @@ if TYPE_CHECKING:
     import altair
     import polars
 
-    from perfkit.sharding.moves import Move
+#: Columns of seconds on the device and of memory.
+_DEVICE, _MEMORY = ([AT[name] for name in names] for names in (SECONDS[:-1], MEMORY))
 
-__all__ = ["PlanPrice", "ShardingResult", "price_options", "spread_costs"]
 
+class Placed(NamedTuple):
+    """Costs of a plan: table, rank and costs of shards with a rank of their own; all costs by rank, and by table."""
 
-def spread_costs(options: Sequence[Option], plan: Plan) -> Array:
-    """Costs of every rank.
-
-    Parameters
-    ----------
-    options : sequence of Option
-        How each table is placed.
-    plan : Plan
-        On which ranks.
-
-    Returns
-    -------
-    costs : array, shape (ranks, 13)
-        Costs by `perfkit.sharding.pricing.COLUMNS` [-].
-    """
-    out = np.zeros((plan.ranks, len(COLUMNS)))
-    for number, (option, placement) in enumerate(zip(options, plan.placements, strict=True)):
-        out += option.everywhere
-        out[number % plan.ranks] += option.hot
-        for cost, rank in zip(option.shards, placement.ranks, strict=False):
-            out[rank] += cost
-    return out
+    table: np.ndarray
+    rank: np.ndarray
+    shard: Array
+    by_rank: Array
+    by_table: Array
 
 
 @dataclass(frozen=True, eq=False)
-class PlanPrice:
+class PlanPrice(Tabular):
     """What a plan costs and needs.
 
     Parameters
@@ -63,8 +46,8 @@ class PlanPrice:
         Predicted time of an iteration, or of the slowest rank's tables for the additive objective [s].
     parts : mapping of str to float
         Parts of the time by what the slowest ranks do; they sum to `time` [s].
-    costs : array, shape (ranks, 13)
-        Seconds and bytes of every rank by `perfkit.sharding.pricing.COLUMNS` [-].
+    costs : array, shape (ranks, 15)
+        Seconds and bytes of every rank by `perfkit.sharding.costs.COLUMNS` [-].
     messages : mapping of str to float
         Bytes of each kind of message, of the fullest rank or of all [B].
     capacity, reserved : float
@@ -82,11 +65,11 @@ class PlanPrice:
     reserved: float = field(repr=False)
     spread: float = field(repr=False)
     _problem: Problem = field(repr=False)
-    _options: Sequence[Option] = field(repr=False)
+    _placed: Placed = field(repr=False)
     _constraints: Constraints | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_time(f"plan on {self._problem.rates.platform.name!r}", self.time, self.spread, self.parts.values())
+        check_time(f"plan on {self._problem.costs.platform.name!r}", self.time, self.spread, self.parts.values())
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that holds the measured time in a share of cases.
@@ -106,12 +89,12 @@ class PlanPrice:
     @property
     def loads(self) -> Array:
         """Seconds that the tables of every rank take on its device [s]."""
-        return np.asarray(self.costs[:, [column(name) for name in SECONDS[:-1]]].sum(axis=1))
+        return np.asarray(self.costs[:, _DEVICE].sum(axis=1))
 
     @property
     def memory(self) -> Array:
         """Bytes that the tables of every rank take [B]."""
-        return np.asarray(self.costs[:, [column(name) for name in MEMORY]].sum(axis=1))
+        return np.asarray(self.costs[:, _MEMORY].sum(axis=1))
 
     @property
     def fits(self) -> bool:
@@ -135,9 +118,9 @@ class PlanPrice:
         """
         import polars
 
-        units = {**dict.fromkeys(SECONDS, "_s"), **dict.fromkeys(COLUMNS[len(SECONDS) :], "_bytes")}
         data: dict[str, Any] = {"rank": list(range(len(self.costs)))}
-        data |= {name + units[name]: self.costs[:, place] for place, name in enumerate(COLUMNS)}
+        for place, name in enumerate(COLUMNS[:-2]):  # not those that all ranks share
+            data[name + ("_s" if name in SECONDS else "_bytes")] = self.costs[:, place]
         return polars.DataFrame(data | {"memory_share": self.memory / self.capacity})
 
     def next_move(self) -> "Move | None":
@@ -148,10 +131,31 @@ class PlanPrice:
         move : Move or None
             Table, ranks and the time after it; the constraints that a search was given are kept.
         """
-        from perfkit.sharding.moves import find_move
-
-        loads, free = self._problem.objective.loads(self.costs), getattr(self._constraints, "frees", None)
-        return find_move(self._problem, self._options, self.plan, loads, free=free)
+        plan, placements, placed, costs = self.plan, self.plan.placements, self._placed, self._problem.costs
+        objective, constraints = self._problem.objective, self._constraints
+        loads, shards = objective.loads(self.costs), objective.loads(placed.shard)
+        fullest = loads.argmax(axis=0)[loads.max(axis=0) > 0]  # no move from another rank alone can shorten the time
+        spilled = float(np.maximum(loads[:, -1] - self.capacity, 0).sum())
+        best, found, node = (spilled, self.time * (1 - 1e-9)), None, costs.node
+        for index in np.flatnonzero(np.isin(placed.rank, fullest)):
+            table, source = int(placed.table[index]), int(placed.rank[index])
+            kind, near = placements[table].kind, np.arange(plan.ranks) // node == source // node
+            if kind == "table_row_wise":
+                continue
+            rest = loads.copy()
+            rest[source] -= shards[index]
+            then = rest + shards[index]
+            times = objective.time(np.maximum(rest.max(axis=0), then))
+            spill, more = (np.maximum(held[:, -1] - self.capacity, 0) for held in (rest, then))
+            for target in np.flatnonzero(near | (kind != "table_column_wise")).tolist():
+                after = float(spill.sum() - spill[target] + more[target]), float(times[target])
+                free = target not in placements[table].ranks and after < best
+                if free and (constraints is None or constraints.frees(table, target, plan)):
+                    best, found = after, (table, source, target)
+        if found is None:
+            return None
+        name = name_tables(costs.workload.tables)[found[0]]
+        return Move(name, found[1], found[2], best[1], 1 - best[1] / self.time)
 
     def chart(self) -> "altair.HConcatChart":
         """Seconds and memory of every rank, the slowest and the fullest one marked, and the next best move.
@@ -167,11 +171,10 @@ class PlanPrice:
 
         frame, scale = self.table(), self._problem.objective.correction
         own = [polars.col(f"{name}_s") * scale for name in SECONDS[:-1]]
-        shared = {key: value for key, value in self.parts.items() if key not in SECONDS}
-        other = shared.pop("everything else", 0.0)
-        shared = {"messages": sum(shared.values()), "everything else": other}
-        memory = [polars.col(f"{name}_bytes") for name in MEMORY]
-        frame = frame.select("rank", *own, *(polars.lit(v).alias(f"{k}_s") for k, v in shared.items()), *memory)
+        other = self.parts.get("everything else", 0.0)
+        messages = sum(value for key, value in self.parts.items() if key not in (*SECONDS, "everything else"))
+        shared = polars.lit(messages).alias("messages_s"), polars.lit(other).alias("everything else_s")
+        frame = frame.select("rank", *own, *shared, *(f"{name}_bytes" for name in MEMORY))
         move = self.next_move()
         notes = [self.bottleneck, f"next best move: {move}" if move else "no move of a single shard makes it shorter"]
         return plots.plan_bars(frame, time=self.time, capacity=self.capacity, notes=notes)
@@ -185,42 +188,72 @@ class PlanPrice:
         )
 
 
-def price_options(
-    problem: Problem, options: Sequence[Option], plan: Plan, constraints: Constraints | None = None
-) -> PlanPrice:
-    """Price a plan whose options are known.
+def price_placements(costs: Costs, plan: Plan) -> Placed:
+    """Costs of the shards of a plan."""
+    tables, asked = costs.workload.tables, dict[tuple[str, float], list[tuple[int, int, int]]]()
+    for number, placement in enumerate(plan.placements):
+        for place, shard in enumerate(placement.cut(tables[number], number)):
+            if not (placement.kind in EVERYWHERE and place):
+                at = placement.kind, shard.columns / tables[number].dim
+                asked.setdefault(at, []).append((number, shard.rank, place))
+    by_rank, by_table = (np.zeros((n, len(COLUMNS))) for n in (plan.ranks, len(tables)))
+    found = [(np.zeros(0, dtype=int), np.zeros(0, dtype=int), by_rank[:0])]
+    for (kind, part), entries in asked.items():
+        table, rank, place_of = np.array(entries).T
+        cost, more = costs.shards(table, kind, part)
+        if kind in EVERYWHERE:
+            by_rank += cost.sum(axis=0)
+            by_table[table] += plan.ranks * cost + more
+            np.add.at(by_rank, costs.home[table], more)
+        else:
+            found.append((table, rank, cost + more * (place_of == 0)[:, None]))
+            np.add.at(by_rank, rank, found[-1][2])
+            np.add.at(by_table, table, found[-1][2])
+    tables_of, ranks_of, shards = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return Placed(tables_of, ranks_of, shards, by_rank, by_table)
 
-    Parameters
-    ----------
-    problem : Problem
-        Prices and objective.
-    options : sequence of Option
-        How each table is placed.
-    plan : Plan
-        On which ranks.
-    constraints : Constraints, optional
-        What the next move has to keep.
 
-    Returns
-    -------
-    price : PlanPrice
-        Time, parts and memory.
-    """
-    objective, costs = problem.objective, spread_costs(options, plan)
-    loads = objective.loads(costs)
-    peaks = loads.max(axis=0)
-    reduced = {name: float(sum(getattr(o, name) for o in options)) for name in ("rows", "gradients")}
-    time = float(objective.time(peaks, **reduced))
-    parts = objective.parts(loads, costs, reduced)
-    sizes = {name: float(peaks[list(RESOURCES).index(name)]) for name in ("pooled", "partial", "indices")} | reduced
+def find_price(problem: Problem, plan: Plan, constraints: Constraints | None = None) -> PlanPrice:
+    """Price a plan that suits the problem; the next move has to keep the constraints."""
+    placed, objective = price_placements(problem.costs, plan), problem.objective
+    costs = placed.by_rank
+    peaks, parts = objective.loads(costs).max(axis=0), objective.parts(costs)
+    sizes = {name: float(size) for name, size in zip(RESOURCES, peaks, strict=True) if name in MESSAGES}
     return PlanPrice(
-        plan, time, parts, costs, sizes, problem.capacity, problem.reserved, problem.spread(parts), problem, options,
-        constraints,
+        plan, float(objective.time(peaks)), parts, costs, sizes, problem.capacity, problem.reserved,
+        problem.spread(parts), problem, placed, constraints,
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Move:
+    """A shard that goes from one rank to another.
+
+    Parameters
+    ----------
+    table : str
+        Its table.
+    source, target : int
+        From where to where [-].
+    time : float
+        Time of the plan after the move [s].
+    gain : float
+        Share of the time that the move saves; below zero where it costs time but makes room [-].
+    """
+
+    table: str
+    source: int
+    target: int
+    time: float
+    gain: float
+
+    def __str__(self) -> str:
+        saved = f"{abs(self.gain):.1%} {'less' if self.gain >= 0 else 'more'}"
+        return f"{self.table} from rank {self.source} to rank {self.target}: {format_time(self.time)}, {saved}"
+
+
 @dataclass(frozen=True, eq=False)
-class ShardingResult:
+class ShardingResult(Tabular):
     """What a search found.
 
     Parameters
@@ -237,6 +270,8 @@ class ShardingResult:
         Work spent, in seconds of the machine that the steps of the search were timed on [s].
     interrupted : bool
         Whether Ctrl-C ended the search early.
+    baselines : mapping of str to PlanPrice or None
+        What rules of thumb come to, see `perfkit.sharding.planner.BASELINES`; None for one that finds no room.
     """
 
     plan: Plan
@@ -245,38 +280,12 @@ class ShardingResult:
     objective: str
     work: float
     interrupted: bool
-    _problem: Problem = field(repr=False)
-    _place: Callable[[str], PlanPrice | None] = field(repr=False)
+    baselines: Mapping[str, PlanPrice | None] = field(repr=False)
 
     @property
     def gap(self) -> float:
         """How far the time can be above that of the best plan, relative to the bound [-]."""
         return self.prediction.time / self.bound - 1 if self.bound else 0.0
-
-    @cached_property
-    def baselines(self) -> Mapping[str, PlanPrice | None]:
-        """What rules of thumb come to, see `perfkit.sharding.baselines.BASELINES`; None for one that finds no room."""
-        return {name: self.place(name) for name in BASELINES}
-
-    def place(self, name: str) -> PlanPrice | None:
-        """Place the same tables by a rule of thumb.
-
-        Parameters
-        ----------
-        name : str
-            ``random``, ``size``, ``lookup``, ``size-lookup``, ``unique-rows`` or ``storage``.
-
-        Returns
-        -------
-        price : PlanPrice or None
-            Its plan and what that costs; None where a table finds no rank with room.
-
-        Raises
-        ------
-        ValueError
-            For an unknown rule.
-        """
-        return self._place(check_choice("name", name, BASELINES))
 
     def table(self) -> "polars.DataFrame":
         """Where every table lies and what it costs.
@@ -289,20 +298,15 @@ class ShardingResult:
         """
         import polars
 
-        tables = self._problem.rates.workload.tables
-        options = price_placement(self._problem.rates, self.plan.placements)
-        rows = []
-        for name, table, placement, option in zip(
-            name_tables(tables), tables, self.plan.placements, options, strict=True
-        ):
-            total = option.total(self.plan.ranks)
-            rows.append({
-                "table": name, "kind": placement.kind, "ranks": list(placement.ranks), "rows": table.rows,
-                "dim": table.dim, "pooling": float(table.pooling), "shards": len(placement.ranks),
-                "seconds": float(sum(total[column(c)] for c in SECONDS[:-1])),
-                "memory_bytes": float(sum(total[column(c)] for c in MEMORY)),
-            })  # fmt: skip
-        return polars.DataFrame(rows)
+        price, tables = self.prediction, self.prediction._problem.costs.workload.tables
+        total, placements = price._placed.by_table, self.plan.placements
+        return polars.DataFrame({
+            "table": name_tables(tables), "kind": [p.kind for p in placements],
+            "ranks": [list(p.ranks) for p in placements], "rows": [t.rows for t in tables],
+            "dim": [t.dim for t in tables], "pooling": [float(t.pooling) for t in tables],
+            "shards": [len(p.ranks) for p in placements], "seconds": total[:, _DEVICE].sum(axis=1),
+            "memory_bytes": total[:, _MEMORY].sum(axis=1),
+        })  # fmt: skip
 
     def chart(self) -> "altair.HConcatChart":
         """What every rank does and holds under the plan, see `PlanPrice.chart`.
@@ -313,6 +317,21 @@ class ShardingResult:
             Ready to be shown or saved.
         """
         return self.prediction.chart()
+
+    def place(self, name: str) -> PlanPrice | None:
+        """Place the same tables by a rule of thumb.
+
+        Parameters
+        ----------
+        name : str
+            One of `baselines`.
+
+        Returns
+        -------
+        price : PlanPrice or None
+            Its plan and what that costs; None where a table finds no rank with room.
+        """
+        return self.baselines[check_choice("name", name, self.baselines)]
 
     def compare(self) -> "polars.DataFrame":
         """The plan beside the rules of thumb.
@@ -356,9 +375,9 @@ class ShardingResult:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        problem = self._problem.rates
+        name = self.prediction._problem.costs.platform.name
         return (
-            f"ShardingResult({len(self.plan.owners)} tables on {self.plan.ranks} ranks of {problem.platform.name}: "
+            f"ShardingResult({len(self.plan.owners)} tables on {self.plan.ranks} ranks of {name}: "
             f"{format_time(self.prediction.time)}, at most {self.gap:.2%} above the best)"
         )
 

@@ -1,3 +1,1 @@
 """What has to be computed: operations, embedding tables, placements and the builders of whole training iterations."""
-
-__all__: list[str] = []

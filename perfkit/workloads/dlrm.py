@@ -1,21 +1,21 @@
 """Deep learning recommendation models: embedding tables, their interaction and two multilayer perceptrons."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from perfkit.units import check_choice, check_positive, check_type, show
+from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.workloads import layers
+from perfkit.workloads.draft import Draft
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.shards import Held, hold_tables
 from perfkit.workloads.tables import EmbeddingTable
-from perfkit.workloads.tape import ITEMSIZE, Tensor, check_switches
-from perfkit.workloads.training import Training
-
-__all__ = ["DLRM", "PRESETS"]
+from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
 
 #: Row counts of the 26 tables of MLPerf's DLRM v1 on Criteo Terabyte with at most 40 million rows a table.
 _MLPERF_ROWS = (
@@ -31,9 +31,8 @@ _DCN_ROWS = (
 )  # fmt: skip
 _DCN_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 
-#: Named configurations: ``dlrm-default`` and ``dlrm-ddp`` are those of arXiv 2404.12674, whose layer lists start with
-#: the input (512-512-64 has two layers); ``dlrm-mlperf`` is MLPerf training v0.7-v2.1 (mlcommons/training_results_v2.1)
-#: and ``dlrm-dcnv2`` MLPerf training since v3.0, with tables updated row by row where they are looked up.
+#: Named configurations: ``dlrm-default`` and ``dlrm-ddp`` of arXiv 2404.12674, whose layer lists start with the input;
+#: ``dlrm-mlperf`` of MLPerf training v0.7 to v2.1 (mlcommons/training_results_v2.1), ``dlrm-dcnv2`` since v3.0.
 PRESETS: dict[str, dict[str, Any]] = {
     "dlrm-default": {
         "rows": (1_000_000,) * 8, "dim": 64, "pooling": 100, "bottom": (512, 64), "top": (1024, 1024, 1024, 1),
@@ -53,11 +52,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "embedding": "exact",
     },
 }  # fmt: skip
-_DEFAULTS = {"interaction": "dot", "optimizer": "sgd", "embedding": "separate"}
+_SETTINGS = {"interaction": ("dot", "cross"), "optimizer": ("sgd", "adagrad"),
+             "embedding": ("separate", "fused", "exact")}  # fmt: skip
+_DEFAULTS = {name: known[0] for name, known in _SETTINGS.items()}
 
 
 def _end_with(name: str, widths: Any, last: int) -> tuple[int, ...]:
-    """Widths of layers, the last of which is known."""
+    """Widths of layers that end with a given width."""
     check_type(name, widths, Sequence)
     checked = tuple(int(check_positive(name, width, integer=True)) for width in widths)
     return checked if checked and checked[-1] == last else (*checked, last)
@@ -72,6 +73,37 @@ def _per_table(name: str, value: object, tables: int) -> tuple[Any, ...]:
             f"{name} has {len(values)} entries; the model has {tables} tables; give one number or one a table"
         )
     return tuple(v.item() if isinstance(v, np.generic) else v for v in values)
+
+
+def _make_tables(base: Mapping[str, Any], exponent: Any, width: int, itemsize: int) -> tuple[EmbeddingTable, ...]:
+    """The tables of a model; sizes are those of all tables or one for each."""
+    listed = isinstance(base["rows"], Sequence | np.ndarray) and not isinstance(base["rows"], str)
+    counts = [int(check_positive("rows", r, integer=True)) for r in (base["rows"] if listed else (base["rows"],))]
+    if not counts:
+        raise ValueError("rows is empty; a DLRM needs at least one table; give the rows of each table")
+    columns = (_per_table(n, v, len(counts)) for n, v in (("pooling", base["pooling"]), ("exponent", exponent)))
+    return tuple(
+        EmbeddingTable(count, width, p, e, itemsize, f"table {i}")
+        for i, (count, p, e) in enumerate(zip(counts, *columns, strict=True))
+    )
+
+
+def _check_settings(base: Mapping[str, Any], cross: Any, sparse: bool) -> tuple[int, ...]:
+    """Refuse settings that do not exist or do not go together; returns the sizes of the cross layers."""
+    for name, known in _SETTINGS.items():
+        check_choice(name, base[name], known)
+    if base["optimizer"] == "adagrad" and (
+        base["embedding"] == "fused" or (base["embedding"] == "separate" and sparse)
+    ):
+        raise ValueError(
+            f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients; rows of "
+            "equal number must be added up first; take embedding='exact', sparse=False, or capture the step"
+        )
+    check_type("cross", cross, tuple)
+    sizes = tuple(int(check_positive("cross", size, integer=True)) for size in cross)
+    if len(sizes) != 2:
+        raise ValueError(f"cross is {show(cross)}; it must be the number of layers and their rank, such as (3, 512)")
+    return sizes
 
 
 @dataclass(frozen=True, init=False)
@@ -109,11 +141,6 @@ class DLRM:
         ``separate`` (one bag operation a table), ``fused`` (one kernel looks up all tables, and one updates their
         rows in the backward pass, lookup by lookup; `sparse` then has no say) or ``exact`` (likewise, but lookups are
         sorted and each distinct row is updated once).
-    loop : str
-        ``lean`` (inputs are on the device, nothing is read back) or ``reference``, the training loop of the authors'
-        implementation on PyTorch until 1.12: inputs, labels and the indices of the interaction are copied from pageable
-        memory and the loss is read before the backward pass, each of which the host waits for; gradients are zeroed and
-        added to, and weights updated, by a kernel each. On a CPU both are taken alike.
     fused : bool
         Whether the optimizer updates all dense weights by one kernel.
     mixed : bool
@@ -155,7 +182,6 @@ class DLRM:
     features: int
     sparse: bool
     embedding: str
-    loop: str
     fused: bool
     mixed: bool
     dtype: str
@@ -181,7 +207,6 @@ class DLRM:
         features: int | None = None,
         sparse: bool = True,
         embedding: str | None = None,
-        loop: str = "lean",
         fused: bool = False,
         mixed: bool = False,
         dtype: str = "fp32",
@@ -192,54 +217,22 @@ class DLRM:
         compiled: bool = False,
         table_dtype: str = "",
     ) -> None:
-        if preset is not None:
-            check_choice("preset", preset, PRESETS)
-        base = _DEFAULTS | PRESETS[preset or "dlrm-default"]
+        base = _DEFAULTS | PRESETS["dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)]
         given = {"rows": rows, "dim": dim, "pooling": pooling, "bottom": bottom, "top": top, "features": features,
                  "embedding": embedding, "optimizer": optimizer, "interaction": interaction}  # fmt: skip
         base |= {key: value for key, value in given.items() if value is not None}
-        table_dtype = table_dtype or ("fp32" if mixed else dtype)
-        for name, value, known in (
-            ("dtype", dtype, tuple(ITEMSIZE)), ("table_dtype", table_dtype, tuple(ITEMSIZE)),
-            ("optimizer", base["optimizer"], ("sgd", "adagrad")), ("loop", loop, ("lean", "reference")),
-            ("embedding", base["embedding"], ("separate", "fused", "exact")),
-            ("interaction", base["interaction"], ("dot", "cross")),
-        ):  # fmt: skip
-            check_choice(name, value, known)
-        if base["optimizer"] == "adagrad" and (
-            base["embedding"] == "fused" or (base["embedding"] == "separate" and sparse)
-        ):
-            raise ValueError(
-                f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients; rows of "
-                "equal number must be added up first; take embedding='exact', sparse=False, or capture the step"
-            )
-        check_type("cross", cross, tuple)
-        check_switches(dtype, sparse=sparse, fused=fused, mixed=mixed, overlap=overlap, compiled=compiled)
-        width = check_positive("dim", base["dim"], integer=True)
-        listed = isinstance(base["rows"], Sequence | np.ndarray) and not isinstance(base["rows"], str)
-        sizes = base["rows"] if listed else (base["rows"],)
-        poolings, exponents = (
-            _per_table(n, v, len(sizes)) for n, v in (("pooling", base["pooling"]), ("exponent", exponent))
-        )
-        counts = (int(check_positive("rows", r, integer=True)) for r in sizes)
-        tables = tuple(
-            EmbeddingTable(count, int(width), p, e, ITEMSIZE[table_dtype], f"table {i}")
-            for i, (count, p, e) in enumerate(zip(counts, poolings, exponents, strict=True))
-        )
-        layers = {key: _end_with(key, base[key], int(last)) for key, last in (("bottom", width), ("top", 1))}
+        switches = {"sparse": sparse, "fused": fused, "mixed": mixed, "overlap": overlap, "compiled": compiled}
+        check_switches(check_choice("dtype", dtype, ITEMSIZE), **switches)
+        formats = {"dtype": dtype, "table_dtype": table_dtype or ("fp32" if mixed else dtype)}
+        check_choice("table_dtype", formats["table_dtype"], ITEMSIZE)
+        width = int(check_positive("dim", base["dim"], integer=True))
         values = {
-            "name": preset or "dlrm", "batch": int(check_positive("batch", batch, integer=True)), "tables": tables,
-            "features": int(check_positive("features", base["features"], integer=True)), "sparse": sparse,
-            "loop": loop, "fused": fused, "mixed": mixed, "dtype": dtype, "overlap": overlap, "compiled": compiled,
-            "table_dtype": table_dtype, "family": "dlrm", **layers, **{key: base[key] for key in _DEFAULTS},
-            "cross": tuple(int(check_positive("cross", size, integer=True)) for size in cross),
+            "name": preset or "dlrm", "family": "dlrm", "batch": int(check_positive("batch", batch, integer=True)),
+            "tables": _make_tables(base, exponent, width, ITEMSIZE[formats["table_dtype"]]), **switches, **formats,
+            "bottom": _end_with("bottom", base["bottom"], width), "top": _end_with("top", base["top"], 1),
+            "features": int(check_positive("features", base["features"], integer=True)),
+            "cross": _check_settings(base, cross, sparse), **{key: base[key] for key in _DEFAULTS},
         }  # fmt: skip
-        if len(values["cross"]) != 2:
-            raise ValueError(
-                f"cross is {show(cross)}; it must be the number of layers and their rank, such as (3, 512)"
-            )
-        if not tables:
-            raise ValueError("rows is empty; a DLRM needs at least one table; give the rows of each table")
         for key, value in values.items():
             object.__setattr__(self, key, value)
 
@@ -250,11 +243,10 @@ class DLRM:
         gradients = (
             self.embedding if self.embedding != "separate" else f"{'sparse' if self.sparse else 'dense'} gradients"
         )
-        loop = ", reference loop" if self.loop == "reference" else ""
-        return f"{self.name}, batch {self.batch}, {tables}, {gradients}{loop}"
+        return f"{self.name}, batch {self.batch}, {tables}, {gradients}"
 
     def place(self, plan: Plan | None, ranks: int) -> Plan:
-        """The plan itself if it fits, or the tables dealt out in turn.
+        """The plan itself if it fits, or the tables round-robin.
 
         Parameters
         ----------
@@ -293,81 +285,115 @@ class DLRM:
         ranks : int
             Ranks [-].
         plan : Plan, optional
-            Placement of the tables; by default they are dealt out in turn.
+            Placement of the tables; by default they are placed round-robin.
         accelerator : bool
-            Whether it runs on a device of its own, where the optimizer updates lists of tensors and `loop` matters.
+            Whether it runs on a device of its own, where the optimizer updates lists of tensors.
 
         Returns
         -------
         graphs : tuple of Graph
-            One per rank.
+            One per rank; ranks that hold no part of a table share one.
         """
         placed = self.place(plan, ranks)
-        return tuple(_record(self, placed, rank, accelerator) for rank in range(placed.ranks))
+        owners = {rank for each in placed.placements if each.kind != "data_parallel" for rank in each.ranks}
+        others = next((rank for rank in range(placed.ranks) if rank not in owners), 0)  # these hold the same
+        known = {rank: _record(self, placed, rank, accelerator) for rank in {*owners, others}}
+        return tuple(known.get(rank, known[others]) for rank in range(placed.ranks))
 
 
 @lru_cache(maxsize=256)
 def _record(model: DLRM, plan: Plan, rank: int, accelerator: bool) -> Graph:
-    """Record one rank's iteration."""
-    ranks, reference = plan.ranks, accelerator and model.loop == "reference"
+    """One rank's iteration, recorded once for ranks whose tables differ in nothing but their names."""
+    held = hold_tables(plan.placements, model.tables, rank, ranks=plan.ranks)
+    looked, copies = (
+        tuple((t.rows, t.dim, t.pooling, t.exponent, t.itemsize, "", t.law) for t in tables)
+        for tables in (held.looked, held.copies)
+    )
+    graph = _record_rank(model, held._replace(looked=(), copies=()), (looked, copies), accelerator)
+    return replace(graph, tables=(*held.looked, *held.copies))
+
+
+@lru_cache(maxsize=256)
+def _record_rank(model: DLRM, held: Held, sizes: Any, accelerator: bool) -> Graph:
+    """Record the iteration of a rank whose tables, looked up and copied, are given by their sizes."""
+    looked, copies = (tuple(EmbeddingTable(*each) for each in tables) for tables in sizes)
+    held, ranks = held._replace(looked=looked, copies=copies), len(held.widths)
     overlap = model.overlap and ranks > 1
-    switches = {"mixed": model.mixed, "compiled": model.compiled}
-    tape = Training(ITEMSIZE[model.dtype], reference=reference, overlap=overlap, **switches)
-    held, batch = hold_tables(plan.placements, model.tables, rank, ranks=ranks), model.batch // ranks
-    inputs = tape.tensor(batch, model.features, itemsize=tape.wide)
-    if reference:
-        bags = [(model.batch, t) for t in held.looked] + [(batch, t) for t in held.copies]
-        counts = (sum(round(n * t.pooling) for n, t in bags), sum(n for n, _ in bags) + 1) if bags else ()
-        for part in (inputs, *(tape.tensor(n, itemsize=4) for n in counts)):
-            tape.transfer("to_device", part)
-    if not overlap:
+    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=overlap, compiled=model.compiled)
+    inputs = tape.tensor(model.batch // ranks, model.features, itemsize=tape.wide)
+    layers.binary_cross_entropy(tape, record_layers(tape, model, inputs, held))
+    tape.backward()
+    draft = Draft(tape)
+    if ranks > 1 and not overlap:
+        draft.average()
+    draft.step(model.optimizer, lists=accelerator, fused=model.fused)
+    groups = held.groups if ranks > 1 else ()
+    return draft.graph(name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
+
+
+def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor:
+    """Record the layers of one rank.
+
+    Parameters
+    ----------
+    tape : Tape
+        An empty tape.
+    model : DLRM
+        The model.
+    inputs : Tensor
+        Dense features of the rank's samples.
+    held : Held
+        Tables of the rank, see `hold_tables`.
+
+    Returns
+    -------
+    logits : Tensor
+        What the loss is computed from.
+    """
+    if not tape.overlap:
         dense = _bottom(tape, inputs, model)
-    receive, before = _look_up(tape, model, held, index=4 if reference else 8), len(tape.trained)
-    if overlap:
+    receive, before = _look_up(tape, model, held), len(tape.trained)
+    if tape.overlap:
         dense = _bottom(tape, inputs, model)
         tape.trained = tape.trained[before:] + tape.trained[:before]  # modules are made in the order of PRESETS
     tape.module = "interaction"
-    pooled = [part for wait in receive for part in wait()]
-    vectors = tape.cat([dense, *pooled])
+    vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
     before = len(tape.trained)
     if model.interaction == "cross":
-        joined = tape.cross(vectors, *model.cross)
+        joined = layers.cross(tape, vectors, *model.cross)
     else:
-        joined = tape.dot(vectors.view(batch, len(model.tables) + 1, model.tables[0].dim), dense)
+        vectors = vectors.view(inputs.shape[0], len(model.tables) + 1, model.tables[0].dim)
+        joined = layers.dot(tape, vectors, dense)
     tape.module = "top"
-    tape.binary_cross_entropy(tape.mlp(joined, model.top, last_relu=False))
-    if reference:
-        tape.zero_gradients()
-    if overlap:
+    logits = layers.mlp(tape, joined, model.top, last_relu=False)
+    if tape.overlap:
         top, others = tape.trained[before:], [w for w in tape.trained[:before] if w not in tape.local]
         bottom = 2 * len(model.bottom)
-        for module in (top, others[:bottom], others[bottom:]):
-            tape.share_gradients(module)
-    tape.backward()
-    if ranks > 1 and not overlap:
-        tape.all_reduce_gradients()
-    tape.step(model.optimizer, lists=accelerator, fused=model.fused)
-    groups = held.groups if ranks > 1 else ()
-    return tape.graph(name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
+        for number, module in enumerate((top, others[:bottom], others[bottom:])):
+            tape.buckets |= dict.fromkeys(module, number)
+    return logits
 
 
-def _bottom(tape: Training, inputs: Tensor, model: DLRM) -> Tensor:
+def _bottom(tape: Tape, inputs: Tensor, model: DLRM) -> Tensor:
     tape.module = "bottom"
-    return tape.mlp(inputs, model.bottom, last_relu=True)
+    return layers.mlp(tape, inputs, model.bottom, last_relu=True)
 
 
-def _look_up(tape: Training, model: DLRM, held: Held, *, index: int) -> list[Callable[[], list[Tensor]]]:
-    """Look tables up by indices of `index` bytes and launch the exchanges; each entry waits for its pooled rows."""
+def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tensor]]]:
+    """Look tables up and launch the exchanges; each entry waits for its pooled rows."""
     tape.module, ranks, batch = "embeddings", len(held.widths), model.batch // len(held.widths)
-    looked = _pool(tape, model, held.looked, model.batch, index)
+    kind = {"separate": "sparse" if model.sparse else "dense", "fused": "fused", "exact": "fused_exact"}[
+        model.embedding
+    ]
+    looked = layers.embedding_bags(tape, held.looked, model.batch, kind, optimizer=model.optimizer)
     receive: list[Callable[[], list[Tensor]]] = []
     pooled, start = looked[: held.whole], held.whole
     for group, count in held.sums:
         parts, start = looked[start : start + count], start + count
         members = len(held.groups[group])
-        part = tape.cat(parts) if len(parts) > 1 else parts[0]
-        wait = tape.exchange(
-            part, model.batch // members, [part.shape[1]], part.nbytes,
+        part = layers.cat(tape, parts) if len(parts) > 1 else parts[0]
+        wait = layers.exchange(
+            tape, part, model.batch // members, [part.shape[1]], part.nbytes,
             operations=("reduce_scatter", "all_gather"), group=group,
         )  # fmt: skip
         if members == ranks:
@@ -377,21 +403,13 @@ def _look_up(tape: Training, model: DLRM, held: Held, *, index: int) -> list[Cal
     if ranks == 1:
         receive.append(lambda: looked)
     elif any(held.widths):
-        send = tape.cat(pooled) if len(pooled) > 1 else (pooled[0] if pooled else None)
+        send = layers.cat(tape, pooled) if len(pooled) > 1 else (pooled[0] if pooled else None)
         # the fullest rank's whole buffer bounds an uneven exchange
-        receive.insert(0, tape.exchange(send, batch, held.widths, model.batch * max(held.widths) * tape.wide))
+        nbytes = model.batch * max(held.widths) * tape.wide
+        receive.insert(0, layers.exchange(tape, send, batch, held.widths, nbytes))
     if held.copies:
-        copies = _pool(tape, model, held.copies, batch, index, copied=True)
+        kind = "dense" if model.embedding == "separate" else "fused_dense"
+        copies = layers.embedding_bags(tape, held.copies, batch, kind)
         tape.local.difference_update(tape.trained[-len(held.copies) :])
         receive.append(lambda: copies)
     return receive
-
-
-def _pool(
-    tape: Training, model: DLRM, tables: Sequence[EmbeddingTable], bags: int, index: int, *, copied: bool = False
-) -> list[Tensor]:
-    """Pooled rows of tables."""
-    if model.embedding == "separate":
-        return [tape.embedding_bag(table, bags, sparse=model.sparse and not copied) for table in tables]
-    exact = model.optimizer if model.embedding == "exact" else ""
-    return tape.fused_embeddings(tables, bags, itemsize=index, exact=exact, dense=copied) if tables else []

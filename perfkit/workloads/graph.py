@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfkit.models.caches import reuse_distances
+from perfkit.ground.results import Tabular
+from perfkit.models.reuse import reuse_distances
 
 if TYPE_CHECKING:
     import polars
 
     from perfkit.workloads.tables import EmbeddingTable
 
-__all__ = ["COLLECTIVES", "FEATURES", "KINDS", "PHASES", "Graph", "Operation"]
 
 #: Operation classes: what a platform holds one set of kernel parameters for.
 KINDS = (
@@ -73,7 +73,7 @@ class Operation:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class Graph(Tabular):
     """The operations of one iteration on one rank, in program order, stored as columns.
 
     Parameters
@@ -145,30 +145,43 @@ class Graph:
         return self.features[:, FEATURES.index(name)]
 
     @cached_property
-    def kernels(self) -> dict[tuple[str, str], np.ndarray]:
-        """Indices of the operations by (kind, variant), in order of first appearance."""
-        groups: dict[tuple[str, str], list[int]] = {}
-        for index, (_, kind, variant, _, _) in enumerate(self.labels):
-            groups.setdefault((kind, variant), []).append(index)
-        return {key: np.array(members) for key, members in groups.items()}
+    def content(self) -> int:
+        """The same for graphs of the same operations, whoever executes them; groups of ranks aside."""
+        arrays = (self.features, self.accesses, np.zeros(0) if self.waits is None else self.waits)
+        return hash((self.labels, self.tables, self.dtype, self.dtypes, *(each.tobytes() for each in arrays)))
+
+    @cached_property
+    def classes(self) -> tuple[list[tuple[str, str, str]], np.ndarray]:
+        """Every (kind, variant, phase) in order of first appearance, and the number of that of each operation."""
+        known: dict[tuple[str, str, str], int] = {}
+        numbers = [known.setdefault(label[1:4], len(known)) for label in self.labels]
+        return list(known), np.array(numbers, dtype=np.intp)
 
     @cached_property
     def phases(self) -> dict[tuple[str, str, str], np.ndarray]:
         """Indices of the operations by (kind, variant, phase), in order of first appearance."""
-        groups: dict[tuple[str, str, str], list[int]] = {}
-        for index, (_, kind, variant, phase, _) in enumerate(self.labels):
-            groups.setdefault((kind, variant, phase), []).append(index)
-        return {key: np.array(members) for key, members in groups.items()}
+        return {key: np.flatnonzero(self.classes[1] == number) for number, key in enumerate(self.classes[0])}
+
+    @cached_property
+    def kernels(self) -> dict[tuple[str, str], np.ndarray]:
+        """Indices of the operations by (kind, variant), in order of first appearance."""
+        pairs = dict.fromkeys(key[:2] for key in self.classes[0])
+        return {
+            pair: np.sort(np.concatenate([i for key, i in self.phases.items() if key[:2] == pair])) for pair in pairs
+        }
 
     @cached_property
     def collectives(self) -> np.ndarray:
         """Positions of the collectives in program order."""
-        return np.flatnonzero([label[1] == "collective" for label in self.labels])
+        return self._find("collective")
 
     @cached_property
     def transfers(self) -> np.ndarray:
         """Positions of the copies between host and device that the host waits for, in program order."""
-        return np.flatnonzero([label[1] == "transfer" for label in self.labels])
+        return self._find("transfer")
+
+    def _find(self, kind: str) -> np.ndarray:
+        return np.sort(np.concatenate([[], *(i for key, i in self.phases.items() if key[0] == kind)])).astype(np.intp)
 
     @cached_property
     def traffic(self) -> np.ndarray:

@@ -1,394 +1,296 @@
-"""The layers that recommendation and language models are built from, as PyTorch's eager mode runs them."""
+"""The layers that recommendation and language models are built from, recorded on a tape."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from perfkit.workloads.tape import Tape, Tensor
+from perfkit.models.distributions import unique_rows
+from perfkit.models.embedding import STATE, exact_backward_bytes, row_traffic
+from perfkit.models.roofline import attention_flops
+from perfkit.workloads.operations import Tensor
+from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.tape import Tape, copy
 
-__all__ = ["Layers"]
+
+def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:
+    """The same numbers in another data type, if it is another."""
+    return (
+        x
+        if x.itemsize == itemsize
+        else tape.record("cast", x, out=tape.tensor(*x.shape, itemsize=itemsize, grad=x.grad))
+    )
 
 
-class Layers(Tape):
-    """A tape that speaks in layers: each call appends the forward operations and registers the backward ones.
+def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Linear layer with a weight of outputs × inputs; weights are cast once an iteration."""
+    operands = [cast(tape, x, tape.itemsize)]
+    for own in (weight, bias) if bias else (weight,):
+        if own not in tape.narrowed:
+            tape.narrowed[own] = cast(tape, own, tape.itemsize)
+        operands.append(tape.narrowed[own])
+    return tape.record("linear" if bias else "project", *operands, out=(*x.shape[:-1], weight.shape[0]))
 
-    Parameters
-    ----------
-    itemsize : int
-        Bytes of one element that products work on [B].
-    mixed : bool
-        Whether weights, and what is not a product, stay fp32 (autocast).
-    reference : bool
-        Whether to run as PyTorch did until 1.12.
-    overlap : bool
-        Whether collectives go on until they are waited for.
-    compiled : bool
-        Whether what lies between products happens inside them, or in one kernel.
+
+def mlp(tape: Tape, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Tensor:
+    """Linear layers with rectifiers in between."""
+    for index, width in enumerate(widths):
+        x = linear(tape, x, tape.parameter(width, x.shape[-1]), tape.parameter(width))
+        if last_relu or index + 1 < len(widths):
+            x = tape.record("relu", x)
+    return x
+
+
+def layer_norm(tape: Tape, x: Tensor) -> Tensor:
+    """Layer norm with trained weight and bias."""
+    weight, bias = tape.parameter(x.shape[-1]), tape.parameter(x.shape[-1])
+    statistics = [tape.tensor(x.numel // x.shape[-1], itemsize=tape.wide) for _ in range(2)]
+    return tape.record("layer_norm", cast(tape, x, tape.wide), weight, bias, *statistics)
+
+
+def bmm(tape: Tape, a: Tensor, b: Tensor, layout: str = "") -> Tensor:
+    """Batched product of (batch, m, k) with (batch, k, n), or with ``_nt`` of (batch, n, k)."""
+    same, a = a is b, cast(tape, a, tape.itemsize)
+    b = a if same else cast(tape, b, tape.itemsize)
+    return tape.record("bmm" + layout, a, b, out=(*a.shape[:2], b.shape[1 if layout else 2]))
+
+
+def count_views(tape: Tape, count: int) -> None:
+    """Views are calls without a kernel here, and as many again on the way back."""
+
+    def backward() -> None:
+        tape.bare += count - 1  # a node without a kernel counts as one itself
+
+    tape.bare += count
+    tape.node(backward)
+
+
+def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool) -> Tensor:
+    """Scaled dot-product attention in one kernel; the backward recomputes the scores."""
+    batch, sequence, hidden = q.shape
+    flops = attention_flops(batch, heads, sequence, hidden // heads, causal=causal)
+    sizes = {"flops": flops, "batch": batch * heads, "m": sequence, "n": sequence, "k": hidden // heads}
+    statistics = tape.tensor(batch, heads, sequence)
+    return tape.record("attention" + "_causal" * causal, q, k, v, statistics, **sizes)
+
+
+def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool) -> Tensor:
+    """Attention with the scores in memory; heads are gathered by copies, as matmul does with permuted views."""
+    batch, sequence, hidden = q.shape
+    count, width = batch * heads, hidden // heads
+    q, v = (_regroup(tape, x, count, sequence, width) for x in (q, v))
+    k = _regroup(tape, k, count, width, sequence, lazy=True)
+    scores = tape.record("scale", bmm(tape, _gather(tape, q), _gather(tape, k)))
+    if causal:
+        scores = tape.record("add", scores, tape.tensor(sequence, sequence))
+    scores = tape.record("softmax", cast(tape, scores, tape.wide))
+    mixed = bmm(tape, scores, _gather(tape, v))
+    return _gather(tape, _regroup(tape, mixed, batch, sequence, hidden), width)
+
+
+def _regroup(tape: Tape, x: Tensor, *shape: int, lazy: bool = False) -> Tensor:
+    """A permuted view; its gradient is permuted back by a copy, at once or (`lazy`) by what consumes it."""
+    out = Tensor(x.storage, shape, x.itemsize, True)
+
+    def backward() -> None:
+        gradient = tape.gradient(out).view(*x.shape)
+        if lazy:
+            tape.strided.add(gradient.storage)
+        tape.arrive(x, gradient if lazy else copy(tape, gradient, min(shape[-1], x.shape[-1])))
+
+    tape.node(backward)
+    return out
+
+
+def _gather(tape: Tape, x: Tensor, run: int = 0) -> Tensor:
+    """A copy of a permuted view; the gradient passes through."""
+    out = copy(tape, x, run)
+    out.root = x.root
+    return out
+
+
+def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
+    """Equal parts of the last dimension as views; their gradients are concatenated."""
+    *leading, width = x.shape
+    views = [Tensor(x.storage, (*leading, width // parts), x.itemsize, True) for _ in range(parts)]
+    tape.record("split", x, views, rows=parts * x.numel // width)
+    return views
+
+
+def cat(tape: Tape, parts: list[Tensor]) -> Tensor:
+    """Concatenation along the last dimension; the gradients are slices of one tensor."""
+    rows = parts[0].shape[0]
+    return tape.record("cat", parts, out=(rows, sum(part.numel // rows for part in parts)), rows=rows * len(parts))
+
+
+# -- interactions ----------------------------------------------------------------------------------------------------
+
+
+def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
+    """Products of all pairs of vectors of a sample, behind its dense vector; gathered by index unless compiled.
+
+    The backward sorts the indices on a GPU, so that it can add without conflicts.
     """
-
-    # -- elementwise and row-wise ------------------------------------------------------------------------------------
-
-    def elementwise(self, name: str, reads: Sequence[Tensor], like: Tensor, variant: str = "") -> Tensor:
-        """One pass over tensors into a fresh one of the shape of `like`."""
-        out = self.tensor(*like.shape, itemsize=max(t.itemsize for t in (like, *reads)), grad=True)
-        self.emit(name, "elementwise", reads, [out], variant, elements=out.numel)
-        return out
-
-    def cast(self, x: Tensor, itemsize: int) -> Tensor:
-        """The same numbers in another data type, if it is another; the gradient is cast back."""
-        if x.itemsize == itemsize:
-            return x
-        out = self._cast(x, itemsize)
-        if x.grad:
-            self.node(lambda: self.arrive(x, self._cast(self.gradient(out), x.itemsize)))
-        return out
-
-    def _cast(self, x: Tensor, itemsize: int) -> Tensor:
-        out = self.tensor(*x.shape, itemsize=itemsize, grad=x.grad)
-        self.emit("_to_copy", "elementwise", [x], [out], elements=out.numel)
-        return out
-
-    def update(self, name: str, target: Tensor, *reads: Tensor) -> None:
-        """One pass that changes `target` in place."""
-        self.emit(name, "elementwise", [target, *reads], [target], elements=target.numel)
-
-    def relu(self, x: Tensor) -> Tensor:
-        """Rectified linear unit; a compiler puts it into the products before it, and behind it on the way back."""
-        if self.compiled:
-            return x
-        y = self.elementwise("relu", [x], x)
-        self.node(lambda: self.arrive(x, self.elementwise("threshold_backward", [self.gradient(y), y], x)))
-        return y
-
-    def gelu(self, x: Tensor, *, tanh: bool = False) -> Tensor:
-        """Gaussian error linear unit, exact or in the tanh approximation."""
-        suffix = "_tanh" if tanh else ""
-        y = self.elementwise("gelu", [x], x, "gelu" + suffix)
-
-        def backward() -> None:
-            self.arrive(x, self.elementwise("gelu_backward", [self.gradient(y), x], x, "gelu_backward" + suffix))
-
-        self.node(backward)
-        return y
-
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """Sum; `y` may be broadcast over leading dimensions."""
-        out = self.elementwise("add", [x, y], x)
-
-        def backward() -> None:
-            gradient = self.gradient(out)
-            self.arrive(x, self._cast(gradient, x.itemsize) if x.itemsize < gradient.itemsize else gradient)
-            if y.grad:
-                if len(y.shape) < len(x.shape):
-                    gradient = self.column_sum(gradient.view(x.numel // y.numel, y.numel))
-                self.arrive(y, self._cast(gradient, y.itemsize) if y.itemsize < gradient.itemsize else gradient)
-
-        self.node(backward)
-        return out
-
-    def scale(self, x: Tensor) -> Tensor:
-        """Product with a number."""
-        out = self.elementwise("mul", [x], x, "mul_scalar")
-        self.node(lambda: self.arrive(x, self.elementwise("mul", [self.gradient(out)], x, "mul_scalar")))
-        return out
-
-    def rowwise(self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], x: Tensor) -> None:
-        """One operation that works row by row over the last dimension of `x`."""
-        self.emit(name, "rowwise", reads, writes, elements=x.numel, rows=x.numel // x.shape[-1], n=x.shape[-1])
-
-    def column_sum(self, x: Tensor) -> Tensor:
-        """Sum over all but the last dimension, as bias gradients need it."""
-        out = self.tensor(x.shape[-1], itemsize=x.itemsize)
-        if not self.compiled:  # by the product that makes x
-            self.rowwise("sum", [x], [out], x)
-        return out
-
-    def softmax(self, x: Tensor) -> Tensor:
-        """Softmax over the last dimension."""
-        x = self.cast(x, self.wide)
-        y = self.tensor(*x.shape, itemsize=x.itemsize, grad=True)
-        self.rowwise("_softmax", [x], [y], x)
-
-        def backward() -> None:
-            g = self.tensor(*x.shape, itemsize=x.itemsize)
-            self.rowwise("_softmax_backward_data", [self.gradient(y), y], [g], x)
-            self.arrive(x, g)
-
-        self.node(backward)
-        return y
-
-    def layer_norm(self, x: Tensor) -> Tensor:
-        """Layer norm with trained weight and bias."""
-        weight, bias = self.parameter(x.shape[-1]), self.parameter(x.shape[-1])
-        x, rows, wide = self.cast(x, self.wide), x.numel // x.shape[-1], self.wide
-        mean, inverse = self.tensor(rows, itemsize=wide), self.tensor(rows, itemsize=wide)
-        y = self.tensor(*x.shape, itemsize=wide, grad=True)
-        self.rowwise("native_layer_norm", [x, weight, bias], [y, mean, inverse], x)
-
-        def backward() -> None:
-            g, gw, gb = (self.tensor(*t.shape, itemsize=wide) for t in (x, weight, bias))
-            reads = [self.gradient(y), x, mean, inverse, weight, bias]
-            self.rowwise("native_layer_norm_backward", reads, [g, gw, gb], x)
-            for tensor, gradient in ((x, g), (weight, gw), (bias, gb)):
-                self.arrive(tensor, gradient)
-
-        self.node(backward)
-        return y
-
-    # -- copies ------------------------------------------------------------------------------------------------------
-
-    def regroup(self, x: Tensor, *shape: int, lazy: bool = False) -> Tensor:
-        """A permuted view, such as one that gathers attention heads.
-
-        Its gradient is permuted back by a copy, at once or (`lazy`) by the operation that consumes it.
-        """
-        out = Tensor(x.storage, shape, x.itemsize, True)
-
-        def backward() -> None:
-            g = self.gradient(out).view(*x.shape)
-            if lazy:
-                self._strided.add(g.storage)
-            self.arrive(x, g if lazy else self._clone(g, min(shape[-1], x.shape[-1])))
-
-        self.node(backward)
-        return out
-
-    def contiguous(self, x: Tensor, run: int = 0) -> Tensor:
-        """A copy of a permuted view with its elements in order, `run` at a time; the gradient passes through."""
-        out = self._clone(x, run)
-        out.root = x.root
-        return out
-
-    def _clone(self, x: Tensor, run: int = 0) -> Tensor:
-        out = self.tensor(*x.shape, itemsize=x.itemsize, grad=True)
-        self.emit("clone", "copy", [x], [out], elements=x.numel, rows=x.numel // (run or x.shape[-1]))
-        return out
-
-    def split(self, x: Tensor, parts: int) -> list[Tensor]:
-        """Equal parts of the last dimension as views; their gradients are concatenated."""
-        *leading, width = x.shape
-        outs = [Tensor(x.storage, (*leading, width // parts), x.itemsize, True) for _ in range(parts)]
-
-        def backward() -> None:
-            g = self.tensor(*x.shape, itemsize=x.itemsize)
-            reads = [self.gradient(out) for out in outs]
-            self.emit("cat", "copy", reads, [g], elements=g.numel, rows=parts * g.numel // width)
-            self.arrive(x, g)
-
-        self.node(backward)
-        return outs
-
-    def cat(self, parts: Sequence[Tensor]) -> Tensor:
-        """Concatenation along the last dimension; the gradients are slices of one tensor."""
-        rows, wide = parts[0].shape[0], max(part.itemsize for part in parts)
-        out = self.tensor(rows, sum(p.numel // rows for p in parts), itemsize=wide, grad=True)
-        self.emit("cat", "copy", parts, [out], elements=out.numel, rows=rows * len(parts))
-
-        def backward() -> None:
-            for part in parts:
-                if part.grad:
-                    gradient = self.gradient(out).view(*part.shape)
-                    self.arrive(part, self._cast(gradient, part.itemsize) if part.itemsize < wide else gradient)
-
-        self.node(backward)
-        return out
-
-    def lower_triangle(self, x: Tensor) -> Tensor:
-        """The entries below the diagonal of a batch of square matrices, gathered by index.
-
-        The backward sorts the indices on a GPU, so that it can add without conflicts: ten kernels.
-        """
-        batch, n, _ = x.shape
-        pairs = n * (n - 1) // 2
-        index = [self.tensor(pairs, itemsize=8) for _ in range(2)]
-        if self.reference:
-            self._slice(x)
-            for part in index:
-                self.transfer("to_device", part)
-        out = self.tensor(batch, pairs, itemsize=x.itemsize, grad=True)
-        self.emit("index", "copy", [x, *index], [out], elements=out.numel, rows=batch)
-
-        def backward() -> None:
-            zeros, g = (self.tensor(*x.shape, itemsize=x.itemsize) for _ in range(2))
-            self.emit("new_zeros", "copy", [], [zeros], elements=x.numel)
-            reads = [zeros, *index, self.gradient(out)]
-            self.emit("index_put", "copy", reads, [g], elements=out.numel, rows=batch, launches=10)
-            self.arrive(x, g)
-
-        self.node(backward)
-        return out
-
-    def dot(self, x: Tensor, dense: Tensor) -> Tensor:
-        """Products of all pairs of vectors of a sample, behind its dense vector."""
-        if self.compiled:
-            return self._dot_fused(x, dense)
-        self.views(2)  # rows by table, and these transposed
-        return self.cat([dense, self.lower_triangle(self.bmm(x, x, "nt"))])
-
-    def _dot_fused(self, x: Tensor, dense: Tensor) -> Tensor:
-        """The same by one kernel each way, the gradients of `dense` among those of the vectors."""
-        batch, n, k = x.shape
-        out = self.tensor(batch, k + n * (n - 1) // 2, grad=True)
-        sizes: dict[str, Any] = {"batch": batch, "m": n, "k": k}
-        self.emit("dot", "bmm", [x], [out], "nt", flops=2.0 * batch * n * n * k, n=n, **sizes)
-
-        def backward() -> None:
-            g = self.tensor(*x.shape)
-            reads = [self.gradient(out), x]
-            self.emit("dot_backward", "bmm", reads, [g], "nn", flops=2.0 * batch * n * n * k, n=n, **sizes)
-            self.arrive(x, g)
-
-        self.node(backward)
-        return out
-
-    def _slice(self, x: Tensor) -> None:
-        """A slice that takes all of `x`; its gradient is copied into zeros all the same."""
-        self._bare += 1
-
-        def backward() -> None:
-            zeros = self.tensor(*x.shape, itemsize=x.itemsize)
-            self.emit("new_zeros", "copy", [], [zeros], elements=x.numel)
-            self.emit("copy_", "copy", [self.gradient(x)], [zeros], elements=x.numel, rows=x.shape[0])
-
-        self.node(backward)
-
-    # -- matrix products ---------------------------------------------------------------------------------------------
-
-    def gemm(self, name: str, layout: str, reads: Sequence[Tensor], m: int, n: int, k: int) -> Tensor:
-        """One product of m×k by k×n; `layout` says which operand lies transposed."""
-        out = self.tensor(m, n, grad=True)
-        if self.reference and name == "addmm":  # the bias is copied to where the product is then added to it
-            self.emit("expand", "copy", [reads[0]], [out], "expand", elements=out.numel, rows=m, calls=0)
-        self.emit(name, "gemm", reads, [out], layout, flops=2.0 * m * n * k, batch=1, m=m, n=n, k=k)
-        return out
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Linear layer with a weight of outputs × inputs."""
-        x, weight = self.cast(x, self.itemsize), self._narrow(weight)
-        bias = self._narrow(bias) if bias else None
-        n, k = weight.shape
-        m = x.numel // k
-        y = (
-            self.gemm("addmm", "nt", [bias, x, weight], m, n, k)
-            if bias
-            else self.gemm("mm", "nt", [x, weight], m, n, k)
-        )
-
-        def backward() -> None:
-            g = self.gradient(y)
-            self._bare += 1  # the transposed weight
-            if g.storage in self._strided:
-                g = self._clone(g)
-            first = [] if bias else [self.gemm("mm", "tn", [g, x], n, k, m)]
-            gx = self.gemm("mm", "nn", [g, weight], m, k, n) if x.grad else None
-            gw = first[0] if first else self.gemm("mm", "tn", [g, x], n, k, m)
-            if bias:
-                self.arrive(bias, self.column_sum(g))
-            if gx:
-                self.arrive(x, gx.view(*x.shape))
-            self.arrive(weight, gw)
-
-        self.node(backward)
-        return y.view(*x.shape[:-1], n)
-
-    def _narrow(self, weight: Tensor) -> Tensor:
-        """A weight as products take it, cast once an iteration."""
-        if weight.itemsize == self.itemsize:
-            self.use(weight)
-            return weight
-        if weight not in self._narrowed:
-            self.use(weight)
-            self._narrowed[weight] = self.cast(weight, self.itemsize)
-        return self._narrowed[weight]
-
-    def cross(self, x: Tensor, layers: int, rank: int) -> Tensor:
-        """Low-rank cross layers: the input times a projection to `rank` columns and back, plus what came before."""
-        first, n = x, x.shape[-1]
-        for _ in range(layers):
-            bias, narrow, wide = self.parameter(n), self.parameter(rank, n), self.parameter(n, rank)
-            projected = self.linear(self.linear(x, narrow), wide)
-            x = self._cross_fused(first, x, projected, bias) if self.compiled else self.add(
-                self.multiply(first, self.add(projected, bias)), x
-            )  # fmt: skip
-        return x
-
-    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
-        """Product number by number."""
-        out = self.elementwise("mul", [x, y], x)
-
-        def backward() -> None:
-            gradient = self.gradient(out)
-            gx, gy = self.elementwise("mul", [gradient, y], x), self.elementwise("mul", [gradient, x], y)
-            self.arrive(x, gx)
-            self.arrive(y, gy)
-
-        self.node(backward)
-        return out
-
-    def _cross_fused(self, first: Tensor, x: Tensor, projected: Tensor, bias: Tensor) -> Tensor:
-        """What follows the products of a cross layer, by one kernel each way."""
-        out = self.elementwise("cross", [first, projected, x], x)
-
-        def backward() -> None:
-            g = self.gradient(out)
-            known = [self.gradient(first)] if first.root in self._gradients else []
-            gp, total = self.tensor(*x.shape), self.tensor(*x.shape)
-            self.emit("cross_backward", "elementwise", [g, first, projected, *known], [gp, total], elements=g.numel)
-            self._gradients[first.root] = total
-            for tensor, gradient in ((projected, gp), (bias, self.tensor(*bias.shape)), (x, g)):
-                if tensor.root is not first.root:
-                    self.arrive(tensor, gradient)
-
-        self.node(backward)
-        return out
-
-    def mlp(self, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Tensor:
-        """Linear layers with rectifiers in between."""
-        for index, width in enumerate(widths):
-            x = self.linear(x, self.parameter(width, x.shape[-1]), self.parameter(width))
-            if last_relu or index + 1 < len(widths):
-                x = self.relu(x)
-        return x
-
-    def product(self, layout: str, a: Tensor, b: Tensor, sizes: tuple[int, int, int, int], *shape: int) -> Tensor:
-        """One batched product of sizes (batch, m, n, k) into a tensor of `shape`."""
-        batch, m, n, k = sizes
-        out = self.tensor(*shape, grad=True)
-        self.emit("bmm", "bmm", [a, b], [out], layout, flops=2.0 * batch * m * n * k, batch=batch, m=m, n=n, k=k)
-        return out
-
-    def bmm(self, a: Tensor, b: Tensor, layout: str) -> Tensor:
-        """Batched product of (batch, m, k) with (batch, k, n), or with ``nt`` of (batch, n, k)."""
-        same, a = a is b, self.cast(a, self.itemsize)
-        b = a if same else self.cast(b, self.itemsize)
-        batch, m, k = a.shape
-        n = b.shape[1] if layout == "nt" else b.shape[2]
-        out = self.product(layout, a, b, (batch, m, n, k), batch, m, n)
-
-        def backward() -> None:
-            g = self.gradient(out)
-            self.arrive(b, self.product("tn", a, g, (batch, k, n, m), *b.shape))
-            self.arrive(a, self.product("nn" if layout == "nt" else "nt", g, b, (batch, m, k, n), *a.shape))
-
-        self.node(backward)
-        return out
-
-    def fused_attention(self, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool) -> Tensor:
-        """Scaled dot-product attention in one kernel; the backward recomputes the scores."""
-        batch, sequence, hidden = q.shape
-        statistics = self.tensor(batch, heads, sequence)
-        out = self.tensor(*q.shape, grad=True)
-        flops = 4.0 * batch * sequence**2 * hidden * (0.5 if causal else 1.0)
-        sizes: dict[str, Any] = {"batch": batch * heads, "m": sequence, "n": sequence, "k": hidden // heads}
-        variant = "_causal" if causal else ""
-        name = "_scaled_dot_product_flash_attention_for_cpu"
-        self.emit(name, "attention", [q, k, v], [out, statistics], "forward" + variant, flops=flops, **sizes)
-
-        def backward() -> None:
-            grads = [self.tensor(*q.shape) for _ in range(3)]
-            reads = [self.gradient(out), q, k, v, out, statistics]
-            self.emit(name + "_backward", "attention", reads, grads, "backward" + variant, flops=2.5 * flops, **sizes)
-            for tensor, gradient in zip((q, k, v), grads, strict=True):
-                self.arrive(tensor, gradient)
-
-        self.node(backward)
-        return out
+    batch, n, k = x.shape
+    pairs = n * (n - 1) // 2
+    if tape.compiled:  # the gradients of `dense` are among those of the vectors
+        sizes: dict[str, Any] = {"flops": 2.0 * batch * n * n * k, "batch": batch, "m": n, "n": n, "k": k}
+        return tape.record("dot", x, tape.tensor(*x.shape), out=tape.tensor(batch, k + pairs, grad=True), **sizes)
+    count_views(tape, 2)  # rows by table, and these transposed
+    index = [tape.tensor(pairs, itemsize=8) for _ in range(2)]
+    triangle = tape.record("triangle", bmm(tape, x, x, "_nt"), *index, out=(batch, pairs), rows=batch)
+    return cat(tape, [dense, triangle])
+
+
+def cross(tape: Tape, x: Tensor, layers: int, rank: int) -> Tensor:
+    """Low-rank cross layers: the input times a projection to `rank` columns and back, plus what came before."""
+    first, n = x, x.shape[-1]
+    for _ in range(layers):
+        bias, narrow, wide = tape.parameter(n), tape.parameter(rank, n), tape.parameter(n, rank)
+        projected = linear(tape, linear(tape, x, narrow), wide)
+        if tape.compiled:
+            x = _cross_fused(tape, first, x, projected, bias)
+        else:
+            x = tape.record("add", tape.record("multiply", first, tape.record("add", projected, bias)), x)
+    return x
+
+
+def _cross_fused(tape: Tape, first: Tensor, x: Tensor, projected: Tensor, bias: Tensor) -> Tensor:
+    """What follows the products of a cross layer, by one kernel each way."""
+    out = tape.tensor(*x.shape, itemsize=first.itemsize, grad=True)
+    tape.emit("cross", "elementwise", [first, projected, x], [out], elements=out.numel)
+
+    def backward() -> None:
+        g, known = tape.gradient(out), [tape.gradient(first)] if first.root in tape.gradients else []
+        given, total, summed = (tape.tensor(*t.shape) for t in (projected, first, bias))
+        tape.emit("cross_backward", "elementwise", [g, first, projected, *known], [given, total], elements=g.numel)
+        tape.gradients[first.root] = total
+        for tensor, gradient in ((projected, given), (bias, summed), (x, g)):
+            if tensor.root is not first.root:
+                tape.arrive(tensor, gradient)
+
+    tape.node(backward)
+    return out
+
+
+# -- embeddings ------------------------------------------------------------------------------------------------------
+
+
+def look_up(tape: Tape, weight: Tensor, indices: int, *leading: int) -> Tensor:
+    """Lookup of `indices` rows of a dense table; the gradient is as large as the table."""
+    sizes: dict[str, Any] = {"lookups": indices, "bags": indices, "dim": weight.shape[1]}
+    return tape.record("embedding", weight, tape.tensor(indices, itemsize=8), out=(*leading, weight.shape[1]), **sizes)
+
+
+def embedding_bags(
+    tape: Tape, tables: Sequence[EmbeddingTable], bags: int, kind: str, *, optimizer: str = ""
+) -> list[Tensor]:
+    """Sum-pooled lookups of tables.
+
+    Of `kind` ``sparse`` or ``dense`` they are looked up one by one, with a gradient of one row per lookup or as large
+    as the table. One kernel looks up all whose kind begins with ``fused``: its backward updates each row for each of
+    its lookups; sorts them and updates each distinct row once, by the `optimizer` (``fused_exact``); or makes a
+    gradient as large as the table (``fused_dense``).
+    """
+    pooled: list[Tensor] = []
+    for table in tables:
+        lookups, number, wide = round(bags * table.pooling), len(tape.tables), tape.wide
+        tape.tables.append(table)
+        weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
+        tape.local.add(weight)
+        sizes: dict[str, Any] = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": number}
+        sizes["elements"] = lookups * table.dim
+        operands = [weight, tape.tensor(lookups, itemsize=tape.index), tape.tensor(bags, itemsize=tape.index)]
+        joined = kind.startswith("fused") and bool(pooled)
+        if kind in ("sparse", "dense"):
+            operands.append(tape.tensor(lookups if kind == "sparse" else table.rows, table.dim, itemsize=wide))
+        if kind == "sparse":
+            tape.sparse[weight] = {**sizes, "rows": lookups}
+        if kind in ("fused", "fused_exact"):
+            tape.updated.add(weight)
+        if kind == "fused_exact":  # all of it is traffic
+            operands.append(tape.tensor(_exact_traffic(table, bags, optimizer), itemsize=1))
+        sizes |= {"launches": 0, "calls": 0} if joined else {}
+        out = tape.tensor(bags, table.dim, itemsize=wide, grad=True)
+        pooled.append(tape.record(kind, *operands, out=out, joined=joined, **sizes))
+    return pooled
+
+
+def _exact_traffic(table: EmbeddingTable, bags: int, optimizer: str) -> int:
+    """Bytes that a sort and one update of each distinct row with its states move, the gradient of the output aside."""
+    lookups, row = round(bags * table.pooling), row_traffic(table.dim, table.itemsize, 32)
+    unique = float(unique_rows(table.distribution, lookups))
+    whole = exact_backward_bytes(unique, bags, lookups, table.dim, itemsize=table.itemsize)
+    state = 32.0 if optimizer == "rowwise_adagrad" else STATE[optimizer] * row
+    return round(whole - bags * table.dim * table.itemsize + 2.0 * unique * state)
+
+
+def exchange(
+    tape: Tape,
+    send: Tensor | None,
+    batch: int,
+    widths: Sequence[int],
+    nbytes: float,
+    *,
+    operations: tuple[str, str] = ("all_to_all", "all_to_all"),
+    group: int = 0,
+) -> Callable[[], list[Tensor]]:
+    """Launch the exchange of pooled rows: one part of (batch, width) from every rank.
+
+    The other operations are ``reduce_scatter`` and ``all_gather``, for rows that are sums of parts. What is
+    returned waits for the parts; on the way back it sends off their gradients, which are waited for here.
+    """
+    received = tape.tensor(batch * sum(widths), itemsize=tape.wide, grad=True)
+    sent = tape.emit(operations[0], "collective", [send] if send else [], [received], nbytes=nbytes, group=group)
+    back = [tape.tensor(*send.shape, itemsize=tape.wide)] if send else []
+    parts = [Tensor(received.storage, (batch, width), tape.wide, True) for width in widths if width]
+    launched: list[int] = []
+
+    def accept() -> None:
+        tape.waits.append((len(tape.labels), launched[0]))
+        if send:
+            tape.arrive(send, back[0])
+
+    def backward() -> None:
+        gradients = [copy(tape, tape.gradient(part)) for part in reversed(parts)][::-1]
+        flat = tape.tensor(received.numel, itemsize=tape.wide)
+        tape.emit("cat", "copy", gradients, [flat], elements=flat.numel, rows=len(parts))
+        launched.append(tape.emit(operations[1], "collective", [flat], back, nbytes=nbytes, group=group))
+        if not tape.overlap:
+            accept()
+
+    def receive() -> list[Tensor]:
+        tape.waits.append((len(tape.labels), sent))
+        tape.node(backward)
+        return parts
+
+    if tape.overlap:
+        tape.node(accept)
+    return receive
+
+
+# -- losses ----------------------------------------------------------------------------------------------------------
+
+
+def binary_cross_entropy(tape: Tape, logits: Tensor) -> None:
+    """Mean binary cross entropy with logits."""
+    logits = cast(tape, logits, tape.wide)
+    labels, loss, one = (tape.tensor(*shape, itemsize=tape.wide) for shape in (logits.shape, (1,), (1,)))
+    tape.record("binary_cross_entropy", logits, labels, loss, one)
+    _seed(tape, loss, one)
+
+
+def cross_entropy(tape: Tape, logits: Tensor, rows: int) -> None:
+    """Mean cross entropy of `rows` decoded tokens."""
+    labels = tape.tensor(rows, itemsize=8)
+    loss, total, one = (tape.tensor(1, itemsize=tape.wide) for _ in range(3))
+    probability = tape.record("log_softmax", logits.view(rows, logits.numel // rows))
+    tape.record("nll_loss", cast(tape, probability, tape.wide), labels, loss, total, one)
+    _seed(tape, loss, one)
+
+
+def _seed(tape: Tape, loss: Tensor, one: Tensor) -> None:
+    """The gradient of the loss itself, which the backward pass starts with."""
+
+    def backward() -> None:
+        tape.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1)
+
+    tape.node(backward)

@@ -1,22 +1,132 @@
-"""Which embedding table lies on which rank, whole or in parts; the plain value, in and out of JSON and TorchRec."""
+"""Which embedding table is stored on which rank, whole or in parts; in and out of JSON and TorchRec."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.resources import LARGEST_TEXT, MOST_ROWS, expect, expect_list, expect_whole, reading, write_text
-from perfkit.units import check_positive, check_type, show
-from perfkit.workloads.shards import KINDS, SPLIT_BY_COLUMNS, Placement, Shard, expect_placement
+from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, decode, reading, write_text
+from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.workloads.tables import EmbeddingTable, name_tables
 
-__all__ = ["KINDS", "Placement", "Plan", "Shard"]
+_FORMAT = 1
+#: Kinds of placement of a table, by their TorchRec names: copied to every rank; whole on one rank; columns split over
+#: ranks; rows split over all ranks; rows split over the ranks of one node; columns split over ranks of one node.
+KINDS = ("data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise")
+#: Those that split columns, and those that split rows.
+SPLIT_BY_COLUMNS = ("column_wise", "table_column_wise")
+BY_ROWS = ("row_wise", "table_row_wise")
+
 
 _EVERYWHERE = ("data_parallel", "row_wise")  # kinds that put a part of a table on every rank
-_FORMAT = 1
+
+
+class Shard(NamedTuple):
+    """A rectangle of a table on a rank: table and rank number, first row, rows, first column and columns."""
+
+    table: int
+    rank: int
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one table lies.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    ranks : tuple of int
+        Rank of every shard, in the order of rows or columns.
+    columns : tuple of int, optional
+        Columns of every shard of a table that is split by columns; by default all the same [-].
+
+    Raises
+    ------
+    ValueError
+        For an unknown kind, no rank, the same rank twice, or columns that do not fit.
+
+    Examples
+    --------
+    >>> Placement("column_wise", (0, 3), columns=(64, 64))
+    Placement(kind='column_wise', ranks=(0, 3), columns=(64, 64))
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    columns: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
+        for name in ("ranks", "columns"):
+            given = getattr(self, name)
+            check_type(f"{name} of a {self.kind} placement", given, Sequence[int])
+            object.__setattr__(self, name, tuple(n.item() if isinstance(n, np.generic) else n for n in given))
+        for rank in self.ranks:
+            check_positive(f"rank of a {self.kind} shard", rank, integer=True, zero=True)
+        if not self.ranks or len(set(self.ranks)) < len(self.ranks):
+            raise ValueError(f"a {self.kind} table is on ranks {self.ranks}; name at least one, and none twice")
+        if self.kind == "table_wise" and len(self.ranks) > 1:
+            raise ValueError(f"a table_wise table must be on one rank, not on {self.ranks}; choose another kind")
+        if self.columns and (self.kind not in SPLIT_BY_COLUMNS or len(self.columns) != len(self.ranks)):
+            raise ValueError(
+                f"columns {self.columns} do not belong to a {self.kind} placement on {len(self.ranks)} ranks; "
+                "give one number a rank, to column_wise and table_column_wise only"
+            )
+        for width in self.columns:
+            check_positive("columns of a shard", width, integer=True)
+
+    def cut(self, table: EmbeddingTable, number: int = 0) -> list[Shard]:
+        """Cut a table into the shards of this placement.
+
+        Parameters
+        ----------
+        table : EmbeddingTable
+            The table.
+        number : int
+            Its number [-].
+
+        Returns
+        -------
+        shards : list of Shard
+            One for every rank, in the order of `ranks`.
+
+        Raises
+        ------
+        ValueError
+            For fewer rows than shards, or columns that do not add up to those of the table.
+
+        Notes
+        -----
+        Rows are cut into blocks of the same height, rounded up, so that the last ones can be lower or empty.
+        """
+        n, name = len(self.ranks), table.name or f"table {number}"
+        if self.kind in SPLIT_BY_COLUMNS:
+            if not self.columns and table.dim % n:
+                raise ValueError(f"{name!r} has {table.dim} columns; {n} equal shards need a multiple; give columns")
+            widths = self.columns or (table.dim // n,) * n
+            if sum(widths) != table.dim:
+                raise ValueError(f"the shards of {name!r} have {sum(widths)} columns together; the table {table.dim}")
+            starts = (0, *accumulate(widths))
+            spans = zip(self.ranks, starts, widths, strict=False)
+            return [Shard(number, rank, 0, table.rows, start, width) for rank, start, width in spans]
+        if self.kind in BY_ROWS:
+            if table.rows < n:
+                raise ValueError(f"{name!r} has {table.rows} rows; it cannot be split by rows over {n} ranks")
+            block = -(-table.rows // n)
+            tops = [min(i * block, table.rows) for i in range(n + 1)]
+            spans = zip(self.ranks, tops, tops[1:], strict=False)
+            return [Shard(number, rank, top, end - top, 0, table.dim) for rank, top, end in spans]
+        return [Shard(number, rank, 0, table.rows, 0, table.dim) for rank in self.ranks]
 
 
 @dataclass(frozen=True)
@@ -75,7 +185,7 @@ class Plan:
 
     @classmethod
     def round_robin(cls, tables: int, *, ranks: int) -> "Plan":
-        """Deal the tables out to the ranks in turn.
+        """Deal the tables out to the ranks, round-robin.
 
         Parameters
         ----------
@@ -112,7 +222,7 @@ class Plan:
         check_type("owners", owners, Sequence)
         return cls(ranks, tuple(o.item() if isinstance(o, np.generic) else o for o in owners))
 
-    @property
+    @cached_property
     def placements(self) -> tuple[Placement, ...]:
         """Placement of every table, in table order."""
         return tuple(o if isinstance(o, Placement) else Placement("table_wise", (o,)) for o in self.owners)
@@ -179,18 +289,13 @@ class Plan:
         text : str
             ``format``, ``ranks`` and ``tables`` with ``name``, ``kind``, ``ranks`` and ``columns`` [-].
         """
-        names = self.names or tuple(f"table {i}" for i in range(len(self.owners)))
-        entries = [
-            {
-                "name": name,
-                "kind": p.kind,
-                "ranks": list(p.ranks),
-                **({"columns": list(p.columns)} if p.columns else {}),
-            }
-            for name, p in zip(names, self.placements, strict=True)
-        ]
+        names = self.names or [f"table {i}" for i in range(len(self.owners))]
+        entries = []
+        for name, placement in zip(names, self.placements, strict=True):
+            entry: dict[str, Any] = {"name": name, "kind": placement.kind, "ranks": placement.ranks}
+            entries.append(json.dumps(entry | ({"columns": placement.columns} if placement.columns else {})))
         head = f'{{"format": {_FORMAT}, "ranks": {self.ranks}, "tables": [\n'
-        return head + ",\n".join(json.dumps(entry) for entry in entries) + "\n]}\n"
+        return head + ",\n".join(entries) + "\n]}\n"
 
     @classmethod
     def from_json(cls, text: str, *, origin: str = "plan") -> "Plan":
@@ -214,16 +319,22 @@ class Plan:
             With the place and the reason, for anything that is not a plan of this format.
         """
         with reading(origin, "compare with Plan.round_robin(2, ranks=2).to_json()"):
-            data = expect("a table", lambda value: isinstance(value, dict))(json.loads(text), "plan")
+            data = json.loads(text)
+            if not isinstance(data, dict):
+                raise ValueError(f"plan is {show(data)}; it must be a table")
             if type(data.get("format")) is not int or data["format"] != _FORMAT:
                 raise ValueError(f"format is {data.get('format')!r}; this perfkit reads format {_FORMAT}")
             if set(data) != {"format", "ranks", "tables"}:
                 raise ValueError(f"keys are {', '.join(map(str, data))}; they must be format, ranks and tables")
-            if isinstance(data["tables"], list) and len(data["tables"]) > MOST_ROWS:
-                raise ValueError(f"tables has {len(data['tables'])} entries; it may have {MOST_ROWS}")
-            entries = expect_list(expect_placement)(data["tables"], "tables")
-            owners, names = (tuple(entry[part] for entry in entries) for part in (0, 1))
-            return cls(expect_whole(1)(data["ranks"], "ranks"), owners, names if all(names) else ())
+            tables = data["tables"]
+            if not isinstance(tables, list):
+                raise ValueError(f"tables is {show(tables)}; it must be a list")
+            if len(tables) > MOST_ROWS:
+                raise ValueError(f"tables has {len(tables)} entries; it may have {MOST_ROWS}")
+            entries = [_read_placement(entry, f"tables[{i}]") for i, entry in enumerate(tables)]
+            owners, names = tuple(placement for placement, _ in entries), tuple(name for _, name in entries)
+            ranks = check_positive("ranks", decode(int, data["ranks"], "ranks"), integer=True)
+            return cls(ranks, owners, names if all(names) else ())
 
     def save(self, path: str | Path) -> Path:
         """Write the plan to a file, whole or not at all.
@@ -284,21 +395,19 @@ class Plan:
         >>> plan["embeddings"]["table 0"]["shards"][1]
         {'rank': 1, 'offsets': [5, 0], 'sizes': [5, 16]}
         """
-        shards: dict[int, list[dict[str, Any]]] = {}
+        out: dict[str, dict[str, Any]] = {
+            name: {
+                "sharding_type": placement.kind,
+                "compute_kernel": "dense" if placement.kind == "data_parallel" else "fused",
+                "ranks": list(placement.ranks),
+                "shards": [],
+            }
+            for name, placement in zip(name_tables(tables), self.placements, strict=True)
+        }
         for s in self.cut(tables):
             box = {"rank": s.rank, "offsets": [s.first_row, s.first_column], "sizes": [s.rows, s.columns]}
-            shards.setdefault(s.table, []).append(box)
-        return {
-            module: {
-                name: {
-                    "sharding_type": placement.kind,
-                    "compute_kernel": "dense" if placement.kind == "data_parallel" else "fused",
-                    "ranks": list(placement.ranks),
-                    "shards": shards[number],
-                }
-                for number, (name, placement) in enumerate(zip(name_tables(tables), self.placements, strict=True))
-            }
-        }
+            out[name_tables(tables)[s.table]]["shards"].append(box)
+        return {module: out}
 
     @classmethod
     @reading("plan", "compare with Plan.to_torchrec")
@@ -334,5 +443,22 @@ class Plan:
             found: dict[str, Any] = {"kind": entry.get("sharding_type"), "ranks": entry.get("ranks") or []}
             if found["kind"] in SPLIT_BY_COLUMNS:
                 found["columns"] = [shard["sizes"][1] for shard in entry.get("shards", ())]
-            owners.append(expect_placement(found, place)[0])
+            owners.append(_read_placement(found, place)[0])
         return cls(ranks, tuple(owners), tuple(names))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    kind: str
+    ranks: tuple[int, ...]
+    columns: tuple[int, ...] = ()
+    name: str = ""
+
+
+def _read_placement(value: Any, place: str) -> tuple[Placement, str]:
+    """Read the placement of one table from a file, and its name, empty where none is given."""
+    entry: _Entry = decode(_Entry, value, place)
+    try:
+        return Placement(entry.kind, entry.ranks, entry.columns), entry.name
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None

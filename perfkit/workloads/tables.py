@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from perfkit.ground.results import Tabular
+from perfkit.ground.units import check_choice, check_positive, check_type, format_bytes, show
 from perfkit.models.distributions import Distribution, Uniform, Zipf, unique_rows
 from perfkit.models.embedding import STATE
-from perfkit.units import check_choice, check_positive, check_type, format_bytes, show
 
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["EmbeddingTable", "TableSet", "draw_tables", "name_tables"]
-
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """One embedding table and the way samples look into it.
+    """One embedding table and its lookups.
 
     Parameters
     ----------
@@ -94,7 +93,7 @@ class EmbeddingTable:
 
 
 @dataclass(frozen=True)
-class TableSet:
+class TableSet(Tabular):
     """Tables that every sample of a batch looks into: what a placement is searched for when the rest is not known.
 
     Parameters

@@ -2,21 +2,21 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import prod
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from perfkit.units import check_type
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.ground.units import check_type
+from perfkit.workloads.graph import FEATURES
+from perfkit.workloads.operations import COMPILED, RULES, Line, Rule, Tensor
 from perfkit.workloads.tables import EmbeddingTable
-
-__all__ = ["ITEMSIZE", "Tape", "Tensor", "check_switches"]
 
 #: Bytes of one number by data type [B].
 ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 _COLUMN = {name: index for index, name in enumerate(FEATURES)}
+#: Name of what a gradient adds to a reduction of several.
+PIECE = "piece of a bucket"
+_LAUNCHES, _CALLS, _BARE = (_COLUMN[name] for name in ("launches", "calls", "bare"))
 
 
 def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
@@ -44,45 +44,7 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
         )
 
 
-class Tensor:
-    """A shape with a storage; views share storage and gradient.
-
-    Parameters
-    ----------
-    storage : int
-        Number of the storage [-].
-    shape : tuple of int
-        Sizes [-].
-    itemsize : int
-        Bytes of one element [B].
-    grad : bool
-        Whether a gradient flows into it.
-    """
-
-    __slots__ = ("grad", "itemsize", "nbytes", "numel", "root", "shape", "storage")
-
-    def __init__(self, storage: int, shape: tuple[int, ...], itemsize: int, grad: bool = False) -> None:
-        self.storage, self.shape, self.itemsize, self.grad = storage, shape, itemsize, grad
-        self.numel = prod(shape)
-        self.nbytes = self.numel * itemsize
-        self.root: Tensor = self
-
-    def view(self, *shape: int) -> "Tensor":
-        """The same storage and gradient under another shape, or a part of it.
-
-        Parameters
-        ----------
-        *shape : int
-            Sizes [-].
-
-        Returns
-        -------
-        tensor : Tensor
-            The view.
-        """
-        other = Tensor(self.storage, shape, self.itemsize, self.grad)
-        other.root = self.root
-        return other
+_Part = tuple[dict[str, Any], dict[str, Any]]  # tensors and sizes of a layer by name
 
 
 class Tape:
@@ -97,9 +59,6 @@ class Tape:
         Bytes of one element that products work on [B].
     mixed : bool
         Whether weights, and what is not a product, stay fp32 (autocast).
-    reference : bool
-        Whether to run as PyTorch did until 1.12: gradients are zeroed and then added to, and biases copied to where a
-        product is added to them.
     overlap : bool
         Whether collectives go on until `wait` is called; else each is waited for at once.
     compiled : bool
@@ -107,42 +66,39 @@ class Tape:
     """
 
     def __init__(
-        self,
-        itemsize: int = 4,
-        *,
-        mixed: bool = False,
-        reference: bool = False,
-        overlap: bool = False,
-        compiled: bool = False,
+        self, itemsize: int = 4, *, mixed: bool = False, overlap: bool = False, compiled: bool = False
     ) -> None:
-        self.itemsize, self.wide, self.reference = itemsize, 4 if mixed else itemsize, reference
+        self.itemsize, self.wide = itemsize, 4 if mixed else itemsize
         self.overlap, self.compiled = overlap, compiled
-        self.phase, self.module = "forward", ""
+        self.rules = {**RULES, **COMPILED} if compiled else RULES
+        self.index = 8  # bytes of an index
+        self.phase, self.module, self.layer = "forward", "", -1
         self.trained: list[Tensor] = []
-        self._weights: set[Tensor] = set()
+        self.local: set[Tensor] = set()  # weights whose gradients are not averaged
+        self.sparse: dict[Tensor, dict[str, float]] = {}  # sizes of updates by row
+        self.updated: set[Tensor] = set()  # by the backward pass already
+        self.buckets: dict[Tensor, int] = {}  # which module's buckets a gradient is reduced in
         self.tables: list[EmbeddingTable] = []
-        self._labels: list[tuple[str, str, str, str, str]] = []
-        self._features: list[list[float]] = []
-        self._accesses: list[tuple[int, int, int, int]] = []
-        self._storages = 0
-        self._nodes: list[tuple[str, Callable[[], None]]] = []
-        self._gradients: dict[Tensor, Tensor] = {}
-        self._sparse: dict[Tensor, dict[str, float]] = {}
-        self._updated: set[Tensor] = set()
-        self._strided: set[int] = set()
-        self.local: set[Tensor] = set()
-        self._bare, self._grouped, self._opened = 0, False, False
+        self.labels: list[tuple[str, str, str, str, str]] = []
+        self.features: list[list[float]] = []
+        self.accesses: list[tuple[int, int, float, int]] = []
+        self.waits: list[tuple[int, int]] = []
+        self.layers: list[int] = []  # of every operation and storage
+        self.storages: list[int] = []
+        self.gradients: dict[Tensor, Tensor] = {}
+        self.narrowed: dict[Tensor, Tensor] = {}
+        self.strided: set[int] = set()  # storages of gradients that are permuted
+        self.bare, self._grouped, self._opened = 0, False, False
+        self._nodes: list[tuple[str, int, Callable[[], Any]]] = []
+        self._parts: list[_Part] = []
         self._arrived: list[Tensor] = []
         self._due: Counter[Tensor] = Counter()
-        self._waits: list[tuple[int, int]] = []
-        self._reducers: dict[Tensor, Any] = {}
-        self._kept: dict[Tensor, Tensor] = {}
-        self._narrowed: dict[Tensor, Tensor] = {}
+        self._weights: set[Tensor] = set()
 
     def tensor(self, *shape: int, itemsize: int = 0, grad: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
-        self._storages += 1
-        return Tensor(self._storages - 1, shape, itemsize or self.itemsize, grad)
+        self.storages.append(self.layer)
+        return Tensor(len(self.storages) - 1, shape, itemsize or self.itemsize, grad)
 
     def parameter(self, *shape: int, itemsize: int = 0) -> Tensor:
         """A trained tensor."""
@@ -151,103 +107,165 @@ class Tape:
         self._weights.add(weight)
         return weight
 
-    def emit(
+    def record(
         self,
         name: str,
-        kind: str,
-        reads: Sequence[Tensor],
-        writes: Sequence[Tensor],
-        variant: str = "",
-        **features: float,
-    ) -> None:
-        """Append one operation with the tensors it reads and writes and its sizes.
+        *operands: Tensor | list[Tensor],
+        out: Tensor | tuple[int, ...] = (),
+        joined: bool = False,
+        **sizes: Any,
+    ) -> Tensor:
+        """Run a layer of `RULES` forward and remember it for the way back; `joined` to the call of the layer before.
+
+        The result `y` is as `out` says, or else like the first operand; `sizes` are what shapes do not tell.
+        """
+        rule, flat = self.rules[name], [t for o in operands for t in (o if isinstance(o, list) else [o])]
+        if not (rule.forward or rule.backward or rule.gives):
+            return flat[0]  # it happens inside another kernel
+        tensors: dict[str, Any] = dict(zip(rule.operands, operands, strict=True))
+        trained = [tensor for tensor in flat if tensor.grad]
+        if isinstance(out, Tensor):
+            tensors["y"] = out
+        else:
+            itemsize = max(tensor.itemsize for tensor in trained or flat)
+            tensors["y"] = self.tensor(*(out or flat[0].shape), itemsize=itemsize, grad=bool(trained))
+        self._due.update(tensor for tensor in trained if tensor in self._weights)
+        for line in rule.forward:
+            self._run(line, tensors, sizes)
+        if joined:
+            self._parts.append((tensors, sizes))
+        elif trained:
+            self._parts = [(tensors, sizes)]
+            self.node(partial(self._answer, rule, self._parts))
+        return tensors["y"]
+
+    def node(self, backward: Callable[[], Any]) -> None:
+        """Append one backward step, which runs before all that were appended earlier."""
+        self._nodes.append((self.module, self.layer, backward))
+
+    def emit(
+        self, name: str, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor], variant: str = "", **sizes: Any
+    ) -> int:
+        """Append one operation with the tensors it reads and writes and its sizes; returns its position.
 
         Inside one backward node all operations belong to one call of the framework.
         """
-        index = len(self._labels)
-        self._labels.append((name, kind, variant or name, self.phase, self.module))
+        index = len(self.labels)
+        self.labels.append((name, kind, variant or name, self.phase, self.module))
+        self.layers.append(self.layer)
         row = [0.0] * len(FEATURES)
-        row[_COLUMN["launches"]], row[_COLUMN["calls"]] = 1.0, 0.0 if self._grouped and self._opened else 1.0
-        row[_COLUMN["bare"]], self._bare, self._opened = self._bare, 0, True
-        for key, value in features.items():
+        row[_LAUNCHES], row[_CALLS], row[_BARE] = 1.0, 0.0 if self._grouped and self._opened else 1.0, self.bare
+        self.bare, self._opened = 0, True
+        for key, value in sizes.items():
             row[_COLUMN[key]] = value
-        self._features.append(row)
-        self._accesses += [(index, t.storage, t.nbytes, 0) for t in reads]
-        self._accesses += [(index, t.storage, t.nbytes, 1) for t in writes]
+        self.features.append(row)
+        self.accesses += [(index, t.storage, t.nbytes, 0) for t in reads]
+        self.accesses += [(index, t.storage, t.nbytes, 1) for t in writes]
+        return index
 
-    def transfer(self, direction: str, tensor: Tensor) -> None:
-        """A copy ``to_device`` or ``to_host`` through pageable memory, for which the host waits."""
-        self.emit("to", "transfer", [], [tensor], direction, elements=tensor.numel)
+    def _run(self, line: Line, tensors: dict[str, Any], sizes: dict[str, Any]) -> None:
+        """Run one line of a rule; gradients that nobody wants are not computed."""
+        wanted = [tensors[name[1:]] for name in line.writes if name[0] == "d"]
+        if wanted and not any(tensor.grad for tensor in wanted):
+            return
+        reads: list[Tensor] = []
+        for name in line.reads:
+            found = self._find(name, tensors)
+            reads += found if isinstance(found, list) else [found]
+        for name in line.writes:
+            if name not in tensors:
+                like = tensors[name[1:] if name[0] == "d" else "x"]
+                tensors[name] = self.tensor(*like.shape, itemsize=like.itemsize)
+        writes = [tensors[name] for name in line.writes]
+        self.emit(line.name, line.kind, reads, writes, line.variant, **line.size(line, reads, writes, sizes))
 
-    def wait(self, collective: int) -> None:
-        """Let the next operation start no sooner than a collective has ended; they are counted from 0."""
-        self._waits.append((len(self._labels), collective))
+    def _find(self, name: str, tensors: dict[str, Any]) -> Any:
+        """A tensor of a rule, or the gradient that has arrived at one, with its elements in order."""
+        if name not in tensors:
+            target = tensors[name[1:]]
+            if isinstance(target, list):
+                return [self.gradient(tensor) for tensor in target]
+            gradient = self.gradient(target)
+            tensors[name] = copy(self, gradient) if gradient.storage in self.strided else gradient
+        return tensors[name]
 
-    def use(self, weight: Tensor) -> None:
-        """Expect one more gradient for a weight, which is complete when all have arrived."""
-        self._due[weight] += 1
-
-    def views(self, count: int) -> None:
-        """Count views: calls without a kernel here, and as many again on the way back."""
-        self._bare += count
-
-        def backward() -> None:
-            self._bare += count - 1  # a node without a kernel counts as one itself
-
-        self.node(backward)
-
-    def node(self, backward: Callable[[], None]) -> None:
-        """Append one backward step, which runs before all that were appended earlier."""
-        self._nodes.append((self.module, backward))
+    def _answer(self, rule: Rule, parts: Sequence[_Part]) -> None:
+        """Run layers of one call on the way back and pass the gradients on."""
+        self.bare += rule.bare
+        for tensors, sizes in parts:
+            for line in rule.backward:
+                self._run(line, tensors, sizes)
+        for tensors, _ in parts:
+            for given, name in rule.gives:
+                target = tensors[name]
+                if isinstance(target, list):
+                    gradient = self._find(given, tensors)
+                    for tensor in target:
+                        self.arrive(tensor, gradient.view(*tensor.shape), passed=tensors["y"].itemsize)
+                elif target.grad:
+                    passed = tensors["y"].itemsize if given == "dy" else 0
+                    self.arrive(target, self._find(given, tensors), passed=passed)
 
     def gradient(self, tensor: Tensor) -> Tensor:
         """The gradient that has arrived at a tensor, in the shape the tensor is seen in."""
-        return self._gradients[tensor.root].view(*tensor.shape)
+        return self.gradients[tensor.root].view(*tensor.shape)
 
-    def arrive(self, tensor: Tensor, gradient: Tensor) -> None:
-        """A gradient reaches a tensor."""
-        first = self._gradients.get(tensor.root)
+    def arrive(self, tensor: Tensor, gradient: Tensor, *, passed: int = 0) -> None:
+        """A gradient reaches a tensor; one `passed` on from a result of that itemsize is made to fit."""
+        if not tensor.grad:
+            return
+        if passed and len(gradient.shape) > len(tensor.shape):
+            rows, n = gradient.numel // tensor.numel, tensor.numel
+            wide, gradient = gradient.view(rows, n), self.tensor(*tensor.shape, itemsize=gradient.itemsize)
+            if not self.compiled:  # else by the product that makes it
+                self.emit("sum", "rowwise", [wide], [gradient], elements=wide.numel, rows=rows, n=n)
+        if passed and passed != tensor.itemsize:
+            wide, gradient = gradient, self.tensor(*gradient.shape, itemsize=tensor.itemsize)
+            self.emit("_to_copy", "elementwise", [wide], [gradient], elements=wide.numel)
+        first = self.gradients.get(tensor.root)
         if first is not None and not self.compiled:  # else the product that makes it adds it
             total = self.tensor(*first.shape, itemsize=first.itemsize)
             self.emit("add", "elementwise", [first, gradient], [total], elements=total.numel)
             gradient = total
-        self._gradients[tensor.root] = gradient
+        self.gradients[tensor.root] = gradient
         if tensor.root in self._weights:
             self._due[tensor.root] -= 1
             if self._due[tensor.root] <= 0:
                 self._arrived.append(tensor.root)
 
     def backward(self) -> None:
-        """Run the backward steps, each one call, and after each the calls that keep gradients of weights."""
+        """Run the backward steps, each one call, and after each the calls that keep gradients of weights.
+
+        Gradients that are reduced in buckets are copied there, each followed by a piece of a reduction: which of them
+        make one is settled when all are known.
+        """
         self.phase = "backward"
-        for module, run in reversed(self._nodes):
-            self.module, self._grouped, self._opened = module, True, False
+        for self.module, self.layer, run in reversed(self._nodes):  # noqa: B020
+            self._grouped, self._opened = True, False
             run()
-            self._bare += not self._opened
+            self.bare += not self._opened
             self._grouped = False
             for weight in self._arrived:
-                self._keep(weight)
+                self.keep(weight)
             self._arrived.clear()
         self._nodes.clear()
-        self._finish()
-        self.phase, self.module = "update", ""
+        self.phase, self.layer = "update", -1
 
-    def _keep(self, weight: Tensor) -> None:
+    def keep(self, weight: Tensor) -> None:
         """The gradient of a weight is complete."""
-        if weight in self._kept:
-            gradient, kept = self._gradients[weight], self._kept[weight]
-            self.emit("accumulate", "elementwise", [kept, gradient], [kept], elements=kept.numel)
-            self._gradients[weight] = kept
-        else:
-            self._bare += 1
+        self.bare += 1
+        if weight not in self.buckets:
+            return
+        gradient = part = self.gradients[weight]
+        if not self.compiled:  # which makes gradients where they are reduced
+            part = self.tensor(*weight.shape, itemsize=weight.itemsize)
+            self.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0)
+        sizes: dict[str, Any] = {"nbytes": part.nbytes, "elements": part.numel, "rows": part.numel // part.shape[-1]}
+        self.emit(PIECE, "collective", [part], [part], table=self.buckets[weight], **sizes)
 
-    def _finish(self) -> None:
-        """The backward pass is over."""
 
-    def graph(self, **about: Any) -> Graph:
-        """Everything recorded so far as columns; `about` are further fields of the graph, such as its name."""
-        features = np.array(self._features, dtype=float).reshape(-1, len(FEATURES))
-        accesses = np.array(self._accesses, dtype=float).reshape(-1, 4)
-        waits = np.array(self._waits, dtype=np.intp).reshape(-1, 2) if self.overlap else None
-        weights = sum(t.numel for t in self.trained)
-        return Graph(tuple(self._labels), features, accesses, tuple(self.tables), weights, waits=waits, **about)
+def copy(tape: Tape, x: Tensor, run: int = 0) -> Tensor:
+    """A copy of a permuted view with its elements in order, `run` at a time."""
+    out = tape.tensor(*x.shape, itemsize=x.itemsize, grad=True)
+    tape.emit("clone", "copy", [x], [out], elements=x.numel, rows=x.numel // (run or x.shape[-1]))
+    return out

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from perfkit.units import check_choice, check_positive
+from perfkit.ground.units import check_choice, check_positive
+from perfkit.workloads import layers
+from perfkit.workloads.draft import RECORDED, Draft
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.tape import ITEMSIZE, Tensor, check_switches
-from perfkit.workloads.training import Training
-
-__all__ = ["PRESETS", "Transformer"]
+from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
 
 #: Published configurations: BERT of arXiv 1810.04805 (vocabulary 30522), GPT-2 (vocabulary 50257).
 PRESETS: dict[str, dict[str, int]] = {
@@ -61,6 +61,8 @@ class Transformer:
     overlap : bool
         Whether gradients are reduced in buckets while the backward pass goes on, as DistributedDataParallel does; else
         in one piece after it.
+    compiled : bool
+        Whether activations, biases and sums of gradients happen inside products, as compilers have it.
     family : str
         Workload family, by which platforms are calibrated.
 
@@ -91,6 +93,7 @@ class Transformer:
     fused: bool = False
     mixed: bool = False
     overlap: bool = True
+    compiled: bool = False
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +103,8 @@ class Transformer:
         check_choice("attention", self.attention, ("fused", "eager"))
         check_choice("dtype", self.dtype, ITEMSIZE)
         check_choice("optimizer", self.optimizer, ("adamw", "sgd"))
-        check_switches(self.dtype, fused=self.fused, mixed=self.mixed, overlap=self.overlap)
+        switches = {"fused": self.fused, "mixed": self.mixed, "overlap": self.overlap, "compiled": self.compiled}
+        check_switches(self.dtype, **switches)
         if self.hidden % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide hidden, {self.hidden}; change one of them")
         if self.sequence > self.positions:
@@ -158,7 +162,7 @@ class Transformer:
     ) -> "Transformer":
         check_choice("preset", preset, [name for name in PRESETS if name.startswith(family)])
         for key in changes:
-            switches = ("attention", "dtype", "optimizer", "fused", "mixed", "overlap")
+            switches = ("attention", "dtype", "optimizer", "fused", "mixed", "overlap", "compiled")
             check_choice("argument", key, [*PRESETS[preset], *switches])
         values = {**PRESETS[preset], **changes}
         changed = any(values[key] != size for key, size in PRESETS[preset].items() if key != "positions")
@@ -203,73 +207,58 @@ class Transformer:
 def _record(model: Transformer, ranks: int, accelerator: bool) -> Graph:
     """Record one rank's iteration."""
     overlap, hidden = model.overlap and ranks > 1, model.hidden
-    tape = Training(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=overlap)
+    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=overlap, compiled=model.compiled)
     batch, tokens = model.batch // ranks, model.batch // ranks * model.sequence
     tape.module = "embeddings"
     words, places = tape.parameter(model.vocabulary, hidden), tape.parameter(model.positions, hidden)
-    x = tape.embedding(words, tokens, batch, model.sequence)
-    x = tape.add(x, tape.embedding(places, model.sequence, model.sequence))
+    x = layers.look_up(tape, words, tokens, batch, model.sequence)
+    x = tape.record("add", x, layers.look_up(tape, places, model.sequence, model.sequence))
     if not model.causal:
-        x = tape.add(x, tape.embedding(tape.parameter(2, hidden), tokens, batch, model.sequence))
-        x = tape.layer_norm(x)
-    for layer in range(model.layers):
-        x = _layer(tape, model, x, f"layers.{layer}")
-    tape.module = "head"
+        types = layers.look_up(tape, tape.parameter(2, hidden), tokens, batch, model.sequence)
+        x = layers.layer_norm(tape, tape.record("add", x, types))
+    for tape.layer in range(min(model.layers, RECORDED)):
+        x = _layer(tape, model, x, f"layers.{tape.layer}")
+    tape.module, tape.layer = "head", -1
     if not model.causal:
-        x = tape.gelu(tape.linear(x, tape.parameter(hidden, hidden), tape.parameter(hidden)))
-    x = tape.layer_norm(x)
+        x = tape.record("gelu", layers.linear(tape, x, tape.parameter(hidden, hidden), tape.parameter(hidden)))
+    x = layers.layer_norm(tape, x)
     bias = None if model.causal else tape.parameter(model.vocabulary)
-    tape.cross_entropy(tape.linear(x, words, bias), tokens)
+    layers.cross_entropy(tape, layers.linear(tape, x, words, bias), tokens)
     if overlap:
-        tape.share_gradients(tape.trained)
+        tape.buckets = dict.fromkeys(tape.trained, 0)
     tape.backward()
+    draft = Draft(tape, model.layers)
     if ranks > 1 and not overlap:
-        tape.all_reduce_gradients()
-    tape.step(model.optimizer, lists=accelerator, fused=model.fused)
-    return tape.graph(name=model.name, family=model.family, dtype=model.dtype, ranks=ranks)
+        draft.average()
+    draft.step(model.optimizer, lists=accelerator, fused=model.fused)
+    return draft.graph(name=model.name, family=model.family, dtype=model.dtype, ranks=ranks)
 
 
-def _layer(tape: Training, model: Transformer, x: Tensor, module: str) -> Tensor:
+def _layer(tape: Tape, model: Transformer, x: Tensor, module: str) -> Tensor:
     """One Transformer layer: normalised before (GPT-2) or after (BERT) each residual sum."""
+    hidden, norm = model.hidden, layers.layer_norm
     tape.module = module + ".attention"
-    if model.causal:
-        x = tape.add(x, _attention(tape, model, tape.layer_norm(x)))
-    else:
-        x = tape.layer_norm(tape.add(x, _attention(tape, model, x)))
+    x = tape.record("add", x, _attention(tape, model, norm(tape, x) if model.causal else x))
+    x = x if model.causal else norm(tape, x)
     tape.module = module + ".mlp"
-    normed = tape.layer_norm(x) if model.causal else x
-    wide = tape.linear(normed, tape.parameter(4 * model.hidden, model.hidden), tape.parameter(4 * model.hidden))
-    wide = tape.gelu(wide, tanh=model.causal)
-    x_out = tape.linear(wide, tape.parameter(model.hidden, 4 * model.hidden), tape.parameter(model.hidden))
-    x = tape.add(x, x_out)
-    return x if model.causal else tape.layer_norm(x)
+    inner = norm(tape, x) if model.causal else x
+    inner = layers.linear(tape, inner, tape.parameter(4 * hidden, hidden), tape.parameter(4 * hidden))
+    inner = tape.record("gelu_tanh" if model.causal else "gelu", inner)
+    inner = layers.linear(tape, inner, tape.parameter(hidden, 4 * hidden), tape.parameter(hidden))
+    x = tape.record("add", x, inner)
+    return x if model.causal else norm(tape, x)
 
 
-def _attention(tape: Training, model: Transformer, x: Tensor) -> Tensor:
+def _attention(tape: Tape, model: Transformer, x: Tensor) -> Tensor:
     """Self-attention with its projections."""
     hidden = model.hidden
     if model.causal:
-        joint = tape.linear(x, tape.parameter(3 * hidden, hidden), tape.parameter(3 * hidden))
-        q, k, v = tape.split(joint, 3)
+        joint = layers.linear(tape, x, tape.parameter(3 * hidden, hidden), tape.parameter(3 * hidden))
+        q, k, v = layers.split(tape, joint, 3)
     else:
-        q, k, v = (tape.linear(x, tape.parameter(hidden, hidden), tape.parameter(hidden)) for _ in range(3))
-    tape.views(6)  # each of the three by heads, and transposed
-    if model.attention == "fused":
-        mixed = tape.fused_attention(q, k, v, heads=model.heads, causal=model.causal)
-    else:
-        mixed = _eager_attention(tape, model, q, k, v)
-    tape.views(2)
-    return tape.linear(mixed, tape.parameter(hidden, hidden), tape.parameter(hidden))
-
-
-def _eager_attention(tape: Training, model: Transformer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention with the scores in memory; heads are gathered by copies, as matmul does with permuted views."""
-    batch, sequence, hidden = q.shape
-    heads, width = batch * model.heads, hidden // model.heads
-    q, v = (tape.regroup(t, heads, sequence, width) for t in (q, v))
-    k = tape.regroup(k, heads, width, sequence, lazy=True)
-    scores = tape.scale(tape.bmm(tape.contiguous(q), tape.contiguous(k), "nn"))
-    if model.causal:
-        scores = tape.add(scores, tape.tensor(sequence, sequence))
-    mixed = tape.bmm(tape.softmax(scores), tape.contiguous(v), "nn")
-    return tape.contiguous(tape.regroup(mixed, batch, sequence, hidden), width)
+        q, k, v = (layers.linear(tape, x, tape.parameter(hidden, hidden), tape.parameter(hidden)) for _ in range(3))
+    layers.count_views(tape, 6)  # each of the three by heads, and transposed
+    attend = layers.attention if model.attention == "fused" else layers.eager_attention
+    mixed = attend(tape, q, k, v, heads=model.heads, causal=model.causal)
+    layers.count_views(tape, 2)
+    return layers.linear(tape, mixed, tape.parameter(hidden, hidden), tape.parameter(hidden))

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-__all__ = ["TABLE", "VIEWS", "Entry", "count_bytes", "find_entry", "find_layout", "walk_tensors"]
+from perfkit.models.roofline import gemm_flops
 
 #: Operations that only make views or bookkeeping, and copies that exist under a dispatch mode alone.
 VIEWS = frozenset(
@@ -20,6 +20,8 @@ VIEWS = frozenset(
 )
 
 _Sizes = dict[str, float]
+_Size = Callable[[Sequence[Any], Any], _Sizes]
+_Variant = Callable[[str, Sequence[Any]], str]
 
 
 def walk_tensors(tree: Any) -> Iterator[Any]:
@@ -63,76 +65,60 @@ def count_bytes(tensor: Any) -> float:
     return float(prod(sizes) * tensor.element_size()) if tensor.numel() else 0.0
 
 
-def find_layout(*operands: Any) -> str:
-    """Which operands of a product lie transposed in memory, one letter each: ``n`` not, ``t`` transposed.
-
-    Parameters
-    ----------
-    *operands : torch.Tensor
-        The factors, seen as rows by columns in their last two dimensions.
-
-    Returns
-    -------
-    layout : str
-        Such as ``nt``.
-    """
-
-    def lies(tensor: Any) -> str:
-        (rows, columns), (down, along) = tensor.shape[-2:], tensor.stride()[-2:]
-        return "t" if 0 < down < along or (down == along == 1 and rows == 1 < columns) else "n"
-
-    return "".join(map(lies, operands))
-
-
 # -- sizes: (arguments, results) -> features. Arguments are complete, defaults included, in the order of the schema. ---
 
 
-def _product(args: Sequence[Any], first: int) -> _Sizes:
-    a, b = args[first], args[first + 1]
-    batch = a.shape[0] if a.dim() == 3 else 1
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    return {"flops": 2.0 * batch * m * n * k, "batch": batch, "m": m, "n": n, "k": k}
+def size_product(m: float, n: float, k: float, *, batch: float = 1, passes: float = 1.0) -> _Sizes:
+    """Features of a product of matrices.
+
+    Parameters
+    ----------
+    m, n, k, batch : float
+        Rows, columns, inner dimension and number of products [-].
+    passes : float, optional
+        How many times the arithmetic of one product is done [-].
+
+    Returns
+    -------
+    sizes : dict
+        ``flops`` and the dimensions [-].
+    """
+    return {"flops": passes * gemm_flops(m, n, k, batch=batch), "batch": batch, "m": m, "n": n, "k": k}
+
+
+def _product(first: int) -> _Size:
+    def sizes(args: Sequence[Any], out: Any) -> _Sizes:
+        a, b = args[first], args[first + 1]
+        return size_product(a.shape[-2], b.shape[-1], a.shape[-1], batch=a.shape[0] if a.dim() == 3 else 1)
+
+    return sizes
 
 
 def _vectors(args: Sequence[Any], out: Any) -> _Sizes:
     a = args[1] if len(args) > 2 and hasattr(args[2], "shape") else args[0]
-    k = a.shape[-1]
-    m = a.numel() // max(k, 1)
-    return {"flops": 2.0 * m * k, "batch": 1, "m": m, "n": 1, "k": k}
+    return size_product(a.numel() // max(a.shape[-1], 1), 1, a.shape[-1])
 
 
 def _convolution(args: Sequence[Any], out: Any) -> _Sizes:
-    x, weight, transposed, groups = args[0], args[1], args[6], args[8]
-    return _windows(x, weight, next(walk_tensors(out)), transposed, groups, 1.0)
+    return _windows(args[0], args[1], next(walk_tensors(out)), args[6], args[8], 1.0)
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> _Sizes:
-    g, x, weight, transposed, groups, wanted = args[0], args[1], args[2], args[7], args[9], args[10]
-    return _windows(x, weight, g, transposed, groups, float(wanted[0]) + float(wanted[1]))
+    return _windows(args[1], args[2], args[0], args[7], args[9], float(args[10][0]) + float(args[10][1]))
 
 
 def _windows(x: Any, weight: Any, y: Any, transposed: bool, groups: int, passes: float) -> _Sizes:
     if transposed:  # a transposed convolution is the gradient of one from y to x
         x, y = y, x
-    places, channels = y.shape[0] * prod(y.shape[2:]), y.shape[1]
-    m, n, k = places, channels // groups, x.shape[1] // groups * prod(weight.shape[2:])
-    return {"flops": passes * 2.0 * groups * m * n * k, "batch": groups, "m": m, "n": n, "k": k,
-            "elements": y.numel(), "rows": y.shape[0]}  # fmt: skip
-
-
-def _suffix_convolution(args: Sequence[Any]) -> str:
-    """Which code of the libraries runs it: that of products, of groups or of single channels."""
-    first = isinstance(args[-1], list | tuple) and isinstance(args[-1][0], bool)  # backward: the gradient comes first
-    x, weight, stride, groups = (args[i + first] for i in (0, 1, 3, 8))
-    if groups > 1:
-        return "_depthwise" if groups == x.shape[1] else "_grouped"
-    return "_pointwise" if prod(weight.shape[2:]) * max(stride) == 1 else ""
+    places, window = y.shape[0] * prod(y.shape[2:]), prod(weight.shape[2:])
+    sizes = size_product(places, y.shape[1] // groups, x.shape[1] // groups * window, batch=groups, passes=passes)
+    return sizes | {"elements": y.numel(), "rows": y.shape[0]}
 
 
 def _attention(q: Any, k: Any, v: Any, causal: bool, factor: float) -> _Sizes:
     (b, h, m, d), n = q.shape, k.shape[2]
-    flops = 2.0 * factor * b * h * m * n * (d + v.shape[3]) * (0.5 if causal else 1.0)
-    return {"flops": flops, "batch": b * h, "m": m, "n": n, "k": d}
+    share = factor * (0.5 if causal else 1.0) * (d + v.shape[3]) / d
+    return size_product(m, n, d, batch=b * h, passes=share)
 
 
 def _elements(args: Sequence[Any], out: Any) -> _Sizes:
@@ -147,16 +133,20 @@ def _rows_of(x: Any) -> _Sizes:
     return {"elements": x.numel(), "rows": x.numel() // max(n, 1), "n": n}
 
 
-def _rows(position: int) -> Callable[[Sequence[Any], Any], _Sizes]:
+def _rows(position: int) -> _Size:
     return lambda args, out: _rows_of(args[position])
 
 
-def _channels(position: int) -> Callable[[Sequence[Any], Any], _Sizes]:
+def _channels(position: int) -> _Size:
     def sizes(args: Sequence[Any], out: Any) -> _Sizes:
-        x = args[position]
-        return {"elements": x.numel(), "rows": x.shape[1], "n": x.numel() // max(x.shape[1], 1)}
+        n, channels = args[position].numel(), args[position].shape[1]
+        return {"elements": n, "rows": channels, "n": n // max(channels, 1)}
 
     return sizes
+
+
+def _planes(position: int) -> _Size:
+    return lambda args, out: {"elements": args[position].numel(), "rows": prod(args[position].shape[:2])}
 
 
 def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
@@ -164,20 +154,12 @@ def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
     elements = sum(t.numel() for t in walk_tensors(args[0]))
     kept = max([1, *(t.numel() for t in walk_tensors(out))])
     dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
-    leading = bool(dims) and any(d % max(args[0].dim(), 1) == 0 for d in dims)
+    leading = any(d % max(args[0].dim(), 1) == 0 for d in dims)
     rows, n = (elements // kept, kept) if leading else (kept, elements // kept)
     return {"elements": elements, "rows": rows, "n": n}
 
 
-def _planes(position: int) -> Callable[[Sequence[Any], Any], _Sizes]:
-    def sizes(args: Sequence[Any], out: Any) -> _Sizes:
-        x = args[position]
-        return {"elements": x.numel(), "rows": prod(x.shape[:2])}
-
-    return sizes
-
-
-def _pooled(position: int, adaptive: bool = False) -> Callable[[Sequence[Any], Any], _Sizes]:
+def _pooled(position: int, adaptive: bool = False) -> _Size:
     """Places that come out, ``m``, and those that each looks at, ``k``."""
 
     def sizes(args: Sequence[Any], out: Any) -> _Sizes:
@@ -194,11 +176,6 @@ def _moved(args: Sequence[Any], out: Any) -> _Sizes:
     return _rows_of(next(walk_tensors([out, args]))) | {"n": 0}
 
 
-def _rows_moved(args: Sequence[Any], out: Any) -> _Sizes:
-    rows = args[-1]._nnz()
-    return {"elements": rows * prod(out.shape[1:]), "rows": rows}
-
-
 def _concatenated(args: Sequence[Any], out: Any) -> _Sizes:
     inner = prod(out.shape[args[1] % max(out.dim(), 1) :])
     return {"elements": out.numel(), "rows": out.numel() // max(inner, 1) * sum(t.numel() > 0 for t in args[0])}
@@ -213,49 +190,62 @@ def _filled(args: Sequence[Any], out: Any) -> _Sizes:
     return {"elements": sum(t.numel() for t in walk_tensors(args[0] if out is None else out))}
 
 
+def _looked_up(lookups: float, bags: float, dim: float, rows: float) -> _Sizes:
+    return {"lookups": lookups, "bags": bags, "dim": dim, "elements": rows * dim, "rows": rows}
+
+
+def _bags(args: Sequence[Any], out: Any) -> _Sizes:
+    lookups = args[1].numel()
+    return _looked_up(lookups, out[0].shape[0], args[0].shape[1], lookups) | {"rows": 0}
+
+
+def _bag_gradient(args: Sequence[Any], out: Any) -> _Sizes:
+    lookups = args[1].numel()
+    return _looked_up(lookups, args[0].shape[0], args[0].shape[1], lookups if args[9] else args[6])
+
+
 def _word_rows(args: Sequence[Any], out: Any) -> _Sizes:
     return {"elements": out.numel(), "rows": args[1].numel(), "n": args[0].shape[1]}
 
 
 def _word_gradient(args: Sequence[Any], out: Any) -> _Sizes:
-    lookups, (rows, dim) = args[1].numel(), out.shape
-    return {"elements": out.numel(), "rows": rows, "lookups": lookups, "bags": lookups, "dim": dim}
+    return _looked_up(args[1].numel(), args[1].numel(), out.shape[1], out.shape[0])
 
 
-def _bags(args: Sequence[Any], out: Any) -> _Sizes:
-    lookups, dim = args[1].numel(), args[0].shape[1]
-    return {"lookups": lookups, "bags": out[0].shape[0], "dim": dim, "elements": lookups * dim}
-
-
-def _bag_gradient(args: Sequence[Any], out: Any) -> _Sizes:
-    g, lookups, rows, sparse = args[0], args[1].numel(), args[6], args[9]
-    dim = g.shape[1]
-    written = lookups if sparse else rows
-    return {"lookups": lookups, "bags": g.shape[0], "dim": dim, "elements": written * dim, "rows": written}
-
-
-def _row_update(args: Sequence[Any], out: Any) -> _Sizes:
-    lookups, dim = args[1]._nnz(), prod(args[0].shape[1:])
-    return {"lookups": lookups, "bags": lookups, "dim": dim, "elements": lookups * dim, "rows": lookups}
-
-
-def _first(args: Sequence[Any], out: Any) -> _Sizes:
-    return {"elements": args[0].numel()}
-
-
-def _losses(args: Sequence[Any], out: Any) -> _Sizes:
+def _labels(args: Sequence[Any], out: Any) -> _Sizes:
     return {"elements": args[1].numel(), "rows": args[1].numel()}
 
 
-# -- variants --------------------------------------------------------------------------------------------------------
+def _rows_moved(args: Sequence[Any], out: Any) -> _Sizes:
+    return {"elements": args[-1]._nnz() * prod(out.shape[1:]), "rows": args[-1]._nnz()}
 
 
-def _layout(first: int) -> Callable[[str, Sequence[Any]], str]:
-    def variant(name: str, args: Sequence[Any]) -> str:
-        layout = find_layout(args[first], args[first + 1])
-        return "nt" if layout == "tt" else layout  # nothing in training asks for it often enough to be measured
+def _row_update(args: Sequence[Any], out: Any) -> _Sizes:
+    lookups = args[1]._nnz()
+    return _looked_up(lookups, lookups, prod(args[0].shape[1:]), lookups)
 
-    return variant
+
+# -- variants ----------------------------------------------------------------------------------------------------------
+
+
+def _layout(first: int) -> _Variant:
+    """Which factors are stored transposed, one letter each; both are too rare in training to be measured."""
+
+    def letter(tensor: Any) -> str:
+        (rows, columns), (down, along) = tensor.shape[-2:], tensor.stride()[-2:]
+        return "t" if 0 < down < along or (down == along == 1 and rows == 1 < columns) else "n"
+
+    return lambda name, args: (letter(args[first]) + letter(args[first + 1])).replace("tt", "nt")
+
+
+def _windowed(name: str, args: Sequence[Any]) -> str:
+    """Which code of the libraries runs a convolution: that of products, of groups or of single channels."""
+    backward = name.endswith("backward")  # the gradient comes first
+    x, weight, stride, groups = (args[i + backward] for i in (0, 1, 3, 8))
+    phase = "backward" if backward else "forward"
+    if groups > 1:
+        return phase + ("_depthwise" if groups == x.shape[1] else "_grouped")
+    return phase + ("_pointwise" if prod(weight.shape[2:]) * max(stride) == 1 else "")
 
 
 def _function(name: str, args: Sequence[Any]) -> str:
@@ -285,93 +275,83 @@ class Entry:
         Features from arguments and results: FLOP, dimensions and elements [-].
     unread : tuple of int
         Positions of arguments that only lend their shape, or that rows are looked up in.
-    note : str
-        What else there is to know.
     launches : int
         Kernels that a GPU starts for it [-].
     """
 
     names: str
     kind: str
-    variant: str | Callable[[str, Sequence[Any]], str]
-    sizes: Callable[[Sequence[Any], Any], _Sizes]
+    variant: str | _Variant
+    sizes: _Size
     unread: tuple[int, ...] = ()
-    note: str = ""
     launches: int = 1
 
 
 #: First match wins. Bytes are those of all operands read and written, see `count_bytes`, the unread ones aside.
 TABLE: tuple[Entry, ...] = (
-    Entry("mm", "gemm", _layout(0), lambda a, o: _product(a, 0)),
-    Entry("addmm", "gemm", _layout(1), lambda a, o: _product(a, 1), note="bias added in the same kernel"),
-    Entry("mv dot vdot addmv", "gemm", "nn", _vectors, note="a product with one column"),
-    Entry("bmm", "bmm", _layout(0), lambda a, o: _product(a, 0)),
-    Entry("baddbmm", "bmm", _layout(1), lambda a, o: _product(a, 1)),
-    Entry("_scaled_dot_product_*_backward", "attention",
-          lambda n, a: "backward" + ("_causal" if a[7] is True else ""),
-          lambda a, o: _attention(a[1], a[2], a[3], a[7] is True, 2.5),
-          note="scores are computed again: 2.5 times the forward (Dao 2023, arXiv:2307.08691, 4.1)"),
-    Entry("_scaled_dot_product_*", "attention", lambda n, a: "forward" + ("_causal" if a[4] is True else ""),
-          lambda a, o: _attention(a[0], a[1], a[2], a[4] is True, 1.0), note="half the work where causal"),
-    Entry("convolution", "convolution", lambda n, a: "forward" + _suffix_convolution(a), _convolution,
-          note="as a product of places by output channels by window"),
-    Entry("convolution_backward", "convolution", lambda n, a: "backward" + _suffix_convolution(a),
-          _convolution_backward, note="gradients of input, weight and bias; as much work as each is wanted"),
+    Entry("<sparse>", "embedding_update", "sparse", _row_update),  # a sparse gradient added to a table
+    Entry("mm", "gemm", _layout(0), _product(0)),
+    Entry("addmm", "gemm", _layout(1), _product(1)),  # the bias is added in the same kernel
+    Entry("mv dot vdot addmv", "gemm", "nn", _vectors),  # a product with one column
+    Entry("bmm", "bmm", _layout(0), _product(0)),
+    Entry("baddbmm", "bmm", _layout(1), _product(1)),
+    # scores are computed again: 2.5 times the forward (Dao 2023, arXiv:2307.08691, 4.1)
+    Entry("_scaled_dot_product_*_backward", "attention", lambda n, a: "backward" + "_causal" * (a[7] is True),
+          lambda a, o: _attention(a[1], a[2], a[3], a[7] is True, 2.5)),
+    Entry("_scaled_dot_product_*", "attention", lambda n, a: "forward" + "_causal" * (a[4] is True),
+          lambda a, o: _attention(a[0], a[1], a[2], a[4] is True, 1.0)),  # half the work where causal
+    Entry("convolution", "convolution", _windowed, _convolution),  # a product of places by output channels by window
+    Entry("convolution_backward", "convolution", _windowed, _convolution_backward),  # as much as gradients are wanted
     Entry("*adaptive*pool?d*_backward", "pooling", "", _pooled(1, adaptive=True)),
     Entry("*adaptive*pool?d*", "pooling", "", _pooled(0, adaptive=True)),
     Entry("*pool?d*_backward", "pooling", "", _pooled(1)),
     Entry("*pool?d*", "pooling", "", _pooled(0)),
-    Entry("_embedding_bag", "embedding_forward", "", _bags, (0,), "rows are priced by lookups, not as bytes"),
+    # rows are priced by lookups, not as bytes; a gradient has one row per lookup, or is as large as the table
+    Entry("_embedding_bag", "embedding_forward", "", _bags, (0,)),
     Entry("_embedding_bag_backward", "embedding_backward", lambda n, a: "sparse" if a[9] else "dense", _bag_gradient,
-          (3, 4, 5),           note="one row per lookup, or a gradient as large as the table"),
+          (3, 4, 5)),
     Entry("embedding", "rowwise", "", _word_rows, (0,)),
     Entry("embedding_dense_backward", "embedding_backward", "dense_rows", _word_gradient),
-    Entry("nll_loss*_forward", "rowwise", "nll_loss_forward", _losses, (0,), "one number of each row"),
+    Entry("nll_loss*_forward", "rowwise", "nll_loss_forward", _labels, (0,)),  # one number of each row
     Entry("nll_loss*_backward", "rowwise", "nll_loss_backward", _rows(1), (1,)),
-    Entry("binary_cross_entropy* *_loss", "elementwise", "", _first),
+    Entry("binary_cross_entropy* *_loss", "elementwise", "", lambda a, o: {"elements": a[0].numel()}),
     Entry("_safe_softmax", "rowwise", "_softmax", _rows(0)),
-    Entry("_softmax _log_softmax cumsum sort topk logcumsumexp cumprod", "rowwise", "", _rows(0)),
-    Entry("_softmax_backward_data _log_softmax_backward_data", "rowwise", "", _rows(0)),
+    Entry("_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
+          "_log_softmax_backward_data", "rowwise", "", _rows(0)),
     Entry("native_layer_norm _fused_rms_norm", "rowwise", "native_layer_norm", _rows(0)),
     Entry("native_layer_norm_backward _fused_rms_norm_backward", "rowwise", "native_layer_norm_backward", _rows(1)),
     Entry("native_batch_norm _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm", "rowwise",
-          "native_batch_norm", _channels(0), note="a row is a channel"),
+          "native_batch_norm", _channels(0)),  # a row is a channel
     Entry("native_batch_norm_backward batch_norm_backward cudnn_batch_norm_backward", "rowwise",
           "native_batch_norm_backward", _channels(1)),
     Entry("native_group_norm", "rowwise", "", _planes(0)),
     Entry("native_group_norm_backward", "rowwise", "", _planes(1)),
-    Entry("sum", "rowwise", "", _reduced, note="mostly of the columns, as gradients of biases"),
-    Entry("mean var std var_mean amax amin max min argmax argmin any all prod norm logsumexp linalg_vector_norm "
+    Entry("sum mean var std var_mean amax amin max min argmax argmin any all prod norm logsumexp linalg_vector_norm "
           "_foreach_norm _amp_foreach_non_finite_check_and_unscale_ count_nonzero median aminmax", "rowwise",
-          lambda n, a: n.removeprefix("_foreach_"), _reduced),
+          lambda n, a: n.removeprefix("_foreach_"), _reduced),  # mostly of the columns, as gradients of biases
     Entry("cat stack", "copy", "cat", _concatenated),
     Entry("clone contiguous", "copy", "clone", _moved),
     Entry("index", "copy", "", _indexed),
-    Entry("index_put index_put_ _index_put_impl_", "copy", "index_put", _indexed,
-          note="a GPU sorts the indices to add without conflicts: ten kernels", launches=10),
+    # a GPU sorts the indices to add without conflicts: ten kernels
+    Entry("index_put index_put_ _index_put_impl_", "copy", "index_put", _indexed, launches=10),
     Entry("ones_like", "copy", "new_zeros", _filled),
     Entry("new_zeros new_ones new_full zeros_like full_like full ones scalar_tensor arange eye tril_indices "
-          "triu_indices linspace rand rand_like randn randn_like randint randperm", "copy", "new_zeros", _filled,
-          (0,), "written, nothing read"),
-    Entry("zero_ fill_ normal_ uniform_ random_", "elementwise", "", _elements, (0,), "written, nothing read"),
+          "triu_indices linspace rand rand_like randn randn_like randint randperm", "copy", "new_zeros", _filled, (0,)),
+    Entry("zero_ fill_ normal_ uniform_ random_", "elementwise", "", _elements, (0,)),  # written, nothing read
     Entry("gather index_select take_along_dim", "copy", "gather", _moved),
-    Entry("_coalesce sparse_mask", "copy", "scatter_add", _rows_moved, note="rows of a sparse gradient"),
+    Entry("_coalesce sparse_mask", "copy", "scatter_add", _rows_moved),  # rows of a sparse gradient
     Entry("scatter scatter_ scatter_add scatter_add_ index_add index_add_ scatter_reduce index_copy*", "copy",
           "scatter_add", _moved),
-    Entry("copy_ _foreach_copy_", "copy", "copy_", _moved, (0,), "the target is written, not read"),
+    Entry("copy_ _foreach_copy_", "copy", "copy_", _moved, (0,)),  # the target is written, not read
     Entry("repeat roll flip constant_pad_nd reflection_pad* replication_pad* slice_backward select_backward "
           "slice_scatter select_scatter tril triu upsample* repeat_interleave unfold_backward diag_embed as_strided_* "
           "pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle *_copy", "copy", "", _moved),
-    Entry("_to_copy", "elementwise", "", _elements, note="another data type"),
-    Entry("_fused_*_", "elementwise", "", _elements, note="one kernel updates all weights"),
-    Entry("_foreach_*_ _foreach_*", "elementwise", _function, _elements, note="a list of tensors by one kernel"),
-    Entry("native_dropout* bernoulli* _fused_dropout masked_fill* where *_backward *_", "elementwise", _function,
-          _elements, note="functions PyTorch does not itself mark as pointwise"),
+    Entry("_to_copy _fused_*_", "elementwise", "", _elements),  # another data type; all weights by one kernel
+    Entry("_foreach_*_ _foreach_*", "elementwise", _function, _elements),  # a list of tensors by one kernel
+    Entry("<pointwise> native_dropout* bernoulli* _fused_dropout masked_fill* where *_backward *_", "elementwise",
+          _function, _elements),
+    Entry("*", "other", "", _elements),  # timed by its traffic and named
 )  # fmt: skip
-
-_POINTWISE = Entry("", "elementwise", _function, _elements, note="whatever PyTorch marks as pointwise")
-_ROW_UPDATE = Entry("add_", "embedding_update", "sparse", _row_update, note="a sparse gradient added to a table")
-_OTHER = Entry("", "other", "", _elements, note="timed by its traffic and named as unmodelled")
 
 
 @lru_cache(maxsize=4096)
@@ -392,12 +372,5 @@ def find_entry(name: str, *, pointwise: bool = False, sparse: bool = False) -> E
     entry : Entry
         Its line; the last resort is ``other``.
     """
-    if sparse:
-        return _ROW_UPDATE
-    generic = TABLE[-1]
-    for entry in TABLE[:-1]:
-        if any(fnmatchcase(name, pattern) for pattern in entry.names.split()):
-            return entry
-    if pointwise:
-        return _POINTWISE
-    return generic if any(fnmatchcase(name, pattern) for pattern in generic.names.split()) else _OTHER
+    keys = ["<sparse>"] if sparse else [name, *["<pointwise>"] * pointwise]
+    return next(e for e in TABLE if any(fnmatchcase(key, pattern) for pattern in e.names.split() for key in keys))

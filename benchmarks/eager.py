@@ -1,0 +1,124 @@
+"""DLRMs in the training loop of their authors, as PyTorch ran it until 1.12.
+
+Inputs, labels and the indices of the interaction are copied from pageable memory, and the loss is read before the
+backward pass, each of which the host waits for. Gradients are zeroed and added to, biases copied to where products are
+added to them, and weights updated, by a kernel each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfkit.workloads.dlrm import DLRM, record_layers
+from perfkit.workloads.draft import Draft
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.operations import Tensor
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.shards import hold_tables
+from perfkit.workloads.tape import ITEMSIZE, Tape
+
+__all__ = ["EagerDLRM"]
+
+
+class _EagerTape(Tape):
+    """Kernels that later versions of PyTorch spare."""
+
+    def __init__(self, itemsize: int) -> None:
+        super().__init__(itemsize)
+        self.index = 4
+        self.kept: dict[Tensor, Tensor] = {}
+
+    def emit(
+        self, name: str, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor], variant: str = "", **sizes: Any
+    ) -> int:
+        """Append one operation, after what had to come before it."""
+        if name == "addmm":
+            rows = {"elements": writes[0].numel, "rows": sizes["m"], "calls": 0}
+            super().emit("expand", "copy", [reads[0]], [writes[0]], **rows)
+        elif name == "index":  # from a slice, which is all of it
+            self.bare += 1
+            self.node(lambda: self._fill(reads[0]))
+            for part in reads[1:]:
+                self.transfer("to_device", part)
+        return super().emit(name, kind, reads, writes, variant, **sizes)
+
+    def transfer(self, direction: str, tensor: Tensor) -> None:
+        """A copy through pageable memory."""
+        self.emit("to", "transfer", [], [tensor], direction, elements=tensor.numel)
+
+    def _fill(self, x: Tensor) -> None:
+        """The gradient of a slice is copied into zeros."""
+        zeros = self.tensor(*x.shape)
+        self.emit("new_zeros", "copy", [], [zeros], elements=x.numel)
+        self.emit("copy_", "copy", [self.gradient(x)], [zeros], elements=x.numel, rows=x.shape[0])
+
+    def zero(self) -> list[Tensor]:
+        """Zero the gradients of the dense weights."""
+        dense = [weight for weight in self.trained if weight not in self.local]
+        self.kept = {weight: self.tensor(*weight.shape) for weight in dense}
+        self.phase, self.module = "backward", ""
+        elements = sum(weight.numel for weight in dense)
+        self.emit("zero_", "elementwise", [], list(self.kept.values()), elements=elements, launches=len(dense))
+        return dense
+
+    def keep(self, weight: Tensor) -> None:
+        """Add a gradient to the zeros."""
+        if weight not in self.kept:
+            return super().keep(weight)
+        kept = self.kept[weight]
+        self.emit("accumulate", "elementwise", [kept, self.gradients[weight]], [kept], elements=kept.numel)
+        self.gradients[weight] = kept
+        return None
+
+    def loss(self, logits: Tensor) -> None:
+        """Sigmoid, loss of every sample and mean; labels arrive late, loss and predictions are read at once."""
+        scores, losses = self.tensor(*logits.shape, grad=True), self.tensor(*logits.shape)
+        labels, loss, one = (self.tensor(*shape) for shape in (logits.shape, (1,), (1,)))
+        n = logits.numel
+
+        def back(name: str, reads: Sequence[Tensor], target: Tensor, *, mean: bool = False) -> None:
+            gradient = self.tensor(*logits.shape)
+            self.emit(name, "elementwise", reads, [gradient], elements=n)
+            if mean:
+                self.emit("div_", "elementwise", [gradient], [gradient], elements=n)
+            self.arrive(target, gradient)
+
+        self.emit("sigmoid", "elementwise", [logits], [scores], elements=n)
+        self.node(lambda: back("sigmoid_backward", [self.gradient(scores), scores], logits))
+        self.transfer("to_device", labels)
+        self.emit("binary_cross_entropy", "elementwise", [scores, labels], [losses], elements=n)
+        self.emit("mean", "rowwise", [losses], [loss], elements=n, rows=1, n=n, calls=0)
+        for tensor in (loss, scores):
+            self.bare += 1  # detached
+            self.transfer("to_host", tensor)
+        self.node(lambda: back("binary_cross_entropy_backward", [one, scores, labels], scores, mean=True))
+        self.node(lambda: self.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1))
+
+
+@dataclass(frozen=True)
+class EagerDLRM:
+    """A DLRM with fused lookups on one GPU."""
+
+    model: DLRM
+    family: str = "dlrm"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = True) -> tuple[Graph, ...]:
+        """What the GPU computes in one iteration."""
+        model = self.model
+        placements = self.model.place(plan, 1).placements
+        held, tape = hold_tables(placements, model.tables, 0, ranks=1), _EagerTape(ITEMSIZE[model.dtype])
+        inputs = tape.tensor(model.batch, model.features)
+        lookups = sum(round(model.batch * table.pooling) for table in model.tables)
+        offsets = model.batch * len(model.tables) + 1
+        for part in (inputs, *(tape.tensor(n, itemsize=4) for n in (lookups, offsets))):
+            tape.transfer("to_device", part)
+        tape.loss(record_layers(tape, model, inputs, held))
+        dense = tape.zero()
+        tape.backward()
+        tape.module, elements = "", sum(weight.numel for weight in dense)
+        reads = [*dense, *(tape.gradients[weight] for weight in dense)]
+        tape.emit("add_", "elementwise", reads, dense, elements=elements, launches=len(dense))
+        return (Draft(tape).graph(name=model.name, family=self.family, dtype=model.dtype),)

@@ -1,0 +1,1 @@
+"""Measurements to a platform, and predictions against measurements."""

@@ -1,0 +1,389 @@
+"""Measuring campaigns on this machine: resumable, with progress; calibration and check are two of them."""
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfkit.calibration.checks import Comparison, compare_run
+from perfkit.calibration.fit import find_caches, fit_platform
+from perfkit.calibration.pace import name_disturbances
+from perfkit.ground.files import LARGEST_TEXT, reading, write_text
+from perfkit.ground.results import check_target
+from perfkit.ground.units import check_choice, check_positive
+from perfkit.measure.folders import Campaign, open_campaign
+from perfkit.measure.kernels import draw_cases
+from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
+from perfkit.measure.processes import MeasurementError, check_ranks, join_ranks, run_processes
+from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check, dump
+from perfkit.measure.timing import LARGEST, find_disagreement
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
+from perfkit.prediction.result import predict
+
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+_GROUP = 110  # kernels timed by one process
+
+
+def launched_ranks() -> tuple[int, int, int] | None:
+    """Rank, ranks and ranks on this node when a launcher such as torchrun has started this process.
+
+    Returns
+    -------
+    place : (int, int, int) or None
+        None for a process started by hand [-].
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    rank, ranks, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return rank, ranks, local
+
+
+def measure_kernels(
+    campaign: Campaign, *, device: str, seed: int = 0, density: float = 1.0, seconds: float = 0.04, cache: float = 0.0
+) -> list[dict[str, Any]]:
+    """Time isolated kernels in fresh processes.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Keeps what is finished.
+    device : str
+        ``cpu`` or ``cuda``.
+    seed : int
+        Seed of the sizes; other seeds give held-out ones [-].
+    density : float
+        Share of the full number of sizes [-].
+    seconds : float
+        Time for each size [s].
+    cache : float
+        Capacity of the last cache, see `perfkit.measure.kernels.draw_cases` [B].
+
+    Returns
+    -------
+    rows : list of dict
+        Kind, variant, sizes, ``nbytes`` [B] and the timing [s] of each kernel.
+    """
+    cases = draw_cases(seed, density=density, cache=cache)
+    groups = [cases[start : start + _GROUP] for start in range(0, len(cases), _GROUP)]
+
+    def measure(group: Sequence[Any]) -> list[dict[str, Any]]:
+        job = {"task": "kernels", "cases": [list(astuple(c)) for c in group], "seconds": seconds, "device": device}
+        timings = run_processes(job)[0]
+        return [
+            {"kind": c.kind, "variant": c.variant, "sizes": c.sizes, **t} for c, t in zip(group, timings, strict=True)
+        ]
+
+    jobs = {f"{seed}-{cache:.0f}-{i}": partial(measure, group) for i, group in enumerate(groups)}
+    return [row for rows in campaign.run("kernels", jobs).values() for row in rows]
+
+
+def measure_collectives(campaign: Campaign, *, device: str, ranks: int, seconds: float = 0.35) -> list[dict[str, Any]]:
+    """Time collectives between ranks of this machine, or of the cluster a launcher has started.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Keeps what is finished.
+    device : str
+        ``cpu`` (gloo) or ``cuda`` (NCCL).
+    ranks : int
+        Ranks [-].
+    seconds : float
+        Time for each operation and size [s].
+
+    Returns
+    -------
+    rows : list of dict
+        Operation, ``nbytes`` [B], and quartiles and mean over calls of the slowest rank's time [s].
+    """
+    sizes = [int(4 * 2**power) for power in np.arange(8, 23, 1.0)]
+    job = {"task": "collectives", "operations": _COLLECTIVES, "sizes": sizes, "seconds": seconds, "device": device}
+    if launched_ranks():  # all ranks take part: nothing may come from an earlier run on one of them alone
+        by_rank = join_ranks(job)
+    else:
+        by_rank = campaign.run("collectives", {f"{ranks}": lambda: run_processes(job, ranks=ranks)})[f"{ranks}"]
+    rows = []
+    for same in zip(*by_rank, strict=True):
+        slowest = np.max([row["samples"] for row in same], axis=0)
+        q1, median, q3 = (float(q) for q in np.percentile(slowest, [25, 50, 75]))
+        rows.append(
+            {"operation": same[0]["operation"], "nbytes": same[0]["nbytes"], "q1": q1, "median": median, "q3": q3,
+             "mean": float(np.mean(slowest)), "n": len(slowest), "core_share": min(row["core_share"] for row in same)}
+        )  # fmt: skip
+    return rows
+
+
+def measure_samples(
+    campaign: Campaign,
+    samples: Sequence[Sample],
+    *,
+    device: str,
+    seconds: float,
+    operations: int = 0,
+    stage: str = "iterations",
+    passes: int = 1,
+) -> list[dict[str, Any]]:
+    """Time whole iterations, each configuration in processes of its own.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Keeps what is finished.
+    samples : sequence of Sample
+        Configurations.
+    device : str
+        ``cpu`` or ``cuda``.
+    seconds : float
+        Time for each configuration and pass [s].
+    operations : int
+        Iterations of each pass to run under the operation timer [-].
+    stage : str
+        Name shown.
+    passes : int
+        Times each configuration is measured, every time after all others [-].
+
+    Returns
+    -------
+    rows : list of dict
+        ``name``, ``family``, ``workload``, ``owners`` and ``passes``: a list of results by rank for each pass.
+    """
+
+    def measure(sample: Sample) -> list[Any]:
+        job = {
+            "task": "iteration", "workload": dump(sample.workload), "seconds": seconds, "operations": operations,
+            "owners": list(sample.plan.owners) if sample.plan else None, "device": device,
+        }  # fmt: skip
+        return _again_if_unsteady(lambda: run_processes(job, ranks=sample.ranks))
+
+    turns = [(f"{number}-{sample.name}", sample) for number in range(passes) for sample in samples]
+    results = campaign.run(stage, {name: partial(measure, sample) for name, sample in turns})
+    return [
+        {"name": s.name, "family": s.family, "workload": dump(s.workload),
+         "owners": list(s.plan.owners) if s.plan else None,
+         "passes": [results[f"{number}-{s.name}"] for number in range(passes)]}
+        for s in samples
+    ]  # fmt: skip
+
+
+def _again_if_unsteady(measure: Callable[[], list[Any]]) -> list[Any]:
+    """Measure again if interleaved halves differ by over 10 %, keep the steadier, and flag unsteady results."""
+    first = measure()
+    best = first if _unsteady(first) <= 0.1 else min((first, measure()), key=_unsteady)
+    spoiled = _unsteady(best) > 0.1 or min(result.get("core_share", 1.0) for result in best) < 0.97
+    return [{**result, "flagged": spoiled} for result in best]
+
+
+def _unsteady(results: Sequence[Mapping[str, Any]]) -> float:
+    return max(map(find_disagreement, results))
+
+
+def measure_platform(
+    campaign: Campaign, *, device: str = "cpu", ranks: int = 1, quick: bool = False, models: str = "standard"
+) -> dict[str, Any]:
+    """Measure all that a platform is fitted to: kernels, collectives, small iterations.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Where finished measurements are kept.
+    device : str
+        ``cpu`` or ``cuda``.
+    ranks : int
+        Ranks of collectives and parallel iterations [-].
+    quick : bool
+        Fewer sizes and iterations.
+    models : str
+        One of `perfkit.measure.samples.MODELS`.
+
+    Returns
+    -------
+    measurements : dict
+        Plain JSON, ``format`` 1; what `perfkit.calibration.fit.fit_platform` takes.
+
+    Raises
+    ------
+    MeasurementError
+        If a measuring process fails.
+    """
+    facts, pause = gather_facts(), 0.1 if quick else 0.2
+    collectives = measure_collectives(campaign, device=device, ranks=ranks, seconds=pause) if ranks > 1 else []
+    largest = min(LARGEST, (facts["free_memory"].value or LARGEST) / 4) if device == "cpu" else LARGEST
+    job = {"task": "ladder", "largest": largest / (2 if quick else 1), "device": device}
+    ladder = campaign.run("memory", {"ladder": lambda: run_processes(job)[0]})["ladder"]
+    levels, _, timed = find_caches(ladder)
+    cache = min(levels[-1], timed / 4) if levels else 0.0
+    density, seconds = (0.4, 0.015) if quick else (1.0, 0.03)
+    kernels = measure_kernels(campaign, device=device, density=density, seconds=seconds, cache=cache)
+    samples = draw_calibration(quick=quick, hybrid=ranks == 2, models=models)
+    pause, operations = (0.3, 3) if quick else (0.6, 5)
+    rows = measure_samples(campaign, samples, device=device, seconds=pause, operations=operations)
+    machine, versions, day = describe_machine(), list_versions(), campaign.day
+    return {
+        "format": 1, "id": f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
+        "device": device, "ranks": ranks, "date": day, "ranks_per_node": (launched_ranks() or (0, ranks, ranks))[2],
+        "machine": machine, "versions": versions, "facts": {name: asdict(fact) for name, fact in facts.items()},
+        "ladder": ladder, "kernels": [{key: row[key] for key in _KERNEL_COLUMNS} for row in kernels],
+        "collectives": collectives, "iterations": [_trim(row) for row in rows],
+    }  # fmt: skip
+
+
+def _trim(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What fits need of an iteration; four digits of an operation's time are more than it is known to."""
+    runs = [{key: value for key, value in run.items() if key not in ("names", "nbytes")} for run in row["passes"][0]]
+    for run in runs:
+        run["operation_seconds"] = [float(f"{t:.4g}") for t in run["operation_seconds"]]
+    return {**{key: value for key, value in row.items() if key != "passes"}, "runs": runs}
+
+
+_KERNEL_COLUMNS = ("kind", "variant", "sizes", "nbytes", "median", "q1", "q3", "halves", "cpu_share", "reference")
+
+
+def _count_ranks(device: str, ranks: int | None) -> int:
+    """Ranks asked for, or those of the launcher, or two where there are two cores, or all GPUs."""
+    if ranks is not None:
+        return check_ranks(int(check_positive("ranks", ranks, integer=True)), device)
+    place = launched_ranks()
+    if place:
+        return place[1]
+    if device == "cpu":
+        return min(2, count_cores())
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def calibrate(
+    *,
+    device: str = "cpu",
+    ranks: int | None = None,
+    quick: bool = False,
+    models: str = "standard",
+    out: str | Path | None = None,
+    measurements: str | Path | None = None,
+    progress: bool = True,
+) -> Platform:
+    """Calibrate this machine: measure, fit, and return the platform.
+
+    Parameters
+    ----------
+    device : str
+        ``cpu`` or ``cuda``.
+    ranks : int, optional
+        Ranks, started as processes of this machine; by default 2 where there are two cores [-].
+    quick : bool
+        Half the time (two to three minutes on two cores), with wider intervals.
+    models : str
+        Families of measured iterations: ``standard`` (DLRM, Transformer) or ``all`` (also XLNet, convolutional
+        nets and data-parallel training; 15 iterations).
+    out : str or Path, optional
+        Platform file to write, with the raw measurements in a ``.measurements.json`` beside it.
+    measurements : str or Path, optional
+        Raw measurements of an earlier calibration to fit, instead of measuring.
+    progress : bool
+        Whether to show a bar for each stage.
+
+    Returns
+    -------
+    platform : Platform
+        With kernels, collectives, context and provenance.
+
+    Raises
+    ------
+    ValueError
+        For an unknown device or a number of ranks that is not above zero.
+    MeasurementError
+        If a measuring process fails, where what was finished is kept and a rerun continues; or if nothing can be fitted
+        to what was measured.
+    """
+    check_choice("device", device, ("cpu", "cuda"))
+    check_choice("models", models, MODELS)
+    target, campaign = check_target("out", out) if out is not None else None, None
+    beside = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
+    if measurements is not None:
+        with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
+            raw = json.loads(Path(measurements).read_text(encoding="utf-8"))
+    else:
+        ranks = _count_ranks(device, ranks)
+        campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
+        raw = measure_platform(campaign=campaign, device=device, ranks=ranks, quick=quick, models=models)
+        if target is not None:
+            write_text(beside, json.dumps(raw))
+    try:
+        platform = fit_platform(raw, name=target.stem if target else None)
+        if target is not None:
+            platform.save(target)
+    except ValueError as error:
+        if measurements is not None:
+            raise
+        write_text(beside, json.dumps(raw))
+        raise MeasurementError(
+            f"{error}; nothing measured is lost: once the cause is gone, perfkit calibrate --measurements {beside} "
+            "--out PLATFORM.toml fits it without measuring again"
+        ) from error
+    if spoiled := platform.provenance.get("disturbances"):
+        warnings.warn(f"{spoiled}; close other programs and calibrate again", stacklevel=2)
+    if campaign:
+        campaign.close()  # the next call measures anew
+    return platform
+
+
+def check(
+    platform: Platform | str | Path,
+    *,
+    seed: int = 0,
+    models: str = "standard",
+    samples: Sequence[Sample] | None = None,
+    seconds: float = 0.8,
+    progress: bool = True,
+) -> Comparison:
+    """Predict random configurations that calibration never saw, measure them, and compare.
+
+    Parameters
+    ----------
+    platform : Platform, str or Path
+        A calibration of this machine.
+    seed : int
+        Seed of the configurations [-].
+    models : str
+        Families that configurations are drawn of, see `calibrate`.
+    samples : sequence of Sample, optional
+        Configurations to take instead of the drawn ones.
+    seconds : float
+        Time for each configuration and pass; there are two passes [s].
+    progress : bool
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    comparison : Comparison
+        Predicted and measured times, with the noise floor: how far the two passes differ.
+
+    Raises
+    ------
+    MeasurementError
+        If a measuring process fails; what was finished is kept and a rerun continues.
+    """
+    where = load_platform(platform)
+    check_positive("seed", seed, integer=True, zero=True)
+    kind, room = where.device.kind, count_cores() if where.device.kind == "cpu" else where.network.ranks
+    parallel = {} if min(where.network.ranks, room) >= 2 else {"hybrid": 0, "ddp": 0}
+    chosen = list(samples) if samples is not None else draw_check(seed, models=models, **parallel)
+    check_ranks(max((sample.ranks for sample in chosen), default=1), kind)
+    if room < min(2, where.network.ranks):
+        warnings.warn("iterations on two ranks are left out: this process may use one core", stacklevel=2)
+    predictions = [predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen]  # before measuring anything
+    names = [(s.name, dump(s.workload), s.plan and s.plan.owners, s.ranks) for s in chosen]
+    campaign = open_campaign("check", where.name, seed, names, progress=progress)
+    rows = measure_samples(campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2)
+    spoiled = name_disturbances(iterations=[run for row in rows for results in row["passes"] for run in results])
+    triples = zip(chosen, predictions, rows, strict=True)
+    runs = tuple(compare_run(sample, found, row["passes"], where.context.paces) for sample, found, row in triples)
+    campaign.close()
+    return Comparison(runs, where.name, {**describe_machine(), **spoiled}, list_versions())

@@ -1,0 +1,396 @@
+"""Predicted and measured iterations side by side, with the noise of the measurement itself."""
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from perfkit.calibration.pace import relate_run
+from perfkit.fitting import Fit
+from perfkit.ground.files import LARGEST_TEXT, reading, write_text
+from perfkit.ground.results import Tabular
+from perfkit.ground.units import check_choice, check_positive, format_table, format_time
+from perfkit.measure.samples import Sample, dump, load
+from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.platform import Platform
+from perfkit.prediction.result import Prediction, predict
+from perfkit.sharding.result import PlanPrice
+from perfkit.workloads.placement import Plan
+
+if TYPE_CHECKING:
+    import altair
+    import polars
+
+_TIMES = ("predicted_s", "low_s", "high_s", "measured_s", "measured_q1_s", "measured_q3_s")
+
+
+def summarize_errors(errors: Any) -> dict[str, float]:
+    """Figures that every comparison quotes, of relative errors.
+
+    Parameters
+    ----------
+    errors : array
+        predicted / measured - 1 [-].
+
+    Returns
+    -------
+    figures : dict of str to float
+        n [-], and in percent geomean (of absolute errors, at least 0.01 % each), mean, p95, max and bias.
+
+    Examples
+    --------
+    >>> summarize_errors([0.1, -0.1, 0.1, -0.1])["geomean"]
+    10.0
+    """
+    values = np.atleast_1d(np.asarray(errors, dtype=float))
+    size = np.maximum(np.abs(values), 1e-4)
+    figures = {
+        "geomean": np.exp(np.log(size).mean()), "mean": size.mean(), "p95": np.percentile(size, 95), "max": size.max(),
+        "bias": values.mean(),
+    }  # fmt: skip
+    return {"n": float(len(values)), **{name: round(100 * float(value), 2) for name, value in figures.items()}}
+
+
+def compare_run(
+    sample: Sample,
+    prediction: Prediction | PlanPrice,
+    passes: Sequence[Sequence[Mapping[str, Any]]],
+    paces: Mapping[str, Fit],
+) -> dict[str, Any]:
+    """Put the prediction and the measurements of one configuration together.
+
+    Parameters
+    ----------
+    sample : Sample
+        Configuration.
+    prediction : Prediction or PlanPrice
+        What was predicted.
+    passes : sequence of sequence of mapping
+        Results of all ranks, for each of two passes.
+    paces : mapping of str to Fit
+        The usual pace of the machine, from the context of its platform.
+
+    Returns
+    -------
+    run : dict
+        A run of `Comparison`.
+    """
+    slowest = [max(results, key=lambda r: r["median"]) for results in passes]
+    measured, low, high = ([r[key] for r in slowest] for key in ("median", "q1", "q3"))
+    related = [relate_run(results, sample.family, paces) for results in passes]
+    usual = [max(r["median"] for r in results) for results in related]
+    owners = {"owners": list(sample.plan.owners)} if sample.plan else {}
+    run = {
+        "family": sample.family, "name": sample.name, "config": {**dump(sample.workload), **owners},
+        "ranks": sample.ranks, **_forecast(prediction), "measured_s": float(np.mean(measured)),
+        "measured_q1_s": float(np.mean(low)), "measured_q3_s": float(np.mean(high)),
+        "flagged": any(r.get("flagged", False) for r in slowest),
+        "passes_s": measured, "noise": max(measured) / min(measured) - 1, "relative_noise": max(usual) / min(usual) - 1,
+    }  # fmt: skip
+    if all("pace" in result for results in related for result in results):
+        run["relative_s"] = float(np.mean(usual))
+    idle = [min(r["idle"] / r["median"] for r in results) for results in passes if "idle" in results[0]]
+    return {**run, "exposed_measured": float(np.mean(idle))} if idle else run
+
+
+def _forecast(prediction: Prediction | PlanPrice) -> dict[str, Any]:
+    low, high = prediction.interval(0.8)
+    said = {"predicted_s": prediction.time, "low_s": low, "high_s": high, "bottleneck": prediction.bottleneck}
+    if isinstance(prediction, Prediction) and prediction.ranks > 1:
+        said["exposed"] = min(prediction.communication()["exposed_share"].to_list())
+    return said
+
+
+@dataclass(frozen=True)
+class Comparison(Tabular):
+    """Predicted and measured times of a set of configurations.
+
+    Parameters
+    ----------
+    runs : tuple of dict
+        One per configuration: family, name, config, ranks, predicted_s, low_s and high_s (80 % interval), measured_s
+        and its quartiles, flagged, bottleneck; passes_s: its two passes [s]; noise: their relative difference [-];
+        relative_s and relative_noise: the same at the usual pace of the machine, where references were timed; of
+        several ranks also exposed and exposed_measured: the share of time that communication takes from the rank that
+        waits least for others.
+    platform : str
+        Name of the platform.
+    machine, versions : mapping of str to str
+        Where it was measured, with what.
+    """
+
+    runs: tuple[dict[str, Any], ...]
+    platform: str
+    machine: Mapping[str, str]
+    versions: Mapping[str, str]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Make a comparison of what `to_dict` gives.
+
+        Parameters
+        ----------
+        data : mapping
+            ``format`` 1 with platform, machine, versions and runs; runs without a noise of their own have the mean of
+            their family, ``noise_floor``.
+
+        Returns
+        -------
+        comparison : Comparison
+            The same runs.
+
+        Raises
+        ------
+        ValueError
+            For another format, no runs, and times that cannot be.
+        """
+        if data["format"] != 1:
+            raise ValueError(f"format is {data['format']!r} and this perfkit reads format 1")
+        runs = []
+        for i, run in enumerate(data["runs"]):
+            for key in [*_TIMES, *({"relative_s"} & run.keys())]:
+                check_positive(f"runs[{i}].{key}", run[key])
+            floors = {"noise": data.get("noise_floor", {}), "relative_noise": data.get("relative_floor", {})}
+            known = {key: floor[run["family"]] for key, floor in floors.items() if run["family"] in floor}
+            runs.append({**known, **run})
+        if not runs:
+            raise ValueError("runs is empty")
+        return cls(tuple(runs), data["platform"], data["machine"], data["versions"])
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` has written.
+
+        Parameters
+        ----------
+        path : str or Path
+            JSON file.
+
+        Returns
+        -------
+        comparison : Comparison
+            The same runs.
+
+        Raises
+        ------
+        ValueError
+            For a file that does not hold a comparison.
+        """
+        with reading(path, "name a file that check wrote", most=LARGEST_TEXT):
+            found = cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            _ = found.as_text(), found.table(), found.to_dict()
+        return found
+
+    @classmethod
+    def pool(cls, comparisons: "Sequence[Comparison]") -> "Comparison":
+        """Put the runs of several comparisons together, such as those of several seeds.
+
+        Parameters
+        ----------
+        comparisons : sequence of Comparison
+            At least one.
+
+        Returns
+        -------
+        comparison : Comparison
+            All runs; machine and versions are those of the first.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        if not comparisons:
+            raise ValueError("comparisons is empty; pool at least one")
+        return replace(comparisons[0], runs=tuple(run for comparison in comparisons for run in comparison.runs))
+
+    def predict_again(self, platform: Platform) -> Self:
+        """Compare the same measurements with the predictions of another platform, such as a later fit.
+
+        Parameters
+        ----------
+        platform : Platform
+            What predicts.
+
+        Returns
+        -------
+        comparison : Comparison
+            The same runs with other predictions.
+        """
+        runs = []
+        for run in self.runs:
+            config = dict(run["config"])
+            owners = config.pop("owners", None)
+            plan = Plan.from_owners(owners, ranks=run["ranks"]) if owners else None
+            with keep_quiet():
+                runs.append({**run, **_forecast(self._price(load(config), platform, run["ranks"], plan))})
+        return replace(self, runs=tuple(runs), platform=platform.name)
+
+    def _price(self, workload: Any, platform: Platform, ranks: int, plan: Plan | None) -> Prediction | PlanPrice:
+        return predict(workload, platform, ranks=ranks, plan=plan)
+
+    def select(self, *families: str) -> Self:
+        """Keep the runs of some families.
+
+        Parameters
+        ----------
+        *families : str
+            Families such as ``dlrm``, ``transformer`` and ``hybrid``.
+
+        Returns
+        -------
+        comparison : Comparison
+            Those runs, in their order.
+
+        Raises
+        ------
+        ValueError
+            For a family without runs.
+        """
+        for family in families:
+            check_choice("family", family, dict.fromkeys(run["family"] for run in self.runs))
+        return replace(self, runs=tuple(run for run in self.runs if run["family"] in families))
+
+    def at_usual_pace(self) -> "Comparison":
+        """Compare with the measured times at the usual pace of the machine, see `perfkit.models.drift.at_usual_pace`.
+
+        Returns
+        -------
+        comparison : Comparison
+            The same runs; those without references stay as measured.
+        """
+        runs = []
+        for run in self.runs:
+            factor = run.get("relative_s", run["measured_s"]) / run["measured_s"]
+            times = {name: factor * run[name] for name in _TIMES[3:]}
+            noise = {"noise": run["relative_noise"]} if "relative_noise" in run else {}
+            runs.append({**run, **times, **noise})
+        return replace(self, runs=tuple(runs))
+
+    @property
+    def errors(self) -> np.ndarray:
+        """Relative errors, predicted over measured minus one [-]."""
+        return np.array([run["predicted_s"] / run["measured_s"] - 1 for run in self.runs])
+
+    @property
+    def noise_floor(self) -> dict[str, float]:
+        """Mean relative difference of the two passes by family, and over all [-]."""
+        return self._average("noise")
+
+    def _average(self, key: str) -> dict[str, float]:
+        known = [run for run in self.runs if key in run]
+        families = {run["family"]: [own[key] for own in known if own["family"] == run["family"]] for run in known}
+        every = {"all": [run[key] for run in known]} if known else {}
+        return {family: float(np.mean(values)) for family, values in {**families, **every}.items()}
+
+    def coverage(self) -> float:
+        """Share of the measured times inside their 80 % interval [-]."""
+        return float(np.mean([run["low_s"] <= run["measured_s"] <= run["high_s"] for run in self.runs]))
+
+    def summary(self) -> "polars.DataFrame":
+        """Errors by family and over all, beside the noise floor.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            family, n [-], geomean, mean, p95, max, bias, floor and inside (share within the 80 % interval) [%].
+        """
+        import polars
+
+        rows, floors = [], self.noise_floor
+        for family in [*dict.fromkeys(run["family"] for run in self.runs), "all"]:
+            part = self.select(family) if family != "all" else self
+            floor = round(100 * floors.get(family, float("nan")), 2)
+            inside = round(100 * part.coverage(), 1)
+            rows.append({"family": family, **summarize_errors(part.errors), "floor": floor, "inside": inside})
+        return polars.DataFrame(rows, orient="row").with_columns(polars.col("n").cast(polars.Int64))
+
+    def table(self) -> "polars.DataFrame":
+        """All runs with their errors.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            name, family, ranks [-], predicted_s, low_s, high_s, measured_s, measured_q1_s, measured_q3_s [s],
+            error [-], flagged, bottleneck.
+        """
+        import polars
+
+        rows = [{key: value for key, value in run.items() if key != "config"} for run in self.runs]
+        return polars.DataFrame(rows, orient="row").with_columns(polars.Series("error", self.errors))
+
+    def chart(self) -> "altair.LayerChart":
+        """Predicted against measured times, ready to be shown or saved."""
+        from perfkit import plots
+
+        return plots.predicted_vs_measured(list(self.runs))
+
+    def as_text(self) -> str:
+        """The runs as an aligned table, then the errors by family beside the noise floor."""
+        rows = [("configuration", "predicted (80 % interval)", "measured (quartiles)", "error", "bottleneck")]
+        for run, error in zip(self.runs, self.errors, strict=True):
+            time, low, high, middle, q1, q3 = (format_time(run[key]) for key in _TIMES)
+            mark = " unsteady" if run["flagged"] else ""
+            predicted, measured = f"{time} ({low} to {high})", f"{middle} ({q1} to {q3})"
+            rows.append((run["name"], predicted, measured, f"{error:+.1%}", run["bottleneck"] + mark))
+        lines = [format_table(rows), "", self.summary_as_text()]
+        if any("relative_s" in run for run in self.runs):
+            lines += ["at the usual pace of the machine, known from references between the iterations:"]
+            lines += [self.at_usual_pace().summary_as_text()]
+        pairs = [(run["exposed"], run["exposed_measured"]) for run in self.runs if "exposed_measured" in run]
+        if pairs:
+            predicted, measured = 100 * np.array(pairs).T
+            apart = np.abs(predicted - measured)
+            lines.append(
+                f"exposed communication of {len(pairs)} runs: {predicted.mean():.0f} % of the time predicted, "
+                f"{measured.mean():.0f} % measured; {apart.mean():.0f} points apart on average"
+            )
+        return "\n".join(lines)
+
+    def summary_as_text(self) -> str:
+        """The errors by family beside the noise floor, one line each."""
+        return "\n".join(
+            f"{row['family']:<12} {row['n']:>3} runs  geomean {row['geomean']:.1f} %  mean {row['mean']:.1f} %  "
+            f"max {row['max']:.1f} %  bias {row['bias']:+.1f} %  noise floor {row['floor']:.1f} %  "
+            f"inside the 80 % interval {row['inside']:.0f} %"
+            for row in self.summary().iter_rows(named=True)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON.
+
+        Returns
+        -------
+        data : dict
+            ``format`` 1 with platform, machine, versions, noise_floor and runs.
+        """
+        about = {"platform": self.platform, "machine": dict(self.machine), "versions": dict(self.versions)}
+        floors = {"noise_floor": self.noise_floor, "relative_floor": self._average("relative_noise")}
+        return {"format": 1, **about, **floors, "runs": list(self.runs)}
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything as JSON to a file, which is returned.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write.
+        """
+        return write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
+
+    def __repr__(self) -> str:
+        figures, floor = summarize_errors(self.errors), 100 * self.noise_floor.get("all", 0.0)
+        worst = self.runs[int(np.argmax(np.abs(self.errors)))]
+        return (
+            f"{len(self.runs)} runs on {self.platform}: error {figures['geomean']:.1f} % geomean, "
+            f"{figures['mean']:.1f} % mean, {figures['max']:.0f} % at most "
+            f"({worst['name']}, {format_time(worst['measured_s'])}); "
+            f"noise floor {floor:.1f} %; {self.coverage():.0%} inside the 80 % interval"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>"

@@ -1,0 +1,285 @@
+"""What would spoil a calibration on this machine, found before minutes are spent on it."""
+
+import os
+import platform as system
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfkit.ground.files import find_reference
+from perfkit.ground.units import format_bytes
+from perfkit.measure.folders import find_cache
+from perfkit.measure.machine import gather_facts
+from perfkit.measure.processes import ENVIRONMENT, run_processes
+from perfkit.models.drift import REFERENCES
+from perfkit.platform.gallery import load_platform
+
+PACKAGES = ("numpy", "scipy", "polars", "pandas", "statsmodels", "altair", "vl-convert-python", "tqdm", "tomli-w")
+#: Free memory that the larger configurations of a check need beside their PyTorch processes [B].
+MEMORY = 6e9
+#: Mean error of a check on machines that were steady within 5 %: 7 to 9 % (zen3-2, xeon-2) [-].
+USUAL_ERROR = 0.08
+#: Share of one core that others may use before medians begin to move [-].
+BUSY = 0.25
+#: Share of the time that a hypervisor may take away [-].
+STOLEN = 0.02
+
+_Found = tuple[bool | None, str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Parameters
+    ----------
+    name : str
+        Name of the check.
+    ok : bool or None
+        True: fine. False: would spoil a calibration. None: a remark.
+    detail : str
+        Result in words.
+    advice : str, optional
+        What to do about it.
+    """
+
+    name: str
+    ok: bool | None
+    detail: str
+    advice: str = ""
+
+
+def _versions(root: Path) -> _Found:
+    found = {"Python": system.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "MISSING"
+    return "MISSING" not in found.values(), ", ".join(f"{name} {text}" for name, text in found.items())
+
+
+def _torch(root: Path) -> _Found:
+    return True, version("torch")
+
+
+def _system(root: Path) -> _Found:
+    ok = {"Linux": True, "Darwin": None}.get(system.system(), False)
+    return ok, f"{system.system()} {system.release()} {system.machine()}"
+
+
+def _cores(root: Path) -> _Found:
+    facts = gather_facts(root)
+    allowed, whole, limit = (facts[name].value for name in ("cores", "whole_cores", "core_limit"))
+    detail = f"{allowed} of {os.cpu_count()} usable" + (f", on {whole} whole cores" if whole < allowed else "")
+    if limit is not None and limit < allowed:
+        return False, f"{detail}; the container may use {limit:.1f} of them, which throttles measurements"
+    return (True if allowed > 1 else None), detail
+
+
+def _memory(root: Path) -> _Found:
+    facts = gather_facts(root)
+    free, total = facts["free_memory"].value, facts["memory"].value
+    if free is None or total is None:
+        return None, str(facts["free_memory"].source)
+    return free >= MEMORY, f"{format_bytes(free)} free of {format_bytes(total)}"
+
+
+def _disk(root: Path) -> _Found:
+    places = {"kept measurements": find_cache(), "temporary files": Path(tempfile.gettempdir())}
+    free = {use: shutil.disk_usage(place).free if os.access(place, os.W_OK) else 0 for use, place in places.items()}
+    detail = ", ".join(f"{format_bytes(free[use])} free for {use} in {place}" for use, place in places.items())
+    return min(free.values()) > 1e9, detail
+
+
+def _load(root: Path) -> _Found:
+    """What other programs and the hypervisor take right now, from the kernel's tick counters."""
+
+    def count_ticks() -> Any:
+        return np.array((root / "proc/stat").read_text().split("\n", 1)[0].split()[1:9], dtype=int)
+
+    try:
+        before = count_ticks()
+        time.sleep(1.0)
+        user, nice, kernel, idle, waiting, interrupt, soft, stolen = (count_ticks() - before).tolist()
+    except (OSError, ValueError):
+        return None, "not readable here"
+    busy = user + nice + kernel + interrupt + soft
+    total, cores = max(1, busy + idle + waiting + stolen), os.cpu_count() or 1
+    recent = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    detail = f"others use {busy / total * cores:.2f} cores now, 1-minute load {recent:.2f}"
+    if stolen / total > STOLEN:
+        return False, f"{detail}, the hypervisor takes {stolen / total:.0%}"
+    if busy / total * cores > BUSY:
+        return False, detail
+    return (True if recent <= max(1.0, 0.5 * cores) else None), detail
+
+
+def _frequency(root: Path) -> _Found:
+    clock, governor = gather_facts(root)["clock"].value, root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+    if clock is None or not governor.is_file():
+        return True, "not readable, as in most virtual machines"
+    name = governor.read_text().strip()
+    return (True if name == "performance" else None), f"governor {name}, up to {clock / 1e9:.2f} GHz"
+
+
+def _steadiness(root: Path, seconds: float = 10.0) -> _Found:
+    """How much the speed of the machine changes within some seconds, and what accuracy that leaves."""
+    found = run_processes({"task": "references", "seconds": seconds}, timeout=90)[0]
+    logs = np.log(found["references"])
+    windows = [np.median(part, axis=0) for part in np.array_split(logs, round(2 * seconds)) if len(part)]
+    moved = np.std(windows, axis=0)
+    single = ", ".join(f"{name} {share:.0%}" for name, share in zip(REFERENCES, moved, strict=True))
+    expected = float(np.hypot(USUAL_ERROR, moved.mean()))
+    detail = f"within {seconds:.0f} s: {single}; expect mean errors of about {expected:.0%} in a check"
+    if found["core_share"] < 0.97:
+        return False, f"{detail}; other programs took {1 - found['core_share']:.0%} of the core"
+    return (True if moved.mean() < 0.1 else None), detail
+
+
+_FAULTS = """
+import ctypes, resource
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def touch():
+    block = ctypes.c_void_p(libc.malloc(64 << 20))
+    ctypes.memset(block, 1, 64 << 20)
+    libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+print(-touch() + touch())
+"""
+
+
+def _malloc(root: Path) -> _Found:
+    """Whether freed memory is used again; otherwise large outputs page-fault and iterations become bimodal."""
+    if system.libc_ver()[0] != "glibc":
+        return None, "not glibc; its settings have no effect, and larger outputs vary more"
+    command, environment = [sys.executable, "-c", _FAULTS], {**os.environ, **ENVIRONMENT}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    return int(done.stdout) < 1000, f"a second block of 67 MB costs {int(done.stdout)} page faults"
+
+
+def _gloo(root: Path, device: str = "cpu") -> _Found:
+    """Try an all_reduce between two measuring processes, over loopback and a file store as calibration does."""
+    job = {"task": "collectives", "operations": ["all_reduce"], "sizes": [4096], "seconds": 0.05, "device": device}
+    run_processes(job, ranks=2, timeout=90)
+    return True, "2 processes exchanged messages on loopback"
+
+
+def _gpus(root: Path) -> _Found:
+    import torch
+
+    if not torch.cuda.is_available():
+        found = "a driver but no usable GPU" if shutil.which("nvidia-smi") else "none; calibration uses the CPU"
+        return None, found
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    detail = f"{len(names)}: {', '.join(sorted(set(names)))}, CUDA {torch.version.cuda}"
+    return True, detail if len(names) < 2 else f"{detail}, NCCL: {_gloo(root, 'cuda')[1]}"
+
+
+def _charts(root: Path) -> _Found:
+    import vl_convert
+
+    from perfkit.plots import breakdown_bars
+
+    chart = breakdown_bars([{"phase": "forward", "kind": "gemm", "time_s": 1e-3}])
+    svg = vl_convert.vegalite_to_svg(chart.to_json())
+    return "<svg" in svg, f"rendered {format_bytes(len(svg))} of SVG without a network"
+
+
+def _reference(root: Path) -> _Found:
+    files = sorted(find_reference("platforms").glob("*.toml"))
+    for path in files:
+        load_platform(path)
+    return bool(files), f"{len(files)} platforms load"
+
+
+_AGAIN = "install perfkit again: pip install -e ."
+#: What is looked at, how, and what to do where it is not fine.
+CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
+    ("versions", _versions, _AGAIN),
+    ("torch", _torch, "to measure: pip install -e '.[measure]'"),
+    ("system", _system, "calibrate on Linux; macOS cannot pin processes, so expect wider intervals there"),
+    ("cores", _cores, "raise the container's CPU limit; collectives need 2 cores and are left out on one"),
+    ("memory", _memory, f"close programs until {format_bytes(MEMORY)} are free, or the machine will swap"),
+    ("disk", _disk, "free 1 GB in both, or name other folders in XDG_CACHE_HOME and TMPDIR"),
+    ("load", _load, "stop other programs (see top); where neighbours disturb a virtual machine, calibrate later"),
+    ("frequency", _frequency, "steadier: cpupower frequency-set -g performance"),
+    ("steadiness", _steadiness, "close other programs; errors of a check at the usual pace leave out the drift"),
+    ("malloc", _malloc, "another allocator is in the way; unset LD_PRELOAD"),
+    ("gloo", _gloo, "see whether loopback is up: ip link"),
+    ("GPUs", _gpus, "to measure GPUs: install a CUDA build of torch"),
+    ("charts", _charts, "install altair and vl-convert-python again"),
+    ("reference data", _reference, f"restore reference_data/, or {_AGAIN}"),
+)
+_NEED_TORCH = ("torch", "steadiness", "gloo", "GPUs")
+
+
+def diagnose(*names: str, root: Path = Path("/")) -> list[Finding]:
+    """Look at everything a calibration depends on; takes about twenty seconds, half of it to see how steady it is.
+
+    Parameters
+    ----------
+    *names : str
+        What to look at; by default everything.
+    root : Path, optional
+        Folder that holds ``proc`` and ``sys``.
+
+    Returns
+    -------
+    findings : list of Finding
+        In a fixed order; any that is not `ok` (False) would spoil a calibration.
+    """
+    findings = []
+    for name, check, advice in CHECKS:
+        if names and name not in names:
+            continue
+        if name in _NEED_TORCH and find_spec("torch") is None:
+            ok, detail = None, "torch is not installed; predicting needs none"
+        else:
+            try:
+                ok, detail = check(root)
+            except Exception as error:  # whatever a check may raise, the finding is the same
+                ok, detail = False, (str(error).strip() or type(error).__name__).splitlines()[-1]
+        findings.append(Finding(name, ok, detail, "" if ok else advice))
+    return findings
+
+
+def format_findings(findings: list[Finding]) -> str:
+    """Lay the findings out for a terminal.
+
+    Parameters
+    ----------
+    findings : list of Finding
+        From `diagnose`.
+
+    Returns
+    -------
+    text : str
+        A line per finding, advice below it, a verdict at the end.
+
+    Examples
+    --------
+    >>> print(format_findings([Finding("load", False, "others use 1.30 cores", "stop other programs")]))
+     ✗ load            others use 1.30 cores
+                       -> stop other programs
+    1 of 1 would spoil a calibration: load
+    """
+    marks = {True: "✓", False: "✗", None: "·"}
+    lines = []
+    for finding in findings:
+        lines.append(f" {marks[finding.ok]} {finding.name:<15} {finding.detail}")
+        lines += [f"{'':18}-> {finding.advice}"] if finding.advice else []
+    bad = [finding.name for finding in findings if finding.ok is False]
+    verdict = f"{len(bad)} of {len(findings)} would spoil a calibration: {', '.join(bad)}"
+    return "\n".join([*lines, verdict if bad else "nothing here would spoil a calibration"])

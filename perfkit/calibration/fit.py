@@ -1,0 +1,352 @@
+"""From raw measurements to a platform: kernels, collectives, and what real iterations add to them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from perfkit.calibration.context import add_context
+from perfkit.calibration.pace import fit_paces, name_disturbances, relate_kernels
+from perfkit.fitting import Fit, find_levels, fit_additive, fit_pipelined
+from perfkit.ground.files import reading
+from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.units import Array, check_positive, show
+from perfkit.models.caches import PAGE, miss_share
+from perfkit.models.distributions import Uniform, Zipf
+from perfkit.models.embedding import size_lookup
+from perfkit.models.kernels import TERMS, additive, term_names
+from perfkit.platform.context import Context
+from perfkit.platform.platform import Platform
+
+#: Pages a translation buffer may effectively hold.
+_ENTRIES = (1024.0, 1536.0, 2048.0, 3072.0, 4096.0, 6144.0, 8192.0)
+
+#: Elementwise kernels that do little arithmetic: their time is that of the memory they touch.
+_STREAMS = tuple("relu threshold_backward add add_ mul_ mul_scalar lerp_ addcmul_ addcdiv_ add_scalar_".split())
+
+Row: TypeAlias = Mapping[str, Any]
+Groups: TypeAlias = dict[tuple[str, str], list[Row]]
+
+#: Effective cache capacities tried, as shares of the nominal ones.
+_SHARES = {"l2": (0.5, 0.7, 0.9), "l3": (0.4, 0.5, 0.6, 0.75, 0.9)}
+_AROUND = (0.6, 0.8, 1.0, 1.25)  # and of measured ones
+
+
+def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: float) -> dict[str, Array]:
+    """Sizes of isolated kernels of one kind as the forms take them; a repeated call finds its data where it fits.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Measured kernels: ``sizes``, ``kind`` and ``nbytes`` [B].
+    capacities : (float, float)
+        Bytes that the two cache levels effectively hold [B].
+    entries : float
+        Pages that the translation buffer effectively holds [-].
+
+    Returns
+    -------
+    sizes : dict of str to array
+        As `perfkit.prediction.cost.size_operations` returns for the operations of an iteration.
+    """
+    names = {name for row in rows for name in row["sizes"]}
+    sizes = {name: np.array([float(row["sizes"].get(name, 0.0)) for row in rows]) for name in names}
+    kind, nbytes = rows[0]["kind"], np.array([float(row["nbytes"]) for row in rows])
+    sizes |= {"nbytes": nbytes}
+    for level, capacity in zip(("l2", "l3"), capacities, strict=True):
+        sizes[f"beyond_{level}"] = nbytes * miss_share(nbytes, capacity=capacity)
+    if not kind.startswith("embedding"):
+        return sizes
+    laws = [
+        Zipf(int(n), float(exponent)) if exponent else Uniform(int(n))
+        for n, exponent in zip(sizes["table_rows"], sizes["exponent"], strict=True)
+    ]
+    found = size_lookup(
+        laws, sizes["lookups"], sizes["dim"], capacities=capacities, entries=entries, dense_bytes=nbytes,
+        groups=np.arange(len(rows)), batches=[float(row["sizes"].get("index_batches", 8.0)) for row in rows],
+    )  # fmt: skip
+    sizes |= {"row_bytes": found.row_bytes, "unique_bytes": found.unique_bytes, "page_walks": found.walks}
+    if kind == "embedding_backward":  # each row is found again in the gradient that has just been zeroed
+        near = 0.0 if rows[0]["variant"] == "sparse" else miss_share(nbytes / PAGE, capacity=entries)
+        return sizes | {"page_walks": near * found.unique}
+    for level, share in zip(("l2", "l3"), found.misses, strict=True):
+        sizes[f"beyond_{level}"] = sizes[f"beyond_{level}"] + share * found.row_bytes
+    return sizes
+
+
+def _group(rows: Iterable[Row]) -> Groups:
+    groups: Groups = {}
+    for row in rows:
+        groups.setdefault((row["kind"], row["variant"]), []).append(row)
+    return groups
+
+
+def _fit_kernels(
+    groups: Groups,
+    capacities: tuple[float, float],
+    entries: float,
+    source: str,
+    prior: Mapping[str, float] | None = None,
+) -> dict[str, Fit]:
+    fits = {}
+    for (kind, variant), rows in groups.items():
+        if len(rows) < 2:  # one size says nothing about others: the class counts as not measured
+            continue
+        sizes = size_cases(rows, capacities, entries)
+        swept = {name: n for name, n in sizes.items() if name in ("flops", "elements", "lookups") and n.max() > 0}
+        ranges = {name: (float(n.min()), float(n.max())) for name, n in swept.items()}
+        seconds = np.array([row["median"] for row in rows])
+        terms = {name: np.asarray(TERMS[name](sizes), float) for name in term_names(kind, variant)}
+        fits[f"{kind}.{variant}"] = fit_additive(terms, seconds, prior=prior, ranges=ranges, source=source)
+    return fits
+
+
+def _average_spread(fits: Mapping[str, Fit]) -> float:
+    return float(np.mean([fit.spread for fit in fits.values()] or [0.0]))
+
+
+def _choose_caches(groups: Groups, pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Effective cache capacities: those of smallest residuals among some pairs, and the pages held likewise."""
+
+    def score(kinds: Sequence[str], capacities: tuple[float, float], entries: float) -> float:
+        part = {key: rows for key, rows in groups.items() if key[0] in kinds}
+        return _average_spread(_fit_kernels(part, capacities, entries, ""))
+
+    best = min(pairs, key=lambda pair: score(("elementwise", "rowwise"), pair, np.inf))
+    tables = ("embedding_forward", "embedding_update", "embedding_backward")
+    looked = any(kind in tables for kind, _ in groups)
+    pages = {"pages": min(_ENTRIES, key=lambda n: score(tables, best, n))} if looked else {}
+    return {"l2": best[0], "l3": best[1], **pages}
+
+
+def _fit_classes(groups: Groups, caches: Mapping[str, float], rates: Sequence[float], source: str) -> dict[str, Fit]:
+    """Kernel fits of all classes, with a prior for bytes from beyond the caches, which few sizes of a class need."""
+    held, entries = (caches["l2"], caches["l3"]), caches.get("pages", np.inf)
+    streams = {key: rows for key, rows in groups.items() if key[0] == "elementwise" and key[1] in _STREAMS}
+    alone = _fit_kernels(streams, held, entries, source).values()
+    levels = [1.0 / far - 1.0 / near for near, far in pairwise(rates)][-2:]
+    costs = {name: [fit.get(name, 0.0) for fit in alone] for name in ("beyond_l2", "beyond_l3")}
+    if not streams and len(levels) == 2:
+        costs = {name: [cost] for name, cost in zip(costs, levels, strict=True)}
+    prior = {name: float(np.median(values)) for name, values in costs.items() if values}
+    return _fit_kernels(groups, held, entries, source, prior)
+
+
+def judge_kernels(platform: Platform, rows: Sequence[Row]) -> dict[str, Array]:
+    """Relative errors of isolated kernels that were not fitted.
+
+    Parameters
+    ----------
+    platform : Platform
+        With kernel fits.
+    rows : sequence of mapping
+        Measured kernels of other sizes.
+
+    Returns
+    -------
+    errors : dict of str to array
+        predicted / measured - 1 by ``kind.variant``, without GEMMs and convolutions under 2 MFLOP and classes without
+        a fit [-].
+    """
+    errors = {}
+    for (kind, variant), group in _group(rows).items():
+        if kind in ("gemm", "convolution"):
+            group = [row for row in group if row["sizes"]["flops"] >= 2e6]
+        if not group or f"{kind}.{variant}" not in platform.kernels:
+            continue
+        sizes = size_cases(group, platform.cache_capacities, platform.page_entries)
+        predicted = additive(sizes, **platform.kernels[f"{kind}.{variant}"])
+        errors[f"{kind}.{variant}"] = np.asarray(predicted / np.array([row["median"] for row in group]) - 1)
+    return errors
+
+
+# -- collectives -----------------------------------------------------------------------------------------------------
+
+
+def _fit_collectives(rows: Sequence[Row], ranks: int, source: str) -> dict[str, Fit]:
+    """One pipelined curve per operation through the lower quartiles; the share and cost of slow calls are noted."""
+    fits = {}
+    for operation in dict.fromkeys(row["operation"] for row in rows):
+        own = [row for row in rows if row["operation"] == operation]
+        nbytes, quartile = (np.array([row[key] for row in own], dtype=float) for key in ("nbytes", "q1"))
+        slow = float(np.mean([row["mean"] / row["q1"] for row in own]))
+        tried = [fit_pipelined(nbytes, quartile, sharpness=q, source=source) for q in (0.6, None)]
+        fit = min(tried, key=lambda fit: fit.spread)  # of sizes left out: the third parameter has to earn its place
+        note = f"fitted to lower quartiles; the mean call takes {slow:.2f} times as long"
+        fits[f"{operation}.{ranks}"] = replace(fit, notes=(note,))
+    return fits
+
+
+# -- the platform ----------------------------------------------------------------------------------------------------
+
+
+def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) -> Platform:
+    """Fit a platform to the raw measurements of one machine.
+
+    Parameters
+    ----------
+    measurements : mapping
+        What `perfkit.calibration.campaign.measure_platform` returns.
+    name : str, optional
+        Name of the platform; by default made from the processor.
+
+    Returns
+    -------
+    platform : Platform
+        With kernels, collectives, context and provenance.
+
+    Raises
+    ------
+    ValueError
+        For measurements of another format, or with parts or times that cannot be.
+    """
+    with reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True):
+        _check(measurements)
+        return _fit(measurements, name)
+
+
+def _check(measurements: Mapping[str, Any]) -> None:
+    if type(measurements["format"]) is not int or measurements["format"] != 1:
+        raise ValueError(
+            f"format is {show(measurements['format'])}; this perfkit reads measurements of format 1; measure again"
+        )
+    for part, names in {"kernels": ("median", "q1", "nbytes"), "collectives": ("q1", "mean", "nbytes")}.items():
+        for i, row in enumerate(measurements[part]):
+            label = " ".join(str(row[key]) for key in ("kind", "variant", "operation") if key in row)
+            for column in names:
+                check_positive(f"{part}[{i}] ({label}).{column}", row[column], zero=column == "nbytes")
+    if not any(row["kind"] == "gemm" for row in measurements["kernels"]):
+        raise ValueError("kernels holds no gemm; a platform needs at least one to know its peak; measure again")
+
+
+def _fit(measurements: Mapping[str, Any], name: str | None) -> Platform:
+    source, day, rows = measurements["id"], measurements["date"], measurements["kernels"]
+    ranks, collectives = int(measurements["ranks"]), measurements["collectives"]
+    levels, rates, largest = find_caches(measurements.get("ladder") or (), rows)
+    held = _choose_caches(_group(rows), _pair_caches(measurements, levels, largest))
+    kernels, paces = _fit_classes(_group(rows), held, rates, source), fit_paces(measurements)
+    if paces:
+        related = _fit_classes(_group(relate_kernels(rows, paces)), held, rates, source)
+        kernels = min(kernels, related, key=_average_spread)
+    caches = Fit(
+        "caches", held, n=len(rows), source=source, date=day, ranges={"nbytes": (0.0, largest)},
+        units={name: "-" if name == "pages" else "B" for name in held},
+        notes=("effective capacities, chosen from a coarse grid",),
+    )  # fmt: skip
+    # Of older measurements of several ranks nothing says how much of the cores they got.
+    runs = [
+        run for row in measurements["iterations"] for run in row["runs"] if "core_share" in run or len(row["runs"]) == 1
+    ]
+    disturbances = name_disturbances(kernels=rows, collectives=collectives, iterations=runs)
+    origin = {**measurements["machine"], **measurements["versions"], "measured": day, "id": source, **disturbances}
+    platform = Platform(
+        name=name or f"{measurements['device']}-{ranks}",
+        device=_device(measurements, levels, rates, largest),
+        network=_network(measurements, ranks),
+        kernels=kernels,
+        collectives=_fit_collectives(collectives, ranks, source),
+        context=Context(caches=caches, paces=paces),
+        provenance=origin,
+    )
+    platform = add_context(platform, measurements)
+    dated: dict[str, Any] = {
+        group: {key: replace(fit, date=day) for key, fit in getattr(platform, group).items()}
+        for group in ("kernels", "collectives")
+    }
+    return replace(platform, **dated, context=platform.context.map(lambda fit: replace(fit, date=day)))
+
+
+def _state(measurements: Mapping[str, Any], name: str) -> tuple[float | None, str]:
+    """Reported size of a cache or of the memory, and its source; None if not reported [B]."""
+    facts = measurements.get("facts")
+    if facts:
+        return facts[name]["value"], facts[name]["source"]
+    old = {**measurements["caches"], "memory": measurements.get("memory_bytes")}
+    return old.get(name) or None, "the operating system"
+
+
+def find_caches(
+    ladder: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]] = ()
+) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+    """Find the caches that a ladder of working sets shows, or else the streams among kernels.
+
+    Parameters
+    ----------
+    ladder : sequence of mapping
+        From `perfkit.measure.timing.time_ladder`; empty where none was measured.
+    kernels : sequence of mapping, optional
+        Measured kernels.
+
+    Returns
+    -------
+    capacities, bandwidths : tuple of float
+        See `perfkit.fitting.find_levels`; none where too few sizes were timed [B] and [B/s].
+    largest : float
+        Largest working set that was timed [B].
+    """
+    streams = [row for row in _streams(kernels) if row["nbytes"] > 3e4]
+    pairs = [(row["nbytes"], 2.0 * row["nbytes"], np.percentile(row["stream"], 25)) for row in ladder]  # read, written
+    points = np.array(pairs or [(row["nbytes"], row["nbytes"], row["q1"]) for row in streams], dtype=float)
+    largest = float(points[:, 0].max()) if len(points) else 0.0
+    if len(points) < 8 or largest < 16.0 * points[:, 0].min():
+        return (), (), largest
+    return *find_levels(*points.T), largest
+
+
+def _streams(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["kind"] == "elementwise" and row["variant"] in _STREAMS]
+
+
+def _pair_caches(measurements: Mapping[str, Any], levels: Sequence[float], largest: float) -> list[tuple[float, float]]:
+    """Capacities of the last two caches to try: around measured ones, or shares of stated ones that can be true."""
+    stated = [_state(measurements, level)[0] or 0.0 for level in ("L2", "L3")]
+    if not measurements.get("ladder") and 0 < stated[0] < stated[1] < largest / 2:
+        return [(near * stated[0], far * stated[1]) for near in _SHARES["l2"] for far in _SHARES["l3"]]
+    if len(levels) > 1:
+        return [(near * levels[-2], far * levels[-1]) for near in _AROUND for far in _AROUND]
+    if not levels:  # a flat curve: every timed size fitted
+        return [(4.0 * max(largest, 1e6),) * 2]
+    near = 2.0 ** np.arange(17.0, np.log2(levels[-1] / 3.0))  # a stream need not show a cache that gathers notice
+    return [(float(size), share * levels[-1]) for size in (*near, levels[-1]) for share in _AROUND]
+
+
+def _device(
+    measurements: Mapping[str, Any], capacities: Sequence[float], rates: Sequence[float], largest: float
+) -> Device:
+    """Peaks and bandwidths: the best rates seen, since a rate that was measured cannot be above the peak."""
+    rows, source, day = measurements["kernels"], measurements["id"], measurements["date"]
+
+    def quantity(value: float, unit: str, kind: str = "measured", said: str = source) -> Quantity:
+        return Quantity(float(value), unit, kind, said, day)
+
+    peak = max(row["sizes"]["flops"] / row["q1"] for row in rows if row["kind"] == "gemm")
+    bounds, seen = [0.0, *capacities, np.inf], [(row["nbytes"], row["nbytes"] / row["q1"]) for row in _streams(rows)]
+    names, levels = [*("L1", "L2", "L3")[3 - len(capacities) :], "DRAM"], []
+    rates = rates or [max(row["nbytes"] / row["q1"] for row in rows)]  # at least what some kernel has moved
+    for number, (level, rate) in enumerate(zip(names, rates, strict=True)):
+        low, high = bounds[number : number + 2]
+        best = max([rate, *(speed for size, speed in seen if max(2.0 * low, 1e5) < size <= high)])
+        memory, place = _state(measurements, "memory")
+        size = quantity(high, "B", "fitted") if high < np.inf else quantity(memory, "B", said=place) if memory else None
+        levels.append(MemoryLevel(level, size, quantity(best, "B/s")))
+    stated = _state(measurements, "L3")[0] or _state(measurements, "L2")[0]
+    return Device(
+        measurements["machine"]["processor"] + ", one core per rank",
+        measurements["device"],
+        {"fp32": quantity(peak, "FLOP/s")},
+        tuple(levels),
+        never_left_cache=not capacities or largest < 2.0 * (stated or 0.0),
+    )
+
+
+def _network(measurements: Mapping[str, Any], ranks: int) -> Network:
+    source, day, node = measurements["id"], measurements["date"], int(measurements.get("ranks_per_node", ranks))
+    if not measurements["collectives"]:
+        return Network(max(ranks, 1))
+    rows = measurements["collectives"]
+    best = max(row["nbytes"] / row["q1"] for row in rows)
+    fastest = min(row["q1"] for row in rows)
+    link = Link(Quantity(best, "B/s", "measured", source, day), Quantity(fastest, "s", "measured", source, day))
+    return Network(node, nodes=max(1, ranks // node), links={"intra" if ranks <= node else "inter": link})

@@ -1,0 +1,194 @@
+"""The usual pace of a machine, and how each class of work follows its references: measured times made comparable."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from perfkit.fitting import Fit
+from perfkit.ground.units import Array
+from perfkit.models.drift import REFERENCES, at_usual_pace
+
+#: Prior weight of each reference, its standard deviation, and how many blocks count as one; docs/formulas.md, table
+#: 7.1.
+_PRIOR, _TRUST, _ALIKE = np.full(3, 1.0 / 3.0), 0.15, 4.0
+
+
+def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
+    """Fit the usual pace of a machine and how much of it each class of work follows.
+
+    Parameters
+    ----------
+    measurements : mapping
+        Raw measurements, see `perfkit.calibration.fit.fit_platform`.
+
+    Returns
+    -------
+    paces : dict of str to Fit
+        Parameters of `perfkit.models.drift.at_usual_pace` by class: a family of iterations, ``parallel`` for those of
+        several ranks, ``kernels``, and ``any`` for any other family. Empty without references.
+
+    Notes
+    -----
+    Each stage has a usual pace of its own, as it changes the references itself. References are noisy, so least squares
+    would give them too little weight. Therefore one neighbour of a block is the instrument of the other: they share the
+    pace and not the noise. Isolated kernels have the weights of all families together.
+    """
+    source, paces = measurements["id"], {}
+    alone, parallel = (_observe(measurements["iterations"], many) for many in (False, True))
+    groups = {"any": alone, "parallel": parallel}
+    groups |= {family: [run for run in alone if run[0] == family] for family, _, _ in alone}
+    for name, runs in groups.items():
+        if runs:
+            paces[name] = _weigh(
+                runs, _find_usual([r for _, _, r in (parallel if runs is parallel else alone)]), source
+            )
+    kernels = [np.log([row["reference"]]) for row in measurements["kernels"] if "reference" in row]
+    if kernels and alone:
+        paces["kernels"] = replace(paces["any"], parameters={**paces["any"], **_find_usual(kernels)})
+    return paces
+
+
+def _find_usual(references: Sequence[Array]) -> dict[str, float]:
+    """Usual times of the references, from their logarithms."""
+    usual = np.exp(np.median(np.concatenate(references), axis=0))
+    return dict(zip(REFERENCES, usual.tolist(), strict=True))
+
+
+def _observe(iterations: Iterable[Mapping[str, Any]], parallel: bool) -> list[tuple[str, Array, Array]]:
+    """Logarithms of each run: blocks of iterations, and the references before, between and after them."""
+    rows = [row for row in iterations if (len(row["runs"]) > 1) == parallel]
+    return [
+        (row["family"], np.log(run["blocks"]), np.log(run["references"]))
+        for row in rows for run in row["runs"] if "references" in run
+    ]  # fmt: skip
+
+
+def _weigh(runs: Sequence[tuple[str, Array, Array]], usual: Mapping[str, float], source: str) -> Fit:
+    """Weights of one class of iterations, from how blocks of a run move with the references beside them."""
+    from scipy.optimize import nnls
+
+    moved = [references - np.median(references, axis=0) for _, _, references in runs]
+    seen = np.concatenate([_tame(blocks - np.median(blocks)) for _, blocks, _ in runs])
+    before, after = np.concatenate([own[:-1] for own in moved]), np.concatenate([own[1:] for own in moved])
+    square, beside, weights = before.T @ after, (before + after) / 2, _PRIOR
+    values, vectors = np.linalg.eigh((square + square.T) / 2)
+    for _ in range(3):
+        trust = _ALIKE * max(float(np.var(seen - beside @ weights)), 1e-6) / _TRUST**2
+        held = np.sqrt(np.maximum(values, 0.0) + trust)
+        weights, _ = nnls(held[:, None] * vectors.T, vectors.T @ (beside.T @ seen + trust * _PRIOR) / held)
+    names = {f"{name}_weight": float(weight) for name, weight in zip(REFERENCES, weights, strict=True)}
+    units = {**dict.fromkeys(usual, "s"), **dict.fromkeys(names, "-")}
+    return Fit("pace", {**usual, **names}, units=units, n=len(seen), source=source)
+
+
+def _tame(logs: Array) -> Array:
+    """Limit single stalls, which are no pace."""
+    limit = max(0.3, 4.5 * float(np.median(np.abs(logs))))
+    return np.clip(logs, -limit, limit)
+
+
+def find_pace(paces: Mapping[str, Fit], name: str) -> Fit | None:
+    """Find how a class of work follows the references.
+
+    Parameters
+    ----------
+    paces : mapping of str to Fit
+        Paces of a platform's context.
+    name : str
+        Family, ``parallel`` or ``kernels``.
+
+    Returns
+    -------
+    pace : Fit or None
+        Parameters of `perfkit.models.drift.at_usual_pace`; None on a platform without references.
+    """
+    return paces.get(name, None if name in ("parallel", "kernels") else paces.get("any"))
+
+
+def relate_kernels(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]) -> list[dict[str, Any]]:
+    """Give the times of isolated kernels at the usual pace.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Measured kernels with their ``reference`` [s].
+    paces : mapping of str to Fit
+        From `fit_paces`.
+
+    Returns
+    -------
+    rows : list of dict
+        The same with other times.
+    """
+    pace = find_pace(paces, "kernels")
+    factors = [
+        float(at_usual_pace(1.0, row["reference"], **pace)) if pace and "reference" in row else 1.0 for row in rows
+    ]
+    times = ("median", "q1", "q3")
+    return [{**row, **{key: f * row[key] for key in times if key in row}} for row, f in zip(rows, factors, strict=True)]
+
+
+def relate_run(runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[str, Fit]) -> list[dict[str, Any]]:
+    """Give the times of one measured configuration at the usual pace.
+
+    Parameters
+    ----------
+    runs : sequence of mapping
+        One result for each rank, see `perfkit.measure.iterations.time_iteration`.
+    family : str
+        Workload family.
+    paces : mapping of str to Fit
+        From `fit_paces`.
+
+    Returns
+    -------
+    runs : list of dict
+        The same with other times, wherever references were timed; ``pace`` says how many times as long as usual
+        everything took [-].
+    """
+    pace = find_pace(paces, "parallel" if len(runs) > 1 else family)
+    if pace is None or any("references" not in run for run in runs):
+        return [dict(run) for run in runs]
+    beside = [np.sqrt(np.array(run["references"])[:-1] * np.array(run["references"])[1:]) for run in runs]
+    logs = [np.log(at_usual_pace(run["blocks"], refs, **pace)) for run, refs in zip(runs, beside, strict=True)]
+    factor = float(
+        np.exp(
+            np.mean([np.median(own) - np.median(np.log(run["blocks"])) for own, run in zip(logs, runs, strict=True)])
+        )
+    )
+    out = []
+    for run in runs:
+        times = {key: factor * run[key] for key in ("median", "q1", "q3", "idle") if key in run}
+        inside = at_usual_pace(
+            1.0, np.exp(np.mean(np.log(run.get("operation_references", run["references"])), axis=0)), **pace
+        )
+        operations = [float(inside) * seconds for seconds in run["operation_seconds"]]
+        out.append({**run, **times, "operation_seconds": operations, "pace": 1.0 / factor})
+    return out
+
+
+def name_disturbances(**stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Name what spoiled measurements: other load on the cores, and a machine that changed its speed.
+
+    Parameters
+    ----------
+    **stages : sequence of mapping
+        Timings by what was timed, such as kernels, with the references beside them.
+
+    Returns
+    -------
+    found : dict of str to str
+        ``disturbances`` in one line; empty where there are none.
+    """
+    words = []
+    for stage, rows in stages.items():
+        shares = np.array([row.get("core_share", row.get("cpu_share", 1.0)) for row in rows])
+        if (late := float(np.mean(shares < 0.97)) if len(shares) else 0.0) > 0.1:
+            words.append(f"{late:.0%} of the timings of {stage} got less than 97 % of a core")
+        seen = [np.atleast_2d(row.get("references", row.get("reference", []))) for row in rows]
+        paces = [np.log(references).mean(axis=0) for references in seen if references.size]
+        if (moved := float(np.std(paces, axis=0).mean()) if paces else 0.0) > 0.1:
+            words.append(f"the speed of the machine varied by {moved:.0%} (standard deviation) during {stage}")
+    return {"disturbances": "; ".join(words)} if words else {}

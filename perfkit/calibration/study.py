@@ -1,0 +1,359 @@
+"""The placement study: models measured under several placements on this machine, beside what was predicted of each."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfkit.calibration.checks import Comparison, compare_run
+from perfkit.ground.units import Array, check_positive, format_bytes, format_table, format_time
+from perfkit.measure.folders import open_campaign
+from perfkit.measure.machine import describe_machine, gather_facts, list_versions
+from perfkit.measure.processes import check_ranks, run_processes
+from perfkit.measure.samples import Sample, dump
+from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
+from perfkit.sharding.planner import BASELINES, price_plan, shard
+from perfkit.sharding.result import PlanPrice
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.placement import KINDS, Plan
+from perfkit.workloads.tables import TableSet, draw_tables
+
+if TYPE_CHECKING:
+    import polars
+
+#: Sources of placements: every rule of thumb, a second draw of the random one, and the search.
+METHODS = (*BASELINES, "random 2", "search")
+_LARGEST = {True: 3e8, False: 1e8}  # bytes of weights by form of gradients: every placement has its own in memory
+
+
+def draw_models(n: int, *, seed: int = 0) -> dict[str, DLRM]:
+    """Draw recommendation models with tables as in `draw_tables`, small enough for one machine.
+
+    A model has 8 to 16 tables of 10³ to 10⁶ rows with 32, 64 or 128 columns, a batch of 256 to 2,048, and one to three
+    layers of 64 to 512 below and above the interaction. Pooling and Zipf exponents are those of `draw_tables`; rows and
+    pooling correlate by -0.7 to 0.7. Every fourth model has dense gradients. Weights have at most 300 MB, 100 MB with
+    dense gradients.
+
+    Parameters
+    ----------
+    n : int
+        Number of models [-].
+    seed : int, optional
+        Seed [-].
+
+    Returns
+    -------
+    models : dict of str to DLRM
+        The models, by name.
+
+    Examples
+    --------
+    >>> draw_models(2)["model 1"].description
+    'dlrm, batch 588, 11 tables × 128, sparse gradients'
+    """
+    check_positive("seed", seed, integer=True, zero=True)
+    n = int(check_positive("n", n, integer=True, maximum=10_000))
+    return {f"model {i}": _draw_model(i, seed) for i in range(n)}
+
+
+def _draw_model(number: int, seed: int) -> DLRM:
+    rng, sparse = np.random.default_rng([5, seed, number]), number % 4 != 3
+    dim, correlation = int(rng.choice((32, 64, 128))), float(rng.uniform(-0.7, 0.7))
+    while True:
+        drawn = draw_tables(int(rng.integers(8, 17)), seed=int(rng.integers(2**31)), correlation=correlation)
+        rows = [round(10 ** (3 + 0.75 * (np.log10(table.rows) - 3))) for table in drawn]
+        if 4 * dim * sum(rows) <= _LARGEST[sparse]:
+            break
+    layers = [[int(64 * 8 ** rng.uniform()) // 8 * 8 for _ in range(rng.integers(1, 4))] for _ in range(2)]
+    return DLRM(
+        rows=rows, dim=dim, pooling=[t.pooling for t in drawn], exponent=[t.exponent for t in drawn], sparse=sparse,
+        batch=int(256 * 8 ** rng.uniform()) // 2 * 2, bottom=layers[0], top=layers[1], features=13,
+    )  # fmt: skip
+
+
+def make_model(tables: TableSet) -> DLRM:
+    """Make a model of bare tables that can be measured: their lookups below a small dense part.
+
+    Parameters
+    ----------
+    tables : TableSet
+        Tables of one width.
+
+    Returns
+    -------
+    model : DLRM
+        With layers of 64 and a bottom and a top of one layer each.
+
+    Raises
+    ------
+    ValueError
+        For tables of several widths, or without a Zipf exponent.
+    """
+    sizes, laws = sorted({table.itemsize for table in tables}), sum(table.law is not None for table in tables)
+    if len(dims := sorted({table.dim for table in tables})) > 1:
+        raise ValueError(f"dim is {', '.join(map(str, dims))}; a measured DLRM has tables of one width; measure apart")
+    if laws:
+        raise ValueError(f"law of {laws} tables is given; measured rows follow a Zipf exponent; give exponents")
+    if (tables.optimizer, tables.embedding, sizes) != ("sgd", "separate", [4]):
+        given = f"{tables.embedding}, of {sizes[0]} bytes a number and trained by {tables.optimizer}"
+        raise ValueError(f"tables are {given}; only sgd on separate fp32 tables is measured, others are predicted")
+    columns: dict[str, Any] = {key: [getattr(t, key) for t in tables] for key in ("rows", "pooling", "exponent")}
+    settings: dict[str, Any] = {"bottom": (64,), "top": (64,), "features": 13, "sparse": tables.sparse}
+    return DLRM(dim=dims[0], batch=tables.batch, **columns, **settings)
+
+
+def propose_plans(
+    model: DLRM, platform: Platform, *, ranks: int = 2, seconds: float = 0.5, seed: int = 0
+) -> dict[str, Plan]:
+    """Propose the placements of a model to measure, each table whole on one rank.
+
+    Parameters
+    ----------
+    model : DLRM
+        The model.
+    platform : Platform
+        What prices the placements.
+    ranks : int, optional
+        Ranks [-].
+    seconds : float, optional
+        Work to spend on the search [s].
+    seed : int, optional
+        Seed [-].
+
+    Returns
+    -------
+    plans : dict of str to Plan
+        By name of the method, see `METHODS`. Ranks are numbered as tables come to them: they are all alike.
+    """
+    whole: dict[str, Any] = {"ranks": ranks, "forbid": [kind for kind in KINDS if kind != "table_wise"]}
+    with keep_quiet():  # how good the prediction is will be measured
+        best, other = (
+            shard(model, platform, seconds=work, seed=own, **whole) for work, own in ((seconds, seed), (1e-3, seed + 1))
+        )
+        priced = {**best.baselines, "random 2": other.baselines["random"], "search": best.prediction}
+    return {name: _renumber(priced[name].plan) for name in METHODS if priced[name] is not None}  # type: ignore[union-attr]
+
+
+def _renumber(plan: Plan) -> Plan:
+    number = {owner: i for i, owner in enumerate(dict.fromkeys(plan.owners))}
+    return Plan(plan.ranks, tuple(number[owner] for owner in plan.owners))
+
+
+def measure_trials(
+    platform: Platform | str | Path,
+    *,
+    models: Mapping[str, DLRM] | None = None,
+    ranks: int = 2,
+    seed: int = 0,
+    seconds: float = 1.2,
+    quick: bool = False,
+    progress: bool = True,
+) -> "Trials":
+    """Measure models under the placements that rules of thumb and the search propose, and compare with predictions.
+
+    Parameters
+    ----------
+    platform : Platform, str or Path
+        A calibration of this machine.
+    models : mapping of str to DLRM, optional
+        What to measure, by name; by default 12 of `draw_models`.
+    ranks : int, optional
+        Processes, one on each core or GPU [-].
+    seed : int, optional
+        Seed of models, random placements and data [-].
+    seconds : float, optional
+        Time for each placement and pass; there are two passes [s].
+    quick : bool, optional
+        Two models and a third of the time, to see that everything works.
+    progress : bool, optional
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    trials : Trials
+        Predicted and measured times.
+
+    Raises
+    ------
+    ValueError
+        For more ranks than cores, and what `perfkit.shard` refuses.
+    MeasurementError
+        If a measuring process fails; what was finished is kept and a rerun continues.
+
+    Notes
+    -----
+    One process a rank holds all placements of a model and takes turns among them; after all models have been measured
+    once, new processes measure them again: how far these two differ is the repeatability of the study. A placement that
+    several methods propose is measured once.
+    """
+    where = load_platform(platform)
+    check_ranks(check_positive("ranks", ranks, integer=True), where.device.kind)
+    machine = describe_machine()
+    if (known := where.provenance.get("processor")) != machine["processor"]:
+        text = f"{where.name} is of {known or where.device.name}, this machine is {machine['processor']}"
+        warnings.warn(f"{text}; calibrate first for predictions that mean something", stacklevel=2)
+    chosen = dict(models) if models is not None else draw_models(2 if quick else 12, seed=seed)
+    settings = {"seconds": seconds / 3 if quick else seconds, "seed": seed, "device": where.device.kind}
+    methods: dict[str, dict[Plan, list[str]]] = {name: {} for name in chosen}
+    jobs: dict[str, dict[str, Any]] = {}
+    for name, model in chosen.items():
+        for method, plan in propose_plans(model, where, ranks=ranks, seed=seed).items():
+            methods[name].setdefault(plan, []).append(method)
+        _check_memory(name, model, len(methods[name]))
+        placements = [list(plan.owners) for plan in methods[name]]
+        jobs[name] = {"task": "placements", "workload": dump(model), "placements": placements, **settings}
+    campaign = open_campaign("placements", jobs, ranks, progress=progress)
+    turns = {
+        f"{turn}-{name}": partial(run_processes, job, ranks=ranks) for turn in range(2) for name, job in jobs.items()
+    }
+    found, runs = campaign.run("placements", turns), []
+    for name, model in chosen.items():
+        for place, (plan, proposed) in enumerate(methods[name].items()):
+            passes = [[rank[place] for rank in found[f"{turn}-{name}"]] for turn in range(2)]
+            with keep_quiet():  # how good the prediction is has been measured
+                price = price_plan(model, where, plan)
+            sample = Sample(f"{name}: {', '.join(proposed)}", name, model, plan)
+            runs.append({**compare_run(sample, price, passes, {}), "methods": proposed})
+    campaign.close()  # the next call measures anew
+    return Trials(tuple(runs), where.name, machine, list_versions())
+
+
+def _check_memory(name: str, model: DLRM, placements: int) -> None:
+    """Turn away a model whose placements do not all fit into the memory of a CPU's ranks together."""
+    sizes = (1 if model.sparse else 2) * sum(table.nbytes for table in model.tables)
+    batches = 8 * sum(8 * model.batch * (table.pooling + 1) for table in model.tables)
+    free = gather_facts()["free_memory"].value
+    if free and placements * (sizes + batches) > 0.8 * free:
+        raise ValueError(
+            f"{name} needs {format_bytes(placements * (sizes + batches))} for all of its {placements} placements; "
+            f"{format_bytes(free)} are free; take smaller tables or batches"
+        )
+
+
+def _rank_correlation(one: Array, other: Array) -> float:
+    """Spearman's coefficient; NaN for fewer than three placements, or times that are all the same."""
+    from scipy.stats import rankdata
+
+    if len(one) < 3 or not np.ptp(one) or not np.ptp(other):
+        return float("nan")
+    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])
+
+
+@dataclass(frozen=True, repr=False)
+class Trials(Comparison):
+    """Predicted and measured times of models under several placements: a comparison whose families are the models.
+
+    Notes
+    -----
+    The regret of a choice is its extra time over the fastest measured placement of the model. The time of a placement
+    is the mean of its passes, of medians. `floor` is the regret of picking by one pass, judged by the other: no
+    prediction can be shown to be better.
+    """
+
+    def _price(self, workload: Any, platform: Platform, ranks: int, plan: Plan | None) -> PlanPrice:
+        return price_plan(workload, platform, plan or Plan.round_robin(len(workload.tables), ranks=ranks))
+
+    def regrets(self) -> "polars.DataFrame":
+        """Every model in a row.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            model, placements: different ones [-], best_s [s], worst: the slowest over the fastest [-],
+            rank_correlation of predicted and measured times [-], hit: whether the predicted best is the best,
+            hit_repeat: whether that of one pass is that of the other, floor [-], repeat: mean difference of the passes
+            [-] and the rank correlation between them, rank_repeat [-]; predicted: the regret of the predicted best,
+            and that of every method by its name [-].
+        """
+        import polars
+
+        rows = []
+        for model in dict.fromkeys(run["family"] for run in self.runs):
+            own = self.select(model).runs
+            predicted, times = (np.array([run[key] for run in own]) for key in ("predicted_s", "measured_s"))
+            passes = np.array([run["passes_s"] for run in own]).T
+            regret, order = times / times.min() - 1, np.argmin(passes, axis=1)
+            floor = [turn[pick] / turn.min() - 1 for turn, pick in zip(passes, order[::-1], strict=True)]
+            chosen = regret[int(np.argmin(predicted))]
+            rows.append({
+                "model": model, "placements": len(times), "best_s": times.min(), "worst": regret.max() + 1,
+                "rank_correlation": _rank_correlation(predicted, times), "hit": bool(chosen == 0),
+                "hit_repeat": bool(order[0] == order[1]), "floor": np.mean(floor),
+                "repeat": np.mean(passes.max(axis=0) / passes.min(axis=0) - 1),
+                "rank_repeat": _rank_correlation(*passes), "predicted": chosen,
+                **{method: regret[i] for i, run in enumerate(own) for method in run["methods"]},
+            })  # fmt: skip
+        return polars.DataFrame(rows, infer_schema_length=None)
+
+    def totals(self) -> dict[str, Any]:
+        """Figures over all models.
+
+        Returns
+        -------
+        figures : dict
+            models, placements [-]; regret: mean by method, ``predicted`` among them and ``random`` for both draws [-];
+            worst_regret likewise [-]; best_baseline; excess: mean regret of the predicted best beyond that of the best
+            baseline, with its standard error over models [-]; floor, repeat [-]; hits, hits_repeat: share of models
+            whose predicted best, or best of the other pass, is the best [-]; rank_correlation, rank_repeat [-].
+        """
+        frame = self.regrets()
+        regrets = {name: frame[name].to_numpy().astype(float) for name in ("predicted", *METHODS) if name in frame}
+        regrets["random"] = np.nanmean([regrets.pop(name) for name in ("random", "random 2")], axis=0)
+        mean = {name: float(np.nanmean(values)) for name, values in regrets.items()}
+        best = min((name for name in mean if name not in ("predicted", "search")), key=mean.__getitem__)
+        excess = regrets["predicted"] - regrets[best]
+        averages = {"floor": "floor", "repeat": "repeat", "hits": "hit", "hits_repeat": "hit_repeat"}
+        averages |= {name: name for name in ("rank_correlation", "rank_repeat")}
+        return {
+            "models": len(frame), "placements": len(self.runs), "regret": mean,
+            "worst_regret": {name: float(np.nanmax(values)) for name, values in regrets.items()},
+            "best_baseline": best, "excess": float(np.nanmean(excess)),
+            "excess_error": float(np.nanstd(excess, ddof=1) / np.sqrt(len(excess))) if len(excess) > 1 else None,
+            **{name: float(np.nanmean(frame[column].to_numpy().astype(float))) for name, column in averages.items()},
+        }  # fmt: skip
+
+    def as_text(self) -> str:
+        """Models and totals as text.
+
+        Returns
+        -------
+        text : str
+            Several lines.
+        """
+        rows = [("model", "placements", "best", "regret", "floor", "rank correlation", "between passes")]
+        for row in self.regrets().iter_rows(named=True):
+            shares = f"{row['predicted']:.1%}", f"{row['floor']:.1%}"
+            ranks = f"{row['rank_correlation']:.2f}", f"{row['rank_repeat']:.2f}"
+            rows.append((row["model"], str(row["placements"]), format_time(row["best_s"]), *shares, *ranks))
+        found = self.totals()
+        regret, error = found["regret"], found["excess_error"]
+        rules = ", ".join(
+            f"{name} {regret[name]:.1%}" for name in sorted(regret, key=regret.get) if name != "predicted"
+        )
+        return "\n".join([
+            format_table(rows, numbers=True), "",
+            f"{found['placements']} placements of {found['models']} models",
+            f"regret of the predicted best: {regret['predicted']:.1%} mean, "
+            f"{found['worst_regret']['predicted']:.1%} at most; whoever picks by one pass and is judged by the other: "
+            f"{found['floor']:.1%}",
+            f"mean regrets: {rules}",
+            f"beyond the best rule of thumb, {found['best_baseline']}: {found['excess']:+.1%}"
+            + ("" if error is None else f" ± {error:.1%}"),
+            f"best hit in {found['hits']:.0%} of the models (by the other pass {found['hits_repeat']:.0%}), rank "
+            f"correlation {found['rank_correlation']:.2f} (between passes {found['rank_repeat']:.2f}), passes differ "
+            f"by {found['repeat']:.1%}",
+        ])  # fmt: skip
+
+    def __repr__(self) -> str:
+        found = self.totals()
+        return (
+            f"{found['placements']} placements of {found['models']} models on {self.runs[0]['ranks']} ranks of "
+            f"{self.platform}: "
+            f"regret {found['regret']['predicted']:.1%}, best rule of thumb {found['best_baseline']}"
+        )

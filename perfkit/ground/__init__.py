@@ -1,0 +1,1 @@
+"""Units, files and hardware: what every other room uses."""

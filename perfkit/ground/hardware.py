@@ -1,0 +1,164 @@
+"""Devices, memory levels and links: what a datasheet says of a machine, every number with its origin."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfkit.ground.units import Array, Typed, Values, check_sizes
+
+#: Bytes of one number by dtype [B]; tf32 is stored as fp32, two numbers of fp4 share a byte.
+DTYPES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "int8": 1, "fp8": 1, "fp4": 0.5}
+#: Kinds of origin of a number.
+KINDS = ("datasheet", "measured", "fitted", "assumed")
+
+
+@dataclass(frozen=True)
+class Quantity(Typed):
+    """One number with its provenance.
+
+    Parameters
+    ----------
+    value : float
+        The number [unit].
+    unit : str
+        Base unit, such as ``FLOP/s`` [-].
+    kind : str
+        Kind of its origin, one of `KINDS` [-].
+    source : str
+        Document, data id or machine [-].
+    date : str, optional
+        Day it was measured or entered, ISO 8601 [-].
+    stderr : float, optional
+        Standard error [unit].
+    basis : str, optional
+        How the document counts: ``dense`` or ``sparse``, ``GB`` or ``GiB``, ``one way`` or ``both ways``; `value` is
+        dense, in bytes and one way whatever the document says [-].
+    """
+
+    value: float
+    unit: str
+    kind: str
+    source: str
+    date: str = ""
+    stderr: float | None = None
+    basis: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryLevel(Typed):
+    """A cache or a main memory.
+
+    Parameters
+    ----------
+    name : str
+        Name, such as ``L2`` [-].
+    capacity : Quantity, optional
+        Size [B]; None for a main memory of unknown size.
+    bandwidth : Quantity, optional
+        Sustained or datasheet bandwidth, reads and writes together [B/s]; None where nobody states it.
+    """
+
+    name: str
+    capacity: Quantity | None = None
+    bandwidth: Quantity | None = None
+
+
+@dataclass(frozen=True)
+class Device(Typed):
+    """What one rank computes on.
+
+    Parameters
+    ----------
+    name : str
+        Product name [-].
+    kind : str
+        ``cpu`` or ``cuda`` [-].
+    peaks : mapping of str to Quantity
+        Peak rate by dtype, dense [FLOP/s].
+    memory : tuple of MemoryLevel
+        Levels from near to far; the last one is the main memory [-].
+    never_left_cache : bool, optional
+        Whether no working set was timed that was surely larger than the caches.
+    """
+
+    name: str
+    kind: str
+    peaks: Mapping[str, Quantity]
+    memory: tuple[MemoryLevel, ...]
+    never_left_cache: bool = False
+
+    @property
+    def main_bandwidth(self) -> float:
+        """Bandwidth of the main memory; a platform knows it [B/s]."""
+        main = self.memory[-1].bandwidth
+        return main.value if main else math.nan
+
+    def bandwidth(self, working_set: Values) -> Array:
+        """Memory bandwidth that a working set sees, continuous in its size.
+
+        Parameters
+        ----------
+        working_set : float or array
+            Bytes that are touched again and again [B].
+
+        Returns
+        -------
+        bandwidth : array
+            Bytes over the time to move them, where each level serves what the nearer ones cannot hold [B/s].
+        """
+        levels = [
+            (level.capacity.value if level.capacity else math.inf, level.bandwidth.value)
+            for level in self.memory if level.bandwidth
+        ]  # fmt: skip
+        size = np.maximum(check_sizes("working_set", working_set), 1.0)
+        time, below = np.zeros(size.shape), 0.0
+        for position, (capacity, rate) in enumerate(levels, 1):
+            top = math.inf if position == len(levels) else max(capacity, below)
+            time += np.clip(size - below, 0.0, top - below) / rate
+            below = top
+        return size / time
+
+
+@dataclass(frozen=True)
+class Link(Typed):
+    """The network as one rank sees it.
+
+    Parameters
+    ----------
+    bandwidth : Quantity
+        One way, per rank [B/s].
+    latency : Quantity
+        Time of one hop with a vanishing message [s].
+    """
+
+    bandwidth: Quantity
+    latency: Quantity
+
+
+@dataclass(frozen=True)
+class Network(Typed):
+    """How ranks are connected.
+
+    Parameters
+    ----------
+    ranks_per_node : int
+        Ranks that share the intra-node link [-].
+    nodes : int, optional
+        Nodes [-].
+    links : mapping of str to Link, optional
+        ``intra`` and, between nodes, ``inter`` [-].
+    rails : int, optional
+        Network adapters of a node [-].
+    """
+
+    ranks_per_node: int
+    nodes: int = 1
+    links: Mapping[str, Link] = field(default_factory=dict)
+    rails: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the whole network [-]."""
+        return self.ranks_per_node * self.nodes

@@ -1,0 +1,347 @@
+"""Numbers as people read them, and the checks that turn away bad ones where they enter."""
+
+import math
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.float64]
+#: What a closed form is evaluated on: a float, an array, a Series or a Polars expression; it returns the same kind.
+Values: TypeAlias = Any
+
+LARGEST = 2.0**63
+_SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_BRIEF = reprlib.Repr()  # spares a list of a million entries from being written out before it is shortened
+_BRIEF.maxstring = _BRIEF.maxother = 200
+
+
+def _scaled(value: float, scales: Sequence[tuple[float, str]]) -> str:
+    """Write three digits in the largest scale that leaves at least 1 before the point, after rounding."""
+    value = float(value)
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} {next(symbol for factor, symbol in scales if factor == 1)}"
+    rounded = abs(float(f"{value:.2e}"))
+    factor, symbol = next(((f, s) for f, s in scales if rounded >= f * (1 - 1e-12)), scales[-1])
+    shown = float(f"{value / factor:.3g}")
+    return f"{shown:.0f} {symbol}" if abs(shown) >= 1000 else f"{shown:g} {symbol}"
+
+
+def format_time(seconds: float) -> str:
+    """Write a time with three digits and the unit that suits it.
+
+    Parameters
+    ----------
+    seconds : float
+        Time [s].
+
+    Returns
+    -------
+    text : str
+        Nanoseconds to seconds, then minutes from 120 s and hours from 7,200 s [-].
+
+    Examples
+    --------
+    >>> format_time(0.0412), format_time(9.9996e-4), format_time(5400)
+    ('41.2 ms', '1 ms', '90 min')
+    """
+    size = abs(float(seconds))
+    if 120 <= size < math.inf:
+        return f"{seconds / 3600:.3g} h" if size >= 7200 else f"{seconds / 60:.3g} min"
+    return _scaled(seconds, _TIME)
+
+
+def format_bytes(nbytes: float) -> str:
+    """Write a size with three digits and an SI prefix (1 GB is 10^9 bytes).
+
+    Parameters
+    ----------
+    nbytes : float
+        Size [B].
+
+    Returns
+    -------
+    text : str
+        Size with its unit [-].
+
+    Examples
+    --------
+    >>> format_bytes(1.5e9), format_bytes(64 * 2**20), format_bytes(512)
+    ('1.5 GB', '67.1 MB', '512 B')
+    """
+    return format_rate(nbytes, "B")
+
+
+def format_rate(value: float, unit: str) -> str:
+    """Write any quantity with three digits and an SI prefix.
+
+    Parameters
+    ----------
+    value : float
+        Quantity in its base unit [-].
+    unit : str
+        Base unit that takes the prefix [-].
+
+    Returns
+    -------
+    text : str
+        Quantity with prefixed unit [-].
+
+    Examples
+    --------
+    >>> format_rate(13.28e12, "FLOP/s"), format_rate(0.5, "B/s")
+    ('13.3 TFLOP/s', '0.5 B/s')
+    """
+    return _scaled(value, [(factor, prefix + unit) for factor, prefix in _SI])
+
+
+def format_table(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
+    """Lay rows of text out in aligned columns, the heads first; `numbers` aligns those after the first to the right.
+
+    Examples
+    --------
+    >>> print(format_table([("kernel", "mean"), ("GEMM", "7.0 %"), ("copy", "12.0 %")], numbers=True))
+    kernel    mean
+    GEMM     7.0 %
+    copy    12.0 %
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    places = ["<", *(">" if numbers else "<") * (len(widths) - 1)]
+    return "\n".join(
+        "  ".join(f"{cell:{place}{width}}" for cell, place, width in zip(row, places, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def significant(value: float, stderr: float | None) -> str:
+    """Write a value with the digits its standard error supports: down to the second digit of the error.
+
+    Parameters
+    ----------
+    value : float
+        Estimate, in any unit [-].
+    stderr : float or None
+        Its standard error in the same unit; None, zero or a non-finite error shows four digits [-].
+
+    Returns
+    -------
+    text : str
+        The value alone, at least one digit of it [-].
+
+    Examples
+    --------
+    >>> significant(0.671234, 0.0123), significant(0.0123, 0.0123)
+    ('0.671', '0.012')
+    >>> significant(20.12e-6, 0.3e-6), significant(131234.5, 2100), significant(0.6, None)
+    ('2.012e-05', '131200', '0.6000')
+    """
+    value = float(value)
+    if not math.isfinite(value):
+        return f"{value:g}"
+    exponent = math.floor(math.log10(abs(value))) if value else 0
+    place = exponent - 3
+    if stderr is not None and math.isfinite(stderr) and stderr > 0:
+        place = min(int(f"{stderr:.1e}".split("e")[1]) - 1, exponent)
+    if value and not -4 <= exponent < 6:
+        return f"{value:.{exponent - place}e}"
+    return f"{round(value, -place):.{max(0, -place)}f}"
+
+
+def escape(text: Any, most: int = 80) -> str:
+    """Write text of unknown origin in one line of at most so many characters that no terminal takes for a command.
+
+    Examples
+    --------
+    >>> escape("a\\nb\\x1b[31m"), escape("x" * 5000, most=12)
+    ('a\\\\nb\\\\x1b[31m', 'xxxxxx...xxx')
+    """
+    whole = str(text)
+    whole = whole if len(whole) <= 2 * most else whole[:most] + whole[-most:]  # spares long ones
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in whole)
+    return line if len(line) <= most else f"{line[: most - 3 - most // 4]}...{line[-(most // 4) :]}"
+
+
+def show(value: Any, most: int = 80) -> str:
+    """Write a value for a message: as ``repr`` does, in one line, shortened.
+
+    Examples
+    --------
+    >>> show("a\\nb"), show([1, 2, 3]), show("x" * 5000, most=15)
+    ("'a\\\\nb'", '[1, 2, 3]', "'xxxxxxxx...xx'")
+    """
+    try:
+        return escape(_BRIEF.repr(value), most)
+    except Exception:  # a whole number of more digits than Python writes, a repr that fails
+        return f"<{escape(type(value).__name__, most - 2)}>"
+
+
+def rank_largest(values: Sequence[float] | Array, *, slack: float | None = None) -> list[int]:
+    """Positions of values, the largest first; what differs in the last digits alone, or by `slack`, keeps its order.
+
+    Examples
+    --------
+    >>> rank_largest([1.0, 3.0, 3.0000000000001])
+    [1, 2, 0]
+    """
+    numbers = np.asarray(values, dtype=float)
+    order = np.argsort(-numbers, kind="stable")
+    steps = np.diff(-numbers[order]) > (1e-9 * np.abs(numbers).max(initial=0.0) if slack is None else slack)
+    return [int(place) for place in order[np.lexsort((order, np.cumsum([0, *steps])[: len(order)]))]]
+
+
+def steady(values: float | Array) -> Array:
+    """Numbers with 24 bits: the same on every processor, whatever its last digits say, and with sums that are exact.
+
+    Examples
+    --------
+    >>> bool(steady(0.1 + 0.2) == steady(0.3))
+    True
+    """
+    parts, exponents = np.frexp(values)
+    return np.asarray(np.ldexp(np.rint(parts * 2.0**24), exponents - 24))
+
+
+def check_positive(
+    name: str, value: Any, *, integer: bool = False, maximum: float | None = None, zero: bool = False
+) -> Any:
+    """Let a sensible size through and turn everything else away with a message that says what to pass.
+
+    Parameters
+    ----------
+    name : str
+        Argument as the caller knows it [-].
+    value : int or float
+        What was passed; NumPy numbers are fine, booleans and text are not [-].
+    integer : bool, optional
+        Whether only whole numbers make sense; a float such as 1e6 is one [-].
+    maximum : float, optional
+        Largest value allowed; 2**63 where none is given [-].
+    zero : bool, optional
+        Whether zero is allowed [-].
+
+    Returns
+    -------
+    value : int or float
+        The same number as a Python int (where `integer`) or float [-].
+
+    Raises
+    ------
+    ValueError
+        For numbers that are negative, zero, NaN, infinite, absurdly large or of another type.
+
+    Examples
+    --------
+    >>> check_positive("batch", 2048, integer=True)
+    2048
+    >>> check_positive("batch", -3, integer=True)
+    Traceback (most recent call last):
+    ...
+    ValueError: batch is -3; it must be a whole number above 0
+    """
+    limit = LARGEST if maximum is None else maximum
+    wanted = f"a {'whole ' if integer else ''}number {'of 0 or more' if zero else 'above 0'}"
+    if maximum is not None:
+        wanted += f", at most {maximum:g}"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+        raise ValueError(
+            f"{name} is {show(value)} ({type(value).__name__}); it must be {wanted}, given as an int or a float"
+        )
+    number: Any = value  # the abstract Real knows no comparison with a float
+    if number > limit:
+        shown = "larger than 1e300" if math.inf > number >= 1e300 else f"{float(number):g}"
+        raise ValueError(f"{name} is {shown}; it must be {wanted}; the largest size perfkit takes is {limit:g}")
+    if not number >= 0 or (number == 0 and not zero) or (integer and number != int(number)):
+        raise ValueError(f"{name} is {show(value)}; it must be {wanted}")
+    return int(number) if integer else float(number)
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
+    """Let a known name through; otherwise list the known ones and the closest match.
+
+    Examples
+    --------
+    >>> check_choice("dtype", "fp31", ["bf16", "fp32"])
+    Traceback (most recent call last):
+    ...
+    ValueError: dtype is 'fp31'; known are bf16, fp32; did you mean 'fp32'?
+    """
+    known = [str(choice) for choice in choices]
+    if isinstance(value, str) and value in known:
+        return str(value)
+    given = value if isinstance(value, str) else ""
+    begun = [choice for choice in known if given and choice.startswith(given)]  # h100 is h100-sxm-8 rather than p100-1
+    close = begun or get_close_matches(given, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"{name} is {show(value)}; known are {escape(', '.join(known) or 'none', 1000)}{hint}")
+
+
+def check_sizes(name: str, values: Any) -> Array:
+    """Let sizes through as floats, and turn everything else away.
+
+    Examples
+    --------
+    >>> check_sizes("nbytes", [0, 2**70])
+    array([0.00000000e+00, 1.18059162e+21])
+    """
+    try:
+        sizes = np.asarray(values, dtype=float)
+    except (TypeError, ValueError, OverflowError):
+        sizes = np.array(math.nan)
+    if not np.all((sizes >= 0) & (sizes < math.inf)):
+        raise ValueError(f"{name} is {show(values)}; it must be a finite number of 0 or more, or an array of them")
+    return sizes
+
+
+_WORDS = {"bool": "True or False", "str": "text", "int": "a whole number", "float": "a number", "None": "None"}
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Turn a value of another type away with a message that says what to pass.
+
+    Examples
+    --------
+    >>> check_type("slowdown", {0: 1.5}, Mapping[int, float])
+    >>> check_type("slowdown", 5, Mapping[int, float] | None)
+    Traceback (most recent call last):
+    ...
+    ValueError: slowdown is 5; it must be a mapping of int, float or None
+    """
+    if not _is_of(value, hint):
+        text = re.sub(r"\b[a-z]\w*\.|<class '|'>|\]", "", str(hint)).replace("[", " of ").replace("Mapping", "mapping")
+        kinds = re.sub("Sequence|tuple", "sequence", text).split(" | ")
+        wanted = [_WORDS.get(kind, f"a {kind}") for kind in kinds]
+        raise ValueError(f"{name} is {show(value)}; it must be {' or '.join(wanted)}")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value is what an annotation says, entries of mappings and sequences included."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if isinstance(hint, UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if kind in (tuple, Sequence):
+        entries = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        return entries and all(_is_of(entry, parts[0]) for entry in (value if parts else ()))
+    pairs = value.items() if kind is Mapping and parts and isinstance(value, Mapping) else ()
+    return isinstance(value, kind) and all(_is_of(k, parts[0]) and _is_of(v, parts[1]) for k, v in pairs)
+
+
+#: Types of the fields of a dataclass, by name.
+find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
+
+
+class Typed:
+    """A record that refuses fields of other types than its class states."""
+
+    def __post_init__(self) -> None:
+        for name, hint in find_hints(type(self)).items():
+            check_type(f"{name} of {type(self).__name__}", getattr(self, name), hint)

@@ -1,0 +1,261 @@
+"""Measuring processes: started with clean allocator settings, pinned, one thread each; one task as one rank."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NoReturn
+
+from perfkit.ground.files import write_text
+from perfkit.measure.machine import count_cores, gather_facts, list_cores
+
+#: Settings of measuring processes. Without them glibc returns large blocks after every free, so that each fresh output
+#: page-faults at a tenth of the memory bandwidth. One thread per rank avoids contention for cores.
+ENVIRONMENT = {
+    "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_TOP_PAD_": "67108864",
+    "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+}  # fmt: skip
+
+#: What measuring processes run, by the name that a job gives it; a job may also name any ``module:function``.
+_TASKS = {
+    "ladder": "perfkit.measure.timing:time_ladder",
+    "references": "perfkit.measure.timing:time_references",
+    "kernels": "perfkit.measure.operations:time_kernels",
+    "iteration": "perfkit.measure.iterations:time_iteration",
+    "collectives": "perfkit.measure.timing:time_collectives",
+    "placements": "perfkit.measure.iterations:time_placements",
+}
+
+#: First code of a measuring process: it ends with the process that started it. 1 is PR_SET_PDEATHSIG (Linux), 9 is
+#: SIGKILL.
+START = """
+import ctypes, os, sys
+if hasattr(ctypes.CDLL(None), "prctl"):
+    ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(os.environ["PERFKIT_PARENT"]):
+    from perfkit.measure.processes import work_in
+    work_in(sys.argv[1])
+"""
+
+
+class MeasurementError(RuntimeError):
+    """A measuring process failed; the message says what it printed last."""
+
+
+@contextmanager
+def tidy() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into a KeyboardInterrupt with their number, so that processes and folders are cleared.
+
+    Where the program has handlers of its own, or ignores the signals as under nohup, these stay.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    both = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
+    main = threading.current_thread() is threading.main_thread()
+    mine = [number for number in both if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def check_ranks(ranks: int, device: str = "cpu", *, crowd: int = 1) -> int:
+    """Let a number of ranks through that this machine has cores or GPUs for.
+
+    Parameters
+    ----------
+    ranks : int
+        Processes that measure at once [-].
+    device : str, optional
+        ``cpu`` or ``cuda``.
+    crowd : int, optional
+        Ranks that may share a core [-].
+
+    Returns
+    -------
+    ranks : int
+        The same number [-].
+
+    Raises
+    ------
+    ValueError
+        For more ranks than there is room for, and where there is no GPU to measure.
+    """
+    room, what = crowd * count_cores(), f"{count_cores()} cores that this process may use"
+    if device == "cuda":
+        import torch
+
+        room = torch.cuda.device_count()
+        what = f"{room} GPUs that PyTorch {torch.__version__} can use"
+    if ranks > room:
+        hint = f"take at most {room}" if room else "measure cpu, or a machine with GPUs; predicting needs none"
+        raise ValueError(f"ranks is {ranks}; this machine has {what}; {hint}")
+    return ranks
+
+
+def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0) -> list[Any]:
+    """Run one job in fresh measuring processes and collect what each rank returns.
+
+    Parameters
+    ----------
+    job : dict
+        ``task`` says what to run; the rest are its arguments, as JSON.
+    ranks : int
+        Processes, joined in one process group over loopback when there are several [-].
+    timeout : float
+        Seconds before all ranks are stopped [s].
+
+    Returns
+    -------
+    results : list
+        One per rank.
+
+    Raises
+    ------
+    ValueError
+        For more than four ranks on each core, and where there is no GPU to measure.
+    MeasurementError
+        If a rank fails, dies or runs out of time, or ranks cannot meet; no process is left behind.
+    ModuleNotFoundError
+        Where torch is not installed.
+    """
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("torch is not installed; pip install 'perfkit[measure]' brings it", name="torch")
+    check_ranks(ranks, job.get("device", "cpu"), crowd=4)
+    settings = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": str(ranks), "PERFKIT_PARENT": str(os.getpid())}
+    if ranks > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
+        if (loopback := gather_facts()["loopback"].value) is None:
+            raise MeasurementError("ranks cannot meet: this machine has no loopback; see ip link, or take one rank")
+        settings["GLOO_SOCKET_IFNAME"] = loopback
+    settings["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    with tidy(), tempfile.TemporaryDirectory(prefix="perfkit-") as folder:
+        place, processes = Path(folder), []
+        write_text(place / "job.json", json.dumps(job))
+        try:
+            for rank in range(ranks):
+                command = [sys.executable, "-c", START, folder]
+                with open(place / f"log.{rank}", "w") as log:
+                    processes.append(
+                        subprocess.Popen(command, env={**settings, "RANK": str(rank)}, stdout=log, stderr=log,
+                                         stdin=subprocess.DEVNULL, start_new_session=True)
+                    )  # fmt: skip
+            _wait(processes, place, timeout)
+            return [json.loads((place / f"result.{rank}").read_text()) for rank in range(ranks)]
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+
+
+def _wait(processes: "list[subprocess.Popen[bytes]]", place: Path, timeout: float) -> None:
+    """Wait for all ranks; the first failure ends the wait."""
+    deadline = time.monotonic() + timeout
+    while set(codes := [process.poll() for process in processes]) != {0}:
+        for rank, code in enumerate(codes):
+            if code:
+                said = (place / f"log.{rank}").read_text(errors="replace").strip()
+                reason = f"was killed by signal {-code}" if code < 0 else f"stopped with exit code {code}"
+                if shutil.disk_usage(place).free < 1e6:
+                    reason += f": the disk is full under {place}; free some, or name another folder in TMPDIR"
+                last = f"; it said last: {said.splitlines()[-1]}" if said else ""
+                text = f"measuring process {rank} {reason}; what was finished is kept, run it again{last}"
+                error = MeasurementError(text)
+                error.add_note(said[-3000:])
+                raise error
+        if time.monotonic() > deadline:
+            raise MeasurementError(
+                f"measuring took longer than {timeout:.0f} s; try again when the machine is less busy"
+            )
+        time.sleep(0.01)
+
+
+def _run(job: dict[str, Any], rank: int, ranks: int, meeting: str, local: int) -> Any:
+    """Run one task as one of several ranks that meet at a store: on one thread, pinned to a core for CPU work."""
+    import torch
+    import torch.distributed as dist
+
+    device = job.get("device", "cpu")
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("-15")
+    if device == "cuda":
+        torch.cuda.set_device(local)
+    elif hasattr(os, "sched_setaffinity"):
+        cores = list_cores()
+        os.sched_setaffinity(0, {cores[local % len(cores)]})
+    torch.set_num_threads(1)
+    if ranks > 1:
+        backend = "nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, meeting, timeout=timedelta(minutes=10), rank=rank, world_size=ranks)
+    task: Any = resolve_name(_TASKS.get(job["task"], job["task"]))
+    return task(**{key: value for key, value in job.items() if key != "task"})
+
+
+def join_ranks(job: dict[str, Any]) -> list[Any]:
+    """Run one job in this process as one rank of those that a launcher such as torchrun has started.
+
+    Parameters
+    ----------
+    job : dict
+        As for `run_processes`.
+
+    Returns
+    -------
+    results : list
+        One per rank, the same on all.
+    """
+    import torch.distributed as dist
+
+    rank, ranks, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    try:
+        result = _run(job, rank, ranks, "env://", local)
+        results: list[Any] = [None] * ranks
+        dist.all_gather_object(results, result)
+        dist.destroy_process_group()
+    finally:
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+    return results
+
+
+def work_in(folder: str) -> NoReturn:
+    """Be one measuring process: run the job in a folder, write this rank's result there, and end.
+
+    Parameters
+    ----------
+    folder : str
+        Holds ``job.json``; receives ``result.RANK``.
+    """
+    code, place = 1, Path(folder)
+    rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    try:
+        result = _run(json.loads((place / "job.json").read_text()), rank, ranks, f"file://{folder}/store", rank)
+        (place / f"result.{rank}").write_text(json.dumps(result))
+        if ranks > 1:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the result is written; taking down the threads of a process group can hang or abort

@@ -1,0 +1,278 @@
+"""Timing of repeated calls, collectives and working sets, and the machine's speed meanwhile, by three short calls."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+#: Shortest sample [s], faster calls are grouped; most samples of one thing [-].
+_SAMPLE, _MOST = 2e-4, 400
+
+#: Largest working set that is timed [B]; a quarter of the free memory where that is less.
+LARGEST = 2.0**31
+
+_SMALLEST, _SWEEPS, _ROW = 2.0**14, 4, 64  # bytes; turns of every size; bytes of a row
+
+
+def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> dict[str, Any]:
+    """Summarize repeated times of one thing.
+
+    Parameters
+    ----------
+    seconds : sequence of float
+        Samples in time order [s].
+    cpu_share : float
+        CPU time over wall time; below 0.97 the process was pre-empted [-].
+
+    Returns
+    -------
+    timing : dict
+        ``median``, quartiles ``q1`` and ``q3``, ``halves``: medians of the even and of the odd samples, which
+        interleave in time [s]; ``n`` samples and ``cpu_share`` [-].
+    """
+    values = np.asarray(seconds, dtype=float)
+    q1, median, q3 = (float(q) for q in np.percentile(values, [25, 50, 75]))
+    halves = (float(np.median(values[::2])), float(np.median(values[1::2] if len(values) > 1 else values)))
+    return {"median": median, "q1": q1, "q3": q3, "halves": halves, "n": len(values), "cpu_share": cpu_share}
+
+
+def find_disagreement(timing: Mapping[str, Any]) -> float:
+    """Find how far the two halves of a measurement differ.
+
+    Parameters
+    ----------
+    timing : mapping
+        From `summarize_samples`.
+
+    Returns
+    -------
+    share : float
+        Of the smaller half [-].
+    """
+    return float(max(timing["halves"]) / min(timing["halves"]) - 1.0)
+
+
+def find_wait(device: str) -> Callable[[], None]:
+    """Find what waits for a device to finish; a CPU needs no waiting.
+
+    Parameters
+    ----------
+    device : str
+        ``cpu`` or ``cuda``.
+
+    Returns
+    -------
+    wait : callable
+        Returns when the device is idle.
+    """
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.synchronize
+    return lambda: None
+
+
+def time_calls(
+    calls: Sequence[Callable[[], Any]], *, seconds: float, wait: Callable[[], None], minimum: int = 6
+) -> dict[str, Any]:
+    """Time callables run in rotation, each sample long enough for the clock.
+
+    Parameters
+    ----------
+    calls : sequence of callables
+        Run one after another, over and over.
+    seconds : float
+        Time to spend, warm-up aside [s].
+    wait : callable
+        Waits for the device to finish.
+    minimum : int
+        Fewest samples [-].
+
+    Returns
+    -------
+    timing : dict
+        Of one call, see `summarize_samples` [s].
+    """
+    for call in [*calls[:2], *calls[:2]]:
+        call()
+    wait()
+    start = time.perf_counter()
+    calls[0]()
+    wait()
+    once = time.perf_counter() - start
+    group = max(1, min(5000, int(_SAMPLE / max(once, 1e-7))))
+    samples: list[float] = []
+    position = 0
+    begin, cpu = time.perf_counter(), time.process_time()
+    while len(samples) < _MOST and (len(samples) < minimum or time.perf_counter() - begin < seconds):
+        start = time.perf_counter()
+        for _ in range(group):
+            calls[position]()
+            position = (position + 1) % len(calls)
+        wait()
+        samples.append((time.perf_counter() - start) / group)
+    share = (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9)
+    return summarize_samples(samples, share)
+
+
+class Reference:
+    """A product, a stream and a gather that do the same work in every call.
+
+    Parameters
+    ----------
+    device : str, optional
+        Torch device.
+
+    Notes
+    -----
+    A product of 256 rows and columns (34 MFLOP), a pass over 8 MiB, read and written, and a gather of 32,768 rows of
+    64 B from there: about 2 ms in all. Earlier work must not matter. So the product runs twice untimed and twice timed,
+    the pass rotates through 256 MiB that no cache holds, and the gather reads the data of that pass. Checks:
+    docs/formulas.md, table 7.1.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        import torch
+
+        self._wait = find_wait(device)
+        self._wall, self._core, self._turn = 0.0, 0.0, 0
+        rng = torch.Generator().manual_seed(0)
+        a, b, c = (torch.rand(256, 256, generator=rng).to(device) for _ in range(3))
+        parts = torch.ones(32, 2**17, 16, device=device)  # every page is touched: fresh ones fault when first met
+        far, out = torch.randint(0, 2**17, (32768,), generator=rng).to(device), torch.empty(32768, 16, device=device)
+        self._multiply: Callable[[], object] = lambda: torch.mm(a, b, out=c)
+        self._add: Callable[[], object] = lambda: parts[self._turn % 32].add_(1.0)
+        self._gather: Callable[[], object] = lambda: torch.index_select(parts[self._turn % 32], 0, far, out=out)
+
+    def __call__(self) -> np.ndarray:
+        """Run all three; returns the time of each [s]."""
+        self._turn += 1
+        self._multiply(), self._multiply(), self._wait()
+        core, marks = time.thread_time(), [time.perf_counter()]
+        for call in (self._multiply, self._multiply, self._add, self._gather):
+            call()
+            self._wait()
+            marks.append(time.perf_counter())
+        self._core += time.thread_time() - core
+        self._wall += marks[-1] - marks[0]
+        product, again, stream, gather = np.diff(marks)
+        return np.array([(product + again) / 2, stream, gather])
+
+    @property
+    def core_share(self) -> float:
+        """Share of a core that this thread got while its references ran; below 0.97 there is other load [-]."""
+        return min(1.0, self._core / max(self._wall, 1e-9))
+
+
+def time_references(*, seconds: float, device: str = "cpu") -> dict[str, Any]:
+    """Time the references alone, repeatedly.
+
+    Parameters
+    ----------
+    seconds : float
+        Time to spend [s].
+    device : str
+        Torch device.
+
+    Returns
+    -------
+    result : dict
+        ``references``: times of every round [s], and their ``core_share`` [-].
+    """
+    found: list[Any] = []
+    reference, end = Reference(device), time.perf_counter() + seconds
+    while not found or time.perf_counter() < end:
+        found.append(reference().tolist())
+    return {"references": found, "core_share": reference.core_share}
+
+
+def _make_collective(operation: str, nbytes: int, device: str) -> tuple[Callable[[], Any], int]:
+    """One collective of a message size in the nccl-tests convention; returns the size really used."""
+    import torch
+    import torch.distributed as dist
+
+    ranks = dist.get_world_size()
+    n = max(nbytes // 4 // ranks, 1) * ranks
+    whole, part = torch.rand(n, device=device), torch.rand(n // ranks, device=device)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    other = torch.empty_like(whole)
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "all_gather": lambda: gather(whole, part),
+        "reduce_scatter": lambda: scatter(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+    }
+    return calls[operation], 4 * n
+
+
+def time_collectives(
+    *, operations: Sequence[str], sizes: Sequence[int], seconds: float, device: str = "cpu"
+) -> list[dict[str, Any]]:
+    """Time collectives of message sizes in the nccl-tests convention [B], sizes interleaved over several sweeps.
+
+    Each call lasts from a barrier to this rank's end. Returns operation, ``nbytes`` [B], every sample [s] and the share
+    of a core that this rank got [-].
+    """
+    import torch
+    import torch.distributed as dist
+
+    wait, reference = find_wait(device), Reference(device)
+    prepared = [(o, *_make_collective(o, s, device)) for o in operations for s in sizes]
+    rows: list[dict[str, Any]] = [{"operation": o, "nbytes": n, "samples": []} for o, _, n in prepared]
+    for _ in range(4):
+        for row, (_, call, _) in zip(rows, prepared, strict=True):
+            call()
+            begin, count = time.perf_counter(), 0
+            agreed = torch.ones(1, device=device)
+            while True:
+                dist.barrier()
+                start = time.perf_counter()
+                call()
+                wait()
+                row["samples"].append(time.perf_counter() - start)
+                count += 1
+                if count % 8 == 0:  # rank 0 decides when it is enough, or ranks would wait for each other
+                    agreed.fill_(time.perf_counter() - begin < seconds / 4)
+                    dist.broadcast(agreed, 0)
+                    if not agreed.item():
+                        break
+            reference()
+    return [{**row, "core_share": reference.core_share} for row in rows]
+
+
+def time_ladder(*, largest: float, device: str = "cpu") -> list[dict[str, Any]]:
+    """Time streams through working sets up to the largest [B] and gathers of rows from them, sizes interleaved.
+
+    Of each size: ``nbytes`` [B]; for every sweep ``stream``, the time of a pass that reads and writes the whole set
+    [s], and ``gather``, the time of one gathered row of 64 B [s].
+    """
+    import torch
+
+    wait = find_wait(device)
+    steps = np.arange(np.log2(_SMALLEST), np.log2(max(largest, 4 * _SMALLEST)) + 0.01, 0.5)
+    whole = torch.zeros(int(2.0 ** steps[-1]) // _ROW, _ROW // 4, device=device)
+    out, rng = torch.empty(4096, _ROW // 4, device=device), torch.Generator().manual_seed(0)
+    rows: list[dict[str, Any]] = [
+        {"nbytes": int(2.0**step) // _ROW * _ROW, "stream": [], "gather": []} for step in steps
+    ]
+
+    def clock(call: Callable[[], object], times: int) -> float:
+        start = time.perf_counter()
+        for _ in range(times):
+            call()
+        wait()
+        return (time.perf_counter() - start) / times
+
+    for sweep in range(_SWEEPS):
+        for row in rows[:: 1 if sweep % 2 == 0 else -1]:
+            part = whole[: row["nbytes"] // _ROW]
+            turns = max(1, int(4e6 / row["nbytes"]))
+            clock(lambda part=part: part.add_(1.0), turns)  # type: ignore[misc]
+            row["stream"].append(min(clock(lambda part=part: part.add_(1.0), turns) for _ in range(2)))  # type: ignore[misc]
+            draws = [torch.randint(0, len(part), (4096,), generator=rng).to(device) for _ in range(3)]
+            found = [clock(lambda i=i, part=part: torch.index_select(part, 0, i, out=out), 1) for i in draws]  # type: ignore[misc]
+            row["gather"].append(min(found) / 4096)
+    return rows

@@ -1,0 +1,1 @@
+"""A platform: devices, networks, fitted models, files of them, and what-if changes."""

@@ -1,0 +1,227 @@
+"""Estimates: a time with its interval, parts and formula; and the closed forms that platforms are fitted with."""
+
+import html
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
+
+import numpy as np
+
+from perfkit.fitting import Fit
+from perfkit.ground.units import Array, Values, check_positive, escape, format_bytes, format_rate, format_time
+from perfkit.models.kernels import additive
+from perfkit.models.roofline import round_up, smooth_maximum
+
+#: Closed forms of `perfkit.models.collectives` that a collective can be fitted with.
+COLLECTIVE_FORMS = ("pipelined", "alpha_beta", "two_regime", "two_branch", "over_ranks")
+#: Forms as `Estimate.explain` writes them; n is the message, e an efficiency, q the sharpness.
+EQUATIONS = {
+    "pipelined": "t = (alpha^q + (beta n)^q)^(1/q)",
+    "alpha_beta": "t = alpha + beta n",
+    "two_regime": "t = min(alpha1 + beta1 n, alpha2 + beta2 n)",
+    "two_branch": "t = min over i of (alpha_i^q + (beta_i n)^q)^(1/q)",
+    "over_ranks": "t = (alpha^q + (beta n)^q)^(1/q), alpha = alpha0 + alpha1 steps, beta = beta0 + beta1 (p - 1) / p",
+    "additive": "t = sum of parameter times term (bytes, rows, operations, ...)",
+    "roofline": "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)",
+    "tiled": "as roofline, with the flops of whole tiles",
+}
+_QUIET = ContextVar("quiet", default=False)
+
+
+class ExtrapolationWarning(UserWarning):
+    """A model was asked about sizes or rank counts outside those it was fitted on."""
+
+
+def check_time(label: str, time: float, spread: float, parts: Iterable[float]) -> None:
+    """Refuse a time [s] that is negative, infinite or none, has no interval, or is not the sum of known parts [s].
+
+    `label` says what takes so long, and on which platform; a spread of 50 is the largest that gives a finite interval.
+
+    Examples
+    --------
+    >>> check_time("gemm on 'toy'", 2.0, 0.1, [0.5, 1.5])
+    >>> check_time("gemm on 'toy'", float("nan"), 0.1, [])
+    Traceback (most recent call last):
+    ...
+    ValueError: gemm on 'toy' comes out at nan s (parts nan s, spread 0.1); a size or a platform's number is too far off
+    """
+    known = list(parts)
+    total = math.fsum(known) if known else time
+    sound = 0 <= time < math.inf and 0 <= spread <= 50 and (time > 0 or not known)
+    if not sound or not math.isclose(total, time, rel_tol=1e-9):
+        found = f"comes out at {time:g} s (parts {total:g} s, spread {spread:g})"
+        raise ValueError(f"{escape(label, 200)} {found}; a size or a platform's number is too far off")
+
+
+def find_interval(time: float, spread: float, level: float) -> tuple[float, float]:
+    """Find the bounds [s] that hold a measured time with the probability `level`, log-normal.
+
+    Examples
+    --------
+    >>> [round(bound, 2) for bound in find_interval(1.0, 0.1, 0.8)]
+    [0.88, 1.14]
+    """
+    if check_positive("level", level, maximum=1) == 1:
+        raise ValueError("level is 1; it must be a number above 0 and below 1, such as 0.8")
+    factor = math.exp(NormalDist().inv_cdf(0.5 + level / 2) * spread)
+    return time / factor, time * factor
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A predicted time with its interval and parts.
+
+    Parameters
+    ----------
+    time : float
+        Predicted time [s].
+    spread : float
+        Standard deviation of the logarithm of measured over predicted [-].
+    terms : mapping of str to float
+        Parts that sum to `time` [s].
+    formula : str
+        The closed form with its numbers [-].
+    warnings : tuple of str
+        What makes the estimate less sure than its spread says [-].
+
+    Examples
+    --------
+    >>> estimate = Estimate(0.0412, 0.05, {"start-up": 0.0012, "transfer": 0.04}, "t = alpha + beta n", ())
+    >>> estimate
+    Estimate(41.2 ms, 80 % within 38.6 ms to 43.9 ms)
+    """
+
+    time: float
+    spread: float
+    terms: Mapping[str, float]
+    formula: str
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_time(self.formula.partition(": ")[0], self.time, self.spread, self.terms.values())
+
+    def interval(self, level: float = 0.8) -> tuple[float, float]:
+        """Bounds that hold the measured time with a given probability, log-normal.
+
+        Parameters
+        ----------
+        level : float, optional
+            Probability between 0 and 1 [-].
+
+        Returns
+        -------
+        bounds : (float, float)
+            Lower and upper bound [s].
+
+        Raises
+        ------
+        ValueError
+            For a level that is not between 0 and 1.
+        """
+        return find_interval(self.time, self.spread, level)
+
+    def explain(self) -> str:
+        """Say where the time comes from: formula with numbers, parts, interval, warnings.
+
+        Returns
+        -------
+        text : str
+            A few lines [-].
+        """
+        low, high = (format_time(bound) for bound in self.interval())
+        parts = [f"  {name}: {format_time(part)}" for name, part in self.terms.items()]
+        total = f"  together {format_time(self.time)}; 80 % interval {low} to {high} (spread {self.spread:.0%})"
+        return "\n".join([self.formula, *parts, total, *(f"  warning: {text}" for text in self.warnings)])
+
+    def __repr__(self) -> str:
+        low, high = (format_time(bound) for bound in self.interval())
+        flag = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
+        return f"Estimate({format_time(self.time)}, 80 % within {low} to {high}{flag})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.explain())}</pre>"
+
+
+def _roofline(
+    sizes: Mapping[str, Array], *, launch: float, compute_efficiency: float, memory_efficiency: float, sharpness: float
+) -> Array:
+    arithmetic = sizes["flops"] / (compute_efficiency * sizes["peak"])
+    traffic = sizes["nbytes"] / (memory_efficiency * sizes["bandwidth"])
+    return launch + smooth_maximum(arithmetic, traffic, sharpness=sharpness)
+
+
+def _tiled(
+    sizes: Mapping[str, Array],
+    *,
+    launch: float,
+    compute_efficiency: float,
+    memory_efficiency: float,
+    sharpness: float,
+    tile_m: float,
+    tile_n: float,
+) -> Array:
+    """Products whose results are computed in whole tiles: of small batched ones most of a tile is thrown away."""
+    whole = round_up(sizes["m"], tile_m) * round_up(sizes["n"], tile_n) / np.maximum(sizes["m"] * sizes["n"], 1.0)
+    rates = {"compute_efficiency": compute_efficiency, "memory_efficiency": memory_efficiency}
+    return _roofline({**sizes, "flops": whole * sizes["flops"]}, launch=launch, sharpness=sharpness, **rates)
+
+
+#: Kernel forms by name: ``form(sizes, **fit)`` gives seconds; sizes also hold ``peak`` [FLOP/s] and ``bandwidth`` [B/s]
+#: of the device. All are arrays that broadcast.
+FORMS: dict[str, Callable[..., Values]] = {"roofline": _roofline, "tiled": _tiled, "additive": additive}
+
+
+def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) -> tuple[str, ...]:
+    """Name the sizes, in base units, that are outside the range a fit was made on: one sentence for each.
+
+    Examples
+    --------
+    >>> fit = Fit("pipelined", {"alpha": 2e-5, "beta": 5e-12}, ranges={"nbytes": (512, 5e8)})
+    >>> find_extrapolations("all_reduce", fit, {"nbytes": 4e9})
+    ('all_reduce: nbytes 4 GB is outside the fitted range 512 B to 500 MB',)
+    """
+    write: dict[str, Callable[[float], str]] = {"nbytes": format_bytes, "flops": partial(format_rate, unit="FLOP")}
+    found = []
+    for name, (low, high) in fit.ranges.items():
+        values = np.atleast_1d(np.asarray(features.get(name, low), dtype=float))
+        outside = values[(values < low) | (values > high)]
+        if outside.size:
+            worst = outside.max() if outside.max() > high else outside.min()
+            size, least, most = (write.get(name, "{:.4g}".format)(value) for value in (worst, low, high))
+            found.append(f"{label}: {name} {size} is outside the fitted range {least} to {most}")
+    return tuple(found)
+
+
+def find_transfers(label: str, fit: Fit) -> tuple[str, ...]:
+    """Say that a fit was carried over from another machine, where it was."""
+    return tuple(f"{label}: transferred from {text}" for text in fit.transferred)
+
+
+def fill_in(fit: Fit) -> str:
+    """Write the equation of a fit and its numbers in one line."""
+    return f"{EQUATIONS.get(fit.form, fit.form)} with {fit!r}"
+
+
+@contextmanager
+def keep_quiet() -> Iterator[None]:
+    """Raise no `ExtrapolationWarning` meanwhile, in this thread alone; results carry what it would say.
+
+    Python's own filters belong to all threads, so that putting them back in one undoes what another did.
+    """
+    before = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(before)
+
+
+def warn_once(messages: tuple[str, ...], stacklevel: int) -> tuple[str, ...]:
+    """Raise one Python warning for all the messages, but not inside `keep_quiet`, and hand them back."""
+    if messages and not _QUIET.get():
+        warnings.warn("; ".join(messages), ExtrapolationWarning, stacklevel=stacklevel)
+    return messages

@@ -1,0 +1,253 @@
+"""What kernels cost on a device: the fit of a class, the peak and the memory level that apply."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from perfkit.fitting import Fit
+from perfkit.fitting.parameters import Key
+from perfkit.ground.hardware import DTYPES
+from perfkit.ground.units import Array, Values, check_choice, check_positive, check_sizes, check_type, format_rate, show
+from perfkit.models import embedding
+from perfkit.models.caches import miss_share
+from perfkit.models.roofline import gemm_bytes, gemm_flops
+from perfkit.platform.estimates import FORMS, Estimate, fill_in, find_extrapolations, find_transfers, warn_once
+
+_PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
+#: Extra spread of a fit of products in fp8 or fp4, and in other formats, that were not measured [-]; docs/formulas.md,
+#: table 2.4.
+NARROW, FORMAT = 1.0, 0.25
+#: Class that prices one that was not measured, share of its rate on a CPU core and on a GPU, and extra spread;
+#: docs/formulas.md, table 2.4.
+_STAND_INS = {"convolution": ("gemm", 0.8, 1.0, 0.4), "pooling": ("elementwise", 0.05, 0.6, 0.8)}
+#: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md, table 2.4.
+FUNCTION = 0.5
+
+
+def find_kernel(
+    kernels: Mapping[str, Fit], kind: str, *, variant: str = "", dtype: str = "fp32"
+) -> tuple[str, Fit] | None:
+    """Find the fit of a class with its key: that of its variant, else of its number format, else of the whole class.
+
+    Its spread is wider where it is of products in another number format.
+    """
+    check_type("kind", kind, str)
+    check_choice("dtype", dtype, DTYPES)
+    keys = ((f"{kind}.{variant}",) if variant else ()) + (f"{kind}.{dtype}", kind)
+    found = next(((key, kernels[key]) for key in keys if key in kernels), None)
+    if found is None or found[0] != kind or kind not in _PRODUCTS:
+        return found
+    return kind, _widen(found[1], dtype)
+
+
+def find_stand_in(kernels: Mapping[str, Fit], kind: str, *, variant: str = "", dtype: str = "fp32") -> Fit | None:
+    """Find what prices a class: its fit, else, with a wide spread, the middle of its variants or another class."""
+    found = find_kernel(kernels, kind, variant=variant, dtype=dtype)
+    if found is not None:
+        return found[1]
+    others = [fit for key, fit in kernels.items() if Key.parse(key).operation == kind and fit.form == "additive"]
+    if others and not kind.startswith(("embedding", "attention")):
+        names = dict.fromkeys(name for fit in others for name in fit)
+        middles = np.median([[fit.get(name, 0.0) for name in names] for fit in others], axis=0)
+        middle = {name: float(value) for name, value in zip(names, middles, strict=True)}
+        units = {name: "s" for name in names}
+        note = f"{kind}.{variant} was not measured: taken at the middle of {len(others)} variants that were"
+        spread = math.hypot(FUNCTION, float(np.median([fit.spread for fit in others])))
+        return replace(
+            others[0], parameters=middle, units=units, stderr={}, ranges={}, at_bounds=(), spread=spread,
+            spread_time=None, kind="assumed", notes=(note,), stands_for=kind,
+        )  # fmt: skip
+    if kind not in _STAND_INS:
+        return None
+    other, *shares, spread = _STAND_INS[kind]
+    fit = find_stand_in(kernels, other, variant="nn", dtype=dtype)
+    if fit is None:
+        return None
+    slower, share = fit.form == "additive", shares[fit.form != "additive"]
+    rates = set(fit) if slower else {"compute_efficiency", "memory_efficiency"} & set(fit)
+    scaled = {name: value / share if slower else value * share for name, value in fit.items() if name in rates}
+    spread *= 2.0 if variant.endswith(("_depthwise", "_grouped")) else 1.0
+    return replace(
+        fit, parameters={**fit.parameters, **scaled}, spread=math.hypot(spread, fit.spread), spread_time=None,
+        kind="assumed", stands_for=kind,
+        notes=(f"{kind} was not measured: taken at {share:g} of the rate of {other}", *fit.notes),
+    )  # fmt: skip
+
+
+def _widen(fit: Fit, dtype: str) -> Fit:
+    """Widen a fit for a number format that was not measured, where it is known which were."""
+    formats = set(fit.dtypes) | (_HALF if _HALF & set(fit.dtypes) else set())  # both of half precision run alike
+    if not formats or dtype in formats:
+        return fit
+    narrow, names = DTYPES[dtype] < 2, "/".join(sorted(formats))
+    if narrow:
+        text = f"{names}: no product in {dtype} was measured here; fp8 on other GPUs takes twice as long"
+        about = {"transferred": (text, *fit.transferred)}
+    else:
+        about = {"notes": (f"fitted in {names}; {dtype} is taken to reach the same share of its peak", *fit.notes)}
+    spread = math.hypot(fit.spread, NARROW if narrow else FORMAT)
+    return replace(fit, kind="assumed", spread=spread, spread_time=None, **about)  # type: ignore[arg-type]
+
+
+def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32") -> Array:
+    """Time of kernels of one class, alone on the device, for arrays of sizes and without warnings.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where they run.
+    kind : str
+        Operation class or a key of `Platform.kernels` [-].
+    features : mapping of str to float or array
+        Sizes by name (``flops``, ``nbytes`` and what the form of the class needs), in base units; ``working_set``
+        [B] decides on the memory level and is ``nbytes`` where absent; ``peak`` [FLOP/s] and ``bandwidth`` [B/s]
+        take the place of those of the device.
+    dtype : str, optional
+        Number format whose peak applies [-].
+
+    Returns
+    -------
+    time : array
+        One time per element of the features [s].
+
+    Raises
+    ------
+    ValueError
+        For a class without a model, or a dtype without a peak.
+    """
+    check_type("features", features, Mapping)
+    found = find_kernel(platform.kernels, kind, dtype=dtype)
+    if found is None:
+        raise _lack(platform, kind)
+    check_choice("dtype", dtype, platform.device.peaks)
+    sizes = {name: check_sizes(f"features[{show(name)}]", values) for name, values in features.items()}
+    form, fit = FORMS[found[1].form], found[1]
+    ready = fit.form == "additive" and "beyond_l3" in sizes  # needs nothing of the device
+    try:
+        return np.asarray(form(sizes if ready else _put_on_device(platform, sizes, dtype), **fit))
+    except KeyError as error:
+        raise ValueError(f"features has no {error}; the model of {found[0]} needs it, in base units") from None
+
+
+def estimate_gemm(platform: Any, m: int, n: int, k: int, *, dtype: str = "fp32", batch: int = 1) -> Estimate:
+    """Time of a matrix product y[m, n] = x[m, k] w[k, n], alone on the device.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where it runs.
+    m, n, k : int
+        Rows, columns and inner size [-].
+    dtype : str, optional
+        Number format, one of the device's peaks [-].
+    batch : int, optional
+        Products in one kernel; above 1 the class is ``bmm`` [-].
+
+    Returns
+    -------
+    estimate : Estimate
+        Predicted time with interval and parts [s].
+
+    Raises
+    ------
+    ValueError
+        For sizes that are not whole numbers above 0, and for an unknown dtype.
+    """
+    given = {"m": m, "n": n, "k": k, "batch": batch}
+    sizes = {name: float(check_positive(name, size, integer=True)) for name, size in given.items()}
+    itemsize = DTYPES[check_choice("dtype", dtype, platform.device.peaks)]
+    features = {**sizes, "flops": gemm_flops(**sizes), "nbytes": gemm_bytes(**sizes, itemsize=itemsize)}
+    title = f"gemm {m} x {n} x {k}" + (f", batch {batch}," if batch > 1 else "") + f" in {dtype}"
+    return _estimate(platform, title, "gemm" if batch == 1 else "bmm", features, dtype)
+
+
+def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Estimate:
+    """Time of the forward lookups of embedding tables, one kernel after the other, alone on the device.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where they run.
+    tables : sequence of Table
+        Tables with ``rows``, ``dim``, ``pooling``, ``distribution`` and ``itemsize`` [-].
+    batch : int
+        Samples [-].
+
+    Returns
+    -------
+    estimate : Estimate
+        Predicted time with interval and parts [s].
+
+    Raises
+    ------
+    ValueError
+        For a batch that is not a whole number above 0, or no table.
+    """
+    batch = check_positive("batch", batch, integer=True)
+    if not isinstance(tables, Collection) or not tables or not all(hasattr(t, "distribution") for t in tables):
+        raise ValueError(f"tables is {show(tables)}; pass at least one embedding table")
+    access: dict[str, Any] = {"granularity": 32.0 if platform.device.kind == "cuda" else 64.0}  # sectors, cache lines
+    columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize) for t in tables]
+    rows, dim, bags, lookups, access["itemsize"] = np.array(columns, dtype=float).T
+    laws, capacities = [table.distribution for table in tables], [max(c, 1.0) for c in platform.cache_capacities]
+    found = embedding.size_lookup(laws, lookups, dim, capacities=capacities, entries=platform.page_entries, **access)
+    nbytes = embedding.forward_bytes(bags, lookups, dim, **access)
+    features = {
+        "rows": rows, "dim": dim, "bags": bags, "lookups": lookups, "flops": lookups * dim, "nbytes": nbytes,
+        "row_bytes": found.row_bytes, "unique_bytes": found.unique_bytes, "page_walks": found.walks,
+        "working_set": nbytes - found.row_bytes + found.unique_bytes,
+        **{f"beyond_{level}": share * found.row_bytes for level, share in zip(("l2", "l3"), found.misses, strict=True)},
+    }  # fmt: skip
+    return _estimate(platform, f"lookup in {len(tables)} tables, batch {batch},", "embedding_forward", features, "fp32")
+
+
+def _lack(platform: Any, kind: str) -> ValueError:
+    have = ", ".join(dict.fromkeys(platform.kernels)) or "none"
+    lack = f"platform {platform.name!r} has no kernel model for {show(kind)}"
+    return ValueError(f"{lack}; it has {have}; calibrate it or choose another platform")
+
+
+def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Values], dtype: str) -> Estimate:
+    """Estimate kernels of one class, one after the other, and say which resource they are up against."""
+    variants = (item for item in platform.kernels.items() if Key.parse(item[0]).operation == kind)
+    found = find_kernel(platform.kernels, kind, dtype=dtype) or next(variants, None)  # any variant is like the class
+    if found is None:
+        raise _lack(platform, kind)
+    fit, sizes = found[1], _put_on_device(platform, features, dtype)
+    times = np.atleast_1d(FORMS[fit.form](sizes, **fit))
+    time = float(times.sum())
+    compute, memory = sizes["flops"] / sizes["peak"], sizes["nbytes"] / sizes["bandwidth"]
+    name = "arithmetic" if np.sum(compute) > np.sum(memory) else "memory traffic"
+    launch = min(times.size * fit.get("launch", 0.0), time)
+    bound = min(float(np.maximum(compute, memory).sum()), time - launch)
+    terms = {"launch": launch, f"{name} at the full rate": bound, "below that rate": time - launch - bound}
+    peak, bandwidth = float(np.max(sizes["peak"])), float(np.max(sizes["bandwidth"]))
+    rates = f"peak {format_rate(peak, 'FLOP/s')}, memory {format_rate(bandwidth, 'B/s')}"
+    formula = f"{title} on {platform.name}: {fill_in(fit)}; {rates}"
+    spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
+    notes = find_extrapolations(title, fit, features) + find_transfers(title.split()[0], fit)
+    estimate = Estimate(time, spread, terms, formula, notes)
+    warn_once(notes, 4)
+    return estimate
+
+
+def _put_on_device(platform: Any, features: Mapping[str, Values], dtype: str) -> dict[str, Array]:
+    """Put the peak, the bandwidth and the cache misses that apply beside the sizes."""
+    device = platform.device
+    sizes: dict[str, Array] = {name: np.asarray(value, dtype=float) for name, value in features.items()}
+    if "peak" not in sizes:
+        sizes["peak"] = np.asarray(device.peaks[check_choice("dtype", dtype, device.peaks)].value)
+    working_set = sizes.get("working_set", sizes["nbytes"])
+    if "bandwidth" not in sizes and "beyond_l3" in sizes:  # a part comes from behind the last cache
+        slow, *near = [level.bandwidth.value for level in device.memory[:-3:-1] if level.bandwidth]
+        far = np.clip(sizes["beyond_l3"] / np.maximum(sizes["nbytes"], 1.0), 0.0, 1.0)
+        sizes["bandwidth"] = np.asarray(1.0 / (far / slow + (1.0 - far) / (near or [slow])[0]))
+    elif "bandwidth" not in sizes:
+        sizes["bandwidth"] = device.bandwidth(working_set)
+    for level, capacity in zip(("l2", "l3"), platform.cache_capacities, strict=True):
+        if f"beyond_{level}" not in sizes:
+            sizes[f"beyond_{level}"] = sizes["nbytes"] * miss_share(working_set, capacity=capacity)
+    return sizes

@@ -1,0 +1,323 @@
+"""What if: a platform with more nodes, another device, link or host; each change is a method of `Platform`."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perfkit.fitting import Fit
+from perfkit.fitting.parameters import Key
+from perfkit.ground.hardware import DTYPES, Device, Link, Quantity
+from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time
+from perfkit.models.collectives import ring_steps
+from perfkit.platform.file import PlatformError, find_file
+from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
+
+#: Extra spread of kernels carried over to another device [-]; docs/formulas.md, table 2.4.
+DEVICE_SPREAD = 0.15
+#: Extra spread of collectives there, with a link of the same bandwidth and of another one [-]; docs/formulas.md,
+#: table 1.4.
+SAME_LINK_SPREAD, START_SPREAD = 0.06, 0.3
+#: Time in start-ups at which that spread is `START_SPREAD` [-]; it falls with the fifth root of time.
+SPREAD_AT = (0.46 / START_SPREAD) ** 5
+#: Share of the logarithm of a change of bandwidth or latency that is uncertain [-]; docs/formulas.md, table 1.4.
+SCALE_SPREAD = 0.3
+#: Latency between nodes without a log.
+HOP = Quantity(7.67e-6, "s", "assumed", "as 10 nodes with one H100 each on InfiniBand, see platform h100-sxm-8x8")
+_SHOWN = {"bandwidth": lambda value: format_rate(value, "B/s"), "latency": format_time}
+
+
+P = TypeVar("P", bound=Any)  # a platform
+
+
+def with_nodes(platform: P, nodes: int) -> P:
+    """Take more or fewer nodes of the same kind.
+
+    Parameters
+    ----------
+    platform : Platform
+        The platform.
+    nodes : int
+        Nodes [-].
+
+    Returns
+    -------
+    variant : Platform
+        The platform with this number of nodes; its collectives between nodes are composed, see `Platform.collective`.
+        Unknown links between nodes are the network adapters of the device's datasheet.
+
+    Raises
+    ------
+    ValueError
+        For several nodes without links between them, not even in a datasheet.
+
+    Examples
+    --------
+    >>> from perfkit.platform.gallery import load_platform
+    >>> cluster = load_platform("h100-sxm-8").with_nodes(4)
+    >>> cluster.network.ranks, cluster.network.links["inter"].bandwidth.value
+    (32, 50000000000.0)
+    """
+    nodes, before = check_positive("nodes", nodes, integer=True), platform.network.nodes
+    links, change, adapters = platform.network.links, f"{nodes} nodes instead of {before}", ""
+    rails = any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
+    if nodes > 1 and "inter" not in links and not rails:
+        links = {**links, "inter": _find_adapter(platform)}
+        change += ", linked by the network adapters of the datasheet"
+        adapters = " by datasheet"  # a platform of the gallery with this name may know its links better
+    gallery = re.fullmatch(rf"([^\s,]*-\d+?)(?:x{before})?", platform.name)
+    stem = gallery[1] if gallery else platform.name.removesuffix(f", {before} nodes")
+    suffix = "" if nodes == 1 else f"x{nodes}" if gallery else f", {nodes} nodes"
+    return _derive(
+        platform, stem + suffix + adapters, change, network=replace(platform.network, nodes=nodes, links=links)
+    )
+
+
+def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
+    """Take another device: keep the fitted shares of a datasheet's numbers, and swap those numbers.
+
+    Parameters
+    ----------
+    platform : Platform
+        The platform.
+    other : Platform, Datasheet, Device or str
+        Whose peaks, memories and links to take; a name is one of `readers.datasheets.list_datasheets`, a platform
+        of the gallery or a file.
+
+    Returns
+    -------
+    variant : Platform
+        Launch times, efficiencies and sharpness as here; time per byte of collectives in inverse proportion to the
+        bandwidth of the link, start-ups as here; the layout of the network as here. All of it is ``assumed``, warns
+        that it was transferred, and has a wider interval.
+
+    Raises
+    ------
+    ValueError
+        For a device of another kind, and for kernels that are not fitted as shares of a datasheet's numbers.
+
+    Notes
+    -----
+    The extra spread was chosen on A100 and H100, each priced with the other's datasheet. Judged on other GPUs, large
+    bf16 GEMMs have mean errors of 8.5 to 23 % and collectives of 6 to 28 % (docs/formulas.md, section 2).
+
+    Examples
+    --------
+    >>> from perfkit.platform.gallery import load_platform
+    >>> load_platform("h100-sxm-8").with_datasheet("h200-sxm").device.memory[-1].name
+    'HBM3e'
+    """
+    name, device, links = _resolve(platform, other)
+    if device.kind != platform.device.kind:
+        raise ValueError(
+            f"{name} is {device.kind}, {platform.name} is {platform.device.kind}; fits do not carry over between kinds"
+        )
+    for key, fit in platform.kernels.items():
+        if fit.form not in ("roofline", "tiled") and key != "transfer":  # which depends on the host
+            raise ValueError(
+                f"platform {platform.name!r} holds seconds per byte for {key}, not shares of a datasheet's numbers; "
+                "calibrate on the other device instead"
+            )
+    lacking = DTYPES.keys() - device.peaks.keys()
+    change = f"datasheet of {name} instead of {platform.device.name}"
+    note = f"{platform.name}: {change}"
+    carry = partial(_carry, note=note, spread=DEVICE_SPREAD)
+    kernels = {key: carry(fit) for key, fit in platform.kernels.items() if Key.parse(key).variant not in lacking}
+    context = replace(platform.context, caches=None).map(carry)
+    ours, local = platform.network.links, platform.network.ranks_per_node
+    ends = {key: _link_of(key, local) for key in platform.collectives}
+    collectives = {
+        key: _switch(key, fit, ours.get(ends[key]), links.get(ends[key]), local, note)
+        for key, fit in platform.collectives.items()
+    }
+    return _derive(
+        platform, f"{name} from {platform.name}", change, device=device, kernels=kernels, collectives=collectives,
+        context=context, network=replace(platform.network, links={**ours, **links}),
+    )  # fmt: skip
+
+
+def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency: float | None = None) -> P:
+    """Take a faster or slower link, or add the one between nodes.
+
+    Parameters
+    ----------
+    platform : Platform
+        The platform.
+    name : str
+        ``intra`` within a node, ``inter`` between nodes [-].
+    bandwidth : float, optional
+        One way, per rank; as before if not given [B/s].
+    latency : float, optional
+        Time of one hop with a vanishing message; as before if not given [s].
+
+    Returns
+    -------
+    variant : Platform
+        Collectives over that link have a time per byte in inverse proportion to its bandwidth, and start-ups that
+        change by the latency times the steps of a ring. Three tenths of the logarithm of either change are added to
+        their spread.
+
+    Raises
+    ------
+    ValueError
+        For an unknown link, nothing to change, or a new link that is not described in full.
+
+    Examples
+    --------
+    >>> from perfkit.platform.gallery import load_platform
+    >>> node = load_platform("h100-sxm-8")
+    >>> slow = node.with_link("intra", bandwidth=225e9)
+    >>> round(slow.collectives["all_gather.8"]["beta"] / node.collectives["all_gather.8"]["beta"], 6)
+    2.0
+    """
+    check_choice("name", name, ("intra", "inter"))
+    given = (("bandwidth", bandwidth, "B/s"), ("latency", latency, "s"))
+    new = {k: Quantity(check_positive(k, x), unit, "assumed", "what if") for k, x, unit in given if x is not None}
+    old, local = platform.network.links.get(name), platform.network.ranks_per_node
+    fitted = [key for key in platform.collectives if _link_of(key, local) == name]
+    if old is None and fitted:
+        raise ValueError(f"platform {platform.name!r} does not know the {name} link that {fitted[0]} was fitted on")
+    if not new or (old is None and len(new) < 2):
+        need = f"both, platform {platform.name!r} has no {name} link yet" if old is None else "one of them"
+        raise ValueError(f"bandwidth [B/s, one way, per rank] and latency [s per hop] are missing; give {need}")
+    link = replace(old, **new) if old else Link(**new)
+    rates = [_SHOWN[what](quantity.value) for what, quantity in new.items()]
+    change = f"{name} link of {' and '.join(rates)}"
+    note = f"{platform.name}: {change}"
+    scaled = {key: _follow(key, platform.collectives[key], old, link, local, note) for key in fitted if old}
+    network = replace(platform.network, links={**platform.network.links, name: link})
+    return _derive(
+        platform, f"{platform.name}, {change}", change, network=network, collectives={**platform.collectives, **scaled}
+    )
+
+
+def with_host(platform: P, scale: float) -> P:
+    """Take a faster or slower host.
+
+    Parameters
+    ----------
+    platform : Platform
+        The platform.
+    scale : float
+        Factor on all host overheads: 0.5 for a host twice as fast, 0 for one that is never waited for, as with
+        replayed graphs [-].
+
+    Returns
+    -------
+    variant : Platform
+        The platform with those overheads.
+
+    Raises
+    ------
+    ValueError
+        Where the platform knows no host overheads.
+
+    Examples
+    --------
+    >>> from perfkit.platform.gallery import load_platform
+    >>> load_platform("h100-sxm-8").with_host(0).host["launch"].value
+    0.0
+    """
+    scale = check_positive("scale", scale, zero=True)
+    change = f"host overheads x {scale:g}"
+    note, factors = f"{platform.name}: {change}", {"per_operation": scale}
+    host = {
+        name: replace(q, value=scale * q.value, kind="assumed", stderr=None, source=f"{change}; {q.source}")
+        for name, q in platform.host.items()
+    }
+    context = platform.context.map(lambda fit: _carry(fit, note, 0.0, factors) if "per_operation" in fit else fit)
+    if not host and context == platform.context:
+        raise ValueError(f"platform {platform.name!r} knows no host overheads; calibrate it first")
+    return _derive(platform, f"{platform.name}, {change}", change, host=host, context=context)
+
+
+def _derive(platform: P, name: str, change: str, **changes: Any) -> P:
+    """Put in what changes, and write down where the platform comes from."""
+    past = platform.provenance
+    story = {"derived_from": past.get("derived_from", platform.name)}
+    story["changes"] = "; ".join([past["changes"], change] if "changes" in past else [change])
+    return replace(platform, name=name, provenance={**past, **story}, **changes)
+
+
+def _find_adapter(platform: Any) -> Link:
+    """Link between nodes in the datasheet of the device."""
+    for sheet in map(read_datasheet, list_datasheets()):
+        if sheet.device.name == platform.device.name and "NIC" in sheet.links:
+            return Link(sheet.links["NIC"], HOP)
+    raise ValueError(
+        f"platform {platform.name!r} knows nothing between nodes; add a link first, such as "
+        ".with_link('inter', bandwidth=50e9, latency=1e-6) for 400 Gb/s per rank"
+    )
+
+
+def _resolve(platform: Any, other: Any) -> tuple[str, Device, dict[str, Link]]:
+    """Name, device and links of the given platform, datasheet or device."""
+    check_type("other", other, type(platform) | Datasheet | Device | str | Path)
+    if isinstance(other, str) and other in list_datasheets():
+        other = read_datasheet(other)
+    elif isinstance(other, str | Path):
+        try:
+            other = type(platform).load(find_file(other))
+        except PlatformError as error:
+            raise PlatformError(f"{error}; datasheets are {', '.join(list_datasheets())}") from None
+    if isinstance(other, Device):
+        return other.name, other, {}
+    if not isinstance(other, Datasheet):
+        return other.name, other.device, dict(other.network.links)
+    rates = {"intra": other.links.get("NVLink", other.links.get("PCIe")), "inter": other.links.get("NIC")}
+    ours = platform.network.links
+    links = {name: replace(ours[name], bandwidth=rate) for name, rate in rates.items() if rate and name in ours}
+    return other.system, other.device, links
+
+
+def _link_of(key: str, ranks_per_node: int) -> str:
+    """Link that decides on a collective: between nodes, that is the one between them."""
+    _, ranks, algorithm, _ = Key.parse(key)
+    return "inter" if algorithm == "rail" or (ranks or 0) > ranks_per_node else "intra"
+
+
+def _start(key: str, fit: Fit, ranks_per_node: int) -> float:
+    """Start-up time of a collective fit, above zero [s]."""
+    operation, ranks, *_ = Key.parse(key)
+    if fit.form == "over_ranks":
+        start = fit["alpha0"] + fit["alpha1"] * float(ring_steps(operation, ranks or ranks_per_node))
+    else:
+        start = min(value for name, value in fit.items() if name.startswith("alpha"))
+    return max(start, 1e-9)
+
+
+def _carry(fit: Fit, note: str, spread: float, factors: Mapping[str, float] | None = None) -> Fit:
+    """Carry a fit over: scaled parameters, a wider spread, and a note that says so."""
+    scale = {name: next((f for stem, f in (factors or {}).items() if name.startswith(stem)), 1.0) for name in fit}
+    return replace(
+        fit, kind="assumed", spread=math.hypot(fit.spread, spread), transferred=(note, *fit.transferred),
+        parameters={name: value * scale[name] for name, value in fit.items()},
+        stderr={name: error * scale[name] for name, error in fit.stderr.items()},
+    )  # fmt: skip
+
+
+def _switch(key: str, fit: Fit, old: Link | None, new: Link | None, ranks_per_node: int, note: str) -> Fit:
+    """Carry a collective fit over to another device, whose link is another one too."""
+    ratio = old.bandwidth.value / new.bandwidth.value if old and new else 1.0
+    if ratio == 1:
+        return _carry(fit, note, SAME_LINK_SPREAD)
+    carried = _carry(fit, f"{note}, time per byte x {ratio:.3g}", START_SPREAD, {"beta": ratio})
+    return replace(carried, spread_time=SPREAD_AT * _start(key, fit, ranks_per_node))
+
+
+def _follow(key: str, fit: Fit, old: Link, new: Link, ranks_per_node: int, note: str) -> Fit:
+    """Let a collective fit follow its link: time per byte with bandwidth, start-up with the steps that pay latency."""
+    ratio, change = old.bandwidth.value / new.bandwidth.value, new.latency.value - old.latency.value
+    operation, ranks, *_ = Key.parse(key)
+    law = fit.form == "over_ranks"
+    steps = 1.0 if law else float(ring_steps(operation, ranks or ranks_per_node))
+    least = min(new.latency.value / max(old.latency.value, 1e-12), 1.0)  # as if all of the start-up were hops
+    moved = [name for name in fit if name == "alpha1" or (name.startswith("alpha") and not law)]
+    starts = {name: max(fit[name] + steps * change, least * fit[name]) for name in moved}
+    carried = _carry(replace(fit, parameters={**fit, **starts}), note, 0.0, {"beta": ratio})
+    growth = _start(key, carried, ranks_per_node) / _start(key, fit, ranks_per_node)
+    spreads = (fit.spread, SCALE_SPREAD * math.log(ratio), SCALE_SPREAD * math.log(growth))
+    return replace(carried, spread=math.hypot(*spreads))

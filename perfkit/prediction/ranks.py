@@ -1,0 +1,224 @@
+"""Which ranks meet in which collectives, which ranks are alike, and what every collective takes."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+
+import numpy as np
+
+from perfkit.fitting import Fit
+from perfkit.fitting.parameters import Key
+from perfkit.ground.units import Array, check_choice, check_positive, show
+from perfkit.platform.platform import Platform
+from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.placement import Plan
+
+Ranks = Sequence[int]
+_NBYTES, _GROUP = FEATURES.index("nbytes"), FEATURES.index("group")
+
+
+class Workload(Protocol):
+    """What describes an iteration on any number of ranks, such as a DLRM, a Transformer or a Net."""
+
+    @property
+    def family(self) -> str:
+        """What it counts among."""
+
+    @property
+    def dtype(self) -> str:
+        """Data type of its products."""
+
+    @property
+    def description(self) -> str:
+        """What is computed, in a few words."""
+
+    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
+        """What every rank computes in one iteration."""
+
+
+Work: TypeAlias = Workload | Graph | Sequence[Graph]
+
+
+class Kind(NamedTuple):
+    """Ranks that are alike in what they do and in whom they meet.
+
+    `groups` are the ranks of each communicator of the first of them, by their number in the graph; `communicators` that
+    of each collective in program order, the same number on all kinds that share it [-].
+    """
+
+    graph: Graph
+    ranks: tuple[int, ...]
+    slowdown: float
+    groups: Mapping[int, Ranks]
+    communicators: list[int]
+
+
+def find_graphs(
+    workload: Work, platform: Platform, ranks: int | None, plan: Plan | None
+) -> tuple[Workload | Graph, Sequence[Graph], int]:
+    """What is priced, its graphs, and the ranks that take part."""
+    listed: Sequence[Any] = workload if isinstance(workload, list | tuple) else [workload]
+    given = None if ranks is None else int(check_positive("ranks", ranks, integer=True))
+    what: Workload | Graph
+    if listed and all(isinstance(graph, Graph) for graph in listed):
+        found = sorted({graph.ranks for graph in listed})
+        if len(found) > 1 or len(listed) not in (1, found[0]) or given not in (None, found[0]):
+            raise ValueError(
+                f"workload holds {len(listed)} graphs of {', '.join(map(str, found))} ranks"
+                + (f" and ranks is {given}" if given else "")
+                + "; it must be one graph for all ranks or one for each; capture it for the ranks that take part"
+            )
+        if plan is not None:
+            raise ValueError("plan is given beside graphs, in which every table has its place; leave it out")
+        what, count = listed[0], found[0]
+    elif hasattr(workload, "graphs") and hasattr(workload, "family"):
+        what, count = cast(Workload, workload), given or 1
+    else:
+        raise ValueError(
+            f"workload is {show(workload)}; it must be a DLRM, a Transformer, a Net or captured graphs, such as "
+            "Transformer.bert(batch=8)"
+        )
+    if count > platform.network.ranks:
+        raise ValueError(
+            f"ranks is {count}; platform {platform.name!r} has {platform.network.ranks}; take fewer or another platform"
+        )
+    check_choice("dtype", what.dtype, platform.device.peaks)
+    if isinstance(what, Graph):
+        return what, listed, count
+    return what, what.graphs(count, plan, accelerator=platform.device.kind != "cpu"), count
+
+
+def find_peers(group: Ranks, rank: int) -> Ranks:
+    """Ranks of the communicator that another rank has in place of this one, as in a mesh of ranks.
+
+    Examples
+    --------
+    >>> find_peers((0, 1, 2, 3), 6), find_peers((0, 4), 6)
+    (range(4, 8), range(2, 10, 4))
+    """
+    if rank in group:
+        return group
+    spaced = _space(group)
+    if not isinstance(spaced, range):
+        raise ValueError(
+            f"groups has {group}, which are not evenly spaced, so that the communicator of rank {rank} is not known; "
+            "give one graph for each rank"
+        )
+    block = spaced.step * len(spaced)
+    first = rank // block * block + rank % spaced.step
+    return range(first, first + block, spaced.step)
+
+
+def _space(group: Ranks) -> Ranks:
+    """The same ranks as a range where they are evenly spaced: ranges are compared at once, however long they are."""
+    step = group[1] - group[0] if len(group) > 1 else 1
+    spaced = range(group[0], group[0] + step * len(group), step) if step > 0 else range(0)
+    return spaced if list(spaced) == list(group) else group
+
+
+def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float]) -> list[Kind]:
+    """Find which ranks are alike: graphs of one content, the same speed, communicators with the same kinds of ranks.
+
+    Takes a graph per rank, or one for all, and by rank how many times longer its operations take [-]; gives the kinds
+    in order of their first ranks. A ValueError names a rank that does not exist.
+    """
+    for rank, factor in slowdown.items():
+        if rank not in range(ranks):
+            raise ValueError(f"slowdown names rank {rank!r}; the ranks are 0 to {ranks - 1}; choose one of these")
+        check_positive(f"slowdown of rank {rank}", factor)
+    own = list(graphs) * (ranks if len(graphs) == 1 else 1)
+    named = {
+        id(graph): {
+            number: _space(graph.groups[number]) if graph.groups else range(ranks)
+            for number in np.unique(graph.features[graph.collectives, _GROUP]).astype(int).tolist()
+        }
+        for graph in {id(graph): graph for graph in own}.values()
+    }
+    colours = _number((graph.content, float(slowdown.get(rank, 1.0))) for rank, graph in enumerate(own))
+    groups = [
+        {number: find_peers(group, rank) for number, group in named[id(graph)].items()}
+        for rank, graph in enumerate(own if max(colours) else own[:1])
+    ]
+    while True:
+        every = dict.fromkeys(group for mine in groups for group in mine.values())
+        numbers = _number(tuple(sorted(colours[rank] for rank in group)) for group in every)
+        sorts = dict(zip(every, numbers, strict=True))
+        finer = _number((c, *map(sorts.get, mine.values())) for c, mine in zip(colours, groups, strict=False))
+        if max(finer) == max(colours):
+            break
+        colours = finer
+    alike = defaultdict[int, list[int]](list)
+    for rank, colour in enumerate(colours):
+        alike[colour].append(rank)
+    names: dict[tuple[int, int], int] = {}
+    kinds = []
+    for members in alike.values():
+        graph, mine, keys = own[members[0]], groups[members[0]], dict[int, int]()
+        seen: Counter[int] = Counter()
+        for number, group in mine.items():
+            keys[number] = names.setdefault((sorts[group], seen[sorts[group]]), len(names))
+            seen[sorts[group]] += 1
+        communicators = [keys[int(number)] for number in graph.features[graph.collectives, _GROUP]]
+        kinds.append(Kind(graph, tuple(members), float(slowdown.get(members[0], 1.0)), mine, communicators))
+    return kinds
+
+
+def _number(values: Iterable[object]) -> list[int]:
+    """Numbers of values, from 0 in order of first appearance."""
+    found: dict[object, int] = {}
+    return [found.setdefault(value, len(found)) for value in values]
+
+
+def time_collectives(kinds: Sequence[Kind], platform: Platform) -> tuple[list[Array], tuple[str, ...]]:
+    """Time of each collective of every kind of rank [s], and what makes them less sure than their spread says.
+
+    Ranks fill one node after the other.
+    """
+    durations = [np.zeros(len(kind.graph.collectives)) for kind in kinds]
+    local, places = platform.network.ranks_per_node, dict[Ranks, tuple[int, int, int]]()
+    wanted: dict[tuple[str, int, int, int], list[tuple[Array, int, float]]] = {}
+    for kind, times in zip(kinds, durations, strict=True):
+        at, used = kind.graph.collectives, kind.graph.features[kind.graph.collectives]
+        columns = zip(at.tolist(), used[:, _NBYTES].tolist(), used[:, _GROUP].tolist(), strict=True)
+        for index, (place, nbytes, number) in enumerate(columns):
+            group = kind.groups[int(number)]
+            if group not in places:
+                nodes = Counter(rank // local for rank in group)
+                places[group] = len(group), len(nodes), max(nodes.values())
+            key = (kind.graph.labels[place][0], *places[group])
+            wanted.setdefault(key, []).append((times, index, max(nbytes, 1.0)))
+    notes: dict[str, None] = {}
+    for key, members in wanted.items():
+        found, texts = _price(platform, *key, np.array([nbytes for *_, nbytes in members]))
+        notes |= dict.fromkeys(texts)
+        for (times, index, _), seconds in zip(members, found.tolist(), strict=True):
+            times[index] = seconds
+    return durations, tuple(notes)
+
+
+def _price(
+    platform: Platform, operation: str, ranks: int, nodes: int, most: int, nbytes: Array
+) -> tuple[Array, tuple[str, ...]]:
+    """Price collectives of ranks on so many nodes, with at most so many on a node."""
+    way, local = None, platform.network.ranks_per_node
+    if nodes > 1 and most == 1:
+        way = "rail"
+    elif nodes > 1 and most < local:  # smaller nodes
+        narrow = replace(platform.network, ranks_per_node=most, nodes=nodes)
+        kept = _narrow(platform.collectives, most, local)
+        platform, ranks = replace(platform, network=narrow, collectives=kept), most * nodes
+    found = platform.price_collective(operation, nbytes, ranks, way)
+    return found.time, found.notes
+
+
+def _narrow(fits: Mapping[str, Fit], most: int, local: int) -> dict[str, Fit]:
+    """Fits of collectives that still hold where a node has fewer ranks: on rails, and of so many ranks inside one."""
+    kept = {}
+    for key, fit in fits.items():
+        _, ranks, algorithm, _ = Key.parse(key)
+        if algorithm == "rail" or (ranks is not None and ranks <= most):
+            kept[key] = fit
+        elif ranks is None and fit.ranges.get("ranks", (2.0, float(local)))[1] <= local:
+            kept[key] = replace(fit, ranges={**fit.ranges, "ranks": (2.0, float(most))})
+    return kept

@@ -1,0 +1,183 @@
+"""Published numbers of machines: datasheets of GPUs, and host overheads T1 to T5 of PyTorch training loops."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
+
+import numpy as np
+
+from perfkit.ground.files import find_reference
+from perfkit.ground.hardware import Device, MemoryLevel, Quantity
+from perfkit.ground.units import check_choice
+
+#: Terms of the tables of overheads by the names of a platform's host overheads.
+_TERMS = {"T1": "gap", "T2": "before_launch", "T3": "after_launch", "T4": "launch", "T5": "between_launches"}
+#: Profiler cost inside the published T4 [s]; docs/formulas.md, table 6.1.
+_RECORDING = 6e-6
+#: Relative uncertainty of overheads from another machine, all of them together [-]; docs/formulas.md, table 6.1.
+_ELSEWHERE = 0.25
+_SOURCE = "host overheads of DLRM training on a V100, reference_data/published/host_overheads.csv"
+_LINKS = ("NVLink", "PCIe", "NIC")
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """Datasheet of one device and of its links.
+
+    Parameters
+    ----------
+    system : str
+        Name in ``reference_data/datasheets.csv``, such as ``h100-sxm`` [-].
+    device : Device
+        Peaks and memory levels [-].
+    links : mapping of str to Quantity
+        Bandwidth of ``NVLink``, ``PCIe`` and ``NIC``, one way per rank, where stated [B/s].
+    power : Quantity
+        Most that the device draws [W].
+    """
+
+    system: str
+    device: Device
+    links: Mapping[str, Quantity]
+    power: Quantity
+
+
+@lru_cache(maxsize=2)
+def _read(*path: str) -> tuple[dict[str, str], ...]:
+    with find_reference(*path).open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def _datasheets() -> dict[str, list[dict[str, str]]]:
+    systems: dict[str, list[dict[str, str]]] = {}
+    for row in _read("datasheets.csv"):
+        systems.setdefault(row["system"], []).append(row)
+    return systems
+
+
+def _stated(row: Mapping[str, str]) -> Quantity:
+    source = "; ".join(text for text in (row["source"], row["note"]) if text)
+    return Quantity(float(row["value"]), row["unit"], row["kind"], source, row["date"], basis=row["basis"])
+
+
+def list_datasheets() -> tuple[str, ...]:
+    """List the devices whose datasheets ship with perfkit.
+
+    Returns
+    -------
+    systems : tuple of str
+        Names for `read_datasheet` [-].
+
+    Examples
+    --------
+    >>> list_datasheets()[:3]
+    ('a100-sxm', 'a100-sxm-40gb', 'h100-sxm')
+    """
+    return tuple(_datasheets())
+
+
+def read_datasheet(system: str) -> Datasheet:
+    """Read what is stated of a device.
+
+    Parameters
+    ----------
+    system : str
+        One of `list_datasheets` [-].
+
+    Returns
+    -------
+    datasheet : Datasheet
+        Device and links [-].
+
+    Raises
+    ------
+    ValueError
+        For an unknown system.
+
+    Examples
+    --------
+    >>> h200 = read_datasheet("h200-sxm")
+    >>> h200.device.peaks["bf16"].value / 1e12, h200.links["NVLink"].value / 1e9
+    (989.5, 450.0)
+    """
+    systems = _datasheets()
+    rows = systems[check_choice("system", system, systems)]
+    found = {(row["quantity"], row["dtype"]): _stated(row) for row in rows}
+    peaks = {dtype: quantity for (name, dtype), quantity in found.items() if name == "peak"}
+    levels = [name.removesuffix(" capacity") for name, _ in found if name.endswith(" capacity")]
+    memory = tuple(
+        MemoryLevel(name, found[f"{name} capacity", ""], found.get((f"{name} bandwidth", ""))) for name in levels
+    )
+    links = {name: found[f"{name} bandwidth", ""] for name in _LINKS if (f"{name} bandwidth", "") in found}
+    return Datasheet(system, Device(rows[0]["device"], "cuda", peaks, memory), links, found["power", ""])
+
+
+def _find_shrinkage(rows: Sequence[dict[str, str]]) -> tuple[float, float]:
+    """Ratio of T2 in 2022 to T2 in 2021: median over operations, and its robust spread."""
+    by_set = {year: {r["operation"]: float(r["mean"]) for r in rows if (r["term"], r["set"]) == ("T2", year)}
+              for year in ("2021", "2022")}  # fmt: skip
+    ratios = [by_set["2022"][name] / by_set["2021"][name] for name in by_set["2021"].keys() & by_set["2022"].keys()]
+    middle = median(ratios)
+    return middle, 1.4826 * median(abs(ratio - middle) for ratio in ratios)
+
+
+def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
+    """Host overheads of a PyTorch training loop by class of operation, without the known cost of the profiler.
+
+    Parameters
+    ----------
+    kind : str, optional
+        ``measured`` for the machine of the tables, ``assumed`` for any other [-].
+
+    Returns
+    -------
+    overheads : dict of str to Quantity
+        ``gap``, ``launch``, ``bare``, and ``before_launch``, ``after_launch`` and ``between_launches`` for all
+        operations and by class, such as ``before_launch.gemm.backward`` [s].
+
+    Notes
+    -----
+    T1 and T2 are those of 2022; their authors subtracted 2 µs for every nested event of the profiler. T3 and T5 were
+    published in 2021 only, with another PyTorch and profiler; they are scaled by the median ratio of T2 in 2022 to T2
+    in 2021. T4 is reduced by the 6 µs that recording a launch costs. A class of several operations takes their mean,
+    weighted by calls. Other costs of the profiler are still included.
+
+    References
+    ----------
+    .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model training on GPUs", 2022,
+       arXiv:2201.07821, section 3.4
+
+    Examples
+    --------
+    >>> overheads = read_overheads()
+    >>> overheads["launch"].value < overheads["gap"].value < overheads["before_launch.gemm.backward"].value
+    True
+    """
+    rows = _read("published", "host_overheads.csv")
+    shrinkage, doubt = _find_shrinkage(rows)
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for row in rows:
+        value, calls = float(row["mean"]), float(row["calls"])
+        old = (row["term"], row["set"]) in (("T3", "2021"), ("T5", "2021"))
+        if not row["class"] or ((row["set"] == "2021") != old and row["term"] != "T4"):
+            continue
+        if row["term"] == "T4":
+            value, error = value - _RECORDING, _RECORDING / 3
+        else:
+            value, error = (value * shrinkage, value * doubt) if old else (value, float(row["deviation"]))
+        for name in row["class"].split():
+            term = "bare" if name == "bare" else _TERMS[row["term"]]
+            keys = (term,) if name in ("bare", "all") else (f"{term}.{name}", term)
+            for key in keys:
+                found.setdefault(key, []).append((value, error, calls))
+    return {key: _quantity(values, kind) for key, values in sorted(found.items())}
+
+
+def _quantity(values: Sequence[tuple[float, float, float]], kind: str) -> Quantity:
+    mean, error, calls = np.array(values).T
+    if kind == "assumed":
+        error = np.maximum(error, _ELSEWHERE * mean)
+    value, stderr = (float(f"{np.average(part, weights=calls):.3g}") for part in (mean, error))
+    return Quantity(value, "s", kind, _SOURCE, "2022-02-01", stderr)

@@ -1,0 +1,1 @@
+"""Graphs of any PyTorch training step, recorded without running it."""

@@ -1,0 +1,219 @@
+"""Convolutional nets and XLNet in PyTorch, each in the form of its publication and of any width, depth and size."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+_Net: TypeAlias = Any  #: a `perfkit.recording.nets.Net`, which captures what is built here
+
+
+def _unit(inputs: int, outputs: int, kernel: Any = 1, *, stride: int = 1, groups: int = 1, act: Any = nn.ReLU) -> Any:
+    """Convolution, batch norm and activation."""
+    pad = tuple(k // 2 for k in kernel) if isinstance(kernel, tuple) else kernel // 2
+    layers = [nn.Conv2d(inputs, outputs, kernel, stride, pad, groups=groups, bias=False), nn.BatchNorm2d(outputs)]
+    return nn.Sequential(*layers, *([act(inplace=True)] if act else []))
+
+
+class _Residual(nn.Module):
+    """Body plus shortcut, and an activation after the sum if there is one."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module, act: bool) -> None:
+        super().__init__()
+        self.body, self.shortcut, self.act = body, shortcut, nn.ReLU(inplace=True) if act else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.body(x) + self.shortcut(x))
+
+
+class _Branches(nn.Module):
+    """Several branches side by side, their channels put together."""
+
+    def __init__(self, *ways: nn.Module) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([way(x) for way in self.ways], 1)
+
+
+def _head(channels: int, classes: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+
+
+def _resnet(net: _Net) -> Iterator[nn.Module]:
+    before = net.width
+    yield from (_unit(3, before, 7, stride=2), nn.MaxPool2d(3, 2, 1))
+    for stage in range(4):
+        middle, after = net.width << stage, 4 * net.width << stage
+        for block in range(net.depth):
+            stride = 2 if stage and not block else 1
+            wide = _unit(middle, middle, 3, stride=stride)
+            body = nn.Sequential(_unit(before, middle), wide, _unit(middle, after, act=None))
+            same = before == after and stride == 1
+            yield _Residual(body, nn.Identity() if same else _unit(before, after, stride=stride, act=None), act=True)
+            before = after
+    yield from _head(before, net.classes)
+
+
+def _vgg(net: _Net) -> Iterator[nn.Module]:
+    before, wide = 3, 16 * net.width
+    for stage in range(5):
+        for _ in range(net.depth):
+            yield from (nn.Conv2d(before, net.width << min(stage, 3), 3, padding=1), nn.ReLU(inplace=True))
+            before = net.width << min(stage, 3)
+        yield nn.MaxPool2d(2, 2)
+    yield from (nn.Flatten(), nn.Linear(before * (net.size // 32) ** 2, wide), nn.ReLU(inplace=True))
+    yield nn.Linear(wide, net.classes)
+
+
+def _mobilenet(net: _Net) -> Iterator[nn.Module]:
+    before = 2 * net.width
+    yield _unit(3, before, 3, stride=2, act=nn.ReLU6)
+    for stage, factor in enumerate((1, 2, 4, 6, 10)):
+        for block in range(net.depth):
+            stride, wide, after = 2 if stage in (1, 2, 4) and not block else 1, before * 6, net.width * factor
+            depthwise = _unit(wide, wide, 3, stride=stride, groups=wide, act=nn.ReLU6)
+            body = nn.Sequential(_unit(before, wide, act=nn.ReLU6), depthwise, _unit(wide, after, act=None))
+            yield _Residual(body, nn.Identity(), act=False) if before == after and stride == 1 else body
+            before = after
+    yield from (_unit(before, 4 * before, act=nn.ReLU6), *_head(4 * before, net.classes))
+
+
+def _densenet(net: _Net) -> Iterator[nn.Module]:
+    def normed(inputs: int, outputs: int, kernel: int = 1) -> list[nn.Module]:
+        """Batch norm and activation before the convolution."""
+        convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
+        return [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True), convolution]
+
+    growth, channels = net.width, 2 * net.width
+    yield from (_unit(3, channels, 7, stride=2), nn.MaxPool2d(3, 2, 1))
+    for stage in range(3):
+        for _ in range(2 * net.depth):  # the new channels join the old ones
+            new = nn.Sequential(*normed(channels, 4 * growth), *normed(4 * growth, growth, 3))
+            yield _Branches(nn.Identity(), new)
+            channels += growth
+        if stage < 2:
+            yield from (*normed(channels, channels // 2), nn.AvgPool2d(2, 2))
+            channels //= 2
+    yield from (nn.BatchNorm2d(channels), nn.ReLU(inplace=True), *_head(channels, net.classes))
+
+
+def _inception(net: _Net) -> Iterator[nn.Module]:
+    def chain(*channels: int, kernels: tuple[Any, ...]) -> nn.Module:
+        pairs = zip(channels, channels[1:], kernels, strict=False)
+        return nn.Sequential(*(_unit(before, after, kernel) for before, after, kernel in pairs))
+
+    def block(c: int, n: int, long: int) -> nn.Module:
+        """Four branches; `long` is the size of the square or factorised kernels."""
+        flat, tall = (1, long), (long, 1)
+        pool = nn.Sequential(nn.AvgPool2d(3, 1, 1), _unit(c, n))
+        if long == 5:
+            near, far = chain(c, n, n, kernels=(1, 5)), chain(c, n, 2 * n, 2 * n, kernels=(1, 3, 3))
+        else:
+            near = chain(c, n, n, n, kernels=(1, flat, tall))
+            far = chain(c, n, n, n, n, 2 * n, kernels=(1, tall, flat, tall, flat))
+        return _Branches(_unit(c, n), near, far, pool)
+
+    before = 2 * net.width
+    yield from (_unit(3, net.width, 3, stride=2), _unit(net.width, before, 3), nn.MaxPool2d(3, 2, 1))
+    for stage, long in enumerate((5, 7)):
+        n = net.width << stage
+        for _ in range(net.depth):
+            yield block(before, n, long)
+            before = 5 * n
+        if not stage:
+            shrink = nn.Sequential(_unit(before, n), _unit(n, 2 * n, 3, stride=2))
+            yield _Branches(_unit(before, n, 3, stride=2), shrink, nn.MaxPool2d(3, 2, 1))
+            before += 3 * n
+    yield from _head(before, net.classes)
+
+
+def _squeezenet(net: _Net) -> Iterator[nn.Module]:
+    def active(inputs: int, outputs: int, kernel: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2), nn.ReLU(inplace=True))
+
+    before = 2 * net.width
+    yield from (nn.Conv2d(3, before, 3, 2, 1), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+    for stage in range(3):
+        squeeze = net.width // 2 * (stage + 1)
+        for _ in range(net.depth):
+            yield from (nn.Conv2d(before, squeeze, 1), nn.ReLU(inplace=True))
+            yield _Branches(active(squeeze, 4 * squeeze, 1), active(squeeze, 4 * squeeze, 3))
+            before = 8 * squeeze
+        if stage < 2:
+            yield nn.MaxPool2d(3, 2, 1)
+    yield from (nn.Conv2d(before, net.classes, 1), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class _RelativeAttention(nn.Module):
+    """Attention by content and by distance; the scores by distance are shifted into place."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        width = hidden // heads
+        self.q, self.k, self.v, self.r, self.o = (
+            nn.Parameter(torch.empty(hidden, heads, width).normal_(std=0.02)) for _ in range(5)
+        )
+        self.by_content, self.by_distance = (nn.Parameter(torch.zeros(heads, width)) for _ in range(2))
+        self.norm, self.scale = nn.LayerNorm(hidden), width**-0.5
+
+    def forward(self, x: Tensor, distances: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("ibh,hnd->ibnd", x, weight) for weight in (self.q, self.k, self.v))
+        r = torch.einsum("ih,hnd->ind", distances, self.r)
+        content = torch.einsum("ibnd,jbnd->bnij", q + self.by_content, k)
+        distance = torch.einsum("ibnd,jnd->bnij", q + self.by_distance, r)
+        b, n, i, j = distance.shape
+        distance = distance.reshape(b, n, j, i)[:, :, 1:, :].reshape(b, n, i, j - 1)[:, :, :, :i]
+        scores = torch.softmax((content + distance) * self.scale, 3)
+        mixed = torch.einsum("bnij,jbnd->ibnd", scores, v)
+        return self.norm(torch.einsum("ibnd,hnd->ibh", mixed, self.o) + x)
+
+
+class _XLNet(nn.Module):
+    def __init__(self, net: _Net) -> None:
+        super().__init__()
+        h, s, layers = net.width, net.size, range(net.depth)
+        self.words = nn.Embedding(net.classes, h)
+        nn.init.normal_(self.words.weight, std=0.02)
+        self.attention = nn.ModuleList(_RelativeAttention(h, max(1, h // 64)) for _ in layers)
+        self.mlp = nn.ModuleList(nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h)) for _ in layers)
+        self.norm = nn.ModuleList(nn.LayerNorm(h) for _ in layers)
+        self.decoder = nn.Linear(h, net.classes)
+        self.decoder.weight = self.words.weight
+        angles = torch.arange(s, -s, -1.0)[:, None] / 10000 ** (torch.arange(0, h, 2) / h)
+        self.register_buffer("distances", torch.cat([angles.sin(), angles.cos()], 1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens.t())
+        for attention, mlp, norm in zip(self.attention, self.mlp, self.norm, strict=True):
+            x = attention(x, self.distances)
+            x = norm(mlp(x) + x)
+        return self.decoder(x).transpose(0, 1).flatten(0, 1)
+
+
+_LAYERS: dict[str, Callable[[_Net], Iterator[nn.Module]]] = {
+    "resnet": _resnet, "vgg": _vgg, "mobilenet": _mobilenet, "densenet": _densenet, "inception": _inception,
+    "squeezenet": _squeezenet,
+}  # fmt: skip
+
+
+def build_net(net: _Net) -> nn.Module:
+    """The module of a net.
+
+    Parameters
+    ----------
+    net : Net
+        Name and sizes.
+
+    Returns
+    -------
+    module : torch.nn.Module
+        In training mode, with weights that keep activations and gradients in range through any depth.
+    """
+    module = nn.Sequential(*_LAYERS[net.name](net)) if net.name in _LAYERS else _XLNet(net)
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out" if layer.groups == 1 else "fan_in")
+    return module

@@ -1,0 +1,359 @@
+"""The workloads as PyTorch training steps: modules, data, gradients averaged over ranks, optimizer."""
+
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from perfkit.recording.convolutions import build_net
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.transformer import Transformer
+
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+           "fp64": torch.float64}  # fmt: skip
+
+#: Settings of a workload that can be predicted, with the only value that is built here.
+_BUILT = {"embedding": "separate", "fused": False, "mixed": False, "compiled": False}
+
+
+def _mlp(widths: Sequence[int], *, last_relu: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*(layers if last_relu else layers[:-1]))
+
+
+class _Cross(nn.Module):
+    """Low-rank cross layers: the input times a projection to a few columns and back, plus what came before."""
+
+    def __init__(self, width: int, layers: int, rank: int) -> None:
+        super().__init__()
+        pairs = [(nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)) for _ in range(layers)]
+        self.layers = nn.ModuleList(nn.ModuleList(pair) for pair in pairs)
+        for layer in self.layers:
+            layer.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, first: Tensor) -> Tensor:
+        x = first
+        for layer in self.layers:
+            narrow, wide = cast(nn.ModuleList, layer)
+            x = first * (wide(narrow(x)) + cast(Tensor, layer.bias)) + x
+        return x
+
+
+class _Exchange(torch.autograd.Function):
+    """All_to_all of pooled rows; with overlap it starts here, and its gradients end here in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, send: Tensor, widths: Sequence[int], flight: dict[str, Any]) -> Tensor:
+        ranks, rank, ctx.flight = dist.get_world_size(), dist.get_rank(), flight
+        batch = send.shape[0] // ranks
+        flight["shape"], flight["sizes"] = send.shape, ([batch * w for w in widths], [batch * widths[rank]] * ranks)
+        received = send.new_empty(batch * sum(widths))
+        out, given = flight["sizes"]
+        flight["work"] = dist.all_to_all_single(received, send.view(-1), out, given, async_op=flight["overlap"])
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if ctx.flight["overlap"]:
+            ctx.flight["work"].wait()
+        else:
+            _send_back(gradients[0], ctx.flight)
+        out = ctx.flight.pop("out")
+        return (out if out.numel() else None), None, None  # nothing came, so nothing is accumulated
+
+
+class _Arrive(torch.autograd.Function):
+    """The end of an overlapped exchange: waits for the rows; in the backward pass it sends their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, received: Tensor, flight: dict[str, Any]) -> Tensor:
+        ctx.flight = flight
+        flight["work"].wait()
+        return received.view_as(received)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        _send_back(gradients[0], ctx.flight)
+        return gradients[0], None
+
+
+def _send_back(flat: Tensor, flight: dict[str, Any]) -> None:
+    flight["out"] = flat.new_empty(flight["shape"])
+    came, sent = flight["sizes"]
+    flight["work"] = dist.all_to_all_single(flight["out"].view(-1), flat, sent, came, async_op=flight["overlap"])
+
+
+class _Recommendation(nn.Module):
+    """What one rank holds of a DLRM: its tables, and the bottom and top MLP."""
+
+    def __init__(self, model: DLRM, plan: Plan, rank: int) -> None:
+        super().__init__()
+        self.model, self.plan, self.dim = model, plan, model.tables[0].dim
+        self.widths = [self.dim * len(plan.tables_of(rank)) for rank in range(plan.ranks)]
+        features = len(model.tables) + 1
+        self.bottom = _mlp((model.features, *model.bottom), last_relu=True)
+        tables = [model.tables[t] for t in plan.tables_of(rank)]
+        self.tables = nn.ModuleList(nn.EmbeddingBag(t.rows, t.dim, mode="sum", sparse=model.sparse) for t in tables)
+        for table, module in zip(tables, self.tables, strict=True):
+            nn.init.uniform_(cast(Tensor, module.weight), -(table.rows**-0.5), table.rows**-0.5)
+        if model.interaction == "cross":
+            width = self.dim * features
+            self.top = nn.Sequential(_Cross(width, *model.cross), *_mlp((width, *model.top), last_relu=False))
+            return
+        self.top = _mlp((self.dim + features * (features - 1) // 2, *model.top), last_relu=False)
+        i, j = torch.tril_indices(features, features, -1)
+        self.register_buffer("i", i)
+        self.register_buffer("j", j)
+
+    def forward(self, x: Tensor, indices: Sequence[Tensor], offsets: Sequence[Tensor]) -> Tensor:
+        batch, parallel = x.shape[0], self.plan.ranks > 1
+        overlap = parallel and self.model.overlap
+        if not overlap:
+            x = self.bottom(x)
+        pooled = [table(i, o) for table, i, o in zip(self.tables, indices, offsets, strict=True)]
+        if parallel:
+            flight: dict[str, Any] = {"overlap": overlap}
+            received = _Exchange.apply(self._join(pooled, batch), self.widths, flight)
+            if overlap:
+                x = self.bottom(x)
+                received = _Arrive.apply(received, flight)
+            parts = received.split([batch * w for w in self.widths])
+            pooled = [part.view(batch, w) for part, w in zip(parts, self.widths, strict=True) if w]
+        joined = torch.cat([x, *pooled], 1)
+        if self.model.interaction == "cross":
+            return self.top(joined)
+        vectors = joined.view(batch, -1, self.dim)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))
+        return self.top(torch.cat([x, products[:, cast(Tensor, self.i), cast(Tensor, self.j)]], 1))
+
+    def _join(self, pooled: list[Tensor], batch: int) -> Tensor:
+        if pooled:
+            return torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]
+        # nothing to send, but the other ranks wait for this one in the backward exchange too
+        return next(self.bottom.parameters()).new_empty(batch * self.plan.ranks, 0).requires_grad_()
+
+
+class _Attention(nn.Module):
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        h = model.hidden
+        self.heads, self.causal, self.fused = model.heads, model.causal, model.attention == "fused"
+        self.inputs = nn.ModuleList([nn.Linear(h, 3 * h)] if model.causal else [nn.Linear(h, h) for _ in range(3)])
+        self.output = nn.Linear(h, h)
+        mask = torch.triu(torch.full((model.sequence, model.sequence), float("-inf")), 1)
+        self.register_buffer("mask", mask if model.causal and not self.fused else torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, h = x.shape
+        parts = self.inputs[0](x).split(h, 2) if self.causal else [layer(x) for layer in self.inputs]
+        q, k, v = (part.view(b, s, self.heads, h // self.heads).transpose(1, 2) for part in parts)
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            scores = q @ k.transpose(-1, -2) * (h // self.heads) ** -0.5
+            mixed = torch.softmax(scores + self.mask if self.causal else scores, -1) @ v
+        return self.output(mixed.transpose(1, 2).reshape(b, s, h))
+
+
+class _Layer(nn.Module):
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        h, self.causal = model.hidden, model.causal
+        mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU("tanh" if model.causal else "none"), nn.Linear(4 * h, h))
+        if self.causal:  # registered in the order of use, which is the order in which the optimizer updates
+            self.norm1, self.attention, self.norm2, self.mlp = nn.LayerNorm(h), _Attention(model), nn.LayerNorm(h), mlp
+        else:
+            self.attention, self.norm1, self.mlp, self.norm2 = _Attention(model), nn.LayerNorm(h), mlp, nn.LayerNorm(h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.causal:
+            x = x + self.attention(self.norm1(x))
+            return x + self.mlp(self.norm2(x))
+        x = self.norm1(x + self.attention(x))
+        return self.norm2(x + self.mlp(x))
+
+
+class _Words(nn.Module):
+    """A BERT with a masked-token head, or a GPT-2."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        h, self.causal = model.hidden, model.causal
+        self.words, self.places = nn.Embedding(model.vocabulary, h), nn.Embedding(model.positions, h)
+        if not model.causal:
+            self.types, self.first_norm = nn.Embedding(2, h), nn.LayerNorm(h)
+        self.layers = nn.ModuleList(_Layer(model) for _ in range(model.layers))
+        if not model.causal:
+            self.transform = nn.Sequential(nn.Linear(h, h), nn.GELU())
+        self.norm = nn.LayerNorm(h)
+        self.decoder = nn.Linear(h, model.vocabulary, bias=not model.causal)
+        self.decoder.weight = self.words.weight
+        self.register_buffer("positions", torch.arange(model.sequence))
+        for module in self.modules():  # as published: wider weights saturate the softmax, and denormals slow it down
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: Tensor, types: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places(self.positions)
+        if not self.causal:
+            x = self.first_norm(x + self.types(types))
+        for layer in self.layers:
+            x = layer(x)
+        if not self.causal:
+            x = self.transform(x)
+        return self.decoder(self.norm(x))
+
+
+def draw_rows(rng: np.random.Generator, rows: int, exponent: float, n: int) -> np.ndarray:
+    """Row numbers whose popularity follows a Zipf law, popular rows scattered over the table.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        Source of randomness.
+    rows : int
+        Rows of the table [-].
+    exponent : float
+        Zipf exponent, 0 for uniform [-].
+    n : int
+        Draws [-].
+
+    Returns
+    -------
+    indices : array of int64
+        Row numbers from 0 to ``rows - 1``.
+    """
+    if exponent == 0.0:
+        return rng.integers(0, rows, n)
+    cumulative, step = _cumulative(rows, exponent), max(1, round(rows * 0.6180339887))
+    while np.gcd(step, rows) != 1:  # a multiplier near the golden section of the table that reaches every row
+        step += 1
+    ranks = np.searchsorted(cumulative, rng.random(n) * cumulative[-1])
+    return (ranks * step + rows // 3) % rows
+
+
+@lru_cache(maxsize=32)
+def _cumulative(rows: int, exponent: float) -> np.ndarray:
+    return np.cumsum(np.arange(1, rows + 1, dtype=float) ** -exponent)
+
+
+def _dlrm_batch(model: DLRM, plan: Plan, rank: int, rng: np.random.Generator, device: str) -> Any:
+    indices, offsets, batch, dtype = [], [], model.batch // plan.ranks, _DTYPES[model.dtype]
+    for table in (model.tables[t] for t in plan.tables_of(rank)):
+        lookups = round(model.batch * table.pooling)
+        indices.append(torch.from_numpy(draw_rows(rng, table.rows, table.exponent, lookups)).to(device))
+        offsets.append(torch.from_numpy(np.arange(model.batch) * lookups // model.batch).to(device))
+    x = torch.rand(batch, model.features, dtype=dtype, device=device)
+    return (x, indices, offsets), torch.rand(batch, 1, dtype=dtype, device=device).round_()
+
+
+def _other_batch(model: Any, ranks: int, rng: np.random.Generator, device: str) -> Any:
+    batch = model.batch // ranks
+    if isinstance(model, Transformer):
+        tokens = torch.from_numpy(rng.integers(0, model.vocabulary, (batch, model.sequence))).to(device)
+        return (tokens, torch.zeros_like(tokens)), tokens
+    if model.name == "xlnet":
+        tokens = torch.randint(model.classes, (batch, model.size), device=device)
+        return (tokens,), tokens.view(-1)
+    images = torch.randn(batch, 3, model.size, model.size, dtype=_DTYPES[model.dtype], device=device)
+    return (images,), torch.randint(model.classes, (batch,), device=device)
+
+
+def _share_gradients(module: nn.Module) -> nn.Module:
+    """Let gradients be averaged over ranks in buckets, while the backward pass goes on."""
+    if not any(p.requires_grad for p in module.parameters()):
+        return module
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # in torch 2.13
+    options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(module, **options)
+
+
+def _all_reduce(parameters: Sequence[nn.Parameter]) -> None:
+    """Average gradients in one flat piece."""
+    flat = torch.cat([p.grad.reshape(-1) for p in parameters])  # type: ignore[union-attr]
+    dist.all_reduce(flat)
+    flat.div_(dist.get_world_size())
+    for parameter, gradient in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = gradient.view_as(parameter)
+
+
+def build_step(
+    workload: Any, *, plan: Plan | None = None, rank: int = 0, ranks: int = 1, device: str = "cpu", seed: int = 0
+) -> tuple[Callable[[], Any], nn.Module]:
+    """The training step of a workload, ready to be called over and over.
+
+    Parameters
+    ----------
+    workload : DLRM, Transformer or Net
+        The iteration.
+    plan : Plan, optional
+        Placement of a DLRM's tables.
+    rank : int
+        This process's rank [-].
+    ranks : int
+        Ranks of the process group; those of the plan where there is one [-].
+    device : str
+        Torch device.
+    seed : int
+        Seed of weights and data; eight batches rotate [-].
+
+    Returns
+    -------
+    step : callable
+        Zeroes gradients, runs forward, backward and the optimizer.
+    module : torch.nn.Module
+        The model.
+
+    Raises
+    ------
+    ValueError
+        For what can be predicted, but is not built here.
+    """
+    for name, built in _BUILT.items():
+        if (value := getattr(workload, name, built)) != built:
+            raise ValueError(f"{name} is {value!r}; only {built!r} is measured, other values are predicted")
+    torch.manual_seed(seed + rank)
+    rng, ranks = np.random.default_rng(seed + 1000 * rank), plan.ranks if plan else ranks
+    share = _share_gradients if ranks > 1 and workload.overlap else None
+    module: Any
+    loss_of: Callable[..., Tensor] = F.binary_cross_entropy_with_logits
+    if isinstance(workload, DLRM):
+        placed = workload.place(plan, ranks)
+        module = _Recommendation(workload, placed, rank).to(device, _DTYPES[workload.dtype])
+        batches = [_dlrm_batch(workload, placed, rank, rng, device) for _ in range(8)]
+        reduced = [*module.bottom.parameters(), *module.top.parameters()]
+        if share:
+            module.bottom, module.top = share(module.bottom), share(module.top)
+    else:
+        words = isinstance(workload, Transformer)
+        loss_of = (lambda x, y: F.cross_entropy(x.view(-1, x.shape[-1]), y.view(-1))) if words else F.cross_entropy
+        module = _Words(workload) if words else build_net(workload)
+        module = module.to(device, _DTYPES[workload.dtype])
+        batches = [_other_batch(workload, ranks, rng, device) for _ in range(8)]
+        reduced, module = list(module.parameters()), share(module) if share else module
+    rates = {"lr": 1e-4}
+    if workload.optimizer == "sgd" and not isinstance(workload, DLRM | Transformer):
+        rates["momentum"] = 0.9
+    makes: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad}
+    optimizer, turns = makes[workload.optimizer](module.parameters(), **rates), itertools.cycle(batches)
+
+    def step() -> None:
+        inputs, labels = next(turns)
+        optimizer.zero_grad()
+        loss_of(module(*inputs), labels).backward()
+        if ranks > 1 and not share:
+            _all_reduce(reduced)
+        optimizer.step()
+
+    return step, module

@@ -1,0 +1,124 @@
+"""Convolutional nets and XLNet as training iterations, captured from the modules that PyTorch runs."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from perfkit.ground.units import check_choice, check_positive
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.tape import ITEMSIZE
+
+#: Family by net: arXiv 1512.03385 (bottleneck blocks), 1409.1556, 1801.04381, 1608.06993, 1512.00567, 1602.07360 and
+#: 1906.08237, in this order.
+NETS = {
+    "resnet": "convolution", "vgg": "convolution", "mobilenet": "convolution", "densenet": "convolution",
+    "inception": "convolution", "squeezenet": "convolution", "xlnet": "xlnet",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Net:
+    """One training iteration of a convolutional net or an XLNet: forward, cross entropy, backward, optimizer.
+
+    On several ranks it is data-parallel. Capturing it needs torch.
+
+    Parameters
+    ----------
+    name : str
+        One of `NETS`.
+    batch : int
+        Images or sequences of one iteration over all ranks [-].
+    size : int
+        Pixels along an edge of the image, or tokens of a sequence [-].
+    width : int
+        Channels of the first stage, or hidden width; a multiple of 8 [-].
+    depth : int
+        Blocks of each stage, or layers [-].
+    classes : int
+        Classes, or words of the vocabulary [-].
+    optimizer : str
+        ``sgd`` (with momentum 0.9) or ``adamw``.
+    dtype : str
+        Data type of everything.
+    overlap : bool
+        Whether several ranks average gradients in buckets during the backward pass, or else in one piece after it.
+
+    Raises
+    ------
+    ValueError
+        For unknown names and sizes that are not above zero or too small for the net.
+
+    Examples
+    --------
+    >>> Net("resnet", batch=8, size=64, width=32, depth=1).description
+    'resnet, batch 8, size 64, width 32, depth 1'
+    """
+
+    name: str
+    batch: int
+    size: int
+    width: int
+    depth: int
+    classes: int = 100
+    optimizer: str = "sgd"
+    dtype: str = "fp32"
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("name", self.name, NETS)
+        for key in ("batch", "size", "width", "depth", "classes"):
+            object.__setattr__(self, key, int(check_positive(key, getattr(self, key), integer=True)))
+        check_choice("optimizer", self.optimizer, ("sgd", "adamw"))
+        check_choice("dtype", self.dtype, ITEMSIZE)
+        if self.width % 8:
+            raise ValueError(f"width is {self.width}; it must be a multiple of 8; take {-(-self.width // 8) * 8}")
+        if self.family == "convolution" and self.size < 32:
+            raise ValueError(f"size is {self.size}; a convolutional net halves images of 32 pixels or more; take 32")
+
+    @property
+    def family(self) -> str:
+        """Workload family, by which platforms are calibrated."""
+        return NETS[self.name]
+
+    @property
+    def description(self) -> str:
+        """What is computed, in a few words."""
+        return f"{self.name}, batch {self.batch}, size {self.size}, width {self.width}, depth {self.depth}"
+
+    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
+        """What every rank computes in one iteration: the same on each.
+
+        Parameters
+        ----------
+        ranks : int
+            Ranks [-].
+        plan : None
+            A net has no tables to place.
+        accelerator : bool
+            Whether it runs on a device of its own, where the optimizer updates lists of tensors.
+
+        Returns
+        -------
+        graphs : tuple of Graph
+            One per rank.
+
+        Raises
+        ------
+        ValueError
+            If the batch does not divide by the ranks or a plan is given.
+        """
+        ranks = int(check_positive("ranks", ranks, integer=True))
+        if plan is not None:
+            raise ValueError("plan is given; a net has no tables to place; leave it out")
+        if self.batch % ranks:
+            raise ValueError(f"batch is {self.batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
+        return (_record(self, ranks),) * ranks
+
+
+@lru_cache(maxsize=64)
+def _record(net: Net, ranks: int) -> Graph:
+    """Capture one rank's iteration."""
+    from perfkit.recording.modules import build_step
+    from perfkit.recording.steps import capture
+
+    return capture(lambda: build_step(net, ranks=ranks)[0], ranks=ranks, family=net.family, name=net.name)

@@ -1,0 +1,211 @@
+"""The operations that PyTorch's eager mode dispatches for the layers of workloads: a table with both directions.
+
+A line such as ``"threshold_backward elementwise: dy y -> dx"`` names an operation, its kind and, after a dot, its
+variant where that is another word; then the tensors it reads and writes. `y` is the result, `dx` the gradient of `x`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+from perfkit.models.roofline import gemm_flops
+
+#: Kernels of a sort by key with what prepares it.
+_SORT = 10
+
+_Own: TypeAlias = dict[str, Any]
+
+
+class Tensor:
+    """A shape with a storage; views share storage and gradient.
+
+    Parameters
+    ----------
+    storage : int
+        Number of the storage [-].
+    shape : tuple of int
+        Sizes [-].
+    itemsize : int
+        Bytes of one element [B].
+    grad : bool
+        Whether a gradient flows into it.
+    """
+
+    __slots__ = ("grad", "itemsize", "nbytes", "numel", "root", "shape", "storage")
+
+    def __init__(self, storage: int, shape: tuple[int, ...], itemsize: int, grad: bool = False) -> None:
+        self.storage, self.shape, self.itemsize, self.grad = storage, shape, itemsize, grad
+        self.numel = prod(shape)
+        self.nbytes = self.numel * itemsize
+        self.root: Tensor = self
+
+    def view(self, *shape: int) -> "Tensor":
+        """The same storage and gradient under another shape, or a part of it."""
+        other = Tensor(self.storage, shape, self.itemsize, self.grad)
+        other.root = self.root
+        return other
+
+
+class Line(NamedTuple):
+    """One operation: its name, kind and variant, the names of the tensors it reads and writes, and its sizes."""
+
+    name: str
+    kind: str
+    variant: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    size: Callable[..., _Own]
+
+
+class Rule(NamedTuple):
+    """What a layer runs: its operands, operations both ways, and which gradient arrives at which operand."""
+
+    operands: tuple[str, ...]
+    forward: tuple[Line, ...]
+    backward: tuple[Line, ...]
+    gives: tuple[tuple[str, str], ...]
+    bare: int = 0
+
+
+def _size_product(line: Line, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
+    """Batch, rows, columns and depth of a product; its variant tells which operand is transposed."""
+    if "k" in own:
+        return own
+    (left, right), (a, b) = reads[-2:], tuple(line.variant)
+    m, k = (left.numel // left.shape[-1], left.shape[-1]) if line.kind == "gemm" else left.shape[-2:]
+    n = right.shape[-2] if b == "t" else right.shape[-1]
+    m, k = (k, m) if a == "t" else (m, k)
+    batch = 1 if line.kind == "gemm" else left.shape[0]
+    return {"flops": gemm_flops(m, n, k, batch=batch), "batch": batch, "m": m, "n": n, "k": k}
+
+
+def _size_rows(x: Tensor) -> dict[str, Any]:
+    return {"elements": x.numel, "rows": x.numel // x.shape[-1], "n": x.shape[-1]}
+
+
+def _size_gradient(line: Line, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
+    return {**own, "elements": writes[0].numel, "rows": writes[0].shape[0]}
+
+
+#: Sizes of an operation from the tensors it reads and writes and what its layer states: by name, class or kind.
+SIZES: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "elementwise": lambda line, reads, writes, own: {"elements": writes[0].numel},
+    "binary_cross_entropy_with_logits": lambda line, reads, writes, own: {"elements": reads[0].numel},
+    "rowwise": lambda line, reads, writes, own: _size_rows(writes[0]),
+    "nll_loss_forward": lambda line, reads, writes, own: {"elements": reads[0].numel, "rows": reads[0].numel},
+    "copy": lambda line, reads, writes, own: {"elements": writes[0].numel, **own},
+    "new_zeros": lambda line, reads, writes, own: {"elements": writes[0].numel},
+    "index_put": lambda line, reads, writes, own: {"elements": reads[-1].numel, **own, "launches": _SORT},
+    "gemm": _size_product,
+    "bmm": _size_product,
+    "attention": lambda line, reads, writes, own: own,
+    "attention.backward": lambda line, reads, writes, own: {**own, "flops": 2.5 * own["flops"]},
+    "attention.backward_causal": lambda line, reads, writes, own: {**own, "flops": 2.5 * own["flops"]},
+    "embedding_forward": lambda line, reads, writes, own: own,
+    "embedding_backward": lambda line, reads, writes, own: own,
+    "embedding_backward.exact": lambda line, reads, writes, own: {"launches": _SORT, **own, "lookups": 0},
+    "embedding_dense_backward": _size_gradient,
+    "_embedding_bag_backward": _size_gradient,
+}
+
+
+def _parse(text: str) -> tuple[Line, ...]:
+    lines = []
+    for line in filter(None, text.split("; ")):
+        head, _, tensors = line.partition(":")
+        name, kind = head.split()
+        kind, _, variant = kind.partition(".")
+        reads, writes = (tuple(part.split()) for part in tensors.split("->"))
+        size = SIZES.get(name) or SIZES.get(f"{kind}.{variant}") or SIZES[kind]
+        lines.append(Line(name, kind, variant or name, reads, writes, size))
+    return tuple(lines)
+
+
+def _rule(operands: str, forward: str, backward: str = "", *, gives: str = "", bare: int = 0) -> Rule:
+    """Gradients arrive where `gives` says, or else at the operands whose gradients are written."""
+    names, back = tuple(operands.split()), _parse(backward)
+    written = [name for name in names if any(f"d{name}" in line.writes for line in back)]
+    pairs = [pair.partition(">")[::2] for pair in gives.split()] or [(f"d{name}", name) for name in written]
+    return Rule(names, _parse(forward), back, tuple(pairs), bare)
+
+
+_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+
+#: Layers by name. A gradient `dy` that arrives at a narrower operand is cast, at a smaller one summed up.
+RULES: Mapping[str, Rule] = {
+    "cast": _rule("x", "_to_copy elementwise: x -> y", gives="dy>x"),
+    "relu": _rule("x", "relu elementwise: x -> y", "threshold_backward elementwise: dy y -> dx"),
+    "gelu": _rule("x", "gelu elementwise: x -> y", "gelu_backward elementwise: dy x -> dx"),
+    "gelu_tanh": _rule(
+        "x", "gelu elementwise.gelu_tanh: x -> y", "gelu_backward elementwise.gelu_backward_tanh: dy x -> dx"
+    ),
+    "scale": _rule("x", "mul elementwise.mul_scalar: x -> y", "mul elementwise.mul_scalar: dy -> dx"),
+    "add": _rule("x b", "add elementwise: x b -> y", gives="dy>x dy>b"),
+    "multiply": _rule(
+        "x b", "mul elementwise: x b -> y", "mul elementwise: dy b -> dx; mul elementwise: dy x -> db"
+    ),
+    "softmax": _rule("x", "_softmax rowwise: x -> y", "_softmax_backward_data rowwise: dy y -> dx"),
+    "log_softmax": _rule("x", "_log_softmax rowwise: x -> y", "_log_softmax_backward_data rowwise: dy y -> dx"),
+    "layer_norm": _rule(
+        "x w b mean inverse", "native_layer_norm rowwise: x w b -> y mean inverse",
+        "native_layer_norm_backward rowwise: dy x mean inverse w b -> dx dw db",
+    ),
+    "split": _rule("x parts", "", "cat copy: dparts -> dx"),
+    "cat": _rule("parts", "cat copy: parts -> y", gives="dy>parts"),
+    "triangle": _rule(
+        "x i j", "index copy: x i j -> y", "new_zeros copy: -> zeros; index_put copy: zeros i j dy -> dx"
+    ),
+    "linear": _rule(
+        "x w b", "addmm gemm.nt: b x w -> y", "mm gemm.nn: dy w -> dx; mm gemm.tn: dy x -> dw",
+        gives="dy>b dx>x dw>w", bare=1,
+    ),
+    "project": _rule(
+        "x w", "mm gemm.nt: x w -> y", "mm gemm.tn: dy x -> dw; mm gemm.nn: dy w -> dx", bare=1,
+    ),
+    "bmm": _rule("a b", "bmm bmm.nn: a b -> y", "bmm bmm.tn: a dy -> db; bmm bmm.nt: dy b -> da", gives="db>b da>a"),
+    "bmm_nt": _rule("a b", "bmm bmm.nt: a b -> y", "bmm bmm.tn: a dy -> db; bmm bmm.nn: dy b -> da", gives="db>b da>a"),
+    "dot": _rule("x dx", "dot bmm.nt: x -> y", "dot_backward bmm.nn: dy x -> dx"),
+    **{
+        "attention" + causal: _rule(
+            "q k v statistics", f"{_FLASH} attention.forward{causal}: q k v -> y statistics",
+            f"{_FLASH}_backward attention.backward{causal}: dy q k v y statistics -> dq dk dv",
+        )
+        for causal in ("", "_causal")
+    },
+    "embedding": _rule(
+        "w index", "embedding rowwise: index -> y",
+        "embedding_dense_backward embedding_backward.dense_rows: dy index -> dw",
+    ),
+    **{
+        kind: _rule(
+            "w index offsets dw", "_embedding_bag embedding_forward: index offsets -> y",
+            f"_embedding_bag_backward embedding_backward.{kind}: dy index offsets -> dw",
+        )
+        for kind in ("sparse", "dense")
+    },
+    "fused": _rule(
+        "w index offsets", "fused_embeddings embedding_forward.fused: index offsets -> y",
+        "fused_embeddings_backward embedding_backward.fused: dy index offsets ->",
+    ),
+    "fused_dense": _rule(
+        "w index offsets", "fused_embeddings embedding_forward.fused: index offsets -> y",
+        "fused_embeddings_backward embedding_backward.dense: dy index offsets -> dw",
+    ),
+    "fused_exact": _rule(
+        "w index offsets sorted", "fused_embeddings embedding_forward.fused: index offsets -> y",
+        "fused_embeddings_backward embedding_backward.exact: dy index offsets sorted ->",
+    ),
+    "binary_cross_entropy": _rule(
+        "x labels loss one", "binary_cross_entropy_with_logits elementwise: x labels -> loss",
+        "sigmoid elementwise: x -> p; sub elementwise: p labels -> g; mul elementwise: g one -> dx; "
+        "div_ elementwise: dx -> dx",
+    ),
+    "nll_loss": _rule(
+        "x labels loss total one", "nll_loss_forward rowwise: labels -> loss total",
+        "nll_loss_backward rowwise: one labels total -> dx",
+    ),
+}  # fmt: skip
+
+#: What is left of them where a compiler puts elementwise operations into the products before them, and behind them on
+#: the way back.
+COMPILED: Mapping[str, Rule] = dict.fromkeys(("relu", "gelu", "gelu_tanh", "scale"), _rule("x", ""))

@@ -1,0 +1,142 @@
+"""Values that have broken readers before, and damage to bytes, texts and nested values."""
+
+import copy
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Rng: TypeAlias = np.random.Generator
+
+NUMBERS: tuple[Any, ...] = (
+    0, -1, 1, 2, 7, 0.5, -0.0, 1e-308, 5e-324, 1e30, 1e308, -1e308, math.inf, -math.inf, math.nan, 2**31, 2**53 + 1,
+    2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, 10**400, True, False,
+)  # fmt: skip
+TEXTS: tuple[str, ...] = (
+    "", " ", "a", "a\nb", "\x1b[31mred\x1b[0m", "\r", "\x00", "\x7f", "\x85", "\u2028", "\u202egnp.exe", "\ud800",
+    "ü" * 40, "x" * 5000, "nan", "1e400", "-inf", "../../etc/passwd", "<script>alert(1)</script>", "{0}%s$(id)",
+    "𝔘", "²", "None",
+)  # fmt: skip
+NESTED: tuple[Any, ...] = (None, [], {}, [[]], [None], {"": None}, [1, "a"], {"a\nb": 1}, [[[[[[[[]]]]]]]])
+JUNK: tuple[Any, ...] = (*NUMBERS, *TEXTS, *NESTED)
+#: What files of text are made of.
+MARKS = b"{}[]()\"'=#:,.|0123456789eE+-_ NA\n"
+
+
+def choose(rng: Rng, items: Sequence[Any]) -> Any:
+    """One of the items, as it is (NumPy's own choice would turn them into its types)."""
+    return items[int(rng.integers(len(items)))]
+
+
+def junk(rng: Rng) -> Any:
+    """A value that most places do not expect."""
+    return copy.deepcopy(choose(rng, JUNK))
+
+
+def vary(rng: Rng, given: dict[str, Any], odd: float = 0.1) -> dict[str, Any]:
+    """Some of the arguments, one of each tuple; one of them is damaged or odd now and then."""
+    found = {name: draw(rng, value) for name, value in given.items() if rng.random() < 0.6}
+    if found and rng.random() < odd:
+        name = choose(rng, list(found))
+        found[name] = damage_tree(rng, found[name]) if rng.random() < 0.5 else junk(rng)
+    return found
+
+
+def draw(rng: Rng, value: Any) -> Any:
+    """One of a tuple, or what a function makes, or the value itself."""
+    return choose(rng, value) if isinstance(value, tuple) else value(rng) if callable(value) else value
+
+
+def damage_file(rng: Rng, value: Any, write: Callable[[Any], str | bytes] = json.dumps) -> bytes:
+    """A valid value as a damaged file: nested values before they are written, texts and bytes as such."""
+    if isinstance(value, list | dict):
+        if rng.random() < 0.7:
+            try:
+                return _encode(write(damage_tree(rng, value)))
+            except Exception:  # what the format cannot hold
+                pass
+        value = write(value)
+    if isinstance(value, str) and rng.random() < 0.7:
+        return _encode(damage_text(rng, value))
+    marks = MARKS if isinstance(value, str) and rng.random() < 0.7 else b""
+    return damage_bytes(rng, _encode(value), marks) if rng.random() < 0.7 else _encode(value)
+
+
+def _encode(data: str | bytes) -> bytes:
+    return data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
+
+
+def damage_bytes(rng: Rng, data: bytes, marks: bytes = b"") -> bytes:
+    """Change, cut, repeat, insert or replace a piece, once or more; `marks` are inserted, or anything."""
+    for _ in range(1 + int(rng.integers(10)) // 6 * int(rng.integers(1, 5))):
+        start, other = (int(rng.integers(len(data) + 1)) for _ in range(2))
+        piece, rest = data[start : start + int(rng.integers(1, 65))], data[start + 1 :]
+        fresh = rng.bytes(int(rng.integers(1, 17)))
+        fresh = bytes(choose(rng, marks) for _ in fresh) if marks else fresh
+        flipped = bytes([(data[start : start + 1] or b"0")[0] ^ 1 << int(rng.integers(8))])
+        byte = choose(rng, (b"\0", b"\xff", b"\n", b"\x1b", b"0", b"9", b'"', fresh[:1]))
+        after = data[start + len(piece) :]
+        ends = [flipped + rest, byte + rest, after, piece * int(rng.integers(2, 10)) + after, fresh + piece + after]
+        ends += [data[other : other + len(piece)] + after, b"" if rng.random() < 0.3 else piece + after]
+        data = data[:start] + choose(rng, ends)
+    return data
+
+
+def damage_text(rng: Rng, text: str) -> str:
+    """Replace numbers and words, swap, repeat and drop lines, insert odd text; once or twice."""
+    numbers = [repr(n) if abs(n) < 2**70 else "1" + "0" * 400 for n in NUMBERS]
+    for _ in range(1 + int(rng.integers(8)) // 5):
+        lines = text.split("\n")
+        at, other = (int(rng.integers(len(lines))) for _ in range(2))
+        words = lines[at].split(" ")
+        word = int(rng.integers(len(words)))
+        number, odd = choose(rng, numbers), choose(rng, (*TEXTS, " " * 300, "e", "-", ",", "[", '"', "="))
+        before, after, old = words[:word], words[word + 1 :], words[word]
+        changed = [[*before, number, *after]] * 2 + [
+            [*before, odd, *after],
+            [*before, odd, old, *after],
+            [*before, old],
+        ]
+        kind = int(rng.integers(7))
+        if kind < 5:
+            lines[at] = " ".join(changed[kind])
+        elif kind == 5:
+            lines[at], lines[other] = lines[other], lines[at]
+        else:
+            lines[at:at] = [lines[other]] * int(rng.integers(1, 4))
+        text = "\n".join(lines)
+    return text
+
+
+def damage_tree(rng: Rng, tree: Any) -> Any:
+    """A copy of nested dicts and lists with one or two values, keys or entries replaced, dropped or moved."""
+    tree = copy.deepcopy(tree)
+    for _ in range(1 + int(rng.integers(6)) // 4):
+        if not isinstance(tree, dict | list) or not tree or rng.random() < 0.02:
+            return junk(rng)
+        node = tree
+        while True:  # a walk down to some entry: short ones are as likely as long ones
+            keys = list(node) if isinstance(node, dict) else range(len(node))
+            key, other = choose(rng, keys), choose(rng, keys)
+            below = node[key]
+            if not isinstance(below, dict | list) or not below or rng.random() < 0.15:
+                break
+            node = below
+        number = isinstance(below, int | float) and not isinstance(below, bool) and abs(below) < 1e300
+        kind = int(rng.integers(7))
+        if number and rng.random() < 0.6:
+            near = (-below, below * 1e6, below / 1e6, below * 2, below + 1, below - 1, below / 2, 0, 1)
+            node[key] = choose(rng, near if rng.random() < 0.8 else NUMBERS)
+        elif kind < 3:
+            node[key] = junk(rng) if kind < 2 else choose(rng, (str(below), [below], {"a": below}, None))
+        elif kind == 3:
+            del node[key]
+        elif kind == 4:
+            node[key], node[other] = node[other], node[key]
+        elif isinstance(node, list):
+            node.insert(key, copy.deepcopy(below))
+        else:
+            node[choose(rng, (*TEXTS, str(key).upper(), f"{key}_"))] = node.pop(key) if kind == 5 else below
+    return tree

@@ -1,0 +1,501 @@
+"""Logs of nccl-tests: real ones against their manifest, and written ones of every format, whole, noisy and torn."""
+
+import csv
+import math
+import re
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfkit.ground.files import find_reference
+from perfkit.models.collectives import OPERATIONS, bus_factor
+from perfkit.readers.nccl import LogWarning, parse_nccl_tests, read_nccl_tests
+
+PROGRAMS = {"all_to_all": "alltoall_perf", "send_recv": "sendrecv_perf"}
+REDUCING = ("all_reduce", "reduce_scatter", "reduce", "send_recv")  # send_recv prints a redop all the same
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+DTYPES = {"float": ("fp32", 4), "half": ("fp16", 2), "double": ("fp64", 8), "bfloat16": ("bf16", 2),
+          "int8": ("int8", 1), "uint64": ("uint64", 8), "f8e4m3": ("fp8", 1)}  # fmt: skip
+STYLES = ("first", "old", "middle", "new", "rccl", "timestamps", "per-iteration")
+NOISE = (
+    "host-1:77184:77623 [0] NCCL INFO Channel 05/1 : 0[0] -> 10[2] [send] via NET/AWS Libfabric/1(2)/GDRDMA",
+    "host-1:22:28 [0] NCCL INFO Channel 00/02 :    0   1   2   3",
+    "host-1:3442:3442 [0] NCCL INFO Launch mode Parallel",
+    "[host-1:356633] PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c at line 168",
+    "[host-1:12807] 7 more processes have sent help message help-mpi-btl-openib.txt / no device params found",
+    "Sun Jul 23 02:42:51 2023 UTC", "# Reducing maxBytes to 26549638485 due to memory limitation", "", "#",
+    "libfabric:77187:1690073380::efa:ep_ctrl:rxr_ep_ctrl():939<warn> libfabric 1.18.1 efa endpoint created!",
+)  # fmt: skip
+PREFIXES = ("", "0: ", " 0: ", "[1,0]<stdout>:", "(head, rank=0, pid=3808) [1,0]<stdout>:", "worker-0 | ", "[0] ",
+            "2024-05-08T01:02:03.456Z ")  # fmt: skip
+
+
+def c_float(value: float, width: int) -> str:
+    """A number as nccl-tests squeezes it into a column."""
+    for digits in (2, 1, 0):
+        if len(text := f"{value:.{digits}f}") <= width:
+            return text
+    return f"{value:.{1 if width >= 7 else 0}e}"
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a log is written from."""
+
+    operation: str = "all_reduce"
+    ranks: int = 8
+    gpus_per_node: int = 8
+    dtype: str = "float"
+    style: str = "new"
+    times: tuple[tuple[int, float, float], ...] = (
+        (1024, 12.9e-6, 13.1e-6),
+        (2**20, 35.2e-6, 34.1e-6),
+        (2**28, 1.1e-3, 1e-3),
+    )
+    listed: bool = True
+    validated: bool = True
+    prefix: str = ""
+
+    @property
+    def redop(self) -> str:
+        return "sum" if self.operation in REDUCING else ""
+
+    @property
+    def root(self) -> int:
+        return 0 if self.operation in ROOTED else -1
+
+    def columns(self) -> tuple[list[str], list[str]]:
+        block = ["time", "algbw", "busbw", "error" if self.style == "old" else "#wrong"]
+        if self.style in ("first", "old"):
+            names = ["size", "count", "type"]
+            names += ["redop"] if self.redop or self.operation == "all_to_all" else []
+            names += ["root"] if self.operation in ROOTED else []
+        else:
+            names = ["size", "count", "type", "redop", "root"]
+        if self.style == "first":
+            names = [{"size": "bytes", "count": "N", "redop": "op"}.get(name, name) for name in names]
+            block[3] = "res"
+        block += ["i_min", "i_max", "i_p99", "i_cv%"] if self.style == "per-iteration" else []
+        return names, block
+
+    def row(self, nbytes: int, *seconds: float) -> str:
+        names, _ = self.columns()
+        text = f"{nbytes:12d}  {nbytes // DTYPES[self.dtype][1]:12d}  {self.dtype:>8}"
+        text += (
+            f"  {self.redop or ('none' if 'root' in names and len(names) == 5 else ''):>6}"
+            if {"redop", "op"} & set(names)
+            else ""
+        )
+        text += f"  {self.root:6d}" if "root" in names else ""
+        for in_place, time in enumerate(seconds):
+            algbw = nbytes / time / 1e9
+            busbw = algbw * float(bus_factor(self.operation, self.ranks))
+            shown = f"{time * 1e3:7.3f}" if self.style == "first" else c_float(time * 1e6, 7)
+            unsupported = in_place and self.operation in ("all_to_all", "send_recv")
+            wrong = "N/A" if unsupported or not self.validated else "2e-07" if self.style in ("first", "old") else "0"
+            text += f"  {shown:>7}  {c_float(algbw, 6):>6}  {c_float(busbw, 6):>6}  {wrong:>5}"
+            text += "   10.00    20.00    19.00     3.00" if self.style == "per-iteration" else ""
+        return text + ("  2025-08-01 12:00:00" if self.style == "timestamps" else "")
+
+    def head(self) -> list[str]:
+        program = PROGRAMS.get(self.operation, f"{self.operation}_perf")
+        lines = ["# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807"] if self.style == "new" else []
+        lines += [f"# Collective test starting: {program}"] if self.style in ("new", "rccl", "timestamps") else []
+        if self.style == "first":
+            lines += [f"+ mpirun ./build/{program} -b 8 -e 1G"]
+        elif self.style != "old":
+            lines += [f"/usr/bin/{program} -b 8 -e 1G -f 2"]
+        each = math.gcd(self.ranks, self.gpus_per_node)
+        lines += [
+            f"# nThread 1 nGpus {1 if self.listed else each} minBytes 8 maxBytes 1073741824 step: 2(factor)"
+            f" validation: {int(self.validated)}"
+        ]
+        lines += ["rccl-tests: Version develop:5272cd1"] if self.style == "rccl" else []
+        if self.listed:
+            place = "Pid  77184 on" if self.style in ("first", "old") else "Group  0 Pid  77184 on"
+            lines += ["# Using devices"]
+            lines += [
+                f"#  Rank {r:2d} {place} host-{r // self.gpus_per_node} device  0 [0x0f] NVIDIA H100"
+                for r in range(self.ranks)
+            ]
+        names, block = self.columns()
+        lines += ["#", "#" + " " * 40 + "out-of-place" + " " * 20 + "in-place"]
+        lines += [f"#       {'  '.join([*names, *block, *block])}{'  timestamp' if self.style == 'timestamps' else ''}"]
+        return lines + ([] if self.style == "first" else ["#        (B)    (elements)          (us)  (GB/s)  (GB/s)"])
+
+    def lines(self) -> list[str]:
+        tail = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 68.4048", "#"]
+        return [self.prefix + line for line in [*self.head(), *(self.row(*t) for t in self.times), *tail]]
+
+    def expected(self) -> list[dict[str, Any]]:
+        nodes = math.ceil(self.ranks / self.gpus_per_node) if self.listed else None
+        return [
+            {"operation": self.operation, "ranks": self.ranks, "nodes": nodes, "dtype": DTYPES[self.dtype][0],
+             "redop": self.redop or None, "nbytes": nbytes, "in_place": bool(half), "seconds": time}
+            for nbytes, *times in self.times for half, time in enumerate(times)
+        ]  # fmt: skip
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    operation = draw(st.sampled_from(OPERATIONS))
+    dtype = draw(st.sampled_from(sorted(DTYPES)))
+    start, rate = 10 ** draw(st.floats(-5.5, -3)), 10 ** draw(st.floats(9, 12))
+    powers = draw(st.lists(st.integers(3, 34), min_size=1, max_size=8, unique=True).map(sorted))
+    jitter = st.floats(0.8, 1.25)
+    times = [(2**p, *((start + 2**p / rate) * draw(jitter) for _ in range(2))) for p in powers]
+    times += [(2**35, (start + 2**35 / rate) * draw(jitter), (start + 2**35 / rate) * draw(jitter))]
+    zeros = [(0, 1.4e-7, 1.3e-7)] * draw(st.integers(0, 2))
+    return Log(
+        operation, draw(st.integers(3, 24)), draw(st.integers(1, 8)), dtype, draw(st.sampled_from(STYLES)),
+        (*zeros, *times), True, draw(st.booleans()), draw(st.sampled_from(PREFIXES)),
+    )  # fmt: skip
+
+
+def agree(frame: pl.DataFrame, expected: list[dict[str, Any]], style: str = "new") -> None:
+    """The frame holds what the log was written from, to the digits that it prints."""
+    assert frame.height == len(expected)
+    for row, truth in zip(frame.iter_rows(named=True), expected, strict=True):
+        shown = 5.1e-7 if style == "first" else 5.1e-9
+        assert {name: row[name] for name in truth if name != "seconds"} == {
+            k: v for k, v in truth.items() if k != "seconds"
+        }
+        assert row["seconds"] == pytest.approx(truth["seconds"], rel=6e-2 if truth["seconds"] > 9 else 1e-4, abs=shown)
+        algbw = row["nbytes"] / row["seconds"] if row["nbytes"] else 0.0
+        assert row["algbw"] == pytest.approx(algbw)
+        assert row["busbw"] == pytest.approx(algbw * bus_factor(truth["operation"], truth["ranks"]))
+
+
+@given(logs(), st.lists(st.tuples(st.integers(0, 40), st.sampled_from(NOISE)), max_size=10))
+def test_what_was_written_is_read(log: Log, noise: list[tuple[int, str]]) -> None:
+    lines = log.lines()
+    for place, text in noise:
+        lines.insert(place % (len(lines) + 1), log.prefix + text)
+    frame = parse_nccl_tests("\n".join(lines), operation=log.operation if log.style == "old" else None)
+    agree(frame, log.expected(), log.style)
+    first = frame["line"][0]
+    assert lines[first - 1] == log.prefix + log.row(*log.times[0])
+
+
+@given(logs())
+def test_ranks_are_told_by_the_bandwidths_where_no_device_is_listed(log: Log) -> None:
+    log = replace(log, listed=False, gpus_per_node=1)
+    text = "\n".join(log.lines())
+    agree(parse_nccl_tests(text, operation=log.operation, ranks=log.ranks), log.expected(), log.style)
+    try:
+        frame = parse_nccl_tests(text, operation=log.operation)
+    except ValueError as error:  # too few digits
+        low, high = re.search(r"they are (\d+) to (\d+|inf); pass ranks=", str(error)).groups()  # type: ignore[union-attr]
+        assert int(low) <= log.ranks <= float(high) and low != high
+    else:
+        agree(frame, log.expected(), log.style)
+
+
+@given(logs(), st.data())
+def test_a_log_that_breaks_off_is_refused_and_its_complete_rows_can_be_kept(log: Log, data: st.DataObject) -> None:
+    text = "\n".join(log.lines())
+    end = data.draw(st.integers(text.index("algbw") + 40, text.index("# Out of bounds") - len(log.prefix) - 1))
+    torn, complete = text[:end], log.expected()
+    with pytest.raises(ValueError, match=r"text line \d+ does not fit: '.*': "):
+        parse_nccl_tests(torn)
+    whole = sum(line in {log.prefix + log.row(*times) for times in log.times} for line in torn.split("\n")[:-1])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            frame = parse_nccl_tests(torn, partial=True, operation=log.operation)
+        except ValueError as error:
+            assert not whole, error
+        else:
+            assert [w.category for w in caught][-1] is LogWarning
+            assert f"{frame.height} measurements are kept" in str(caught[-1].message)
+            agree(frame, complete[: frame.height], log.style)
+            assert frame.height in (2 * whole, 2 * whole + 2)  # all but the end of the line may be there
+
+
+@given(logs(), st.data())
+def test_a_row_that_other_output_cuts_in_two_is_refused_and_those_before_it_can_be_kept(
+    log: Log, data: st.DataObject
+) -> None:
+    lines, whole = log.lines(), data.draw(st.integers(0, len(log.times) - 1))
+    row, clock = log.row(*log.times[whole]), 2 * (log.style == "timestamps")
+    at = lines.index(log.prefix + log.row(*log.times[0])) + whole
+    cut = data.draw(st.sampled_from([found.end() for found in re.finditer(r"\S+", row)][: -1 - clock]))
+    noise = [log.prefix + text for text in data.draw(st.lists(st.sampled_from(NOISE[:3]), max_size=3))]
+    lines[at : at + 1] = [log.prefix + row[:cut] + NOISE[0], *noise, log.prefix + row[cut:]]
+    text, numbers = "\n".join(lines), "|".join(str(at + n) for n in (1, len(noise) + 2))
+    with pytest.raises(ValueError, match=rf"text line ({numbers}) does not fit: "):
+        parse_nccl_tests(text, operation=log.operation)
+    if whole:
+        with pytest.warns(LogWarning, match=f"; {2 * whole} measurements are kept"):
+            frame = parse_nccl_tests(text, operation=log.operation, partial=True)
+        agree(frame, log.expected()[: 2 * whole], log.style)
+
+
+# Real logs.
+def manifest(shared_data: Path) -> dict[str, dict[str, str]]:
+    with (shared_data / "nccl_logs" / "MANIFEST.csv").open(encoding="utf-8", newline="") as file:
+        return {row["file"]: row for row in csv.DictReader(file)}
+
+
+SEVERAL = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
+MANIFEST_NAMES = {
+    "several in one file": SEVERAL, "alltoall + sendrecv": ["all_to_all", "send_recv"], "allreduce": ["all_reduce"],
+    "alltoall": ["all_to_all"], "allgather": ["all_gather"], "reducescatter": ["reduce_scatter"],
+    "broadcast": ["broadcast"], "scatter (scatter_perf, from the sbatch of that commit)": ["scatter"],
+}  # fmt: skip
+
+
+def test_real_logs_say_what_their_manifest_says(shared_data: Path) -> None:
+    about = manifest(shared_data)
+    assert len(about) == 13
+    with pytest.warns(LogWarning, match="it may be gather or scatter; only the name of the file says scatter"):
+        frame = read_nccl_tests(shared_data / "nccl_logs")
+    assert set(frame["file"]) == set(about)
+    for (file,), log in frame.group_by("file"):
+        row = about[str(file)]
+        assert set(log["operation"]) == set(MANIFEST_NAMES[row["collective"]])
+        assert log["ranks"].unique().to_list() == [int(row["ranks"])]
+        assert log.height == 2 * int(row["rows"]) and log["in_place"].sum() == int(row["rows"])
+        lists = file not in ("a100x16_2node_p4de_efa_allreduce.log", "h100x8_p5_nvswitch_allreduce.log")
+        assert log["nodes"].unique().to_list() == [int(row["nodes"]) if lists else None]
+
+
+def test_real_figures(shared_data: Path) -> None:
+    folder = shared_data / "nccl_logs"
+    frame = read_nccl_tests([folder / "h100x80_10node_multi_collective.log", folder / "a100x8_nvswitch_alltoall.log"])
+    row = frame.filter(operation="all_gather", nbytes=17179868160, in_place=False).row(0, named=True)
+    assert (row["dtype"], row["redop"], row["seconds"], row["line"]) == ("fp64", None, pytest.approx(0.0523141), 208)
+    assert row["busbw"] == pytest.approx(324.29e9, rel=1e-4)
+    zeros = frame.filter(operation="all_to_all", nbytes=0)
+    assert zeros.height == 10 and zeros["algbw"].to_list() == [0.0] * 10 and zeros["seconds"].min() > 1e-6  # type: ignore[operator]
+    assert dict(zip(frame.columns, frame.dtypes, strict=True)) == {
+        "operation": pl.String, "ranks": pl.Int64, "nodes": pl.Int64, "dtype": pl.String, "redop": pl.String,
+        "nbytes": pl.Int64, "seconds": pl.Float64, "algbw": pl.Float64, "busbw": pl.Float64, "in_place": pl.Boolean,
+        "file": pl.String, "line": pl.Int64,
+    }  # fmt: skip
+
+
+def test_the_cited_figures_are_those_of_the_logs(shared_data: Path) -> None:
+    cited = pl.read_csv(find_reference("published") / "nccl_h100_cluster.csv")
+    names = ("h100x8_1node", "h100x10_10node_g1", "h100x80_10node")
+    logs = read_nccl_tests([shared_data / "nccl_logs" / f"{name}_multi_collective.log" for name in names])
+    for in_place, column in ((False, "time_us"), (True, "in_place_time_us")):
+        both = cited.join(
+            logs.filter(in_place=in_place),
+            left_on=["test", "nodes", "ranks", "size_B"],
+            right_on=["operation", "nodes", "ranks", "nbytes"],
+        )
+        assert both.height == cited.height == 36
+        assert (both[column] - 1e6 * both["seconds"]).abs().max() < 1e-3  # type: ignore[operator]
+
+
+# What a log says of itself.
+def text_of(log: Log, **changes: str) -> str:
+    text = "\n".join(log.lines())
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def test_the_operation_is_told_by_label_columns_and_ratio_or_asked_for() -> None:
+    for operation in OPERATIONS:
+        for style in ("middle", "new", "rccl"):
+            assert set(parse_nccl_tests(text_of(Log(operation, style=style)))["operation"]) == {operation}
+    known = {"all_reduce", "all_to_all", "reduce_scatter", "reduce", "broadcast", "send_recv"}
+    for operation in sorted(known):
+        assert set(parse_nccl_tests(text_of(Log(operation, style="old")))["operation"]) == {operation}
+    bare = text_of(Log("all_gather", style="middle")).replace("/usr/bin/all_gather_perf", "")
+    with pytest.raises(
+        ValueError, match=r"text line 16: the operation is not named, .* all_gather or all_to_all; pass op"
+    ):
+        parse_nccl_tests(bare)
+    assert set(parse_nccl_tests(bare, operation="all_gather")["operation"]) == {"all_gather"}
+    with pytest.warns(LogWarning, match="only the name of the file says all_gather"):
+        parse_nccl_tests(bare, file="runs/AllGather-8gpu.log")
+    with pytest.raises(ValueError, match="operation is 'gatherall'; known are all_reduce, "):
+        parse_nccl_tests(bare, operation="gatherall")
+
+
+@pytest.mark.parametrize(
+    ("log", "given", "message"),
+    [
+        (Log("all_gather"), {"operation": "all_to_all"}, "the log says all_gather, not operation='all_to_all'"),
+        (Log(), {"ranks": 16}, "the log lists 8 ranks, not ranks=16"),
+        (Log(listed=False), {"ranks": 16}, "busbw / algbw does not fit all_reduce of 16 ranks"),
+    ],
+)
+def test_what_the_caller_says_wins_with_a_warning(log: Log, given: dict[str, Any], message: str) -> None:
+    with pytest.warns(LogWarning, match=message):
+        frame = parse_nccl_tests(text_of(log), **given)
+    for name, value in given.items():
+        assert set(frame[name]) == {value}
+
+
+def test_labels_and_lists_that_the_figures_disagree_with_are_named() -> None:
+    text = text_of(Log(ranks=16, gpus_per_node=4))
+    for lost in range(8, 16):
+        text = text.replace(f"#  Rank {lost:2d}", "# lost")
+    with pytest.warns(LogWarning, match="line 26: busbw / algbw does not fit all_reduce of 8 ranks; pass op"):
+        parse_nccl_tests(text)
+    with pytest.warns(LogWarning, match="busbw / algbw does not fit broadcast of 8 ranks"):
+        parse_nccl_tests(text_of(Log()).replace("all_reduce_perf", "broadcast_perf"))
+
+
+def test_a_list_of_devices_with_holes_still_tells_the_ranks_but_not_the_nodes() -> None:
+    text = text_of(Log(ranks=16)).replace("#  Rank  3", "# lost")
+    frame = parse_nccl_tests(text)
+    assert frame["ranks"].unique().to_list() == [16] and frame["nodes"].is_null().all()
+
+
+def test_groups_of_ranks_are_counted_apart() -> None:
+    """NCCL_TESTS_SPLIT runs several communicators at once."""
+    text = text_of(Log("broadcast", ranks=8, gpus_per_node=2))
+    for rank in range(8):
+        text = text.replace(f"Rank {rank:2d} Group  0", f"Rank {rank:2d} Group {rank % 2:2d}")
+    frame = parse_nccl_tests(text)
+    assert frame["ranks"].unique().to_list() == [4] and frame["nodes"].unique().to_list() == [4]
+
+
+def test_without_a_list_the_gpus_of_the_process_are_the_ranks_if_the_figures_are_silent() -> None:
+    assert parse_nccl_tests(text_of(Log("broadcast", listed=False)))["ranks"].unique().to_list() == [8]
+
+
+def test_several_runs_in_one_text() -> None:
+    logs = [
+        Log(),
+        Log("all_gather", 16, style="middle"),
+        Log("send_recv", 4, style="old"),
+        Log("reduce", 4, style="rccl"),
+    ]
+    frame = parse_nccl_tests("\n".join(text_of(log) for log in logs))
+    agree(frame, [row for log in logs for row in log.expected()])
+
+
+def test_programs_without_a_model_keep_their_name() -> None:
+    frame = parse_nccl_tests(text_of(Log("all_gather")).replace("all_gather_perf", "hypercube_perf"))
+    assert set(frame["operation"]) == {"hypercube"} and frame["ranks"].unique().to_list() == [8]
+    assert frame["busbw"].to_list()[-1] == pytest.approx(frame["algbw"].to_list()[-1] * 7 / 8, rel=1e-3)
+
+
+def test_wrong_values_are_told() -> None:
+    text = text_of(Log())
+    bad = text.replace("13.10    0.08    0.14      0", "13.10    0.08    0.14  1e+06")
+    with pytest.warns(LogWarning, match="1 results hold wrong values .the first in line 18.; mistrust them"):
+        assert parse_nccl_tests(bad).height == 6 and bad != text
+
+
+def test_other_layouts() -> None:
+    single = Log(times=()).head()[-2].replace("  time  algbw  busbw  #wrong", "", 1)
+    row = "  268435456      67108864     float     sum      -1  1100.00  244.03  427.06      0"
+    frame = parse_nccl_tests(f"/bin/all_reduce_perf -g 8\n{single}\n{row}")
+    assert frame.select("in_place", "ranks").rows() == [(False, 8)]
+    coloured = text_of(Log()).replace("# Avg", "\x1b[32m# Avg").replace("\n", "\x1b[0m\r\n")
+    agree(parse_nccl_tests(coloured), Log().expected())
+
+
+# What does not fit.
+TEXT = text_of(Log())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no complete row of an nccl-tests table is there; pass the text that all_reduce_perf prints"),
+        ("\n{'a': 1}\n", r"text line 2 does not fit: \"{'a': 1}\": no row of an nccl-tests table follows; pass the"),
+        (
+            "# nThread 1 nGpus 8 minBytes 8\nfailure",
+            "line 2 .* breaks off before '# Avg bus bandwidth' closes .* line 1",
+        ),
+        (TEXT.replace("  time", "  cputime"), "line 16 .* other columns; run the test without -C"),
+        (
+            TEXT.replace("# Avg", "#").replace("# Out", "#"),
+            "line 23 .* breaks off before .* closes the table of line 4",
+        ),
+        (
+            TEXT.replace("Rank  3 Group  0 Pid  7", "Rank  2 Group  0 Pid  8"),
+            "line 9 .*rank 2 is listed twice; .* MPI=1",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_nccl_tests(text)
+
+
+def test_programs_that_write_into_each_other_are_named() -> None:
+    log = Log(style="middle", listed=False)
+    head = log.head()
+    with pytest.raises(
+        ValueError, match=f"line {2 * len(head) - 3} does not fit: .* should close the table before it; .*MPI=1"
+    ):
+        parse_nccl_tests("\n".join([*head, *head[2:], *log.lines()[len(head) :]]))
+    row = log.row(2**20, 1e-3, 1e-3)
+    torn = "\n".join([*head, row[:70] + row, row[70:]])
+    with pytest.raises(ValueError, match=r"line 7 does not fit: .* the row is not complete"):
+        parse_nccl_tests(torn)
+    with pytest.raises(ValueError, match="'# Avg bus bandwidth' should close the table before it"):
+        parse_nccl_tests("\n".join([*head, row, *head, row]))
+    with pytest.raises(ValueError, match=r"line \d+ does not fit: .*these figures belong to no row"):
+        parse_nccl_tests("\n".join([*head, row, row[50:]]))
+
+
+def test_a_row_with_a_damaged_figure_is_named_and_what_is_before_it_kept() -> None:
+    text = text_of(Log())
+    for old, new, reason in (
+        ("35.20", "85.20", "algbw is not size / time"),
+        ("52.13", "22.13", "busbw / algbw is not that"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"line 19 does not fit: .*{reason}.*; partial=True keeps the 2 measurements"
+        ):
+            parse_nccl_tests(text.replace(old, new))
+        with pytest.warns(LogWarning, match="line 19 does not fit: .*; 2 measurements are kept"):
+            agree(parse_nccl_tests(text.replace(old, new), partial=True), Log().expected()[:2])
+
+
+def test_folders_files_and_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "notes.md").write_text("nothing")
+    with pytest.raises(ValueError, match=r"holds no \.log, \.out, \.txt file; name the logs one by one"):
+        read_nccl_tests(tmp_path)
+    (tmp_path / "deep" / "b.out").write_text(text_of(Log("all_gather")))
+    (tmp_path / "a.log").write_bytes(text_of(Log()).encode() + b"\n\xff\xfe")
+    frame = read_nccl_tests(str(tmp_path))
+    assert frame["file"].unique(maintain_order=True).to_list() == ["a.log", "deep/b.out"]
+    assert read_nccl_tests([tmp_path / "deep" / "b.out"])["file"].unique().to_list() == ["b.out"]
+    (tmp_path / "c.txt").write_text("alien")
+    with pytest.raises(ValueError, match=r"^c\.txt line 1 does not fit: 'alien': no row"):
+        read_nccl_tests(tmp_path)
+    with pytest.warns(LogWarning, match=r"c\.txt line 1 .*; no measurements are kept"):
+        assert read_nccl_tests(tmp_path, partial=True).equals(frame)
+    with pytest.raises(ValueError, match=r"absent\.log' is no file; name a log, several, or a folder of logs"):
+        read_nccl_tests(tmp_path / "absent.log")
+    with pytest.raises(ValueError, match="ranks is 0; it must be a whole number above 0"):
+        read_nccl_tests(tmp_path, ranks=0)
+
+
+def test_numbers_that_no_float_holds_belong_to_no_row(tmp_path: Path) -> None:
+    row = "67108864 16777216 float sum -1 584.5 114.81 200.91 0 581.9 115.33 201.82 0"
+    for number in ("1e400", "1e" + "9" * 5000):
+        with pytest.raises(ValueError, match=r"^text line 1 does not fit: ") as caught:
+            parse_nccl_tests(row.replace("584.5", number))
+        assert len(str(caught.value)) < 400
+    (tmp_path / "a\nb\x1b.log").write_text("alien")
+    with pytest.raises(ValueError, match=r"^a\\nb\\x1b\.log line 1 does not fit: 'alien'"):
+        read_nccl_tests(tmp_path / "a\nb\x1b.log")
+
+
+@pytest.mark.parametrize("word", [" ", "a", "device 0 [x] ", "size count type ", "1 ", "a|"])
+def test_long_lines_are_noise(word: str) -> None:
+    """Two million characters, on which searches that take the square of a line's length would never end."""
+    head = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong timestamp"
+    row = "67108864 16777216 float sum -1 584.5 114.81 200.91 0 581.9 115.33 201.82 0 2025-08-01 12:00:00"
+    frame = parse_nccl_tests("\n".join([word * (2_000_000 // len(word)) + "x", head, row]))
+    assert frame["seconds"].to_list() == pytest.approx([584.5e-6, 581.9e-6])
