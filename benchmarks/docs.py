@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 
 from benchmarks.checks import pool_checks
+from perfkit.plots import use_svg
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 _BLOCK = re.compile(
@@ -39,5 +40,6 @@ def fill_page(text: str, run: Callable[[str], str | None] = run_benchmark) -> st
 
 def write_page() -> None:
     """Fill docs/accuracy.md, and draw the picture of the README."""
+    use_svg()  # in the colours and type of the notebooks
     pool_checks("zen3-2").chart().save(PAGE.with_name("predicted_vs_measured.svg"))
     PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
