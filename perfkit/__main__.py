@@ -15,6 +15,8 @@ from perfkit.ground.files import write_text
 from perfkit.ground.results import check_target
 from perfkit.ground.units import check_choice, escape, format_bytes, format_table, format_time
 
+_Given = argparse.Namespace
+
 
 class _Answer(NamedTuple):
     """What a command prints, what ``--json`` writes, and the exit code."""
@@ -24,7 +26,19 @@ class _Answer(NamedTuple):
     code: int = 0
 
 
-def _doctor(given: argparse.Namespace) -> _Answer:
+def _pick(given: _Given, names: str) -> dict[str, Any]:
+    """Those options of some that were given."""
+    values = {name: getattr(given, name) for name in names.split()}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def _refuse(given: _Given, names: str, why: str) -> None:
+    """Turn away options that mean nothing beside the others."""
+    for name in _pick(given, names):
+        raise ValueError(f"{name} is given; {why}; leave it out")
+
+
+def _doctor(given: _Given) -> _Answer:
     from perfkit.calibration.doctor import diagnose, format_findings
 
     findings = diagnose()
@@ -32,7 +46,7 @@ def _doctor(given: argparse.Namespace) -> _Answer:
     return _Answer(format_findings(findings), [asdict(finding) for finding in findings], int(bad))
 
 
-def _calibrate(given: argparse.Namespace) -> _Answer:
+def _calibrate(given: _Given) -> _Answer:
     if Path(given.out).suffix != ".toml" and not Path(given.out).is_dir():
         raise ValueError(f"out is {given.out!r}; platform files are known by their ending; name it {given.out}.toml")
     if given.from_nccl_logs or given.from_kernel_database or given.base:
@@ -40,25 +54,17 @@ def _calibrate(given: argparse.Namespace) -> _Answer:
     from perfkit.calibration.campaign import launched_ranks, measure_collectives
     from perfkit.measure.folders import Campaign
 
-    place, device = launched_ranks(), given.device or "cpu"
-    if place and place[0] > 0:  # this rank only takes part in the collectives
-        seconds = 0.1 if given.quick else 0.2  # as rank 0 does
-        measure_collectives(Campaign(None), device=device, ranks=place[1], seconds=seconds)
+    place = launched_ranks()
+    if place and place[0] > 0:  # this rank only takes part in the collectives, for as long as rank 0 does
+        seconds = 0.1 if given.quick else 0.2
+        measure_collectives(Campaign(None), device=given.device or "cpu", ranks=place[1], seconds=seconds)
         return _Answer("", None)
-    options = {"ranks": given.ranks, "quick": given.quick, "models": given.models or "standard"}
-    platform = pk.calibrate(device=device, out=given.out, measurements=given.measurements, **options)
+    platform = pk.calibrate(out=given.out, **_pick(given, "device ranks quick models measurements"))
     beside = "" if given.measurements else ", its raw measurements beside it"
     return _Answer(f"{platform!r}\nwritten to {given.out}{beside}", platform.numbers().to_dicts())
 
 
-def _refuse(given: argparse.Namespace, names: str, why: str) -> None:
-    """Turn away options that mean nothing beside the others."""
-    for name in names.split():
-        if getattr(given, name) is not None and getattr(given, name) is not False:
-            raise ValueError(f"{name} is given; {why}; leave it out")
-
-
-def _assemble(given: argparse.Namespace) -> _Answer:
+def _assemble(given: _Given) -> _Answer:
     """Make a platform of what others have measured; this machine takes no part in it."""
     from perfkit.platform.sources import assemble_sources, find_base
 
@@ -74,27 +80,31 @@ def _assemble(given: argparse.Namespace) -> _Answer:
         partial=given.partial, date=date.today().isoformat(),
     )  # fmt: skip
     platform.save(out)
-    old = {**base.kernels, **base.collectives}
-    new = {key: fit for key, fit in {**platform.kernels, **platform.collectives}.items() if fit != old.get(key)}
-    rows = [(key, fit.form, f"{fit.spread:.0%}", f"{fit.n}", fit.source) for key, fit in new.items()]
+    old, fits = {**base.kernels, **base.collectives}, {**platform.kernels, **platform.collectives}
+    new = {key: fit for key, fit in fits.items() if fit != old.get(key)}
     lines = [] if new else [f"nothing differs from {base.name}"]
+    rows = [(key, fit.form, f"{fit.spread:.0%}", f"{fit.n}", fit.source) for key, fit in new.items()]
     lines.append(format_table([("fitted", "form", "spread", "points", "source"), *rows]))
     lines += [f"{key}: poor fit, {fit.notes[-1]}" for key, fit in new.items() if fit.quality == "poor"]
     return _Answer("\n".join([*lines, repr(platform), f"written to {out}"]), platform.numbers().to_dicts())
 
 
-def _predict(given: argparse.Namespace) -> _Answer:
-    from perfkit.platform.estimates import keep_quiet
+def _build(name: str, **options: Any) -> Any:
+    """The workload of a preset."""
     from perfkit.workloads import dlrm, transformer
 
-    check_choice("model", given.model, [*dlrm.PRESETS, *transformer.PRESETS])
-    options = {key: getattr(given, key) for key in ("batch", "sequence", "dtype") if getattr(given, key) is not None}
-    if given.model in dlrm.PRESETS:
-        _refuse(given, "sequence", "a DLRM has none")
-        workload: Any = pk.DLRM(given.model, **options)
-    else:
-        build = pk.Transformer.gpt2 if given.model.startswith("gpt2") else pk.Transformer.bert
-        workload = build(given.model, **options)
+    check_choice("model", name, [*dlrm.PRESETS, *transformer.PRESETS])
+    if name in transformer.PRESETS:
+        return (pk.Transformer.gpt2 if name.startswith("gpt2") else pk.Transformer.bert)(name, **options)
+    if "sequence" in options:
+        raise ValueError("sequence is given; a DLRM has none; leave it out")
+    return pk.DLRM(name, **options)
+
+
+def _predict(given: _Given) -> _Answer:
+    from perfkit.platform.estimates import keep_quiet
+
+    workload = _build(given.model, **_pick(given, "batch sequence dtype"))
     with keep_quiet():  # what it would say is a part of the explanation
         found = pk.predict(workload, given.platform, ranks=given.ranks)
     data = {
@@ -106,26 +116,30 @@ def _predict(given: argparse.Namespace) -> _Answer:
     return _Answer(found.explain(), data)
 
 
-def _shard(given: argparse.Namespace) -> _Answer:
-    if given.out:
-        check_target("out", given.out)
+def _shard(given: _Given) -> _Answer:
     if given.measure:
         return _measure_plans(given)
     if not (given.model or given.tables):
         raise ValueError("model is missing; give --model or --tables, or --measure for a study of drawn models")
     _refuse(given, "quick", "it is for --measure, a search takes --seconds or --steps")
-    workload, ranks = _read_tables(given), 2 if given.ranks is None else given.ranks
+    if given.out:
+        check_target("out", given.out)
+    workload, options = _read_tables(given), _pick(given, "ranks memory seconds steps seed")
     old = pk.Plan.load(given.plan) if given.plan else None
     before = pk.price_plan(workload, given.platform, old, memory=given.memory) if old else None
-    bounds = {"seconds": 1.0 if given.seconds is None else given.seconds, "steps": given.steps, "seed": given.seed}
-    result = pk.shard(workload, given.platform, ranks=ranks, memory=given.memory, **bounds)
+    result = pk.shard(workload, given.platform, **{"ranks": 2, **options})
     price = result.prediction
-    lines = [result.explain(), "", _tell_ranks(price)]
+    rows: list[tuple[str, ...]] = [("rank", "tables", "lookup", "backward", "update", "memory", "of it")]
+    for rank, row in enumerate(price.table().to_dicts()):
+        held = sum(rank in place.ranks for place in result.plan.placements)
+        times = [format_time(row[f"{name}_s"]) for name in ("lookup", "backward", "update")]
+        full = format_bytes(float(price.memory[rank])), f"{row['memory_share']:.1%}"
+        rows.append((str(rank), str(held), *times, *full))
+    lines = [result.explain(), "", format_table(rows, numbers=True)]
     if before:
         lines += ["", f"{given.plan}: {before!r}, {before.time / price.time:.2f} times as long"]
     if given.out:
-        result.plan.save(given.out)
-        lines.append(f"written to {given.out}")
+        lines.append(f"written to {result.plan.save(given.out)}")
     data = {
         "format": 1, "objective": result.objective, "predicted_s": price.time, "bound_s": result.bound,
         "gap": result.gap, "interval_s": price.interval(), "parts_s": dict(price.parts),
@@ -135,18 +149,7 @@ def _shard(given: argparse.Namespace) -> _Answer:
     return _Answer("\n".join(lines), data)
 
 
-def _tell_ranks(price: Any) -> str:
-    """What every rank does and holds."""
-    held = [sum(rank in place.ranks for place in price.plan.placements) for rank in range(price.plan.ranks)]
-    rows: list[tuple[str, ...]] = [("rank", "tables", "lookup", "backward", "update", "memory", "of it")]
-    for row, count in zip(price.table().iter_rows(named=True), held, strict=True):
-        times = [format_time(row[f"{name}_s"]) for name in ("lookup", "backward", "update")]
-        full = format_bytes(float(price.memory[row["rank"]])), f"{row['memory_share']:.1%}"
-        rows.append((str(row["rank"]), str(count), *times, *full))
-    return format_table(rows, numbers=True)
-
-
-def _read_tables(given: argparse.Namespace) -> Any:
+def _read_tables(given: _Given) -> Any:
     """The DLRM or the tables to place."""
     from perfkit.workloads.dlrm import PRESETS
 
@@ -155,11 +158,10 @@ def _read_tables(given: argparse.Namespace) -> Any:
     if given.tables:
         return pk.read_tables(given.tables, batch=given.batch, dim=given.dim)
     _refuse(given, "dim", "a model knows the width of its tables")
-    batch = {} if given.batch is None else {"batch": given.batch}
-    return pk.DLRM(check_choice("model", given.model, PRESETS), **batch)
+    return _build(check_choice("model", given.model, PRESETS), **_pick(given, "batch"))
 
 
-def _measure_plans(given: argparse.Namespace) -> _Answer:
+def _measure_plans(given: _Given) -> _Answer:
     """Measure placements on this machine: of one model or set of tables, or of the drawn models of the study."""
     from perfkit.calibration.study import make_model, measure_trials
 
@@ -169,20 +171,20 @@ def _measure_plans(given: argparse.Namespace) -> _Answer:
     if given.model or given.tables:
         found = _read_tables(given)
         models = {given.model or found.name: found if isinstance(found, pk.DLRM) else make_model(found)}
-    options = {key: getattr(given, key) for key in ("ranks", "seconds") if getattr(given, key) is not None}
-    trials = measure_trials(given.platform, models=models, seed=given.seed, quick=given.quick, **options)
+    trials = measure_trials(given.platform, models=models, **_pick(given, "ranks seconds seed quick"))
     return _Answer(trials.as_text(), trials.to_dict())
 
 
-def _check(given: argparse.Namespace) -> _Answer:
-    comparison = pk.check(given.platform, seed=given.seed, models=given.models or "standard")
+def _check(given: _Given) -> _Answer:
+    comparison = pk.check(given.platform, **_pick(given, "seed models"))
     return _Answer(comparison.as_text(), comparison.to_dict())
 
 
-def _demo(given: argparse.Namespace) -> _Answer:
+def _demo(given: _Given) -> _Answer:
     from perfkit.calibration.pages import demonstrate
 
-    report, out = (check_target(name, getattr(given, name)) for name in ("report", "out"))
+    report = check_target("report", given.report or "perfkit-report.html")
+    out = check_target("out", given.out or "perfkit-platform.toml")
     return _Answer("", demonstrate(quick=given.quick, report=report, out=out).to_dict())
 
 
@@ -191,20 +193,18 @@ def _list_rows(rows: Sequence[dict[str, Any]]) -> _Answer:
     return _Answer(format_table([list(rows[0]), *cells]), list(rows))
 
 
-def _platforms(given: argparse.Namespace) -> _Answer:
+def _platforms(given: _Given) -> _Answer:
     return _list_rows(pk.platforms().to_dicts())
 
 
-def _models(given: argparse.Namespace) -> _Answer:
+def _models(given: _Given) -> _Answer:
     from perfkit.workloads import dlrm, transformer
 
-    found: list[Any] = [pk.DLRM(name) for name in dlrm.PRESETS]
-    for name in transformer.PRESETS:
-        found.append(pk.Transformer.gpt2(name) if name.startswith("gpt2") else pk.Transformer.bert(name))
+    found = [_build(name) for name in (*dlrm.PRESETS, *transformer.PRESETS)]
     return _list_rows([{"model": model.name, "family": model.family, "default": model.description} for model in found])
 
 
-def _tables(given: argparse.Namespace) -> _Answer:
+def _tables(given: _Given) -> _Answer:
     from perfkit.readers.table_configs import list_published
 
     rows = []
@@ -225,64 +225,61 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {escape(message, 1000)}; see {self.prog} --help\n")
 
 
-_Options = dict[str, dict[str, Any]]
-_SWITCH, _NUMBER = {"action": "store_true"}, {"type": int}
-_MODELS = {"choices": ("standard", "all"), "help": "families: standard (DLRM, Transformer; the default) or all"}
-_GALLERY = {"required": True, "help": "gallery name or platform file"}
-_SEED = {"type": int, "default": 0}
+#: Every option: what argparse takes of it.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "base": {"metavar": "NAME", "help": "platform for all other parts; default: the gallery's node"},
+    "batch": {"type": int, "help": "samples or sequences over all ranks"},
+    "device": {"choices": ("cpu", "cuda"), "help": "what to measure; default cpu"},
+    "dim": {"type": int, "help": "columns of tables, for files without them"},
+    "dtype": {"help": "fp32, tf32, bf16, fp16"},
+    "from-kernel-database": {"metavar": "SYSTEM", "help": "measure nothing: fit data of aiconfigurator-core"},
+    "from-nccl-logs": {"metavar": "DIR", "help": "measure nothing: fit logs of nccl-tests, a file or a folder"},
+    "json": {"metavar": "OUT", "help": "file for all figures; - prints them in place of the text"},
+    "measure": {"action": "store_true", "help": "measure placements; without --model or --tables of 12 drawn models"},
+    "measurements": {"metavar": "FILE", "help": "measure nothing: fit the raw measurements of a calibration"},
+    "memory": {"type": float, "metavar": "BYTES", "help": "memory of a rank; default: that of its device"},
+    "model": {"help": "preset, see perfkit models"},
+    "models": {"choices": ("standard", "all"), "help": "families: standard (DLRM, Transformer; the default) or all"},
+    "out": {"metavar": "FILE", "help": "file to write: a platform (.toml) or a plan"},
+    "partial": {"action": "store_true", "help": "keep the rows of a log before a line that does not fit"},
+    "plan": {"metavar": "FILE", "help": "a plan to price beside the one that is found"},
+    "platform": {"help": "platform file, or name of the gallery, see perfkit platforms"},
+    "quick": {"action": "store_true", "help": "calibrate in two to three minutes; measure two models, a third as long"},
+    "ranks": {"type": int, "help": "ranks that take part; to measure and to place tables 2 by default"},
+    "report": {"metavar": "HTML", "help": "report to write; default perfkit-report.html"},
+    "seconds": {"type": float, "help": "work on the search, default 1; --measure: time per placement and pass"},
+    "seed": {"type": int, "help": "seed of what is drawn; default 0"},
+    "sequence": {"type": int, "help": "tokens of one sequence"},
+    "steps": {"type": int, "help": "steps of the search in place of --seconds: equal on every machine"},
+    "tables": {"metavar": "FILE", "help": "CSV, Parquet or JSON file, recorded indices, or see perfkit tables"},
+}
 
-#: Every command: what runs it, what it does, its options.
-_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], _Answer], str, _Options]] = {
-    "doctor": (_doctor, "Is this machine fit for a calibration? Exit code 1 where something would spoil it.", {}),
-    "calibrate": (_calibrate, "Measure this machine, or fit existing measurements, and write a platform file.", {
-        "--out": {"required": True, "metavar": "P.toml", "help": "platform file to write"},
-        "--device": {"choices": ("cpu", "cuda"), "help": "what to measure; default cpu"},
-        "--ranks": {"type": int, "help": "processes for collectives; default 2 where there are two cores"},
-        "--quick": _SWITCH | {"help": "two to three minutes instead of four to five"},
-        "--models": _MODELS,
-        "--measurements": {"metavar": "FILE", "help": "measure nothing: fit the raw measurements of a calibration"},
-        "--from-nccl-logs": {"metavar": "DIR", "help": "measure nothing: fit logs of nccl-tests, a file or a folder"},
-        "--partial": _SWITCH | {"help": "keep the rows of a log before a line that does not fit"},
-        "--from-kernel-database": {"metavar": "SYSTEM", "help": "measure nothing: fit data of aiconfigurator-core"},
-        "--base": {"metavar": "NAME", "help": "platform for all other parts; default: the gallery's node"},
-    }),
-    "predict": (_predict, "Predict one training iteration.", {
-        "--model": {"required": True, "help": "preset, see perfkit models"},
-        "--platform": _GALLERY,
-        "--batch": _NUMBER | {"help": "samples or sequences over all ranks"},
-        "--sequence": _NUMBER | {"help": "tokens of one sequence"},
-        "--dtype": {"help": "fp32, tf32, bf16, fp16"},
-        "--ranks": {"type": int, "default": 1},
-    }),
-    "shard": (_shard, "Search for a placement of embedding tables, or measure placements on this machine.", {
-        "--model": {"help": "preset of a DLRM: dlrm-default, dlrm-ddp, dlrm-mlperf"},
-        "--tables": {"metavar": "FILE", "help": "CSV, Parquet or JSON file, recorded indices, or see perfkit tables"},
-        "--platform": _GALLERY,
-        "--ranks": _NUMBER | {"help": "ranks that hold tables; default 2"},
-        "--batch": _NUMBER | {"help": "samples over all ranks"},
-        "--dim": _NUMBER | {"help": "columns of tables, for files without them"},
-        "--memory": {"type": float, "metavar": "BYTES", "help": "memory of a rank; default: that of its device"},
-        "--seconds": {"type": float, "help": "work on the search, default 1; --measure: time per placement and pass"},
-        "--steps": _NUMBER | {"help": "steps of the search in place of --seconds: equal on every machine"},
-        "--seed": _SEED,
-        "--plan": {"metavar": "PLAN", "help": "file of a plan to price beside the one that is found"},
-        "--out": {"metavar": "PLAN", "help": "file for the plan"},
-        "--measure": _SWITCH | {"help": "measure proposed placements; without --model or --tables 12 drawn models"},
-        "--quick": _SWITCH | {"help": "with --measure: two models and a third of the time"},
-    }),
-    "check": (_check, "Predict random configurations, measure them, and compare.", {
-        "--platform": {"required": True, "help": "platform file of this machine"},
-        "--seed": _SEED,
-        "--models": _MODELS,
-    }),
-    "demo": (_demo, "Calibrate this machine, predict, measure, and write a report.", {
-        "--quick": _SWITCH | {"help": "calibrate in two to three minutes"},
-        "--report": {"default": "perfkit-report.html", "metavar": "HTML"},
-        "--out": {"default": "perfkit-platform.toml", "metavar": "P.toml", "help": "platform file to write"},
-    }),
-    "platforms": (_platforms, "List the platforms of the gallery.", {}),
-    "models": (_models, "List the presets of models.", {}),
-    "tables": (_tables, "List the published sets of embedding tables.", {}),
+
+class _Command(NamedTuple):
+    """What runs a command, what it does, and the options that it needs and takes."""
+
+    run: Callable[[_Given], _Answer]
+    text: str
+    needs: str = ""
+    takes: str = ""
+
+
+_COMMANDS = {
+    "doctor": _Command(_doctor, "Is this machine fit for a calibration? Exit code 1 where something would spoil it."),
+    "calibrate": _Command(
+        _calibrate, "Measure this machine, or fit existing measurements, and write a platform file.", "out",
+        "device ranks quick models measurements from-nccl-logs partial from-kernel-database base",
+    ),
+    "predict": _Command(_predict, "Predict one training iteration.", "model platform", "batch sequence dtype ranks"),
+    "shard": _Command(
+        _shard, "Search for a placement of embedding tables, or measure placements on this machine.", "platform",
+        "model tables ranks batch dim memory seconds steps seed plan out measure quick",
+    ),
+    "check": _Command(_check, "Predict random configurations, measure them, and compare.", "platform", "seed models"),
+    "demo": _Command(_demo, "Calibrate this machine, predict, measure, and write a report.", takes="quick report out"),
+    "platforms": _Command(_platforms, "List the platforms of the gallery."),
+    "models": _Command(_models, "List the presets of models."),
+    "tables": _Command(_tables, "List the published sets of embedding tables."),
 }  # fmt: skip
 
 
@@ -302,30 +299,28 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="perfkit", description="How long will one training iteration take, and what limits it?")
     parser.add_argument("--version", action="version", version=f"perfkit {pk.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, (_, text, options) in _COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
-        for option, settings in options.items():
-            command.add_argument(option, **settings)
-        command.add_argument("--json", metavar="OUT", help="file for all figures; - prints them in place of the text")
+    for name, command in _COMMANDS.items():
+        added = commands.add_parser(name, help=command.text, description=command.text)
+        for option in [*command.needs.split(), *command.takes.split(), "json"]:
+            added.add_argument(f"--{option}", required=option in command.needs.split(), **_OPTIONS[option])
     given = parser.parse_args(words)
+    file = None if given.json in (None, "-") else given.json
 
     def run() -> int:
-        if given.json not in (None, "-"):
-            check_target("json", given.json)
-        answer = _COMMANDS[given.command][0](given)
+        if file:
+            check_target("json", file)
+        answer = _COMMANDS[given.command].run(given)
         data = json.dumps(answer.data, indent=1, default=str)
         if text := data if given.json == "-" else answer.text:
             print(text)
-        if given.json not in (None, "-"):
-            write_text(given.json, data + "\n")
-            print(f"written to {given.json}")
+        if file:
+            write_text(file, data + "\n")
+            print(f"written to {file}")
         return answer.code
 
-    log = None
-    if given.command in ("calibrate", "check", "demo") or getattr(given, "measure", False):
-        files = (getattr(given, name, None) for name in ("report", "out", "json"))
-        log = Path(next(filter(None, files), "")).parent
-    return run_command(run, log=log)
+    measures = given.command in ("calibrate", "check", "demo") or getattr(given, "measure", False)
+    files = (getattr(given, name, None) for name in ("report", "out", "json"))
+    return run_command(run, log=Path(next(filter(None, files), "")).parent if measures else None)
 
 
 if __name__ == "__main__":

@@ -471,18 +471,25 @@ def test_time_calls_rotates_and_groups() -> None:
     assert len(waits) == 6, "after the warm-up, after the trial call and after each sample"
 
 
-def test_an_unsteady_run_is_measured_once_more() -> None:
-    def results(*spreads: float) -> Callable[[], list[dict[str, Any]]]:
-        rows = iter(spreads)
-        return lambda: [{"median": 1.0, "halves": [1.0, 1 + next(rows)]}]
+@pytest.mark.parametrize(("spreads", "core_shares", "kept", "flagged"), [
+    ((0.05,), (1.0,), 1.05, False), ((0.0,), (1.0, 0.9), 1.0, True), ((0.5, 0.02), (1.0,), 1.02, False),
+    ((0.3, 0.4), (1.0,), 1.3, True),
+])  # fmt: skip
+def test_an_unsteady_run_is_measured_once_more(
+    spreads: tuple[float, ...], core_shares: tuple[float, ...], kept: float, flagged: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    turns = iter(spreads)
 
-    assert campaign._again_if_unsteady(results(0.05))[0]["flagged"] is False
-    shared = [{"median": 1.0, "halves": [1.0, 1.0], "core_share": share} for share in (1.0, 0.9)]
-    assert [result["flagged"] for result in campaign._again_if_unsteady(lambda: shared)] == [True, True]
-    better = campaign._again_if_unsteady(results(0.5, 0.02))[0]
-    assert (better["flagged"], better["halves"][1]) == (False, 1.02)
-    kept = campaign._again_if_unsteady(results(0.3, 0.4))[0]
-    assert (kept["flagged"], kept["halves"][1]) == (True, 1.3)
+    def run(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
+        halves = [1.0, 1.0 + next(turns)]
+        return [{"median": 1.0, "halves": halves, "core_share": share} for share in core_shares]
+
+    monkeypatch.setattr(campaign, "run_processes", run)
+    (row,) = measure_samples(Campaign(None, progress=False), [Sample("x", "dlrm", TINY)], device="cpu", seconds=0.0)
+    for result in row["passes"][0]:
+        assert (result["halves"][1], result["flagged"]) == (kept, flagged)
+    assert not list(turns)
 
 
 # The real thing, very small.

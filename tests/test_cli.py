@@ -268,16 +268,23 @@ def test_check_writes_its_pairs(
     monkeypatch.setattr(perfkit, "check", lambda platform, **given: asked.append((platform, given)) or comparison)
     out = tmp_path / "pairs.json"
     assert run(["check", "--platform", "toy", "--seed", "5", "--json", str(out)]) == 0
-    assert asked == [("toy", {"seed": 5, "models": "standard"})]
+    assert asked == [("toy", {"seed": 5})]
     data = json.loads(out.read_text())
-    assert list(data) == ["format", "platform", "machine", "versions", "noise_floor", "relative_floor", "runs"]
+    assert list(data) == ["format", "platform", "machine", "versions", "noise_floor", "runs"]
     assert data["runs"] == [pair]
     text = capsys.readouterr().out
     assert "+10.0%" in text
     assert "unsteady" in text
     assert "noise floor 2.0 %" in text
     assert run(["check", "--platform", "toy", "--models", "all"]) == 0
-    assert asked[-1] == ("toy", {"seed": 0, "models": "all"})
+    assert asked[-1] == ("toy", {"models": "all"})
+
+
+def test_a_reader_that_stops_reading_ends_a_command_quietly() -> None:
+    words = [sys.executable, "-m", "perfkit", "tables"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as command:
+        command.stdout.close()
+        assert command.stderr.read() == "" and command.wait() == 141
 
 
 def test_predict_runs_without_torch() -> None:

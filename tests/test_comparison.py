@@ -43,12 +43,6 @@ def test_text_ends_with_one_line_for_each_family_and_one_for_all(comparison: Com
     assert comparison.as_text().endswith("\n".join(lines))
 
 
-def test_older_files_give_every_run_the_noise_of_its_family(comparison: Comparison) -> None:
-    old = comparison.to_dict()
-    old["runs"] = [{key: value for key, value in run.items() if key != "noise"} for run in old["runs"]]
-    assert Comparison.from_dict(old).noise_floor == pytest.approx(comparison.noise_floor)
-
-
 def test_every_table_is_a_pandas_frame_too(comparison: Comparison) -> None:
     frame = comparison.to_pandas()
     assert frame["error"].tolist() == pytest.approx([0.2, -0.2, 0.05]) and list(frame["name"]) == ["a", "b", "c"]

@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from functools import partial
 from pathlib import Path
@@ -70,18 +70,13 @@ def measure_kernels(
     rows : list of dict
         Kind, variant, sizes, ``nbytes`` [B] and the timing [s] of each kernel.
     """
-    cases = draw_cases(seed, density=density, cache=cache)
-    groups = [cases[start : start + _GROUP] for start in range(0, len(cases), _GROUP)]
-
-    def measure(group: Sequence[Any]) -> list[dict[str, Any]]:
-        job = {"task": "kernels", "cases": [list(astuple(c)) for c in group], "seconds": seconds, "device": device}
-        timings = run_processes(job)[0]
-        return [
-            {"kind": c.kind, "variant": c.variant, "sizes": c.sizes, **t} for c, t in zip(group, timings, strict=True)
-        ]
-
-    jobs = {f"{seed}-{cache:.0f}-{i}": partial(measure, group) for i, group in enumerate(groups)}
-    return [row for rows in campaign.run("kernels", jobs).values() for row in rows]
+    cases, jobs = draw_cases(seed, density=density, cache=cache), {}
+    for number, start in enumerate(range(0, len(cases), _GROUP)):
+        group = [list(astuple(case)) for case in cases[start : start + _GROUP]]
+        job = {"task": "kernels", "cases": group, "seconds": seconds, "device": device}
+        jobs[f"{seed}-{cache:.0f}-{number}"] = partial(run_processes, job)
+    timings = [timing for ranks in campaign.run("kernels", jobs).values() for timing in ranks[0]]
+    return [{**asdict(case), **timing} for case, timing in zip(cases, timings, strict=True)]
 
 
 def measure_collectives(campaign: Campaign, *, device: str, ranks: int, seconds: float = 0.35) -> list[dict[str, Any]]:
@@ -103,12 +98,12 @@ def measure_collectives(campaign: Campaign, *, device: str, ranks: int, seconds:
     rows : list of dict
         Operation, ``nbytes`` [B], and quartiles and mean over calls of the slowest rank's time [s].
     """
-    sizes = [int(4 * 2**power) for power in np.arange(8, 23, 1.0)]
+    sizes = [int(4 * 2**power) for power in range(8, 23)]
     job = {"task": "collectives", "operations": _COLLECTIVES, "sizes": sizes, "seconds": seconds, "device": device}
     if launched_ranks():  # all ranks take part: nothing may come from an earlier run on one of them alone
         by_rank = join_ranks(job)
     else:
-        by_rank = campaign.run("collectives", {f"{ranks}": lambda: run_processes(job, ranks=ranks)})[f"{ranks}"]
+        (by_rank,) = campaign.run("collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}).values()
     rows = []
     for same in zip(*by_rank, strict=True):
         slowest = np.max([row["samples"] for row in same], axis=0)
@@ -155,27 +150,24 @@ def measure_samples(
         ``name``, ``family``, ``workload``, ``owners`` and ``passes``: a list of results by rank for each pass.
     """
 
-    def measure(sample: Sample) -> list[Any]:
-        job = {
-            "task": "iteration", "workload": dump(sample.workload), "seconds": seconds, "operations": operations,
-            "owners": list(sample.plan.owners) if sample.plan else None, "device": device,
-        }  # fmt: skip
-        return _again_if_unsteady(lambda: run_processes(job, ranks=sample.ranks))
+    def describe(sample: Sample) -> dict[str, Any]:
+        return {"workload": dump(sample.workload), "owners": list(sample.plan.owners) if sample.plan else None}
 
-    turns = [(f"{number}-{sample.name}", sample) for number in range(passes) for sample in samples]
-    results = campaign.run(stage, {name: partial(measure, sample) for name, sample in turns})
+    job = {"task": "iteration", "seconds": seconds, "operations": operations, "device": device}
+    turns = {f"{number}-{s.name}": s for number in range(passes) for s in samples}
+    jobs = {name: partial(_measure_steadily, job | describe(s), s.ranks) for name, s in turns.items()}
+    found = campaign.run(stage, jobs)
     return [
-        {"name": s.name, "family": s.family, "workload": dump(s.workload),
-         "owners": list(s.plan.owners) if s.plan else None,
-         "passes": [results[f"{number}-{s.name}"] for number in range(passes)]}
+        {"name": s.name, "family": s.family, **describe(s), "passes": [found[f"{n}-{s.name}"] for n in range(passes)]}
         for s in samples
-    ]  # fmt: skip
+    ]
 
 
-def _again_if_unsteady(measure: Callable[[], list[Any]]) -> list[Any]:
+def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
     """Measure again if interleaved halves differ by over 10 %, keep the steadier, and flag unsteady results."""
-    first = measure()
-    best = first if _unsteady(first) <= 0.1 else min((first, measure()), key=_unsteady)
+    best = run_processes(job, ranks=ranks)
+    if _unsteady(best) > 0.1:
+        best = min((best, run_processes(job, ranks=ranks)), key=_unsteady)
     spoiled = _unsteady(best) > 0.1 or min(result.get("core_share", 1.0) for result in best) < 0.97
     return [{**result, "flagged": spoiled} for result in best]
 
@@ -229,8 +221,7 @@ def measure_platform(
         "format": 1, "id": f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
         "device": device, "ranks": ranks, "date": day, "ranks_per_node": (launched_ranks() or (0, ranks, ranks))[2],
         "machine": machine, "versions": versions, "facts": {name: asdict(fact) for name, fact in facts.items()},
-        "ladder": ladder, "kernels": [{key: row[key] for key in _KERNEL_COLUMNS} for row in kernels],
-        "collectives": collectives, "iterations": [_trim(row) for row in rows],
+        "ladder": ladder, "kernels": kernels, "collectives": collectives, "iterations": [_trim(row) for row in rows],
     }  # fmt: skip
 
 
@@ -240,9 +231,6 @@ def _trim(row: Mapping[str, Any]) -> dict[str, Any]:
     for run in runs:
         run["operation_seconds"] = [float(f"{t:.4g}") for t in run["operation_seconds"]]
     return {**{key: value for key, value in row.items() if key != "passes"}, "runs": runs}
-
-
-_KERNEL_COLUMNS = ("kind", "variant", "sizes", "nbytes", "median", "q1", "q3", "halves", "cpu_share", "reference")
 
 
 def _count_ranks(device: str, ranks: int | None) -> int:

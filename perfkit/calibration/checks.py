@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,17 @@ if TYPE_CHECKING:
     import altair
     import polars
 
-_TIMES = ("predicted_s", "low_s", "high_s", "measured_s", "measured_q1_s", "measured_q3_s")
+_MEASURED = ("measured_s", "measured_q1_s", "measured_q3_s")
+#: Times of a run: predicted with its interval, measured with its quartiles [s].
+TIMES = ("predicted_s", "low_s", "high_s", *_MEASURED)
+
+
+def _measure_errors(errors: Any) -> dict[str, float]:
+    """Geometric mean of absolute errors, at least 0.01 % each, mean, 95th percentile, largest, and signed mean [-]."""
+    values = np.atleast_1d(np.asarray(errors, dtype=float))
+    size = np.maximum(np.abs(values), 1e-4)
+    middle = {"geomean": float(np.exp(np.log(size).mean())), "mean": float(size.mean())}
+    return middle | {"p95": float(np.percentile(size, 95)), "max": float(size.max()), "bias": float(values.mean())}
 
 
 def summarize_errors(errors: Any) -> dict[str, float]:
@@ -46,13 +57,8 @@ def summarize_errors(errors: Any) -> dict[str, float]:
     >>> summarize_errors([0.1, -0.1, 0.1, -0.1])["geomean"]
     10.0
     """
-    values = np.atleast_1d(np.asarray(errors, dtype=float))
-    size = np.maximum(np.abs(values), 1e-4)
-    figures = {
-        "geomean": np.exp(np.log(size).mean()), "mean": size.mean(), "p95": np.percentile(size, 95), "max": size.max(),
-        "bias": values.mean(),
-    }  # fmt: skip
-    return {"n": float(len(values)), **{name: round(100 * float(value), 2) for name, value in figures.items()}}
+    figures = {name: round(100 * value, 2) for name, value in _measure_errors(errors).items()}
+    return {"n": float(np.size(errors)), **figures}
 
 
 def compare_run(
@@ -83,18 +89,20 @@ def compare_run(
     measured, low, high = ([r[key] for r in slowest] for key in ("median", "q1", "q3"))
     related = [relate_run(results, sample.family, paces) for results in passes]
     usual = [max(r["median"] for r in results) for results in related]
-    owners = {"owners": list(sample.plan.owners)} if sample.plan else {}
     run = {
-        "family": sample.family, "name": sample.name, "config": {**dump(sample.workload), **owners},
-        "ranks": sample.ranks, **_forecast(prediction), "measured_s": float(np.mean(measured)),
-        "measured_q1_s": float(np.mean(low)), "measured_q3_s": float(np.mean(high)),
-        "flagged": any(r.get("flagged", False) for r in slowest),
-        "passes_s": measured, "noise": max(measured) / min(measured) - 1, "relative_noise": max(usual) / min(usual) - 1,
+        "family": sample.family, "name": sample.name, "config": dump(sample.workload), "ranks": sample.ranks,
+        **_forecast(prediction), "measured_s": float(np.mean(measured)), "measured_q1_s": float(np.mean(low)),
+        "measured_q3_s": float(np.mean(high)),
+        "flagged": any(r.get("flagged", False) for r in slowest), "passes_s": measured,
+        "noise": max(measured) / min(measured) - 1, "relative_noise": max(usual) / min(usual) - 1,
     }  # fmt: skip
+    if sample.plan:
+        run["config"]["owners"] = list(sample.plan.owners)
     if all("pace" in result for results in related for result in results):
         run["relative_s"] = float(np.mean(usual))
-    idle = [min(r["idle"] / r["median"] for r in results) for results in passes if "idle" in results[0]]
-    return {**run, "exposed_measured": float(np.mean(idle))} if idle else run
+    if all("idle" in results[0] for results in passes):
+        run["exposed_measured"] = float(np.mean([min(r["idle"] / r["median"] for r in results) for results in passes]))
+    return run
 
 
 def _forecast(prediction: Prediction | PlanPrice) -> dict[str, Any]:
@@ -129,39 +137,6 @@ class Comparison(Tabular):
     versions: Mapping[str, str]
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Make a comparison of what `to_dict` gives.
-
-        Parameters
-        ----------
-        data : mapping
-            ``format`` 1 with platform, machine, versions and runs; runs without a noise of their own have the mean of
-            their family, ``noise_floor``.
-
-        Returns
-        -------
-        comparison : Comparison
-            The same runs.
-
-        Raises
-        ------
-        ValueError
-            For another format, no runs, and times that cannot be.
-        """
-        if data["format"] != 1:
-            raise ValueError(f"format is {data['format']!r} and this perfkit reads format 1")
-        runs = []
-        for i, run in enumerate(data["runs"]):
-            for key in [*_TIMES, *({"relative_s"} & run.keys())]:
-                check_positive(f"runs[{i}].{key}", run[key])
-            floors = {"noise": data.get("noise_floor", {}), "relative_noise": data.get("relative_floor", {})}
-            known = {key: floor[run["family"]] for key, floor in floors.items() if run["family"] in floor}
-            runs.append({**known, **run})
-        if not runs:
-            raise ValueError("runs is empty")
-        return cls(tuple(runs), data["platform"], data["machine"], data["versions"])
-
-    @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` has written.
 
@@ -181,7 +156,13 @@ class Comparison(Tabular):
             For a file that does not hold a comparison.
         """
         with reading(path, "name a file that check wrote", most=LARGEST_TEXT):
-            found = cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if data["format"] != 1 or not data["runs"]:
+                raise ValueError(f"format is {data['format']!r} with {len(data['runs'])} runs; it must be 1 with some")
+            for i, run in enumerate(data["runs"]):
+                for key in [*TIMES, *({"relative_s"} & run.keys())]:
+                    check_positive(f"runs[{i}].{key}", run[key])
+            found = cls(tuple(data["runs"]), data["platform"], data["machine"], data["versions"])
             _ = found.as_text(), found.table(), found.to_dict()
         return found
 
@@ -266,9 +247,8 @@ class Comparison(Tabular):
         runs = []
         for run in self.runs:
             factor = run.get("relative_s", run["measured_s"]) / run["measured_s"]
-            times = {name: factor * run[name] for name in _TIMES[3:]}
             noise = {"noise": run["relative_noise"]} if "relative_noise" in run else {}
-            runs.append({**run, **times, **noise})
+            runs.append({**run, **{name: factor * run[name] for name in _MEASURED}, **noise})
         return replace(self, runs=tuple(runs))
 
     @property
@@ -277,15 +257,21 @@ class Comparison(Tabular):
         return np.array([run["predicted_s"] / run["measured_s"] - 1 for run in self.runs])
 
     @property
+    def figures(self) -> dict[str, dict[str, float]]:
+        """By family and over ``all``: n, geomean, mean, p95, max, bias, floor (mean noise) and inside [-]."""
+        found = {}
+        for family in [*dict.fromkeys(run["family"] for run in self.runs), "all"]:
+            part = self if family == "all" else self.select(family)
+            noise = [run["noise"] for run in part.runs if "noise" in run]
+            about = {"floor": float(np.mean(noise)) if noise else math.nan, "inside": part.coverage()}
+            found[family] = {"n": len(part.runs), **_measure_errors(part.errors), **about}
+        return found
+
+    @property
     def noise_floor(self) -> dict[str, float]:
         """Mean relative difference of the two passes by family, and over all [-]."""
-        return self._average("noise")
-
-    def _average(self, key: str) -> dict[str, float]:
-        known = [run for run in self.runs if key in run]
-        families = {run["family"]: [own[key] for own in known if own["family"] == run["family"]] for run in known}
-        every = {"all": [run[key] for run in known]} if known else {}
-        return {family: float(np.mean(values)) for family, values in {**families, **every}.items()}
+        floors = {family: figures["floor"] for family, figures in self.figures.items()}
+        return {family: floor for family, floor in floors.items() if math.isfinite(floor)}
 
     def coverage(self) -> float:
         """Share of the measured times inside their 80 % interval [-]."""
@@ -301,13 +287,11 @@ class Comparison(Tabular):
         """
         import polars
 
-        rows, floors = [], self.noise_floor
-        for family in [*dict.fromkeys(run["family"] for run in self.runs), "all"]:
-            part = self.select(family) if family != "all" else self
-            floor = round(100 * floors.get(family, float("nan")), 2)
-            inside = round(100 * part.coverage(), 1)
-            rows.append({"family": family, **summarize_errors(part.errors), "floor": floor, "inside": inside})
-        return polars.DataFrame(rows, orient="row").with_columns(polars.col("n").cast(polars.Int64))
+        rows = []
+        for family, figures in self.figures.items():
+            shares = {key: round(100 * value, 1 + (key != "inside")) for key, value in figures.items() if key != "n"}
+            rows.append({"family": family, "n": figures["n"], **shares})
+        return polars.DataFrame(rows)
 
     def table(self) -> "polars.DataFrame":
         """All runs with their errors.
@@ -333,7 +317,7 @@ class Comparison(Tabular):
         """The runs as an aligned table, then the errors by family beside the noise floor."""
         rows = [("configuration", "predicted (80 % interval)", "measured (quartiles)", "error", "bottleneck")]
         for run, error in zip(self.runs, self.errors, strict=True):
-            time, low, high, middle, q1, q3 = (format_time(run[key]) for key in _TIMES)
+            time, low, high, middle, q1, q3 = (format_time(run[key]) for key in TIMES)
             mark = " unsteady" if run["flagged"] else ""
             predicted, measured = f"{time} ({low} to {high})", f"{middle} ({q1} to {q3})"
             rows.append((run["name"], predicted, measured, f"{error:+.1%}", run["bottleneck"] + mark))
@@ -341,24 +325,25 @@ class Comparison(Tabular):
         if any("relative_s" in run for run in self.runs):
             lines += ["at the usual pace of the machine, known from references between the iterations:"]
             lines += [self.at_usual_pace().summary_as_text()]
-        pairs = [(run["exposed"], run["exposed_measured"]) for run in self.runs if "exposed_measured" in run]
-        if pairs:
+        if pairs := [(run["exposed"], run["exposed_measured"]) for run in self.runs if "exposed_measured" in run]:
             predicted, measured = 100 * np.array(pairs).T
-            apart = np.abs(predicted - measured)
             lines.append(
                 f"exposed communication of {len(pairs)} runs: {predicted.mean():.0f} % of the time predicted, "
-                f"{measured.mean():.0f} % measured; {apart.mean():.0f} points apart on average"
+                f"{measured.mean():.0f} % measured; {np.abs(predicted - measured).mean():.0f} points apart on average"
             )
         return "\n".join(lines)
 
     def summary_as_text(self) -> str:
         """The errors by family beside the noise floor, one line each."""
-        return "\n".join(
-            f"{row['family']:<12} {row['n']:>3} runs  geomean {row['geomean']:.1f} %  mean {row['mean']:.1f} %  "
-            f"max {row['max']:.1f} %  bias {row['bias']:+.1f} %  noise floor {row['floor']:.1f} %  "
-            f"inside the 80 % interval {row['inside']:.0f} %"
-            for row in self.summary().iter_rows(named=True)
-        )
+        lines = []
+        for family, figures in self.figures.items():
+            row = {name: 100 * value for name, value in figures.items()}
+            lines.append(
+                f"{family:<12} {figures['n']:>3} runs  geomean {row['geomean']:.1f} %  mean {row['mean']:.1f} %  "
+                f"max {row['max']:.1f} %  bias {row['bias']:+.1f} %  noise floor {row['floor']:.1f} %  "
+                f"inside the 80 % interval {row['inside']:.0f} %"
+            )
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON.
@@ -369,8 +354,7 @@ class Comparison(Tabular):
             ``format`` 1 with platform, machine, versions, noise_floor and runs.
         """
         about = {"platform": self.platform, "machine": dict(self.machine), "versions": dict(self.versions)}
-        floors = {"noise_floor": self.noise_floor, "relative_floor": self._average("relative_noise")}
-        return {"format": 1, **about, **floors, "runs": list(self.runs)}
+        return {"format": 1, **about, "noise_floor": self.noise_floor, "runs": list(self.runs)}
 
     def save(self, path: str | Path) -> Path:
         """Write everything as JSON to a file, which is returned.
@@ -383,13 +367,12 @@ class Comparison(Tabular):
         return write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     def __repr__(self) -> str:
-        figures, floor = summarize_errors(self.errors), 100 * self.noise_floor.get("all", 0.0)
-        worst = self.runs[int(np.argmax(np.abs(self.errors)))]
+        found, worst = self.figures["all"], self.runs[int(np.argmax(np.abs(self.errors)))]
         return (
-            f"{len(self.runs)} runs on {self.platform}: error {figures['geomean']:.1f} % geomean, "
-            f"{figures['mean']:.1f} % mean, {figures['max']:.0f} % at most "
+            f"{len(self.runs)} runs on {self.platform}: error {100 * found['geomean']:.1f} % geomean, "
+            f"{100 * found['mean']:.1f} % mean, {100 * found['max']:.0f} % at most "
             f"({worst['name']}, {format_time(worst['measured_s'])}); "
-            f"noise floor {floor:.1f} %; {self.coverage():.0%} inside the 80 % interval"
+            f"noise floor {100 * found['floor']:.1f} %; {found['inside']:.0%} inside the 80 % interval"
         )
 
     def _repr_html_(self) -> str:

@@ -49,30 +49,36 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
     Returns
     -------
     code : int
-        That of `run`, 2 for an error, 130 if interrupted, 128 plus the number of a signal.
+        That of `run`, 2 for an error, 130 if interrupted, 128 plus the number of a signal, 141 where nobody reads on.
     """
 
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"{name}: note: {escape(message, 1000)}", file=sys.stderr)
+    def say(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"{name}: {'note: ' * isinstance(message, Warning)}{escape(message, 1000)}", file=sys.stderr)
 
-    warnings.showwarning = show
+    warnings.showwarning = say
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a character still shows the rest
     printed: list[str] = []
-    with redirect_stdout(_Copy(sys.stdout, printed)), redirect_stderr(_Copy(sys.stderr, printed)):
-        try:
-            with tidy():
-                return run()
-        except BaseException as error:
-            caught, code, text = error, 2, str(error)
+    try:
+        with redirect_stdout(_Copy(sys.stdout, printed)), redirect_stderr(_Copy(sys.stderr, printed)), tidy():
+            code = run()
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:  # as after | head
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # which Python flushes at its end
+        return 141
+    except BaseException as error:
+        caught, text = error, str(error)
+    code = 2
     if isinstance(caught, KeyboardInterrupt):
         code = 128 + (caught.args or (2,))[0]
         text = "interrupted; what was measured is kept, the same command goes on from there"
     elif isinstance(caught, ModuleNotFoundError):
         text = f"{caught.name} is not installed; pip install 'perfkit[measure]' brings it"
-    print(f"{name}: {escape(text, 1000)}", file=sys.stderr)
+    say(text)
     if log and printed and (file := _write_log(log, printed, caught)):
-        print(f"{name}: {file} tells more: machine, versions, what was printed; it can be sent", file=sys.stderr)
+        say(f"{file} tells more: machine, versions, what was printed; it can be sent")
     if not isinstance(caught, KeyboardInterrupt | ImportError | ValueError | OSError | RuntimeError):
         raise caught
     return code

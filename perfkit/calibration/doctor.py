@@ -12,27 +12,24 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from perfkit.ground.files import find_reference
 from perfkit.ground.units import format_bytes
 from perfkit.measure.folders import find_cache
 from perfkit.measure.machine import gather_facts
 from perfkit.measure.processes import ENVIRONMENT, run_processes
 from perfkit.models.drift import REFERENCES
-from perfkit.platform.gallery import load_platform
 
 PACKAGES = ("numpy", "scipy", "polars", "pandas", "statsmodels", "altair", "vl-convert-python", "tqdm", "tomli-w")
 #: Free memory that the larger configurations of a check need beside their PyTorch processes [B].
 MEMORY = 6e9
 #: Mean error of a check on machines that were steady within 5 %: 7 to 9 % (zen3-2, xeon-2) [-].
 USUAL_ERROR = 0.08
-#: Share of one core that others may use before medians begin to move [-].
-BUSY = 0.25
-#: Share of the time that a hypervisor may take away [-].
-STOLEN = 0.02
+#: Share of one core that others may use before medians begin to move, and of the time that a hypervisor may take [-].
+BUSY, STOLEN = 0.25, 0.02
+#: Seconds for which the speed of the machine is watched [s].
+_WATCHED = 10.0
 
 _Found = tuple[bool | None, str]
 
@@ -79,8 +76,7 @@ def _system(root: Path) -> _Found:
 
 
 def _cores(root: Path) -> _Found:
-    facts = gather_facts(root)
-    allowed, whole, limit = (facts[name].value for name in ("cores", "whole_cores", "core_limit"))
+    allowed, whole, limit = (gather_facts(root)[name].value for name in ("cores", "whole_cores", "core_limit"))
     detail = f"{allowed} of {os.cpu_count()} usable" + (f", on {whole} whole cores" if whole < allowed else "")
     if limit is not None and limit < allowed:
         return False, f"{detail}; the container may use {limit:.1f} of them, which throttles measurements"
@@ -88,11 +84,10 @@ def _cores(root: Path) -> _Found:
 
 
 def _memory(root: Path) -> _Found:
-    facts = gather_facts(root)
-    free, total = facts["free_memory"].value, facts["memory"].value
-    if free is None or total is None:
-        return None, str(facts["free_memory"].source)
-    return free >= MEMORY, f"{format_bytes(free)} free of {format_bytes(total)}"
+    free, total = (gather_facts(root)[name] for name in ("free_memory", "memory"))
+    if free.value is None or total.value is None:
+        return None, free.source
+    return free.value >= MEMORY, f"{format_bytes(free.value)} free of {format_bytes(total.value)}"
 
 
 def _disk(root: Path) -> _Found:
@@ -104,18 +99,17 @@ def _disk(root: Path) -> _Found:
 
 def _load(root: Path) -> _Found:
     """What other programs and the hypervisor take right now, from the kernel's tick counters."""
-
-    def count_ticks() -> Any:
-        return np.array((root / "proc/stat").read_text().split("\n", 1)[0].split()[1:9], dtype=int)
-
+    ticks = []
     try:
-        before = count_ticks()
-        time.sleep(1.0)
-        user, nice, kernel, idle, waiting, interrupt, soft, stolen = (count_ticks() - before).tolist()
+        for pause in (1.0, 0.0):
+            words = (root / "proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+            ticks.append(np.array(words, dtype=int))
+            time.sleep(pause)
+        user, nice, kernel, idle, waiting, interrupt, soft, stolen = ticks[1] - ticks[0]
     except (OSError, ValueError):
         return None, "not readable here"
-    busy = user + nice + kernel + interrupt + soft
-    total, cores = max(1, busy + idle + waiting + stolen), os.cpu_count() or 1
+    busy, cores = user + nice + kernel + interrupt + soft, os.cpu_count() or 1
+    total = max(1, busy + idle + waiting + stolen)
     recent = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     detail = f"others use {busy / total * cores:.2f} cores now, 1-minute load {recent:.2f}"
     if stolen / total > STOLEN:
@@ -133,29 +127,24 @@ def _frequency(root: Path) -> _Found:
     return (True if name == "performance" else None), f"governor {name}, up to {clock / 1e9:.2f} GHz"
 
 
-def _steadiness(root: Path, seconds: float = 10.0) -> _Found:
+def _steadiness(root: Path) -> _Found:
     """How much the speed of the machine changes within some seconds, and what accuracy that leaves."""
-    found = run_processes({"task": "references", "seconds": seconds}, timeout=90)[0]
-    logs = np.log(found["references"])
-    windows = [np.median(part, axis=0) for part in np.array_split(logs, round(2 * seconds)) if len(part)]
-    moved = np.std(windows, axis=0)
+    found = run_processes({"task": "references", "seconds": _WATCHED}, timeout=90)[0]
+    windows = np.array_split(np.log(found["references"]), round(2 * _WATCHED))
+    moved = np.std([np.median(part, axis=0) for part in windows if len(part)], axis=0)
     single = ", ".join(f"{name} {share:.0%}" for name, share in zip(REFERENCES, moved, strict=True))
     expected = float(np.hypot(USUAL_ERROR, moved.mean()))
-    detail = f"within {seconds:.0f} s: {single}; expect mean errors of about {expected:.0%} in a check"
+    detail = f"within {_WATCHED:.0f} s: {single}; expect mean errors of about {expected:.0%} in a check"
     if found["core_share"] < 0.97:
         return False, f"{detail}; other programs took {1 - found['core_share']:.0%} of the core"
     return (True if moved.mean() < 0.1 else None), detail
 
 
 _FAULTS = """
-import ctypes, resource
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
+from resource import RUSAGE_SELF, getrusage
 def touch():
-    block = ctypes.c_void_p(libc.malloc(64 << 20))
-    ctypes.memset(block, 1, 64 << 20)
-    libc.free(block)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = bytes(b"x" * (64 << 20))
+    return getrusage(RUSAGE_SELF).ru_minflt
 print(-touch() + touch())
 """
 
@@ -187,27 +176,9 @@ def _gpus(root: Path) -> _Found:
     return True, detail if len(names) < 2 else f"{detail}, NCCL: {_gloo(root, 'cuda')[1]}"
 
 
-def _charts(root: Path) -> _Found:
-    import vl_convert
-
-    from perfkit.plots import breakdown_bars
-
-    chart = breakdown_bars([{"phase": "forward", "kind": "gemm", "time_s": 1e-3}])
-    svg = vl_convert.vegalite_to_svg(chart.to_json())
-    return "<svg" in svg, f"rendered {format_bytes(len(svg))} of SVG without a network"
-
-
-def _reference(root: Path) -> _Found:
-    files = sorted(find_reference("platforms").glob("*.toml"))
-    for path in files:
-        load_platform(path)
-    return bool(files), f"{len(files)} platforms load"
-
-
-_AGAIN = "install perfkit again: pip install -e ."
 #: What is looked at, how, and what to do where it is not fine.
 CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
-    ("versions", _versions, _AGAIN),
+    ("versions", _versions, "install perfkit again: pip install -e ."),
     ("torch", _torch, "to measure: pip install -e '.[measure]'"),
     ("system", _system, "calibrate on Linux; macOS cannot pin processes, so expect wider intervals there"),
     ("cores", _cores, "raise the container's CPU limit; collectives need 2 cores and are left out on one"),
@@ -219,8 +190,6 @@ CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
     ("malloc", _malloc, "another allocator is in the way; unset LD_PRELOAD"),
     ("gloo", _gloo, "see whether loopback is up: ip link"),
     ("GPUs", _gpus, "to measure GPUs: install a CUDA build of torch"),
-    ("charts", _charts, "install altair and vl-convert-python again"),
-    ("reference data", _reference, f"restore reference_data/, or {_AGAIN}"),
 )
 _NEED_TORCH = ("torch", "steadiness", "gloo", "GPUs")
 
@@ -241,16 +210,15 @@ def diagnose(*names: str, root: Path = Path("/")) -> list[Finding]:
         In a fixed order; any that is not `ok` (False) would spoil a calibration.
     """
     findings = []
-    for name, check, advice in CHECKS:
+    for name, look, advice in CHECKS:
         if names and name not in names:
             continue
+        try:
+            ok, detail = look(root)
+        except Exception as error:  # whatever a check may raise, the finding is the same
+            ok, detail = False, (str(error).strip() or type(error).__name__).splitlines()[-1]
         if name in _NEED_TORCH and find_spec("torch") is None:
             ok, detail = None, "torch is not installed; predicting needs none"
-        else:
-            try:
-                ok, detail = check(root)
-            except Exception as error:  # whatever a check may raise, the finding is the same
-                ok, detail = False, (str(error).strip() or type(error).__name__).splitlines()[-1]
         findings.append(Finding(name, ok, detail, "" if ok else advice))
     return findings
 
@@ -275,10 +243,10 @@ def format_findings(findings: list[Finding]) -> str:
                        -> stop other programs
     1 of 1 would spoil a calibration: load
     """
-    marks = {True: "✓", False: "✗", None: "·"}
     lines = []
     for finding in findings:
-        lines.append(f" {marks[finding.ok]} {finding.name:<15} {finding.detail}")
+        mark = {True: "✓", False: "✗", None: "·"}[finding.ok]
+        lines.append(f" {mark} {finding.name:<15} {finding.detail}")
         lines += [f"{'':18}-> {finding.advice}"] if finding.advice else []
     bad = [finding.name for finding in findings if finding.ok is False]
     verdict = f"{len(bad)} of {len(findings)} would spoil a calibration: {', '.join(bad)}"

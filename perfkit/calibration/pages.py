@@ -13,9 +13,9 @@ import numpy as np
 
 from perfkit import plots
 from perfkit.calibration.campaign import calibrate, check
-from perfkit.calibration.checks import Comparison
+from perfkit.calibration.checks import TIMES, Comparison
 from perfkit.ground.files import write_text
-from perfkit.ground.units import format_rate, format_time, significant
+from perfkit.ground.units import format_time
 from perfkit.measure.machine import count_cores
 from perfkit.measure.samples import draw_check
 from perfkit.platform.platform import Platform
@@ -23,48 +23,41 @@ from perfkit.prediction.result import Prediction, predict
 from perfkit.workloads.transformer import Transformer
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --paper: #ffffff; --tint: #f6f8fa;
-  --good: #00724f; --bad: #b34700; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e6e3; --soft: #9da7b1; --line: #3a414a; --paper: #16191d;
-  --tint: #1e2228; --good: #3fc99a; --bad: #ff9d57; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2.5rem 1.5rem 4rem; max-width: 66rem; background: var(--paper); color: var(--ink);
+:root { color-scheme: light dark; }
+body { margin: 0 auto; padding: 2.5rem 1.5rem; max-width: 66rem; background: Canvas; color: CanvasText;
   font: 16px/1.55 Inter, "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif; }
-h1 { font-size: 1.75rem; line-height: 1.2; margin: 0; } h2 { font-size: 1.2rem; margin: 2.75rem 0 .75rem; }
-p { max-width: 44rem; margin: .4rem 0; } .soft, figcaption { color: var(--soft); font-size: .875rem; }
-.tiles { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1.5rem 0 .5rem; padding: 0; list-style: none; }
-.tiles li { flex: 1 1 9rem; padding: .8rem 1rem; border: 1px solid var(--line); border-radius: .5rem;
-  background: var(--tint); }
-.tiles b { display: block; font-size: 1.6rem; line-height: 1.25; font-variant-numeric: tabular-nums; }
+h2 { margin-top: 2.75rem; font-size: 1.2rem; } p { max-width: 44rem; }
+.soft, small, summary, figcaption { opacity: .75; font-size: .875rem; } small { display: block; }
+.tiles { display: flex; flex-wrap: wrap; gap: .75rem; padding: 0; list-style: none; }
+.tiles li { flex: 1 1 9rem; padding: .8rem 1rem; border: 1px solid #8886; border-radius: .5rem; }
+.tiles b { display: block; font-size: 1.6rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .875rem; }
-th { text-align: left; font-weight: 600; color: var(--soft); vertical-align: bottom; }
-th, td { padding: .4rem .75rem .4rem 0; border-bottom: 1px solid var(--line); } td { vertical-align: top; }
-td small { display: block; color: var(--soft); } .number { text-align: right; white-space: nowrap;
-  font-variant-numeric: tabular-nums; } .good { color: var(--good); } .bad { color: var(--bad); }
-figure { margin: 1.25rem 0; } figure svg { max-width: 100%; height: auto; color: var(--ink); }
-details > summary { cursor: pointer; color: var(--soft); } code { font-size: .875em; }
-@media print { figure, tr, .tiles { break-inside: avoid; } h2 { break-after: avoid; } }
+th, td { padding: .4rem .75rem .4rem 0; border-bottom: 1px solid #8886; text-align: left; vertical-align: top; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+figure { margin: 1.25rem 0; break-inside: avoid; } figure svg { max-width: 100%; height: auto; }
 """
 #: Nothing may be fetched or run, whatever a platform file or a configuration is called.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-class _Markup(str):
-    """Text that is HTML already; any other string is escaped."""
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[str] = ()) -> _Markup:
-    kinds = [' class="number"' if head in numbers else "" for head in heads]
+def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[str] = ()) -> str:
+    """A table; every cell is text, or a pair of text and what stands small below it."""
 
     def line(tag: str, cells: Sequence[Any]) -> str:
-        shown = [cell if isinstance(cell, _Markup) else escape("" if cell is None else str(cell)) for cell in cells]
-        pairs = zip(shown, kinds, strict=True)
-        return "<tr>" + "".join(f"<{tag}{kind}>{cell}</{tag}>" for cell, kind in pairs) + "</tr>"
+        texts = []
+        for cell in cells:
+            text, more = cell if isinstance(cell, tuple) else (cell, "")
+            texts.append(escape(str(text)) + (f"<small>{escape(more)}</small>" if more else ""))
+        kinds = (' class="number"' if head in numbers else "" for head in heads)
+        return "<tr>" + "".join(f"<{tag}{k}>{text}</{tag}>" for k, text in zip(kinds, texts, strict=True)) + "</tr>"
 
-    body = "\n".join(line("td", row) for row in rows)
-    return _Markup(
-        f'<div class="scroll"><table><thead>{line("th", heads)}</thead><tbody>\n{body}\n</tbody></table></div>'
-    )
+    lines = [line("th", heads), *(line("td", row) for row in rows)]
+    return '<div class="scroll"><table>' + "\n".join(lines) + "</table></div>"
+
+
+def _percent(value: float, sign: str = "") -> str:
+    """A share as all of the report writes it."""
+    return f"{value:{sign}.1%}" if np.isfinite(value) else "–"
 
 
 def _figure(title: str, chart: plots.Chart, caption: str, number: int) -> str:
@@ -81,34 +74,33 @@ def _figure(title: str, chart: plots.Chart, caption: str, number: int) -> str:
 
 
 def _headline(comparison: Comparison) -> str:
-    def percent(value: float, sign: str = "") -> str:
-        return f"{value:{sign}.1f}%" if np.isfinite(value) else "–"
-
-    rows = comparison.summary().to_dicts()
-    tiles = {
-        "geomean": "geometric mean error", "mean": "mean error", "max": "largest error",
-        "floor": "noise floor of the measurement", "inside": "of the runs inside the 80% interval",
-    }  # fmt: skip
-    items = "".join(
-        f'<li><b>{percent(rows[-1][key])}</b><span class="soft">{name}</span></li>' for key, name in tiles.items()
-    )
+    """Errors: over all as tiles, by family as a table, and once more at the usual pace where that is known."""
     note = (
-        f"{rows[-1]['n']} runs that the calibration never saw; error is |predicted / measured - 1|, bias its signed "
-        "mean. The noise floor is how far a repeated measurement of the same run lands from the first."
+        "Error is |predicted / measured - 1|, bias its signed mean, of runs that the calibration never saw. The noise "
+        "floor is how far a repeated measurement of the same run lands from the first."
     )
-    frames = {"Measured": rows}
+    frames = {"Measured": comparison.figures}
     if any("relative_s" in run for run in comparison.runs):
-        frames["At the usual pace"] = comparison.at_usual_pace().summary().to_dicts()
+        frames["At the usual pace"] = comparison.at_usual_pace().figures
         note += (
             " Machines change their speed. The second table compares with times at the usual pace of the machine, "
             "known from short references between the iterations."
         )
+    tiles = {
+        "geomean": "geometric mean error", "mean": "mean error", "max": "largest error",
+        "floor": "noise floor of the measurement", "inside": "of the runs inside the 80% interval",
+    }  # fmt: skip
+    whole = comparison.figures["all"]
+    items = "".join(f"<li><b>{_percent(whole[key])}</b><span>{name}</span></li>" for key, name in tiles.items())
     heads = ("Runs", "Geometric mean", "Mean", "95th percentile", "Largest", "Bias", "Noise floor", "Inside 80%")
-    keys, tables = ("geomean", "mean", "p95", "max", "bias", "floor", "inside"), ""
-    for name, frame in frames.items():
-        body = [(r["family"], r["n"], *(percent(r[key], "+" if key == "bias" else "") for key in keys)) for r in frame]
-        tables += _table((name, *heads), body, numbers=heads)
-    return f'<ul class="tiles">{items}</ul><p class="soft">{escape(note)}</p>{tables}'
+    tables = ""
+    for name, figures in frames.items():
+        rows = [
+            (family, found["n"], *(_percent(found[key], "+" * (key == "bias")) for key in list(found)[1:]))
+            for family, found in figures.items()
+        ]
+        tables += _table((name, *heads), rows, numbers=heads)
+    return f'<ul class="tiles">{items}</ul><p class="soft">{note}</p>{tables}'
 
 
 def _disturbances(platform: Platform, comparison: Comparison) -> str:
@@ -119,22 +111,19 @@ def _disturbances(platform: Platform, comparison: Comparison) -> str:
 
 
 def _runs(runs: Iterable[Mapping[str, Any]]) -> str:
+    """A row for every run."""
     rows = []
     for run in runs:
-        measured, low, high = run["measured_s"], run["low_s"], run["high_s"]
+        predicted, low, high, measured, q1, q3 = (format_time(run[key]) for key in TIMES)
         sizes = ", ".join(
             f"{len(value)} {key}" if isinstance(value, list | tuple) else f"{key} {value}"
             for key, value in run["config"].items() if value not in (None, False) and key != "name"
         )  # fmt: skip
         about = f"{run['family']}, {run['ranks']} rank{'s' if run['ranks'] != 1 else ''} · {sizes}"
-        quartiles = f"{format_time(run['measured_q1_s'])}–{format_time(run['measured_q3_s'])}"
-        word, sign = ("good", "✓") if low <= measured <= high else ("bad", "✗")
+        inside = "✓" if run["low_s"] <= run["measured_s"] <= run["high_s"] else "✗"
         rows.append((
-            _Markup(f"{escape(str(run['name']))}<small>{escape(about)}</small>"),
-            _Markup(f"{format_time(run['predicted_s'])}<small>{format_time(low)}–{format_time(high)}</small>"),
-            _Markup(f"{format_time(measured)}{' †' if run['flagged'] else ''}<small>{quartiles}</small>"),
-            _Markup(f'<span class="{word}">{run["predicted_s"] / measured - 1:+.1%} {sign}</span>'),
-            run["bottleneck"],
+            (run["name"], about), (predicted, f"{low}–{high}"), (measured + " †" * run["flagged"], f"{q1}–{q3}"),
+            f"{_percent(run['predicted_s'] / run['measured_s'] - 1, '+')} {inside}", run["bottleneck"],
         ))  # fmt: skip
     heads = ("Configuration", "Predicted (80% interval)", "Measured (quartiles)", "Error", "Bottleneck")
     note = (
@@ -142,24 +131,6 @@ def _runs(runs: Iterable[Mapping[str, Any]]) -> str:
         "differed by more than 10%, also when it was repeated, or other programs had more than 3% of the core."
     )
     return f'{_table(heads, rows, numbers=heads[1:4])}<p class="soft">{note}</p>'
-
-
-def _platform(platform: Platform) -> str:
-    def shown(row: Mapping[str, Any]) -> str:
-        value, error, unit = row["value"], row["stderr"], row["unit"]
-        if value is None:
-            return ""
-        if unit == "s":
-            return format_time(value) + (f" ± {format_time(error)}" if error else "")
-        if unit in ("B", "B/s", "FLOP/s") and not error:
-            return format_rate(value, unit)
-        return significant(value, error) + (f" ± {error:.1g}" if error else "") + (f" {unit}" if unit != "-" else "")
-
-    rows = platform.numbers().to_dicts()
-    heads = ("Group", "Name", "Value", "Kind", "Source", "Date")
-    body = [(row["group"], row["name"], shown(row), row["kind"], row["source"], row["date"]) for row in rows]
-    summary = f"{len(rows)} numbers, each with its unit, standard error and origin"
-    return f"<details><summary>{summary}</summary>{_table(heads, body, numbers=('Value',))}</details>"
 
 
 def _figures(
@@ -173,23 +144,22 @@ def _figures(
         found.append((f"{name}: {prediction!r}", prediction.chart("breakdown"), caption))
         found.append(("", prediction.chart("timeline"), "Neighbouring operations of one phase are drawn as one bar."))
     kernels = [
-        {"kind": row["kind"], "flops": row["sizes"]["flops"], "nbytes": row["nbytes"], "time_s": row["median"]}
-        for row in measurements.get("kernels", ()) if row["sizes"].get("flops", 0.0) > 0
-    ]  # fmt: skip
-    roofs = {level.name: level.bandwidth.value for level in platform.device.memory if level.bandwidth is not None}
-    peaks = {dtype: peak.value for dtype, peak in platform.device.peaks.items()}
-    if kernels:
+        {"kind": row["kind"], "flops": row["sizes"].get("flops"), "nbytes": row["nbytes"], "time_s": row["median"]}
+        for row in measurements.get("kernels", ())
+    ]
+    if any(row["flops"] for row in kernels):
+        roofs = {level.name: level.bandwidth.value for level in platform.device.memory if level.bandwidth is not None}
+        peaks = {dtype: peak.value for dtype, peak in platform.device.peaks.items()}
         caption = "Kernels measured in isolation under the peaks and bandwidths of the platform."
         found.append(("Kernels", plots.roofline_chart(kernels, peaks, roofs), caption))
-    if points := [
-        {**row, "ranks": measurements["ranks"], "time_s": row["q1"], "q1_s": row["q1"], "q3_s": row["q3"]}
-        for row in measurements.get("collectives", ())
-    ]:
-        curves = [
-            {**row, "time_s": float(platform.collective_time(row["operation"], row["nbytes"], ranks=row["ranks"]))}
-            for row in points
-        ]
-        chart = plots.collective_curves(points, curves, title="Time and bus bandwidth")
+    if points := measurements.get("collectives"):
+        ranks, marks, curves = measurements["ranks"], [], []
+        for row in points:
+            size = {"operation": row["operation"], "nbytes": row["nbytes"], "ranks": ranks}
+            marks.append(size | {"time_s": row["q1"], "q1_s": row["q1"], "q3_s": row["q3"]})
+            time = platform.collective_time(row["operation"], row["nbytes"], ranks=ranks)
+            curves.append(size | {"time_s": float(time)})
+        chart = plots.collective_curves(marks, curves, title="Time and bus bandwidth")
         found.append(("Collectives", chart, "Message sizes in the nccl-tests convention."))
     return found
 
@@ -248,7 +218,8 @@ def write_report(
 {_runs(comparison.runs)}
 {"".join(figures[1:])}
 <h2>Platform</h2>
-{_platform(platform)}
+<details><summary>{len(platform.numbers())} numbers, each with its unit, standard error and origin</summary>
+<div class="scroll">{platform._repr_html_()}</div></details>
 <h2>Environment</h2>
 {_table(("What", "Value"), about.items())}
 <script type="application/json" id="perfkit-comparison">{data}</script>
