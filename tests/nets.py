@@ -1,18 +1,17 @@
 """Ten real models as training steps, configurations and shapes alone: what a capture has to know the operations of."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perfkit.measure.iterations import build_step
 from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.transformer import Transformer
-
-Step = Callable[[], Any]
+from tests.golden.steps import Make, twin
 
 
 class ScaleNorm(nn.Module):
@@ -27,60 +26,23 @@ class ScaleNorm(nn.Module):
 
 
 class BiasedAttention(nn.Module):
-    """Attention without scale whose scores get a bias by bucketed distance, to itself or to another sequence."""
+    """Causal attention without scale whose scores get a bias by bucketed distance, as in T5, after its norm."""
 
-    def __init__(self, hidden: int, heads: int, *, causal: bool = False, buckets: int = 32) -> None:
+    def __init__(self, hidden: int, heads: int = 12, buckets: int = 32) -> None:
         super().__init__()
-        self.heads, self.causal, self.buckets = heads, causal, buckets
+        self.heads, self.buckets, self.norm = heads, buckets, ScaleNorm(hidden)
         self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
-        self.bias = nn.Embedding(buckets, heads) if buckets else None
+        self.bias = nn.Embedding(buckets, heads)
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        (b, n, h), m = x.shape, memory.shape[1]
-        split = (b, -1, self.heads, h // self.heads)
-        q, k, v = (
-            layer(y).view(split).transpose(1, 2) for layer, y in ((self.q, x), (self.k, memory), (self.v, memory))
-        )
-        scores = q @ k.transpose(-1, -2)
-        if self.bias is not None:
-            distance = (torch.arange(m)[None] - torch.arange(n)[:, None]).abs().clamp(max=self.buckets - 1)
-            scores = scores + self.bias(distance).permute(2, 0, 1)[None]
-        if self.causal:
-            scores = scores.masked_fill(torch.ones(n, m).triu(1).bool(), float("-inf"))
+    def forward(self, x: Tensor) -> Tensor:
+        (b, n, h), places = x.shape, torch.arange(x.shape[1])
+        normed = self.norm(x)
+        q, k, v = (layer(normed).view(b, n, self.heads, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        distance = (places[None] - places[:, None]).abs().clamp(max=self.buckets - 1)
+        scores = q @ k.transpose(-1, -2) + self.bias(distance).permute(2, 0, 1)[None]
+        scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), float("-inf"))
         mixed = F.dropout(torch.softmax(scores.float(), -1), 0.1) @ v
-        return self.o(mixed.transpose(1, 2).reshape(b, n, h))
-
-
-class T5(nn.Module):
-    """Encoder and decoder of T5."""
-
-    def __init__(self, layers: int, hidden: int = 768, heads: int = 12, words: int = 32128) -> None:
-        super().__init__()
-        wide, self.words = 4 * hidden, nn.Embedding(words, hidden)
-        self.attend = nn.ModuleList(
-            BiasedAttention(hidden, heads, causal=kind == 1, buckets=0 if kind == 2 else 32)
-            for _ in range(layers)
-            for kind in range(3)
-        )
-        self.feed = nn.ModuleList(
-            nn.Sequential(nn.Linear(hidden, wide, False), nn.ReLU(), nn.Dropout(0.1), nn.Linear(wide, hidden, False))
-            for _ in range(2 * layers)
-        )
-        self.norms = nn.ModuleList(ScaleNorm(hidden) for _ in range(5 * layers + 2))
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        norms, x = iter(self.norms), self.words(source)
-        for attend, feed in zip(self.attend[::3], self.feed[::2], strict=True):
-            normed = next(norms)(x)
-            x = x + attend(normed, normed)
-            x = x + feed(next(norms)(x))
-        memory, y = next(norms)(x), self.words(target)
-        for attend, across, feed in zip(self.attend[1::3], self.attend[2::3], self.feed[1::2], strict=True):
-            normed = next(norms)(y)
-            y = y + attend(normed, normed)
-            y = y + across(next(norms)(y), memory)
-            y = y + feed(next(norms)(y))
-        return F.linear(next(norms)(y) * y.shape[-1] ** -0.5, self.words.weight)
+        return x + self.o(mixed.transpose(1, 2).reshape(b, n, h))
 
 
 class ViT(nn.Module):
@@ -90,18 +52,14 @@ class ViT(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, hidden, 16, 16)
         self.first, self.places = nn.Parameter(torch.zeros(1, 1, hidden)), nn.Parameter(torch.zeros(1, 197, hidden))
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(hidden, heads, 4 * hidden, 0.1, "gelu", batch_first=True, norm_first=True)
-            for _ in range(layers)
-        )
+        layer = nn.TransformerEncoderLayer(hidden, heads, batch_first=True, norm_first=True, activation="gelu")
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)
         x = F.dropout(torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places, 0.1)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x)[:, 0])
+        return self.head(self.norm(self.layers(x))[:, 0])
 
 
 class Experts(nn.Module):
@@ -128,46 +86,40 @@ class Experts(nn.Module):
         return (worked.flatten(0, 1)[slot] * scale.flatten()[:, None]).view(len(x), 2, -1).sum(1)
 
 
-def train(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Step:
-    """A step of AdamW."""
-    optimizer = torch.optim.AdamW(module.parameters())
+def learn(make: Callable[[], nn.Module], draw: Callable[[], Tensor], classes: int = 0) -> Make:
+    """A step of AdamW that finds one class of each row, or else makes numbers small."""
 
-    def step() -> None:
-        optimizer.zero_grad()
-        loss(module).backward()
-        optimizer.step()
+    def make_step() -> Callable[[], Any]:
+        module, x = make(), draw()
+        optimizer = torch.optim.AdamW(module.parameters())
+        shape = x.shape if x.dtype is torch.long else x.shape[:1]
+        labels = torch.randint(classes, (shape.numel(),)) if classes else None
 
-    return step
+        def step() -> None:
+            optimizer.zero_grad()
+            out = module(x).flatten(0, -2)
+            (out.square().mean() if labels is None else F.cross_entropy(out, labels)).backward()
+            optimizer.step()
 
+        return step
 
-def _t5() -> Step:
-    source, target = torch.randint(0, 32128, (4, 512)), torch.randint(0, 32128, (4, 128))
-    return train(T5(2), lambda m: F.cross_entropy(m(source, target).flatten(0, 1), target.flatten()))
-
-
-def _vit() -> Step:
-    images, labels = torch.randn(8, 3, 224, 224), torch.randint(0, 1000, (8,))
-    return train(ViT(3), lambda m: F.cross_entropy(m(images), labels))
+    return make_step
 
 
-def _experts() -> Step:
-    tokens = torch.randn(2048, 1024)
-    return train(Experts(), lambda m: m(tokens).square().mean())
+def _language() -> nn.Module:
+    layers = [BiasedAttention(768), ScaleNorm(768), nn.Linear(768, 3072, bias=False), nn.ReLU(), nn.Dropout(0.1)]
+    return nn.Sequential(nn.Embedding(32128, 768), *layers, nn.Linear(3072, 32128, bias=False))
 
 
-def _workload(workload: DLRM | Transformer | Net) -> Callable[[], Step]:
-    return lambda: build_step(workload)[0]
-
-
-NETS: dict[str, Callable[[], Step]] = {
-    "dlrm": _workload(DLRM("dlrm-default", batch=2048)),
-    "dlrm-cross": _workload(DLRM("dlrm-default", batch=2048, interaction="cross")),
-    "bert": _workload(Transformer.bert("bert-base", batch=8, layers=2)),
-    "gpt2": _workload(Transformer.gpt2("gpt2", batch=2, layers=2, attention="eager")),
-    "xlnet": _workload(Net("xlnet", batch=4, size=128, width=768, depth=2, classes=32000)),
-    "t5": _t5,
-    "resnet": _workload(Net("resnet", batch=16, size=224, width=64, depth=3, classes=1000)),
-    "inception": _workload(Net("inception", batch=8, size=299, width=32, depth=3)),
-    "vit": _vit,
-    "experts": _experts,
+NETS: dict[str, Make] = {
+    "dlrm": twin(DLRM("dlrm-default", batch=2048)),
+    "dlrm-cross": twin(DLRM("dlrm-default", batch=2048, interaction="cross")),
+    "bert": twin(Transformer.bert("bert-base", batch=8, layers=2)),
+    "gpt2": twin(Transformer.gpt2("gpt2", batch=2, layers=2, attention="eager")),
+    "xlnet": twin(Net("xlnet", batch=4, size=128, width=768, depth=2, classes=32000)),
+    "t5": learn(_language, partial(torch.randint, 32128, (4, 512)), 32128),
+    "resnet": twin(Net("resnet", batch=16, size=224, width=64, depth=3, classes=1000)),
+    "inception": twin(Net("inception", batch=8, size=299, width=32, depth=3)),
+    "vit": learn(partial(ViT, 3), partial(torch.randn, 8, 3, 224, 224), 1000),
+    "experts": learn(Experts, partial(torch.randn, 2048, 1024)),
 }

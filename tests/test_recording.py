@@ -17,7 +17,7 @@ import pytest
 from perfkit.prediction.result import predict
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.vocabulary import TABLE, find_entry
+from perfkit.workloads.vocabulary import find_entry
 
 torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
 
@@ -33,9 +33,9 @@ from torch.utils import _foreach_utils  # noqa: E402
 from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from perfkit.measure.iterations import OperationTimer, build_step  # noqa: E402
+from perfkit.measure.iterations import OperationTimer  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
-from tests.golden.steps import ADAMW, SGD, Bags, mlp, train  # noqa: E402
+from tests.golden.steps import ADAMW, SGD, Bags, Make, mlp, train, twin  # noqa: E402
 from tests.nets import NETS  # noqa: E402
 
 SPARSE = (SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
@@ -49,6 +49,12 @@ def _convolutions() -> nn.Module:
         nn.Conv2d(8, 8, 3, groups=8), nn.GroupNorm(2, 8), nn.SiLU(), nn.AvgPool2d(2), nn.ConvTranspose2d(8, 16, 2, 2),
         nn.LayerNorm([16, 6, 6]), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 8),
     )  # fmt: skip
+
+
+def _activations() -> nn.Module:
+    plain = (nn.Hardswish, nn.PReLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.LogSigmoid, nn.Hardtanh)
+    more = (nn.Hardsigmoid, nn.Softshrink, nn.Hardshrink, nn.Tanhshrink, nn.Softsign, nn.LeakyReLU, nn.Threshold)
+    return nn.Sequential(nn.GLU(), *(make() for make in plain + more[:-1]), nn.Threshold(0.1, 0.2))
 
 
 def narrow() -> Callable[[], Any]:
@@ -70,19 +76,15 @@ def narrow() -> Callable[[], Any]:
     return step
 
 
-def recompute() -> Callable[[], Any]:
-    blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(2))
-    optimizer, x = torch.optim.SGD(blocks.parameters(), lr=0.1), torch.randn(4, 5, 32)
+class _Recomputed(nn.ModuleList):
+    def forward(self, x: Any) -> Any:
+        for block in self:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
 
-    def step() -> None:
-        optimizer.zero_grad()
-        h = x
-        for block in blocks:
-            h = checkpoint(block, h, use_reentrant=False)
-        h.sum().backward()
-        optimizer.step()
 
-    return step
+def _recomputed() -> nn.Module:
+    return _Recomputed(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(2))
 
 
 STEPS = {
@@ -91,8 +93,9 @@ STEPS = {
     "fused": train(mlp, (16, 256), ADAMW, fused=True),
     "adagrad": train(mlp, (16, 256), torch.optim.Adagrad),
     "convolutions": train(_convolutions, (4, 3, 16, 16), SGD, lr=0.1),
+    "activations": train(_activations, (4, 64), SGD, lr=0.1),
     "narrow": narrow,
-    "recompute": recompute,
+    "recompute": train(_recomputed, (4, 5, 32), SGD, lr=0.1),
     **{f"sparse {o.__name__}": train(Bags, (1,), o, lr=0.1) for o in SPARSE},
 }
 
@@ -117,7 +120,7 @@ def test_data_types_phases_and_modules_of_operations() -> None:
     assert {graph.dtypes[i] for i in products} == {"bf16"}
     assert "bf16" not in {d for d, label in zip(graph.dtypes, graph.labels, strict=True) if label[3] == "update"}
     assert [graph.labels[i][4] for i in products] == ["0", "3"] * 2
-    computed = [label for label in capture(recompute).labels if label[0] == "addmm"]
+    computed = [label for label in capture(STEPS["recompute"]).labels if label[0] == "addmm"]
     assert [label[3] for label in computed].count("backward") == len(computed) / 2, "the forward runs twice"
     assert {label[4].split(".")[0] for label in computed if label[3] == "backward"} == {"0", "1"}
 
@@ -132,19 +135,14 @@ def test_convolutions_are_counted_as_products() -> None:
     assert backward["flops"] == first["flops"], "nobody asks for the gradient of the images"
 
 
-def test_optimizers_on_a_gpu_work_on_lists() -> None:
-    names = [label[0] for label in capture(STEPS["momentum"], device="cuda").labels]
-    assert "_foreach_add_" in names
-    moved = capture(lambda: _read_loss("cuda"), device="cuda")
-    assert [label[2] for label in moved.labels if label[1] == "transfer"] == ["to_host"]
+def test_optimizers_on_a_gpu_work_on_lists_and_reading_a_loss_is_a_transfer() -> None:
+    def read_loss() -> Callable[[], Any]:
+        net, x = nn.Linear(8, 8).to("cuda"), torch.randn(4, 8, device="cuda")
+        return lambda: net(x).sum().item()
 
-
-def _read_loss(device: str) -> Callable[[], Any]:
-    net, x = nn.Linear(8, 8).to(device), torch.randn(4, 8, device=device)
-    return lambda: net(x).sum().item()
-
-
-# -- ranks -------------------------------------------------------------------------------------------------------------
+    assert "_foreach_add_" in [label[0] for label in capture(STEPS["momentum"], device="cuda").labels]
+    transfers = [label[2] for label in capture(read_loss, device="cuda").labels if label[1] == "transfer"]
+    assert transfers == ["to_host"]
 
 
 def test_groups_and_waits_of_collectives(tmp_path: Path) -> None:
@@ -187,9 +185,20 @@ def test_groups_and_waits_of_collectives(tmp_path: Path) -> None:
 # -- what is left behind, and what cannot be followed ------------------------------------------------------------------
 
 
+class _Counting(nn.Sequential):
+    """Keeps something of its last input, and counts."""
+
+    last: Any = None
+
+    def forward(self, x: Any) -> Any:
+        self.count = getattr(self, "count", 0) + 1
+        self.last = super().forward(x)
+        return self.last
+
+
 @pytest.mark.parametrize("trained", [False, True])
 def test_the_users_module_is_left_as_it_was(trained: bool) -> None:
-    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    net = _Counting(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     optimizer, x, y = torch.optim.AdamW(net.parameters()), torch.randn(4, 8), torch.tensor([0, 1, 1, 0])
 
     def step() -> None:
@@ -197,12 +206,11 @@ def test_the_users_module_is_left_as_it_was(trained: bool) -> None:
         F.cross_entropy(net(x), y).backward()
         optimizer.step()
 
-    if trained:
-        step()
-    weights = {key: value.clone() for key, value in net.state_dict().items()}
-    gradients = [p.grad for p in net.parameters()]
-    states = [{key: value.clone() for key, value in s.items()} for s in optimizer.state.values()]
-    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    def look() -> list[Any]:
+        states = [value.tolist() for s in optimizer.state.values() for value in s.values()]
+        drawn = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+        weights, gradients = [v.tolist() for v in net.state_dict().values()], [id(p.grad) for p in net.parameters()]
+        return [states, drawn, weights, gradients, vars(net).get("count"), net.last, torch.get_default_dtype()]
 
     def make_step() -> Callable[[], Any]:
         torch.manual_seed(5)
@@ -210,17 +218,11 @@ def test_the_users_module_is_left_as_it_was(trained: bool) -> None:
         torch.set_default_dtype(torch.float64)
         return step
 
-    graph = capture(make_step)
-    assert graph.parameters == sum(p.numel() for p in net.parameters())
-    assert all(torch.equal(weights[key], value) for key, value in net.state_dict().items())
-    assert all(p.grad is before for p, before in zip(net.parameters(), gradients, strict=True))
-    assert len(optimizer.state) == len(states)
-    for state, before in zip(optimizer.state.values(), states, strict=True):
-        assert all(torch.equal(state[key], value) for key, value in before.items())
-    assert torch.equal(torch.get_rng_state(), drawn[0])
-    assert random.getstate() == drawn[1]
-    assert np.random.get_state()[1].tolist() == drawn[2]
-    assert torch.get_default_dtype() is torch.float32
+    if trained:
+        step()
+    before = look()
+    assert capture(make_step).parameters == sum(p.numel() for p in net.parameters())
+    assert all(now is then or now == then for now, then in zip(look(), before, strict=True))
     step()
 
 
@@ -239,13 +241,14 @@ def _report(weight: Any) -> Any:
     return loss
 
 
-@pytest.mark.parametrize("follow", [_decide, _select, _report])
-def test_what_depends_on_values_is_explained(follow: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(
+    ("follow", "code"), [(_decide, "# a branch"), (_select, "# a mask"), (_report, "# a number read")]
+)
+def test_what_depends_on_values_is_explained(follow: Callable[[Any], Any], code: str) -> None:
     def make_step() -> Callable[[], Any]:
         weight = torch.randn(4, requires_grad=True)
         return lambda: follow(weight).backward()
 
-    code = {"_decide": "# a branch", "_select": "# a mask", "_report": "# a number read"}[follow.__name__]
     with pytest.raises(ValueError, match=f"(?s)computes no values.*test_recording.py, line .*{code}.*torch.where"):
         capture(make_step)
 
@@ -259,45 +262,29 @@ def test_real_whole_numbers_decide_sizes() -> None:
 
         def step() -> None:
             kept = weight[mask][: int(index.max())]
-            found.append((tuple(kept.shape), len(torch.unique(index))))
+            found.append((tuple(kept.shape), len(torch.unique(index)), (index + 1).tolist(), index.numpy().sum()))
             f"{weight[index].sum().item():.3f}"  # reading a number for a log decides nothing
             kept.sum().backward()
 
         return step
 
     capture(make_step)
-    assert found == [((2, 3), 3)] * 2
+    assert found == [((2, 3), 3, [1, 3, 3, 2], 5)] * 2
 
 
-# -- how far it reaches ------------------------------------------------------------------------------------------------
+def test_a_lazy_module_without_sizes_is_named_with_the_way_out() -> None:
+    def make_step() -> Callable[[], Any]:
+        model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyBatchNorm1d(affine=False), nn.Linear(8, 1))
+        return lambda: model(torch.randn(4, 16)).sum().backward()
 
-
-def test_a_model_of_a_trillion_numbers_is_captured_and_predicted() -> None:
-    layers = [partial(nn.Linear, 100_000, 100_000, bias=False)] * 100
-    make_step = train(lambda: nn.Sequential(*(make() for make in layers)).bfloat16(), (8, 100_000), SGD, lr=0.1)
-    graph = capture(make_step, device="cuda")
-    assert graph.parameters == 10**12
-    prediction = predict(graph, "h100-sxm-8")
-    assert prediction.time > 100 * 2e10 / 3.35e12, "every weight is read"
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", NETS)
-def test_real_models_are_hardly_unmodelled(name: str) -> None:
-    graph = capture(NETS[name], name=name)
-    for platform in ("h100-sxm-8", "zen5-2"):
-        prediction = predict(graph, platform)
-        assert sum(prediction.unmodelled.values()) < 0.02 * prediction.time, prediction.unmodelled
-
-
-def test_the_table_finds_the_finer_line_first() -> None:
-    kinds = {"addmm": "gemm", "convolution_backward": "convolution", "max_pool2d_with_indices_backward": "pooling",
-             "_foreach_norm": "rowwise", "_foreach_addcdiv_": "elementwise", "index_put_": "copy"}  # fmt: skip
-    assert {name: find_entry(name).kind for name in kinds} == kinds
-    assert find_entry("tanh", pointwise=True).kind == "elementwise"
-    assert find_entry("mkldnn_rnn_layer").kind == "other"
-    assert find_entry("add_", sparse=True).kind == "embedding_update"
-    assert all(entry.names and entry.kind for entry in TABLE)
+    with pytest.raises(ValueError, match=r"LazyLinear is a lazy module, .*run one forward before capture, or use Lin"):
+        capture(make_step)
+    step = make_step()  # alive and without sizes: no other capture minds
+    assert len(capture(lambda: lambda: torch.randn(3).sum()))
+    with pytest.raises(ValueError, match="LazyLinear '0' is a lazy module"):
+        capture(lambda: step)
+    step()
+    assert [label[1] for label in capture(lambda: step).labels].count("gemm") > 2
 
 
 def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
@@ -319,27 +306,24 @@ def _list_replaced() -> list[Any]:
         torch._C._distributed_c10d.Reducer._rebuild_buckets, torch._C._distributed_c10d.Work.wait,
         distributed._sync_module_states, sys.excepthook, warnings.filters, list(warnings.filters),
         torch.get_default_dtype(), torch.get_rng_state().tolist(), torch.is_grad_enabled(),
+        torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT, _get_current_dispatch_mode(),
     ]  # fmt: skip
 
 
 def _is_as_before(before: list[Any]) -> bool:
-    now = _list_replaced()
-    return all(a is b or a == b for a, b in zip(now, before, strict=True)) and _get_current_dispatch_mode() is None
+    return all(a is b or a == b for a, b in zip(_list_replaced(), before, strict=True))
 
 
 def test_captures_in_threads_take_turns_and_leave_nothing_replaced() -> None:
     """32 captures of three kinds in 8 threads: the graphs of one thread alone, and the process as it was."""
     sizes: dict[str, Any] = {"rows": [300, 70], "dim": 8, "pooling": 2, "bottom": [8], "top": [8], "features": 4}
-    workload = DLRM(batch=16, sparse=True, **sizes)
 
-    def make_step(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], Any]:
-        model = wrap(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)))
-        return lambda: model(torch.randn(4, 8)).sum().backward()
+    def wrapped(wrap: Callable[[nn.Module], nn.Module]) -> Make:
+        net = partial(nn.Sequential, nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        return train(lambda: wrap(net()), (4, 8), SGD, lr=0.1)
 
-    kinds: list[tuple[Callable[[], Any], int]] = [
-        (lambda: build_step(workload)[0], 1), (lambda: make_step(copy.deepcopy), 1),
-        (lambda: make_step(DistributedDataParallel), 2),
-    ]  # fmt: skip
+    kinds = [(twin(DLRM(batch=16, sparse=True, **sizes)), 1), (wrapped(copy.deepcopy), 1)]
+    kinds += [(wrapped(DistributedDataParallel), 2)]
 
     def run(number: int) -> Graph:
         make, ranks = kinds[number % 3]
@@ -374,25 +358,15 @@ def test_a_capture_that_fails_leaves_nothing_replaced(late: bool, error: type[Ba
         assert len(pool.submit(capture, lambda: lambda: torch.randn(3).sum()).result(30))
 
 
-def _make_lazy() -> Callable[[], Any]:
-    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyBatchNorm1d(affine=False), nn.Linear(8, 1))
-    return lambda: model(torch.randn(4, 16)).sum().backward()
+# -- how far it reaches ------------------------------------------------------------------------------------------------
 
 
-def test_a_lazy_module_without_sizes_is_named_with_the_way_out() -> None:
-    with pytest.raises(ValueError, match=r"LazyLinear is a lazy module, .*run one forward before capture, or use Lin"):
-        capture(_make_lazy)
-    step = _make_lazy()  # alive and without sizes: no other capture minds
-    assert len(capture(lambda: lambda: torch.randn(3).sum()))
-    with pytest.raises(ValueError, match="LazyLinear '0' is a lazy module"):
-        capture(lambda: step)
-    step()
-    assert [label[1] for label in capture(lambda: step).labels].count("gemm") > 2
-
-
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="lazy modules cannot be built without memory for tensors")
-def test_a_lazy_module_is_captured() -> None:
-    assert len(capture(_make_lazy))
+def test_a_model_of_a_trillion_numbers_is_captured_and_predicted() -> None:
+    layers = [partial(nn.Linear, 100_000, 100_000, bias=False)] * 100
+    make_step = train(lambda: nn.Sequential(*(make() for make in layers)).bfloat16(), (8, 100_000), SGD, lr=0.1)
+    graph = capture(make_step, device="cuda")
+    assert graph.parameters == 10**12
+    assert predict(graph, "h100-sxm-8").time > 100 * 2e10 / 3.35e12, "every weight is read"
 
 
 @pytest.mark.parametrize("optimizer", SPARSE)
@@ -400,3 +374,20 @@ def test_no_table_is_made_real_to_be_updated(optimizer: Any) -> None:
     """Fifteen terabytes: an operation that fell back on real tensors would not end."""
     graph = capture(train(partial(Bags, 10**10, 128), (1,), optimizer, lr=0.1))
     assert graph.parameters == 3 * 128 * 10**10 and "embedding_update" in {label[1] for label in graph.labels}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", NETS)
+def test_real_models_are_hardly_unmodelled(name: str) -> None:
+    graph = capture(NETS[name], name=name)
+    for platform in ("h100-sxm-8", "zen5-2"):
+        prediction = predict(graph, platform)
+        assert sum(prediction.unmodelled.values()) < 0.02 * prediction.time, prediction.unmodelled
+
+
+def test_the_table_finds_the_finer_line_first() -> None:
+    kinds = {"addmm": "gemm", "convolution_backward": "convolution", "max_pool2d_with_indices_backward": "pooling",
+             "_foreach_norm": "rowwise", "_foreach_addcdiv_": "elementwise", "index_put_": "copy",
+             "tanh": "elementwise", "mkldnn_rnn_layer": "other"}  # fmt: skip
+    assert {name: find_entry(name, pointwise=name == "tanh").kind for name in kinds} == kinds
+    assert find_entry("add_", sparse=True).kind == "embedding_update"

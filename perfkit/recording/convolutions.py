@@ -1,6 +1,7 @@
 """Convolutional nets and XLNet in PyTorch, each in the form of its publication and of any width, depth and size."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -9,11 +10,30 @@ from torch import Tensor, nn
 _Net: TypeAlias = Any  #: a `perfkit.recording.nets.Net`, which captures what is built here
 
 
-def _unit(inputs: int, outputs: int, kernel: Any = 1, *, stride: int = 1, groups: int = 1, act: Any = nn.ReLU) -> Any:
+def _unit(inputs: int, outputs: int, kernel: Any = 1, stride: int = 1, groups: int = 1, act: Any = nn.ReLU) -> Any:
     """Convolution, batch norm and activation."""
     pad = tuple(k // 2 for k in kernel) if isinstance(kernel, tuple) else kernel // 2
     layers = [nn.Conv2d(inputs, outputs, kernel, stride, pad, groups=groups, bias=False), nn.BatchNorm2d(outputs)]
     return nn.Sequential(*layers, *([act(inplace=True)] if act else []))
+
+
+def _chain(inputs: int, *units: tuple[Any, ...]) -> nn.Sequential:
+    """Units one after the other, each with its arguments from the outputs on."""
+    return nn.Sequential(*(_unit(before, *unit) for (before, *_), unit in pairwise([(inputs,), *units])))
+
+
+def _active(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2), nn.ReLU(inplace=True)]
+
+
+def _normed(inputs: int, outputs: int, kernel: int = 1) -> list[nn.Module]:
+    """Batch norm and activation before the convolution."""
+    convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
+    return [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True), convolution]
+
+
+def _head(channels: int, classes: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
 
 
 class _Residual(nn.Module):
@@ -38,21 +58,16 @@ class _Branches(nn.Module):
         return torch.cat([way(x) for way in self.ways], 1)
 
 
-def _head(channels: int, classes: int) -> list[nn.Module]:
-    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
-
-
 def _resnet(net: _Net) -> Iterator[nn.Module]:
     before = net.width
-    yield from (_unit(3, before, 7, stride=2), nn.MaxPool2d(3, 2, 1))
+    yield from (_unit(3, before, 7, 2), nn.MaxPool2d(3, 2, 1))
     for stage in range(4):
         middle, after = net.width << stage, 4 * net.width << stage
         for block in range(net.depth):
             stride = 2 if stage and not block else 1
-            wide = _unit(middle, middle, 3, stride=stride)
-            body = nn.Sequential(_unit(before, middle), wide, _unit(middle, after, act=None))
+            body = _chain(before, (middle,), (middle, 3, stride), (after, 1, 1, 1, None))
             same = before == after and stride == 1
-            yield _Residual(body, nn.Identity() if same else _unit(before, after, stride=stride, act=None), act=True)
+            yield _Residual(body, nn.Identity() if same else _unit(before, after, 1, stride, act=None), act=True)
             before = after
     yield from _head(before, net.classes)
 
@@ -61,7 +76,7 @@ def _vgg(net: _Net) -> Iterator[nn.Module]:
     before, wide = 3, 16 * net.width
     for stage in range(5):
         for _ in range(net.depth):
-            yield from (nn.Conv2d(before, net.width << min(stage, 3), 3, padding=1), nn.ReLU(inplace=True))
+            yield from _active(before, net.width << min(stage, 3), 3)
             before = net.width << min(stage, 3)
         yield nn.MaxPool2d(2, 2)
     yield from (nn.Flatten(), nn.Linear(before * (net.size // 32) ** 2, wide), nn.ReLU(inplace=True))
@@ -70,81 +85,60 @@ def _vgg(net: _Net) -> Iterator[nn.Module]:
 
 def _mobilenet(net: _Net) -> Iterator[nn.Module]:
     before = 2 * net.width
-    yield _unit(3, before, 3, stride=2, act=nn.ReLU6)
+    yield _unit(3, before, 3, 2, act=nn.ReLU6)
     for stage, factor in enumerate((1, 2, 4, 6, 10)):
         for block in range(net.depth):
             stride, wide, after = 2 if stage in (1, 2, 4) and not block else 1, before * 6, net.width * factor
-            depthwise = _unit(wide, wide, 3, stride=stride, groups=wide, act=nn.ReLU6)
-            body = nn.Sequential(_unit(before, wide, act=nn.ReLU6), depthwise, _unit(wide, after, act=None))
+            body = _chain(before, (wide, 1, 1, 1, nn.ReLU6), (wide, 3, stride, wide, nn.ReLU6), (after, 1, 1, 1, None))
             yield _Residual(body, nn.Identity(), act=False) if before == after and stride == 1 else body
             before = after
     yield from (_unit(before, 4 * before, act=nn.ReLU6), *_head(4 * before, net.classes))
 
 
 def _densenet(net: _Net) -> Iterator[nn.Module]:
-    def normed(inputs: int, outputs: int, kernel: int = 1) -> list[nn.Module]:
-        """Batch norm and activation before the convolution."""
-        convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
-        return [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True), convolution]
-
     growth, channels = net.width, 2 * net.width
-    yield from (_unit(3, channels, 7, stride=2), nn.MaxPool2d(3, 2, 1))
+    yield from (_unit(3, channels, 7, 2), nn.MaxPool2d(3, 2, 1))
     for stage in range(3):
         for _ in range(2 * net.depth):  # the new channels join the old ones
-            new = nn.Sequential(*normed(channels, 4 * growth), *normed(4 * growth, growth, 3))
+            new = nn.Sequential(*_normed(channels, 4 * growth), *_normed(4 * growth, growth, 3))
             yield _Branches(nn.Identity(), new)
             channels += growth
         if stage < 2:
-            yield from (*normed(channels, channels // 2), nn.AvgPool2d(2, 2))
+            yield from (*_normed(channels, channels // 2), nn.AvgPool2d(2, 2))
             channels //= 2
     yield from (nn.BatchNorm2d(channels), nn.ReLU(inplace=True), *_head(channels, net.classes))
 
 
 def _inception(net: _Net) -> Iterator[nn.Module]:
-    def chain(*channels: int, kernels: tuple[Any, ...]) -> nn.Module:
-        pairs = zip(channels, channels[1:], kernels, strict=False)
-        return nn.Sequential(*(_unit(before, after, kernel) for before, after, kernel in pairs))
-
-    def block(c: int, n: int, long: int) -> nn.Module:
-        """Four branches; `long` is the size of the square or factorised kernels."""
-        flat, tall = (1, long), (long, 1)
-        pool = nn.Sequential(nn.AvgPool2d(3, 1, 1), _unit(c, n))
-        if long == 5:
-            near, far = chain(c, n, n, kernels=(1, 5)), chain(c, n, 2 * n, 2 * n, kernels=(1, 3, 3))
-        else:
-            near = chain(c, n, n, n, kernels=(1, flat, tall))
-            far = chain(c, n, n, n, n, 2 * n, kernels=(1, tall, flat, tall, flat))
-        return _Branches(_unit(c, n), near, far, pool)
-
-    before = 2 * net.width
-    yield from (_unit(3, net.width, 3, stride=2), _unit(net.width, before, 3), nn.MaxPool2d(3, 2, 1))
-    for stage, long in enumerate((5, 7)):
+    """Blocks of four branches, first with square kernels, then with factorised ones."""
+    before, flat, tall = 2 * net.width, (1, 7), (7, 1)
+    yield from (_unit(3, net.width, 3, 2), _unit(net.width, before, 3), nn.MaxPool2d(3, 2, 1))
+    for stage in range(2):
         n = net.width << stage
+        near = ((n, flat), (n, tall)) if stage else ((n, 5),)
+        far = ((n, tall), (n, flat), (n, tall), (2 * n, flat)) if stage else ((2 * n, 3), (2 * n, 3))
         for _ in range(net.depth):
-            yield block(before, n, long)
+            pool = nn.Sequential(nn.AvgPool2d(3, 1, 1), _unit(before, n))
+            yield _Branches(_unit(before, n), _chain(before, (n,), *near), _chain(before, (n,), *far), pool)
             before = 5 * n
         if not stage:
-            shrink = nn.Sequential(_unit(before, n), _unit(n, 2 * n, 3, stride=2))
-            yield _Branches(_unit(before, n, 3, stride=2), shrink, nn.MaxPool2d(3, 2, 1))
+            yield _Branches(_unit(before, n, 3, 2), _chain(before, (n,), (2 * n, 3, 2)), nn.MaxPool2d(3, 2, 1))
             before += 3 * n
     yield from _head(before, net.classes)
 
 
 def _squeezenet(net: _Net) -> Iterator[nn.Module]:
-    def active(inputs: int, outputs: int, kernel: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2), nn.ReLU(inplace=True))
-
     before = 2 * net.width
-    yield from (nn.Conv2d(3, before, 3, 2, 1), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+    yield from (*_active(3, before, 3, 2), nn.MaxPool2d(3, 2, 1))
     for stage in range(3):
         squeeze = net.width // 2 * (stage + 1)
         for _ in range(net.depth):
-            yield from (nn.Conv2d(before, squeeze, 1), nn.ReLU(inplace=True))
-            yield _Branches(active(squeeze, 4 * squeeze, 1), active(squeeze, 4 * squeeze, 3))
+            yield from _active(before, squeeze, 1)
+            yield _Branches(*(nn.Sequential(*_active(squeeze, 4 * squeeze, kernel)) for kernel in (1, 3)))
             before = 8 * squeeze
         if stage < 2:
             yield nn.MaxPool2d(3, 2, 1)
-    yield from (nn.Conv2d(before, net.classes, 1), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    yield from (*_active(before, net.classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 class _RelativeAttention(nn.Module):

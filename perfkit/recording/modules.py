@@ -4,7 +4,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,20 +16,23 @@ from torch.nn.parallel import DistributedDataParallel
 from perfkit.recording.convolutions import build_net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.transformer import Transformer
 
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-           "fp64": torch.float64}  # fmt: skip
+#: Data types that platforms are calibrated for, as PyTorch has them.
+DTYPES = {
+    "fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16,
+}  # fmt: skip
 
 #: Settings of a workload that can be predicted, with the only value that is built here.
 _BUILT = {"embedding": "separate", "fused": False, "mixed": False, "compiled": False}
 
 
-def _mlp(widths: Sequence[int], *, last_relu: bool) -> nn.Sequential:
+def _mlp(widths: Sequence[int], *, last_relu: bool) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*(layers if last_relu else layers[:-1]))
+    for pair in itertools.pairwise(widths):
+        layers += [nn.Linear(*pair), nn.ReLU()]
+    return layers if last_relu else layers[:-1]
 
 
 class _Cross(nn.Module):
@@ -37,16 +40,17 @@ class _Cross(nn.Module):
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
         super().__init__()
-        pairs = [(nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)) for _ in range(layers)]
-        self.layers = nn.ModuleList(nn.ModuleList(pair) for pair in pairs)
-        for layer in self.layers:
-            layer.bias = nn.Parameter(torch.zeros(width))
+        self.layers: Any = nn.ModuleList()
+        for _ in range(layers):
+            pair = nn.ModuleList([nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)])
+            pair.bias = nn.Parameter(torch.zeros(width))
+            self.layers.append(pair)
 
     def forward(self, first: Tensor) -> Tensor:
         x = first
         for layer in self.layers:
-            narrow, wide = cast(nn.ModuleList, layer)
-            x = first * (wide(narrow(x)) + cast(Tensor, layer.bias)) + x
+            narrow, wide = layer
+            x = first * (wide(narrow(x)) + layer.bias) + x
         return x
 
 
@@ -97,24 +101,28 @@ def _send_back(flat: Tensor, flight: dict[str, Any]) -> None:
 class _Recommendation(nn.Module):
     """What one rank holds of a DLRM: its tables, and the bottom and top MLP."""
 
+    i: Tensor
+    j: Tensor
+
     def __init__(self, model: DLRM, plan: Plan, rank: int) -> None:
         super().__init__()
         self.model, self.plan, self.dim = model, plan, model.tables[0].dim
         self.widths = [self.dim * len(plan.tables_of(rank)) for rank in range(plan.ranks)]
         features = len(model.tables) + 1
-        self.bottom = _mlp((model.features, *model.bottom), last_relu=True)
-        tables = [model.tables[t] for t in plan.tables_of(rank)]
-        self.tables = nn.ModuleList(nn.EmbeddingBag(t.rows, t.dim, mode="sum", sparse=model.sparse) for t in tables)
-        for table, module in zip(tables, self.tables, strict=True):
-            nn.init.uniform_(cast(Tensor, module.weight), -(table.rows**-0.5), table.rows**-0.5)
+        self.bottom = nn.Sequential(*_mlp((model.features, *model.bottom), last_relu=True))
+        self.tables = nn.ModuleList()
+        for table in (model.tables[t] for t in plan.tables_of(rank)):
+            self.tables.append(bag := nn.EmbeddingBag(table.rows, table.dim, mode="sum", sparse=model.sparse))
+            nn.init.uniform_(bag.weight, -(table.rows**-0.5), table.rows**-0.5)
+        width, first = self.dim + features * (features - 1) // 2, list[nn.Module]()
         if model.interaction == "cross":
             width = self.dim * features
-            self.top = nn.Sequential(_Cross(width, *model.cross), *_mlp((width, *model.top), last_relu=False))
-            return
-        self.top = _mlp((self.dim + features * (features - 1) // 2, *model.top), last_relu=False)
-        i, j = torch.tril_indices(features, features, -1)
-        self.register_buffer("i", i)
-        self.register_buffer("j", j)
+            first = [_Cross(width, *model.cross)]
+        self.top = nn.Sequential(*first, *_mlp((width, *model.top), last_relu=False))
+        if not first:
+            i, j = torch.tril_indices(features, features, -1)
+            self.register_buffer("i", i)
+            self.register_buffer("j", j)
 
     def forward(self, x: Tensor, indices: Sequence[Tensor], offsets: Sequence[Tensor]) -> Tensor:
         batch, parallel = x.shape[0], self.plan.ranks > 1
@@ -135,7 +143,7 @@ class _Recommendation(nn.Module):
             return self.top(joined)
         vectors = joined.view(batch, -1, self.dim)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
-        return self.top(torch.cat([x, products[:, cast(Tensor, self.i), cast(Tensor, self.j)]], 1))
+        return self.top(torch.cat([x, products[:, self.i, self.j]], 1))
 
     def _join(self, pooled: list[Tensor], batch: int) -> Tensor:
         if pooled:
@@ -248,25 +256,26 @@ def _cumulative(rows: int, exponent: float) -> np.ndarray:
     return np.cumsum(np.arange(1, rows + 1, dtype=float) ** -exponent)
 
 
-def _dlrm_batch(model: DLRM, plan: Plan, rank: int, rng: np.random.Generator, device: str) -> Any:
-    indices, offsets, batch, dtype = [], [], model.batch // plan.ranks, _DTYPES[model.dtype]
-    for table in (model.tables[t] for t in plan.tables_of(rank)):
-        lookups = round(model.batch * table.pooling)
-        indices.append(torch.from_numpy(draw_rows(rng, table.rows, table.exponent, lookups)).to(device))
-        offsets.append(torch.from_numpy(np.arange(model.batch) * lookups // model.batch).to(device))
-    x = torch.rand(batch, model.features, dtype=dtype, device=device)
-    return (x, indices, offsets), torch.rand(batch, 1, dtype=dtype, device=device).round_()
-
-
-def _other_batch(model: Any, ranks: int, rng: np.random.Generator, device: str) -> Any:
+def _draw_batch(model: Any, ranks: int, device: str, rng: np.random.Generator, tables: Sequence[EmbeddingTable]) -> Any:
+    """Inputs and labels of one iteration."""
     batch = model.batch // ranks
+
+    def place(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
     if isinstance(model, Transformer):
-        tokens = torch.from_numpy(rng.integers(0, model.vocabulary, (batch, model.sequence))).to(device)
+        tokens = place(rng.integers(0, model.vocabulary, (batch, model.sequence)))
         return (tokens, torch.zeros_like(tokens)), tokens
+    if isinstance(model, DLRM):
+        counts = [round(model.batch * table.pooling) for table in tables]
+        drawn = [place(draw_rows(rng, t.rows, t.exponent, n)) for t, n in zip(tables, counts, strict=True)]
+        offsets = [place(np.arange(model.batch) * n // model.batch) for n in counts]
+        x, y = (torch.rand(batch, n, dtype=DTYPES[model.dtype], device=device) for n in (model.features, 1))
+        return (x, drawn, offsets), y.round_()
     if model.name == "xlnet":
         tokens = torch.randint(model.classes, (batch, model.size), device=device)
         return (tokens,), tokens.view(-1)
-    images = torch.randn(batch, 3, model.size, model.size, dtype=_DTYPES[model.dtype], device=device)
+    images = torch.randn(batch, 3, model.size, model.size, dtype=DTYPES[model.dtype], device=device)
     return (images,), torch.randint(model.classes, (batch,), device=device)
 
 
@@ -325,35 +334,36 @@ def build_step(
             raise ValueError(f"{name} is {value!r}; only {built!r} is measured, other values are predicted")
     torch.manual_seed(seed + rank)
     rng, ranks = np.random.default_rng(seed + 1000 * rank), plan.ranks if plan else ranks
-    share = _share_gradients if ranks > 1 and workload.overlap else None
+    tables: list[EmbeddingTable] = []
     module: Any
-    loss_of: Callable[..., Tensor] = F.binary_cross_entropy_with_logits
+    loss_of: Callable[..., Tensor] = F.cross_entropy
+    parts: Sequence[str] = ()  # of the module whose gradients are averaged; all of it where there are none
     if isinstance(workload, DLRM):
-        placed = workload.place(plan, ranks)
-        module = _Recommendation(workload, placed, rank).to(device, _DTYPES[workload.dtype])
-        batches = [_dlrm_batch(workload, placed, rank, rng, device) for _ in range(8)]
-        reduced = [*module.bottom.parameters(), *module.top.parameters()]
-        if share:
-            module.bottom, module.top = share(module.bottom), share(module.top)
+        placed, parts, loss_of = workload.place(plan, ranks), ("bottom", "top"), F.binary_cross_entropy_with_logits
+        module, tables = _Recommendation(workload, placed, rank), [workload.tables[t] for t in placed.tables_of(rank)]
+    elif isinstance(workload, Transformer):
+        module, loss_of = _Words(workload), lambda x, y: F.cross_entropy(x.view(-1, x.shape[-1]), y.view(-1))
     else:
-        words = isinstance(workload, Transformer)
-        loss_of = (lambda x, y: F.cross_entropy(x.view(-1, x.shape[-1]), y.view(-1))) if words else F.cross_entropy
-        module = _Words(workload) if words else build_net(workload)
-        module = module.to(device, _DTYPES[workload.dtype])
-        batches = [_other_batch(workload, ranks, rng, device) for _ in range(8)]
-        reduced, module = list(module.parameters()), share(module) if share else module
+        module = build_net(workload)
+    module = module.to(device, DTYPES[workload.dtype])
+    batches = itertools.cycle([_draw_batch(workload, ranks, device, rng, tables) for _ in range(8)])
+    averaged = [p for part in (parts or [""]) for p in module.get_submodule(part).parameters()]
+    if overlap := ranks > 1 and workload.overlap:
+        for part in parts:
+            setattr(module, part, _share_gradients(getattr(module, part)))
+        module = module if parts else _share_gradients(module)
     rates = {"lr": 1e-4}
     if workload.optimizer == "sgd" and not isinstance(workload, DLRM | Transformer):
         rates["momentum"] = 0.9
     makes: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad}
-    optimizer, turns = makes[workload.optimizer](module.parameters(), **rates), itertools.cycle(batches)
+    optimizer = makes[workload.optimizer](module.parameters(), **rates)
 
     def step() -> None:
-        inputs, labels = next(turns)
+        inputs, labels = next(batches)
         optimizer.zero_grad()
         loss_of(module(*inputs), labels).backward()
-        if ranks > 1 and not share:
-            _all_reduce(reduced)
+        if ranks > 1 and not overlap:
+            _all_reduce(averaged)
         optimizer.step()
 
     return step, module

@@ -1,11 +1,12 @@
 """A sandbox in which a training step runs without computing, with every private part of PyTorch that it needs.
 
-Checked with PyTorch 2.13.0 alone. What would have to be looked at first with another version:
+Checked with PyTorch 2.13.0 alone. What would have to be looked at first with another version, see `_list_patches`:
 
 ==========================================  =======  ================================================================
 part of PyTorch                             since    what for
 ==========================================  =======  ================================================================
 torch._subclasses.fake_tensor               2.0      tensors without values; `data_ptr` is asked for by deep copies
+fake_tensor.CONSTANT_NUMEL_LIMIT            2.0      real whole numbers stay known through operations
 nn.Module._apply                            1.0      conversions swap parameters, which fake ones cannot
 LazyModuleMixin.__init__                    1.8      lazy modules are refused by name
 _foreach_utils, optimizer: lists of types   2.1      optimizers on a GPU work on lists of tensors
@@ -28,14 +29,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import distributed
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, optimizer
 from torch.utils import _foreach_utils
@@ -46,25 +49,11 @@ _VALUES = (
     fake_tensor.DynamicOutputShapeException,
     fake_tensor.UnsupportedFakeTensorException,
 )
+#: Largest tensor whose values are known if those it is made from are [-].
+MOST_KNOWN = 1 << 24
 #: Held for a whole capture, as its replacements affect the whole process.
 _ALONE = threading.RLock()
 _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"]))
-
-
-@contextmanager
-def _replace(owner: Any, **values: Any) -> Iterator[None]:
-    """Give an object or module other attributes for a while."""
-    before = {name: vars(owner)[name] for name in values if name in vars(owner)}  # others are inherited
-    try:
-        for name, value in values.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name in values:
-            if name in before:
-                setattr(owner, name, before[name])
-            elif name in vars(owner):
-                delattr(owner, name)
 
 
 # -- what depends on values --------------------------------------------------------------------------------------------
@@ -84,30 +73,8 @@ def _refuse(frames: traceback.StackSummary, cause: BaseException | None = None) 
     ) from cause
 
 
-@contextmanager
-def _explain() -> Iterator[None]:
-    """Say which line of the step asked for a value that is not computed."""
-    try:
-        yield
-    except _VALUES as error:
-        _refuse(traceback.extract_tb(error.__traceback__), error)
-
-
-def refuse_lazy(module: nn.Module, path: str = "") -> NoReturn:
-    """Say that a module does not know its sizes yet, and what to do.
-
-    Parameters
-    ----------
-    module : Module
-        One whose sizes come from its first input.
-    path : str, optional
-        Where it is in the model.
-
-    Raises
-    ------
-    ValueError
-        Always.
-    """
+def refuse_lazy(module: nn.Module, *_: Any, path: str = "", **__: Any) -> NoReturn:
+    """Say that a module does not know its sizes yet, and what to do."""
     name = type(module).__name__
     raise ValueError(
         f"{name}{f' {path!r}' if path else ''} is a lazy module, whose sizes are not known before its first input; "
@@ -131,63 +98,40 @@ class Unknown(float):
 
 
 def find_caller(name: str) -> bool:
-    """Whether a file is among those that call, autograd's engine not passed.
-
-    Parameters
-    ----------
-    name : str
-        How the file's path ends.
-
-    Returns
-    -------
-    found : bool
-        Whether it calls.
-    """
+    """Whether a file whose path ends so is among those that call, autograd's engine not passed."""
     frame: Any = sys._getframe(2)
-    while frame is not None and not frame.f_code.co_filename.endswith("autograd/graph.py"):
-        if frame.f_code.co_filename.endswith(name):
-            return True
+    while frame is not None and not frame.f_code.co_filename.endswith((name, "autograd/graph.py")):
         frame = frame.f_back
-    return False
+    return frame is not None and bool(frame.f_code.co_filename.endswith(name))
 
 
 # -- state that a step over real modules would leave behind ------------------------------------------------------------
 
 
 def find_alive(*types: type) -> list[Any]:
-    """All objects of these types that Python knows of, but for modules half built and parameters without sizes.
-
-    Parameters
-    ----------
-    *types : type
-        Types, subclasses included.
-
-    Returns
-    -------
-    objects : list
-        In no order that means anything.
-    """
+    """All objects of these types that Python knows of, but for modules half built and parameters without sizes."""
     alive = (o for o in gc.get_objects() if issubclass(type(o), types) and not is_lazy(o))
     return [o for o in alive if not isinstance(o, nn.Module) or "_modules" in vars(o)]
 
 
-def _held_tensors(module: nn.Module) -> list[dict[str, Any]]:
-    return [module._parameters, module._buffers]
+def _list_mappings(tree: Any) -> Iterator[dict[Any, Any]]:
+    """All dictionaries inside of one and inside of its lists."""
+    if isinstance(tree, dict):
+        yield tree
+    for each in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(each, dict | list):
+            yield from _list_mappings(each)
 
 
 @contextmanager
 def _keep_state() -> Iterator[None]:
-    """Put back gradients, parameters, buffers, optimizer states and random numbers of everything that is alive."""
+    """Put back tensors, gradients, modules, optimizers and random numbers of everything that is alive."""
     alive = find_alive(Tensor, nn.Module, Optimizer)
-    leaves = [(t, t.grad) for t in alive if isinstance(t, Tensor) and t.is_leaf and t.requires_grad]
-    versions = [(t, t._version) for t in alive if isinstance(t, Tensor) and not t.is_inference()]
-    modules = [(m, [dict(held) for held in _held_tensors(m)], m.training) for m in alive if isinstance(m, nn.Module)]
-    optimizers = [
-        (o, {p: dict(s) for p, s in o.state.items()}, [dict(g) for g in o.param_groups])
-        for o in alive
-        if isinstance(o, Optimizer)
-    ]
-    del alive
+    tensors = [t for t in alive if isinstance(t, Tensor) and not t.is_inference()]
+    leaves = [(t, t.grad, t._version) if t.is_leaf and t.requires_grad else (t, None, t._version) for t in tensors]
+    owners = [vars(o) for o in alive if not isinstance(o, Tensor)]
+    held = [(mapping, dict(mapping)) for own in owners for mapping in _list_mappings(own)]
+    del alive, tensors, owners
     settings: list[tuple[Callable[[Any], Any], Any]] = [
         (torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate()),
         (np.random.set_state, np.random.get_state()), (torch.set_default_dtype, torch.get_default_dtype()),
@@ -201,95 +145,51 @@ def _keep_state() -> Iterator[None]:
             put_back(value)
         if torch.get_default_device() != device:
             torch.set_default_device(device)
-        for module, held, training in modules:
-            module.training = training
-            for now, before in zip(_held_tensors(module), held, strict=True):
-                if set(now) != set(before) or any(now[k] is not before[k] for k in before):
-                    now.clear()
-                    now.update(before)
-        for leaf, gradient in leaves:
-            if leaf.grad is not gradient:
-                leaf.grad = gradient
-        for each, state, groups in optimizers:
-            each.state.clear()
-            each.state.update(state)
-            for group, own in zip(each.param_groups, groups, strict=False):
-                group.update(own)
-        changed = [(t, v) for t, v in versions if t._version != v]
+        for now, before in held:
+            if now.keys() != before.keys() or any(now[key] is not before[key] for key in before):
+                now.clear()
+                now.update(before)
+        for tensor, gradient, _ in leaves:
+            if tensor.is_leaf and tensor.grad is not gradient:
+                tensor.grad = gradient
+        changed = [(tensor, version) for tensor, _, version in leaves if tensor._version != version]
         if changed:
             torch._C._autograd._unsafe_set_version_counter(*zip(*changed, strict=True))
 
 
-def _convert_modules() -> Callable[..., nn.Module]:
-    """A `Module._apply` for fake parameters, which PyTorch would swap, and often cannot; tied ones stay tied."""
-    converted: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        for child in module.children() if recurse else ():
-            child._apply(fn)
-        for held in _held_tensors(module):
-            for key, old in held.items():
-                if old is None or (id(old) in converted and converted[id(old)][1] is old):
-                    continue
-                with torch.no_grad():
-                    new = converted[id(old)][1] if id(old) in converted else fn(old)
-                if new is not old and isinstance(old, nn.Parameter) and not isinstance(new, nn.Parameter):
-                    new = nn.Parameter(new, old.requires_grad)
-                converted[id(old)] = converted[id(new)] = old, new
-                held[key] = new
-        return module
-
-    return convert
+def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """`Module._apply` for fake parameters, which PyTorch would swap, and often cannot; tied ones stay tied."""
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    holders: list[dict[str, Any]] = [module._parameters, module._buffers]
+    for held in holders:
+        for key, old in held.items():
+            with torch.no_grad():
+                new: Any = old if old is None else fn(old)
+            if isinstance(old, nn.Parameter) and isinstance(old, FakeTensor):
+                old.data = new
+            elif new is not old:
+                held[key] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+    return module
 
 
-# -- ranks -------------------------------------------------------------------------------------------------------------
+# -- the sandbox -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
-    """A process group of ranks that do not exist, in place of the one there may be."""
-    from torch.distributed import distributed_c10d
-    from torch.nn.parallel import distributed
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    own: Any = distributed_c10d
-    world = own._world
-    own._world = SimpleNamespace(
-        default_pg=None, pg_map={}, pg_names={}, pg_group_ranks={}, pg_backend_config={}, tags_to_pg={}, pg_to_tag={},
-        pg_coalesce_state={}, comms=[], group_count=world.group_count + 10_000, pg_config_info=[],
-    )  # fmt: skip
-    nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
-    try:
-        with (
-            _replace(sys, excepthook=sys.excepthook),
-            _replace(distributed, _verify_param_shape_across_processes=nothing, _sync_module_states=nothing),
-        ):
-            dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore(), group_name="perfkit")
-            yield
-    finally:
-        gc.collect()  # a module over ranks holds on to its process group
-        for name in own._world.pg_names.values():
-            torch._C._distributed_c10d._unregister_process_group(name)
-        own._world = world
-        own._update_default_pg(world.default_pg)
-
-
-@contextmanager
-def watch_ranks(waited: Callable[[Any], None], agreeing: Callable[[bool], None]) -> Iterator[None]:
-    """See where collectives are waited for, and when a module over ranks agrees on its buckets.
-
-    Parameters
-    ----------
-    waited : callable
-        Receives each handle that is waited for.
-    agreeing : callable
-        Receives True when a module over ranks begins to send and read whole numbers, and False when it has done so.
-
-    Yields
-    ------
-    None
-        While both are watched.
-    """
+def _list_patches(device: str, waited: Callable[[Any], None], agreeing: Callable[[bool], None]) -> list[Any]:
+    """What is replaced in PyTorch: owners, and the attributes that they get for a while."""
+    types = [*optimizer._foreach_supported_types, FakeTensor]
+    names = [*_foreach_utils._get_foreach_kernels_supported_devices(), *(["cpu"] if device == "cuda" else [])]
+    lists = {"_foreach_supported_types": types, "_get_foreach_kernels_supported_devices": lambda: names}
+    patches: list[tuple[Any, dict[str, Any]]] = [
+        (FakeTensor, {"data_ptr": lambda _: 0}),
+        (fake_tensor, {"CONSTANT_NUMEL_LIMIT": MOST_KNOWN}),
+        (LazyModuleMixin, {"__init__": refuse_lazy}),
+        (nn.Module, {"_apply": _convert}),
+        (_foreach_utils, lists), (optimizer, lists), (sys, {"excepthook": sys.excepthook}),
+    ]  # fmt: skip
+    if not dist.is_available():
+        return patches
     private: Any = torch._C._distributed_c10d
     wait, agree = private.Work.wait, private.Reducer._rebuild_buckets
 
@@ -304,12 +204,39 @@ def watch_ranks(waited: Callable[[Any], None], agreeing: Callable[[bool], None])
         finally:
             agreeing(False)
 
-    with _replace(private.Work, wait=note), _replace(private.Reducer, _rebuild_buckets=agreed):
-        yield
+    nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+    return [
+        *patches, (private.Work, {"wait": note}), (private.Reducer, {"_rebuild_buckets": agreed}),
+        (distributed, {"_verify_param_shape_across_processes": nothing, "_sync_module_states": nothing}),
+    ]  # fmt: skip
 
 
 @contextmanager
-def open_sandbox(ranks: int = 1, rank: int = 0, device: str = "cpu") -> Iterator[FakeTensorMode]:
+def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
+    """A process group of ranks that do not exist, in place of the one there may be."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    own: Any = dist.distributed_c10d
+    before = own._world
+    world = own._world = SimpleNamespace(
+        default_pg=None, pg_map={}, pg_names={}, pg_group_ranks={}, pg_backend_config={}, tags_to_pg={}, pg_to_tag={},
+        pg_coalesce_state={}, comms=[], group_count=before.group_count + 10_000, pg_config_info=[],
+    )  # fmt: skip
+    try:
+        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore(), group_name="perfkit")
+        yield
+    finally:
+        gc.collect()  # a module over ranks holds on to its process group
+        for name in world.pg_names.values():
+            torch._C._distributed_c10d._unregister_process_group(name)
+        own._world = before
+        own._update_default_pg(before.default_pg)
+
+
+@contextmanager
+def open_sandbox(
+    ranks: int, rank: int, device: str, waited: Callable[[Any], None], agreeing: Callable[[bool], None]
+) -> Iterator[None]:
     """Run without computing, alone in the process, and leave nothing behind.
 
     Parameters
@@ -318,34 +245,25 @@ def open_sandbox(ranks: int = 1, rank: int = 0, device: str = "cpu") -> Iterator
         Ranks that take part, and which of them this is [-].
     device : str
         ``cpu`` or ``cuda``, where optimizers work on lists of tensors.
-
-    Yields
-    ------
-    fake : FakeTensorMode
-        The mode under which tensors have no data; it is not entered yet.
+    waited : callable
+        Receives each handle of a collective that is waited for.
+    agreeing : callable
+        Receives True when a module over ranks begins to send and read whole numbers, and False when it has done so.
 
     Raises
     ------
     ValueError
         For what asks for a value that is not computed, naming the line.
     """
-    with ExitStack() as stack:
-        stack.enter_context(_ALONE)
-        lists = [*_foreach_utils._get_foreach_kernels_supported_devices(), *(["cpu"] if device == "cuda" else [])]
-        for manager in (
-            _explain(), _keep_state(),
-            _replace(FakeTensor, data_ptr=lambda _: 0),
-            _replace(LazyModuleMixin, __init__=lambda module, *_, **__: refuse_lazy(module)),
-            _replace(nn.Module, _apply=_convert_modules()),
-            _replace(_foreach_utils, _get_foreach_kernels_supported_devices=lambda: lists),
-            _replace(optimizer, _get_foreach_kernels_supported_devices=lambda: lists),
-        ):  # fmt: skip
-            stack.enter_context(manager)
-        for types in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
-            stack.callback(types.remove, FakeTensor)
-            types.append(FakeTensor)
+    with _ALONE, ExitStack() as stack:
+        stack.enter_context(_keep_state())
+        for owner, values in _list_patches(device, waited, agreeing):
+            stack.enter_context(patch.multiple(owner, **values))
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if dist.is_available() and (ranks > 1 or dist.is_initialized()):
             stack.enter_context(_fake_ranks(ranks, rank))
-        yield FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        try:
+            yield
+        except _VALUES as error:
+            _refuse(traceback.extract_tb(error.__traceback__), error)

@@ -2,29 +2,32 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from perfkit.ground.units import check_choice, check_positive
 from perfkit.recording.recorder import Recorder
-from perfkit.recording.sandbox import Unknown, find_alive, find_caller, open_sandbox, refuse_lazy, watch_ranks
+from perfkit.recording.sandbox import Unknown, find_alive, find_caller, open_sandbox, refuse_lazy
 from perfkit.workloads.graph import Graph
 
-_MOVES = (Tensor.to, Tensor.cuda, Tensor.cpu)
-_VALUES = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__)
+_VALUES = (
+    Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__, Tensor.__int__, Tensor.__bool__,
+)  # fmt: skip
 
 
 def _at_home(device: Any) -> Any:
     """Where a fake tensor is stored: autograd knows devices of this build of PyTorch alone."""
-    return device if torch.device(device).type == "meta" else "cpu"
+    named = isinstance(device, str | torch.device) and torch.device(device).type != "meta"
+    return "cpu" if named else device
 
 
 class _Calls(TorchFunctionMode):
@@ -36,10 +39,12 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, recorder = kwargs or {}, self.recorder
-        if func in _MOVES:
-            args = self._move(func, args, kwargs)
-            func = Tensor.to if func is Tensor.cuda else func
-        if kwargs.get("device") is not None and not isinstance(kwargs["device"], int):
+        if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
+            self._move(func, args, kwargs)
+            if func is not Tensor.to:
+                func, args, kwargs = Tensor.to, args[:1], {**kwargs, "device": "cpu"}
+            args = (args[0], *map(_at_home, args[1:]))
+        if "device" in kwargs:
             kwargs = {**kwargs, "device": _at_home(kwargs["device"])}
         if func in _VALUES:
             return self._ask(func, args, kwargs)
@@ -54,29 +59,25 @@ class _Calls(TorchFunctionMode):
         if self.accelerator and self.recorder.on:
             self.recorder.transfer(direction, tensor)
 
-    def _move(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Keep a tensor where it is, and note what the host would wait for."""
-        named = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)]
-        there = func is Tensor.cuda or any(torch.device(a).type != "cpu" for a in named)
-        if there and not isinstance(args[0], FakeTensor):
-            self._transfer("to_device", args[0])
-        elif isinstance(args[0], FakeTensor) and (func is Tensor.cpu or (named and not there)):
-            self._transfer("to_host", args[0])
-        if func is Tensor.cuda:
-            return (args[0], "cpu")
-        return (args[0], *(_at_home(a) if isinstance(a, str | torch.device) else a for a in args[1:]))
+    def _move(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note what the host would wait for; the tensor stays where it is."""
+        named = [torch.device(a).type for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)]
+        away = func is Tensor.cuda or any(name != "cpu" for name in named)
+        if away != isinstance(args[0], FakeTensor) and (away or named or func is Tensor.cpu):
+            self._transfer("to_device" if away else "to_host", args[0])
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A number that is known, or one that nothing may be decided by."""
-        try:
-            return func(*args, **kwargs)
-        except DataDependentOutputException:
-            if find_caller("grad_scaler.py"):
-                return 0.0  # nothing overflowed, as in most iterations
-            if func is not Tensor.item or not args[0].is_floating_point():
-                raise
-            self._transfer("to_host", args[0])
-            return Unknown(1.0)
+        """What is known, or a number that nothing may be decided by."""
+        known = self.recorder.pretend(args[0]).constant
+        if known is not None:
+            with _disable_current_modes():
+                return func(known, *args[1:], **kwargs)
+        if find_caller("grad_scaler.py"):
+            return 0.0  # nothing overflowed, as in most iterations
+        if func is not Tensor.item or not args[0].is_floating_point():
+            raise DataDependentOutputException(func)
+        self._transfer("to_host", args[0])
+        return Unknown(1.0)
 
 
 def capture(
@@ -130,21 +131,18 @@ def capture(
     """
     check_choice("device", device, ("cpu", "cuda"))
     ranks = int(check_positive("ranks", ranks, integer=True))
-    with open_sandbox(ranks, rank, device) as fake:
-        recorder = Recorder(fake)
-        watched = (
-            watch_ranks(recorder.exchanges.wait, partial(setattr, recorder, "agreeing")) if ranks > 1 else nullcontext()
-        )
-        with watched, _follow(recorder), fake, recorder, _Calls(recorder, device):
-            step = make_step()
-            if not callable(step):
-                raise ValueError(f"make_step returned {step!r}; it must return the step, a callable without arguments")
-            step()
-            recorder.phase, recorder.on = "forward", True
-            step()
-            recorder.on = False
-            recorder.exchanges.end_backward()
-            del step
+    recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
+    sandbox = open_sandbox(ranks, rank, device, recorder.exchanges.wait, partial(setattr, recorder, "agreeing"))
+    with sandbox, _follow(recorder), recorder.fake, recorder, _Calls(recorder, device):
+        step = make_step()
+        if not callable(step):
+            raise ValueError(f"make_step returned {step!r}; it must return the step, a callable without arguments")
+        step()
+        recorder.phase, recorder.on = "forward", True
+        step()
+        recorder.on = False
+        recorder.exchanges.end_backward()
+        del step
     graph = recorder.graph(name, family, ranks)
     if ranks > 1 and not len(graph.collectives):
         warnings.warn(
@@ -155,15 +153,6 @@ def capture(
     return graph
 
 
-def _find_path(module: nn.Module, parents: dict[int, tuple[nn.Module, str]]) -> str:
-    """Path of a module, from the outside in; a wrapper has no name."""
-    names: list[str] = []
-    while id(module) in parents and len(names) < 64:
-        module, name = parents[id(module)]
-        names.append(name)
-    return ".".join(reversed(names)).removeprefix("module.")
-
-
 @contextmanager
 def _follow(recorder: Recorder) -> Iterator[None]:
     """Report running modules and optimizer steps to the recorder."""
@@ -171,13 +160,14 @@ def _follow(recorder: Recorder) -> Iterator[None]:
 
     def enter(module: nn.Module, *_: Any) -> None:
         if id(module) not in paths:
-            parents = {id(child): (m, name) for m in find_alive(nn.Module) for name, child in m._modules.items()}
-            for each in module.modules():
-                paths[id(each)] = _find_path(each, parents)
-        recorder.modules.append(paths[id(module)])
+            alive = find_alive(nn.Module)
+            inner = {id(child) for each in alive for child in each.children()}
+            for root in (each for each in alive if id(each) not in inner):
+                paths.update({id(each): name.removeprefix("module.") for name, each in root.named_modules()})
+        recorder.modules.append(path := paths.setdefault(id(module), ""))
         recorder.mark()
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-            refuse_lazy(module, paths[id(module)])
+            refuse_lazy(module, path=path)
 
     def leave(*_: Any) -> None:
         recorder.modules.pop()

@@ -86,12 +86,8 @@ def size_product(m: float, n: float, k: float, *, batch: float = 1, passes: floa
     return {"flops": passes * gemm_flops(m, n, k, batch=batch), "batch": batch, "m": m, "n": n, "k": k}
 
 
-def _product(first: int) -> _Size:
-    def sizes(args: Sequence[Any], out: Any) -> _Sizes:
-        a, b = args[first], args[first + 1]
-        return size_product(a.shape[-2], b.shape[-1], a.shape[-1], batch=a.shape[0] if a.dim() == 3 else 1)
-
-    return sizes
+def _product(a: Any, b: Any) -> _Sizes:
+    return size_product(a.shape[-2], b.shape[-1], a.shape[-1], batch=a.shape[0] if a.dim() == 3 else 1)
 
 
 def _vectors(args: Sequence[Any], out: Any) -> _Sizes:
@@ -99,15 +95,8 @@ def _vectors(args: Sequence[Any], out: Any) -> _Sizes:
     return size_product(a.numel() // max(a.shape[-1], 1), 1, a.shape[-1])
 
 
-def _convolution(args: Sequence[Any], out: Any) -> _Sizes:
-    return _windows(args[0], args[1], next(walk_tensors(out)), args[6], args[8], 1.0)
-
-
-def _convolution_backward(args: Sequence[Any], out: Any) -> _Sizes:
-    return _windows(args[1], args[2], args[0], args[7], args[9], float(args[10][0]) + float(args[10][1]))
-
-
-def _windows(x: Any, weight: Any, y: Any, transposed: bool, groups: int, passes: float) -> _Sizes:
+def _windows(x: Any, weight: Any, y: Any, transposed: bool, groups: int, passes: float = 1.0) -> _Sizes:
+    """A product of places by output channels by window."""
     if transposed:  # a transposed convolution is the gradient of one from y to x
         x, y = y, x
     places, window = y.shape[0] * prod(y.shape[2:]), prod(weight.shape[2:])
@@ -123,30 +112,22 @@ def _attention(q: Any, k: Any, v: Any, causal: bool, factor: float) -> _Sizes:
 
 def _elements(args: Sequence[Any], out: Any) -> _Sizes:
     """One number a thread: of the results, or of what is changed in place."""
-    written = list(walk_tensors(out)) or list(walk_tensors(args[0]))
+    written = [t.numel() for t in walk_tensors(out)] or [t.numel() for t in walk_tensors(args[0])]
     lists = isinstance(args[0] if args else None, list | tuple)
-    return {"elements": sum(t.numel() for t in written) if lists else max((t.numel() for t in written), default=0)}
+    return {"elements": sum(written) if lists else max(written, default=0)}
 
 
-def _rows_of(x: Any) -> _Sizes:
-    n = x.shape[-1] if x.dim() else 1
-    return {"elements": x.numel(), "rows": x.numel() // max(n, 1), "n": n}
+def _split(x: Any, rows: float, n: float | None = None) -> _Sizes:
+    """All elements, in rows of `n`."""
+    return {"elements": x.numel(), "rows": rows, "n": x.numel() // max(rows, 1) if n is None else n}
 
 
-def _rows(position: int) -> _Size:
-    return lambda args, out: _rows_of(args[position])
+def _rows(x: Any, n: float | None = None) -> _Sizes:
+    return _split(x, x.numel() // max(x.shape[-1], 1) if x.dim() else 1, n)
 
 
-def _channels(position: int) -> _Size:
-    def sizes(args: Sequence[Any], out: Any) -> _Sizes:
-        n, channels = args[position].numel(), args[position].shape[1]
-        return {"elements": n, "rows": channels, "n": n // max(channels, 1)}
-
-    return sizes
-
-
-def _planes(position: int) -> _Size:
-    return lambda args, out: {"elements": args[position].numel(), "rows": prod(args[position].shape[:2])}
+def _first_rows(args: Sequence[Any], out: Any) -> _Sizes:
+    return _rows(args[0])
 
 
 def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
@@ -159,21 +140,16 @@ def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
     return {"elements": elements, "rows": rows, "n": n}
 
 
-def _pooled(position: int, adaptive: bool = False) -> _Size:
-    """Places that come out, ``m``, and those that each looks at, ``k``."""
-
-    def sizes(args: Sequence[Any], out: Any) -> _Sizes:
-        x, y = args[position], args[0] if position else next(walk_tensors(out))
-        window = x.numel() / max(y.numel(), 1) if adaptive else prod(args[position + 1])
-        if not adaptive and len(args[position + 1]) == 1:
-            window **= max(x.dim() - 2, 1)
-        return {"elements": x.numel(), "rows": prod(x.shape[:2]), "m": y.numel(), "k": window}
-
-    return sizes
+def _pooled(x: Any, y: Any, window: Sequence[int] = ()) -> _Sizes:
+    """Places that come out, ``m``, and those that each looks at, ``k``; an adaptive window follows from these."""
+    k: float = prod(window) if window else x.numel() / max(y.numel(), 1)
+    if len(window) == 1:
+        k **= max(x.dim() - 2, 1)
+    return {"elements": x.numel(), "rows": prod(x.shape[:2]), "m": y.numel(), "k": k}
 
 
 def _moved(args: Sequence[Any], out: Any) -> _Sizes:
-    return _rows_of(next(walk_tensors([out, args]))) | {"n": 0}
+    return _rows(next(walk_tensors([out, args])), 0)
 
 
 def _concatenated(args: Sequence[Any], out: Any) -> _Sizes:
@@ -194,48 +170,16 @@ def _looked_up(lookups: float, bags: float, dim: float, rows: float) -> _Sizes:
     return {"lookups": lookups, "bags": bags, "dim": dim, "elements": rows * dim, "rows": rows}
 
 
-def _bags(args: Sequence[Any], out: Any) -> _Sizes:
-    lookups = args[1].numel()
-    return _looked_up(lookups, out[0].shape[0], args[0].shape[1], lookups) | {"rows": 0}
-
-
-def _bag_gradient(args: Sequence[Any], out: Any) -> _Sizes:
-    lookups = args[1].numel()
-    return _looked_up(lookups, args[0].shape[0], args[0].shape[1], lookups if args[9] else args[6])
-
-
-def _word_rows(args: Sequence[Any], out: Any) -> _Sizes:
-    return {"elements": out.numel(), "rows": args[1].numel(), "n": args[0].shape[1]}
-
-
-def _word_gradient(args: Sequence[Any], out: Any) -> _Sizes:
-    return _looked_up(args[1].numel(), args[1].numel(), out.shape[1], out.shape[0])
-
-
-def _labels(args: Sequence[Any], out: Any) -> _Sizes:
-    return {"elements": args[1].numel(), "rows": args[1].numel()}
-
-
-def _rows_moved(args: Sequence[Any], out: Any) -> _Sizes:
-    return {"elements": args[-1]._nnz() * prod(out.shape[1:]), "rows": args[-1]._nnz()}
-
-
-def _row_update(args: Sequence[Any], out: Any) -> _Sizes:
-    lookups = args[1]._nnz()
-    return _looked_up(lookups, lookups, prod(args[0].shape[1:]), lookups)
-
-
 # -- variants ----------------------------------------------------------------------------------------------------------
 
 
-def _layout(first: int) -> _Variant:
+def _layout(*factors: Any) -> str:
     """Which factors are stored transposed, one letter each; both are too rare in training to be measured."""
-
-    def letter(tensor: Any) -> str:
-        (rows, columns), (down, along) = tensor.shape[-2:], tensor.stride()[-2:]
-        return "t" if 0 < down < along or (down == along == 1 and rows == 1 < columns) else "n"
-
-    return lambda name, args: (letter(args[first]) + letter(args[first + 1])).replace("tt", "nt")
+    letters = ""
+    for factor in factors:
+        (rows, columns), (down, along) = factor.shape[-2:], factor.stride()[-2:]
+        letters += "t" if 0 < down < along or (down == along == 1 and rows == 1 < columns) else "n"
+    return letters.replace("tt", "nt")
 
 
 def _windowed(name: str, args: Sequence[Any]) -> str:
@@ -289,43 +233,50 @@ class Entry:
 
 #: First match wins. Bytes are those of all operands read and written, see `count_bytes`, the unread ones aside.
 TABLE: tuple[Entry, ...] = (
-    Entry("<sparse>", "embedding_update", "sparse", _row_update),  # a sparse gradient added to a table
-    Entry("mm", "gemm", _layout(0), _product(0)),
-    Entry("addmm", "gemm", _layout(1), _product(1)),  # the bias is added in the same kernel
+    Entry("<sparse>", "embedding_update", "sparse",  # a sparse gradient added to a table
+          lambda a, o: _looked_up(a[1]._nnz(), a[1]._nnz(), prod(a[0].shape[1:]), a[1]._nnz())),
+    Entry("mm", "gemm", lambda n, a: _layout(*a[0:2]), lambda a, o: _product(*a[0:2])),
+    Entry("addmm", "gemm", lambda n, a: _layout(*a[1:3]), lambda a, o: _product(*a[1:3])),
     Entry("mv dot vdot addmv", "gemm", "nn", _vectors),  # a product with one column
-    Entry("bmm", "bmm", _layout(0), _product(0)),
-    Entry("baddbmm", "bmm", _layout(1), _product(1)),
+    Entry("bmm", "bmm", lambda n, a: _layout(*a[0:2]), lambda a, o: _product(*a[0:2])),
+    Entry("baddbmm", "bmm", lambda n, a: _layout(*a[1:3]), lambda a, o: _product(*a[1:3])),
     # scores are computed again: 2.5 times the forward (Dao 2023, arXiv:2307.08691, 4.1)
     Entry("_scaled_dot_product_*_backward", "attention", lambda n, a: "backward" + "_causal" * (a[7] is True),
           lambda a, o: _attention(a[1], a[2], a[3], a[7] is True, 2.5)),
     Entry("_scaled_dot_product_*", "attention", lambda n, a: "forward" + "_causal" * (a[4] is True),
           lambda a, o: _attention(a[0], a[1], a[2], a[4] is True, 1.0)),  # half the work where causal
-    Entry("convolution", "convolution", _windowed, _convolution),  # a product of places by output channels by window
-    Entry("convolution_backward", "convolution", _windowed, _convolution_backward),  # as much as gradients are wanted
-    Entry("*adaptive*pool?d*_backward", "pooling", "", _pooled(1, adaptive=True)),
-    Entry("*adaptive*pool?d*", "pooling", "", _pooled(0, adaptive=True)),
-    Entry("*pool?d*_backward", "pooling", "", _pooled(1)),
-    Entry("*pool?d*", "pooling", "", _pooled(0)),
+    Entry("convolution", "convolution", _windowed,
+          lambda a, o: _windows(a[0], a[1], next(walk_tensors(o)), a[6], a[8])),
+    Entry("convolution_backward", "convolution", _windowed,  # as much as gradients are wanted
+          lambda a, o: _windows(a[1], a[2], a[0], a[7], a[9], float(a[10][0]) + float(a[10][1]))),
+    Entry("*adaptive*pool?d*_backward", "pooling", "", lambda a, o: _pooled(a[1], a[0])),
+    Entry("*adaptive*pool?d*", "pooling", "", lambda a, o: _pooled(a[0], next(walk_tensors(o)))),
+    Entry("*pool?d*_backward", "pooling", "", lambda a, o: _pooled(a[1], a[0], a[2])),
+    Entry("*pool?d*", "pooling", "", lambda a, o: _pooled(a[0], next(walk_tensors(o)), a[1])),
     # rows are priced by lookups, not as bytes; a gradient has one row per lookup, or is as large as the table
-    Entry("_embedding_bag", "embedding_forward", "", _bags, (0,)),
-    Entry("_embedding_bag_backward", "embedding_backward", lambda n, a: "sparse" if a[9] else "dense", _bag_gradient,
+    Entry("_embedding_bag", "embedding_forward", "",
+          lambda a, o: _looked_up(a[1].numel(), o[0].shape[0], a[0].shape[1], a[1].numel()) | {"rows": 0}, (0,)),
+    Entry("_embedding_bag_backward", "embedding_backward", lambda n, a: "sparse" if a[9] else "dense",
+          lambda a, o: _looked_up(a[1].numel(), a[0].shape[0], a[0].shape[1], a[1].numel() if a[9] else a[6]),
           (3, 4, 5)),
-    Entry("embedding", "rowwise", "", _word_rows, (0,)),
-    Entry("embedding_dense_backward", "embedding_backward", "dense_rows", _word_gradient),
-    Entry("nll_loss*_forward", "rowwise", "nll_loss_forward", _labels, (0,)),  # one number of each row
-    Entry("nll_loss*_backward", "rowwise", "nll_loss_backward", _rows(1), (1,)),
+    Entry("embedding", "rowwise", "", lambda a, o: _split(o, a[1].numel(), a[0].shape[1]), (0,)),
+    Entry("embedding_dense_backward", "embedding_backward", "dense_rows",
+          lambda a, o: _looked_up(a[1].numel(), a[1].numel(), o.shape[1], o.shape[0])),
+    Entry("nll_loss*_forward", "rowwise", "nll_loss_forward", lambda a, o: _split(a[1], a[1].numel(), 0), (0,)),
+    Entry("nll_loss*_backward", "rowwise", "nll_loss_backward", lambda a, o: _rows(a[1]), (1,)),
     Entry("binary_cross_entropy* *_loss", "elementwise", "", lambda a, o: {"elements": a[0].numel()}),
-    Entry("_safe_softmax", "rowwise", "_softmax", _rows(0)),
+    Entry("_safe_softmax", "rowwise", "_softmax", _first_rows),
     Entry("_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
-          "_log_softmax_backward_data", "rowwise", "", _rows(0)),
-    Entry("native_layer_norm _fused_rms_norm", "rowwise", "native_layer_norm", _rows(0)),
-    Entry("native_layer_norm_backward _fused_rms_norm_backward", "rowwise", "native_layer_norm_backward", _rows(1)),
+          "_log_softmax_backward_data", "rowwise", "", _first_rows),
+    Entry("native_layer_norm _fused_rms_norm", "rowwise", "native_layer_norm", _first_rows),
+    Entry("native_layer_norm_backward _fused_rms_norm_backward", "rowwise", "native_layer_norm_backward",
+          lambda a, o: _rows(a[1])),
     Entry("native_batch_norm _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm", "rowwise",
-          "native_batch_norm", _channels(0)),  # a row is a channel
+          "native_batch_norm", lambda a, o: _split(a[0], a[0].shape[1])),  # a row is a channel
     Entry("native_batch_norm_backward batch_norm_backward cudnn_batch_norm_backward", "rowwise",
-          "native_batch_norm_backward", _channels(1)),
-    Entry("native_group_norm", "rowwise", "", _planes(0)),
-    Entry("native_group_norm_backward", "rowwise", "", _planes(1)),
+          "native_batch_norm_backward", lambda a, o: _split(a[1], a[1].shape[1])),
+    Entry("native_group_norm", "rowwise", "", lambda a, o: _split(a[0], prod(a[0].shape[:2]), 0)),
+    Entry("native_group_norm_backward", "rowwise", "", lambda a, o: _split(a[1], prod(a[1].shape[:2]), 0)),
     Entry("sum mean var std var_mean amax amin max min argmax argmin any all prod norm logsumexp linalg_vector_norm "
           "_foreach_norm _amp_foreach_non_finite_check_and_unscale_ count_nonzero median aminmax", "rowwise",
           lambda n, a: n.removeprefix("_foreach_"), _reduced),  # mostly of the columns, as gradients of biases
@@ -339,7 +290,8 @@ TABLE: tuple[Entry, ...] = (
           "triu_indices linspace rand rand_like randn randn_like randint randperm", "copy", "new_zeros", _filled, (0,)),
     Entry("zero_ fill_ normal_ uniform_ random_", "elementwise", "", _elements, (0,)),  # written, nothing read
     Entry("gather index_select take_along_dim", "copy", "gather", _moved),
-    Entry("_coalesce sparse_mask", "copy", "scatter_add", _rows_moved),  # rows of a sparse gradient
+    Entry("_coalesce sparse_mask", "copy", "scatter_add",  # rows of a sparse gradient
+          lambda a, o: {"elements": a[-1]._nnz() * prod(o.shape[1:]), "rows": a[-1]._nnz()}),
     Entry("scatter scatter_ scatter_add scatter_add_ index_add index_add_ scatter_reduce index_copy*", "copy",
           "scatter_add", _moved),
     Entry("copy_ _foreach_copy_", "copy", "copy_", _moved, (0,)),  # the target is written, not read
@@ -348,7 +300,8 @@ TABLE: tuple[Entry, ...] = (
           "pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle *_copy", "copy", "", _moved),
     Entry("_to_copy _fused_*_", "elementwise", "", _elements),  # another data type; all weights by one kernel
     Entry("_foreach_*_ _foreach_*", "elementwise", _function, _elements),  # a list of tensors by one kernel
-    Entry("<pointwise> native_dropout* bernoulli* _fused_dropout masked_fill* where *_backward *_", "elementwise",
+    Entry("<pointwise> hardswish glu log_sigmoid_forward _prelu_kernel "
+          "native_dropout* bernoulli* _fused_dropout masked_fill* where *_backward *_", "elementwise",
           _function, _elements),
     Entry("*", "other", "", _elements),  # timed by its traffic and named
 )  # fmt: skip
