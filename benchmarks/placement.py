@@ -43,7 +43,7 @@ class Case:
 
     tables: int
     ranks: int
-    objectives: tuple[str, ...] = OBJECTIVES
+    objectives: tuple[str, ...] = (*OBJECTIVES,)
     huge: bool = False
     gap: float = np.inf
     seconds: float = np.inf

@@ -12,7 +12,7 @@ from perfkit.sharding.constraints import read_constraints
 from perfkit.sharding.planner import price_plan, shard
 from perfkit.sharding.result import PlanPrice
 from perfkit.workloads.placement import Placement, Plan
-from perfkit.workloads.tables import TableSet, draw_tables
+from perfkit.workloads.tables import TableSet, draw_tables, name_tables
 
 SPLITS = ("data_parallel", "column_wise", "row_wise", "table_row_wise", "table_column_wise")
 TABLES = TableSet(draw_tables(12, seed=3), batch=32768, embedding="fused")
@@ -122,7 +122,7 @@ def test_the_next_move_keeps_the_constraints_of_the_search() -> None:
     beside = next(t for t, rank in enumerate(at) if rank == move.source and t != table)
     pairs = {"pin": {table: move.source}, "together": [(table, beside)], "apart": [(table, at.index(move.target))]}
     for name, kept in pairs.items():
-        rules = read_constraints(TABLES.tables, 4, **{name: kept})
+        rules = read_constraints(name_tables(TABLES.tables), 4, **{name: kept})
         assert not rules.frees(table, move.target, free.plan)
         found = replace(free, _constraints=rules).next_move()
         assert found is None or (found.table, found.target) != (move.table, move.target)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfkit.calibration.checks import Comparison, compare_run
-from perfkit.ground.units import Array, check_positive, format_bytes, format_table, format_time
+from perfkit.ground.units import check_positive, format_bytes, format_table, format_time
 from perfkit.measure.folders import open_campaign
 from perfkit.measure.machine import describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import check_ranks, run_processes
@@ -58,23 +58,21 @@ def draw_models(n: int, *, seed: int = 0) -> dict[str, DLRM]:
     'dlrm, batch 588, 11 tables × 128, sparse gradients'
     """
     check_positive("seed", seed, integer=True, zero=True)
-    n = int(check_positive("n", n, integer=True, maximum=10_000))
-    return {f"model {i}": _draw_model(i, seed) for i in range(n)}
-
-
-def _draw_model(number: int, seed: int) -> DLRM:
-    rng, sparse = np.random.default_rng([5, seed, number]), number % 4 != 3
-    dim, correlation = int(rng.choice((32, 64, 128))), float(rng.uniform(-0.7, 0.7))
-    while True:
-        drawn = draw_tables(int(rng.integers(8, 17)), seed=int(rng.integers(2**31)), correlation=correlation)
-        rows = [round(10 ** (3 + 0.75 * (np.log10(table.rows) - 3))) for table in drawn]
-        if 4 * dim * sum(rows) <= _LARGEST[sparse]:
-            break
-    layers = [[int(64 * 8 ** rng.uniform()) // 8 * 8 for _ in range(rng.integers(1, 4))] for _ in range(2)]
-    return DLRM(
-        rows=rows, dim=dim, pooling=[t.pooling for t in drawn], exponent=[t.exponent for t in drawn], sparse=sparse,
-        batch=int(256 * 8 ** rng.uniform()) // 2 * 2, bottom=layers[0], top=layers[1], features=13,
-    )  # fmt: skip
+    models = {}
+    for number in range(int(check_positive("n", n, integer=True, maximum=10_000))):
+        rng, sparse = np.random.default_rng([5, seed, number]), number % 4 != 3
+        dim, correlation = int(rng.choice((32, 64, 128))), float(rng.uniform(-0.7, 0.7))
+        while True:
+            tables = draw_tables(int(rng.integers(8, 17)), seed=int(rng.integers(2**31)), correlation=correlation)
+            rows = [round(10 ** (3 + 0.75 * (np.log10(table.rows) - 3))) for table in tables]
+            if 4 * dim * sum(rows) <= _LARGEST[sparse]:
+                break
+        bottom, top = ([int(64 * 8 ** rng.uniform()) // 8 * 8 for _ in range(rng.integers(1, 4))] for _ in range(2))
+        models[f"model {number}"] = DLRM(
+            rows=rows, dim=dim, pooling=[t.pooling for t in tables], exponent=[t.exponent for t in tables],
+            sparse=sparse, batch=int(256 * 8 ** rng.uniform()) // 2 * 2, bottom=bottom, top=top, features=13,
+        )  # fmt: skip
+    return models
 
 
 def make_model(tables: TableSet) -> DLRM:
@@ -95,17 +93,19 @@ def make_model(tables: TableSet) -> DLRM:
     ValueError
         For tables of several widths, or without a Zipf exponent.
     """
-    sizes, laws = sorted({table.itemsize for table in tables}), sum(table.law is not None for table in tables)
-    if len(dims := sorted({table.dim for table in tables})) > 1:
-        raise ValueError(f"dim is {', '.join(map(str, dims))}; a measured DLRM has tables of one width; measure apart")
-    if laws:
-        raise ValueError(f"law of {laws} tables is given; measured rows follow a Zipf exponent; give exponents")
-    if (tables.optimizer, tables.embedding, sizes) != ("sgd", "separate", [4]):
-        given = f"{tables.embedding}, of {sizes[0]} bytes a number and trained by {tables.optimizer}"
-        raise ValueError(f"tables are {given}; only sgd on separate fp32 tables is measured, others are predicted")
+    dims, laws = sorted({table.dim for table in tables}), sum(table.law is not None for table in tables)
+    kind = tables.embedding, tables.tables[0].itemsize, tables.optimizer
+    given = "{}, of {} bytes a number and trained by {}".format(*kind)
+    for wrong, text in (
+        (len(dims) > 1, f"dim is {', '.join(map(str, dims))}; a measured DLRM has tables of one width; measure apart"),
+        (laws, f"law of {laws} tables is given; measured rows follow a Zipf exponent; give exponents"),
+        (kind != ("separate", 4, "sgd"), f"tables are {given}; only sgd on separate fp32 tables is measured"),
+    ):
+        if wrong:
+            raise ValueError(text)
     columns: dict[str, Any] = {key: [getattr(t, key) for t in tables] for key in ("rows", "pooling", "exponent")}
-    settings: dict[str, Any] = {"bottom": (64,), "top": (64,), "features": 13, "sparse": tables.sparse}
-    return DLRM(dim=dims[0], batch=tables.batch, **columns, **settings)
+    layers: dict[str, Any] = {"bottom": (64,), "top": (64,), "features": 13}
+    return DLRM(dim=dims[0], batch=tables.batch, sparse=tables.sparse, **columns, **layers)
 
 
 def propose_plans(
@@ -133,16 +133,12 @@ def propose_plans(
     """
     whole: dict[str, Any] = {"ranks": ranks, "forbid": [kind for kind in KINDS if kind != "table_wise"]}
     with keep_quiet():  # how good the prediction is will be measured
-        best, other = (
-            shard(model, platform, seconds=work, seed=own, **whole) for work, own in ((seconds, seed), (1e-3, seed + 1))
-        )
-        priced = {**best.baselines, "random 2": other.baselines["random"], "search": best.prediction}
-    return {name: _renumber(priced[name].plan) for name in METHODS if priced[name] is not None}  # type: ignore[union-attr]
-
-
-def _renumber(plan: Plan) -> Plan:
-    number = {owner: i for i, owner in enumerate(dict.fromkeys(plan.owners))}
-    return Plan(plan.ranks, tuple(number[owner] for owner in plan.owners))
+        best = shard(model, platform, seconds=seconds, seed=seed, **whole)
+        other = shard(model, platform, seconds=1e-3, seed=seed + 1, **whole)
+    priced = {**best.baselines, "random 2": other.baselines["random"], "search": best.prediction}
+    plans = {name: price.plan for name, price in priced.items() if price}
+    numbers = {name: {o: i for i, o in enumerate(dict.fromkeys(plan.owners))} for name, plan in plans.items()}
+    return {name: Plan(ranks, tuple(numbers[name][o] for o in plans[name].owners)) for name in METHODS if name in plans}
 
 
 def measure_trials(
@@ -194,8 +190,8 @@ def measure_trials(
     """
     where = load_platform(platform)
     check_ranks(check_positive("ranks", ranks, integer=True), where.device.kind)
-    machine = describe_machine()
-    if (known := where.provenance.get("processor")) != machine["processor"]:
+    machine, known = describe_machine(), where.provenance.get("processor")
+    if known != machine["processor"]:
         text = f"{where.name} is of {known or where.device.name}, this machine is {machine['processor']}"
         warnings.warn(f"{text}; calibrate first for predictions that mean something", stacklevel=2)
     chosen = dict(models) if models is not None else draw_models(2 if quick else 12, seed=seed)
@@ -206,16 +202,16 @@ def measure_trials(
         for method, plan in propose_plans(model, where, ranks=ranks, seed=seed).items():
             methods[name].setdefault(plan, []).append(method)
         _check_memory(name, model, len(methods[name]))
-        placements = [list(plan.owners) for plan in methods[name]]
-        jobs[name] = {"task": "placements", "workload": dump(model), "placements": placements, **settings}
+        owners = [list(plan.owners) for plan in methods[name]]
+        jobs[name] = {"task": "placements", "workload": dump(model), "placements": owners, **settings}
     campaign = open_campaign("placements", jobs, ranks, progress=progress)
-    turns = {
-        f"{turn}-{name}": partial(run_processes, job, ranks=ranks) for turn in range(2) for name, job in jobs.items()
-    }
-    found, runs = campaign.run("placements", turns), []
+    turns = [
+        {f"{turn}-{name}": partial(run_processes, job, ranks=ranks) for name, job in jobs.items()} for turn in (0, 1)
+    ]
+    found, runs = campaign.run("placements", turns[0] | turns[1]), []
     for name, model in chosen.items():
         for place, (plan, proposed) in enumerate(methods[name].items()):
-            passes = [[rank[place] for rank in found[f"{turn}-{name}"]] for turn in range(2)]
+            passes = [[rank[place] for rank in found[f"{turn}-{name}"]] for turn in (0, 1)]
             with keep_quiet():  # how good the prediction is has been measured
                 price = price_plan(model, where, plan)
             sample = Sample(f"{name}: {', '.join(proposed)}", name, model, plan)
@@ -226,23 +222,14 @@ def measure_trials(
 
 def _check_memory(name: str, model: DLRM, placements: int) -> None:
     """Turn away a model whose placements do not all fit into the memory of a CPU's ranks together."""
-    sizes = (1 if model.sparse else 2) * sum(table.nbytes for table in model.tables)
-    batches = 8 * sum(8 * model.batch * (table.pooling + 1) for table in model.tables)
-    free = gather_facts()["free_memory"].value
-    if free and placements * (sizes + batches) > 0.8 * free:
-        raise ValueError(
-            f"{name} needs {format_bytes(placements * (sizes + batches))} for all of its {placements} placements; "
-            f"{format_bytes(free)} are free; take smaller tables or batches"
+    tables, free = model.tables, gather_facts()["free_memory"].value
+    batches = 64 * model.batch * sum(table.pooling + 1 for table in tables)
+    needed = placements * ((1 if model.sparse else 2) * sum(table.nbytes for table in tables) + batches)
+    if free and needed > 0.8 * free:
+        text = (
+            f"{name} needs {format_bytes(needed)} for all of its {placements} placements; {format_bytes(free)} are free"
         )
-
-
-def _rank_correlation(one: Array, other: Array) -> float:
-    """Spearman's coefficient; NaN for fewer than three placements, or times that are all the same."""
-    from scipy.stats import rankdata
-
-    if len(one) < 3 or not np.ptp(one) or not np.ptp(other):
-        return float("nan")
-    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])
+        raise ValueError(f"{text}; take smaller tables or batches")
 
 
 @dataclass(frozen=True, repr=False)
@@ -272,24 +259,26 @@ class Trials(Comparison):
             and that of every method by its name [-].
         """
         import polars
+        from polars import col
 
-        rows = []
-        for model in dict.fromkeys(run["family"] for run in self.runs):
-            own = self.select(model).runs
-            predicted, times = (np.array([run[key] for run in own]) for key in ("predicted_s", "measured_s"))
-            passes = np.array([run["passes_s"] for run in own]).T
-            regret, order = times / times.min() - 1, np.argmin(passes, axis=1)
-            floor = [turn[pick] / turn.min() - 1 for turn, pick in zip(passes, order[::-1], strict=True)]
-            chosen = regret[int(np.argmin(predicted))]
-            rows.append({
-                "model": model, "placements": len(times), "best_s": times.min(), "worst": regret.max() + 1,
-                "rank_correlation": _rank_correlation(predicted, times), "hit": bool(chosen == 0),
-                "hit_repeat": bool(order[0] == order[1]), "floor": np.mean(floor),
-                "repeat": np.mean(passes.max(axis=0) / passes.min(axis=0) - 1),
-                "rank_repeat": _rank_correlation(*passes), "predicted": chosen,
-                **{method: regret[i] for i, run in enumerate(own) for method in run["methods"]},
-            })  # fmt: skip
-        return polars.DataFrame(rows, infer_schema_length=None)
+        def judge(pick: str, times: str) -> polars.Expr:
+            return col(times).get(col(pick).arg_min()) / col(times).min() - 1
+
+        columns = {key: [run[key] for run in self.runs] for key in ("family", "methods", "predicted_s", "measured_s")}
+        one, other = zip(*(run["passes_s"] for run in self.runs), strict=True)
+        runs = polars.DataFrame(columns | {"one": one, "other": other}).rename({"family": "model"})
+        time, least = col("measured_s"), col("measured_s").min()
+        frame = runs.group_by("model", maintain_order=True).agg(
+            placements=polars.len(), best_s=least, worst=time.max() / least,
+            rank_correlation=polars.corr("predicted_s", "measured_s", method="spearman").fill_nan(None),
+            hit=judge("predicted_s", "measured_s") == 0, hit_repeat=col("one").arg_min() == col("other").arg_min(),
+            floor=(judge("one", "other") + judge("other", "one")) / 2,
+            repeat=(polars.max_horizontal("one", "other") / polars.min_horizontal("one", "other") - 1).mean(),
+            rank_repeat=polars.corr("one", "other", method="spearman").fill_nan(None),
+            predicted=judge("predicted_s", "measured_s"),
+        )  # fmt: skip
+        regrets = runs.with_columns(regret=(time / least - 1).over("model")).explode("methods")
+        return frame.join(regrets.pivot("methods", index="model", values="regret"), on="model", how="left")
 
     def totals(self) -> dict[str, Any]:
         """Figures over all models.
@@ -302,20 +291,21 @@ class Trials(Comparison):
             baseline, with its standard error over models [-]; floor, repeat [-]; hits, hits_repeat: share of models
             whose predicted best, or best of the other pass, is the best [-]; rank_correlation, rank_repeat [-].
         """
+        import polars
+
         frame = self.regrets()
-        regrets = {name: frame[name].to_numpy().astype(float) for name in ("predicted", *METHODS) if name in frame}
-        regrets["random"] = np.nanmean([regrets.pop(name) for name in ("random", "random 2")], axis=0)
-        mean = {name: float(np.nanmean(values)) for name, values in regrets.items()}
+        both = polars.mean_horizontal("random", "random 2")
+        regrets = frame.select("predicted", *(m for m in METHODS if m in frame.columns)).with_columns(random=both)
+        regrets = regrets.drop("random 2")
+        mean, worst = (part.row(0, named=True) for part in (regrets.mean(), regrets.max()))
         best = min((name for name in mean if name not in ("predicted", "search")), key=mean.__getitem__)
-        excess = regrets["predicted"] - regrets[best]
-        averages = {"floor": "floor", "repeat": "repeat", "hits": "hit", "hits_repeat": "hit_repeat"}
-        averages |= {name: name for name in ("rank_correlation", "rank_repeat")}
+        excess = (regrets["predicted"] - regrets[best]).to_numpy()
+        averages = {name: frame[name].mean() for name in ("floor", "repeat", "rank_correlation", "rank_repeat")}
         return {
-            "models": len(frame), "placements": len(self.runs), "regret": mean,
-            "worst_regret": {name: float(np.nanmax(values)) for name, values in regrets.items()},
-            "best_baseline": best, "excess": float(np.nanmean(excess)),
-            "excess_error": float(np.nanstd(excess, ddof=1) / np.sqrt(len(excess))) if len(excess) > 1 else None,
-            **{name: float(np.nanmean(frame[column].to_numpy().astype(float))) for name, column in averages.items()},
+            "models": len(frame), "placements": len(self.runs), "regret": mean, "worst_regret": worst,
+            "best_baseline": best, "excess": float(excess.mean()),
+            "excess_error": float(excess.std(ddof=1) / np.sqrt(len(excess))) if len(excess) > 1 else None,
+            **averages, "hits": frame["hit"].mean(), "hits_repeat": frame["hit_repeat"].mean(),
         }  # fmt: skip
 
     def as_text(self) -> str:
@@ -328,32 +318,27 @@ class Trials(Comparison):
         """
         rows = [("model", "placements", "best", "regret", "floor", "rank correlation", "between passes")]
         for row in self.regrets().iter_rows(named=True):
-            shares = f"{row['predicted']:.1%}", f"{row['floor']:.1%}"
-            ranks = f"{row['rank_correlation']:.2f}", f"{row['rank_repeat']:.2f}"
+            shares = (f"{row[name]:.1%}" for name in ("predicted", "floor"))
+            ranks = ("" if row[name] is None else f"{row[name]:.2f}" for name in ("rank_correlation", "rank_repeat"))
             rows.append((row["model"], str(row["placements"]), format_time(row["best_s"]), *shares, *ranks))
         found = self.totals()
         regret, error = found["regret"], found["excess_error"]
         rules = ", ".join(
             f"{name} {regret[name]:.1%}" for name in sorted(regret, key=regret.get) if name != "predicted"
         )
-        return "\n".join([
-            format_table(rows, numbers=True), "",
-            f"{found['placements']} placements of {found['models']} models",
-            f"regret of the predicted best: {regret['predicted']:.1%} mean, "
-            f"{found['worst_regret']['predicted']:.1%} at most; whoever picks by one pass and is judged by the other: "
-            f"{found['floor']:.1%}",
-            f"mean regrets: {rules}",
-            f"beyond the best rule of thumb, {found['best_baseline']}: {found['excess']:+.1%}"
-            + ("" if error is None else f" ± {error:.1%}"),
-            f"best hit in {found['hits']:.0%} of the models (by the other pass {found['hits_repeat']:.0%}), rank "
-            f"correlation {found['rank_correlation']:.2f} (between passes {found['rank_repeat']:.2f}), passes differ "
-            f"by {found['repeat']:.1%}",
-        ])  # fmt: skip
+        return f"""{format_table(rows, numbers=True)}
+
+{found["placements"]} placements of {found["models"]} models
+regret of the predicted best: {regret["predicted"]:.1%} mean, {found["worst_regret"]["predicted"]:.1%} at most; \
+whoever picks by one pass and is judged by the other: {found["floor"]:.1%}
+mean regrets: {rules}
+beyond the best rule of thumb, {found["best_baseline"]}: {found["excess"]:+.1%}\
+{"" if error is None else f" ± {error:.1%}"}
+best hit in {found["hits"]:.0%} of the models (by the other pass {found["hits_repeat"]:.0%}), \
+rank correlation {found["rank_correlation"]:.2f} (between passes {found["rank_repeat"]:.2f}), \
+passes differ by {found["repeat"]:.1%}"""
 
     def __repr__(self) -> str:
-        found = self.totals()
-        return (
-            f"{found['placements']} placements of {found['models']} models on {self.runs[0]['ranks']} ranks of "
-            f"{self.platform}: "
-            f"regret {found['regret']['predicted']:.1%}, best rule of thumb {found['best_baseline']}"
-        )
+        found, ranks = self.totals(), self.runs[0]["ranks"]
+        where = f"{found['placements']} placements of {found['models']} models on {ranks} ranks of {self.platform}"
+        return f"{where}: regret {found['regret']['predicted']:.1%}, best rule of thumb {found['best_baseline']}"

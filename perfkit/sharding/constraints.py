@@ -3,15 +3,16 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from perfkit.ground.units import check_choice, check_positive, check_type, format_bytes
-from perfkit.sharding.objective import Options, Problem
+from perfkit.sharding.objective import LOAD, Options, Problem
 from perfkit.workloads.placement import KINDS, SPLIT_BY_COLUMNS, Plan
-from perfkit.workloads.tables import EmbeddingTable, name_tables
+from perfkit.workloads.tables import name_tables
 
 #: Kinds that put a part of a table on every rank, and kinds that keep a table inside one node.
 EVERYWHERE, NODE_KINDS = ("row_wise", "data_parallel"), ("table_row_wise", "table_column_wise")
@@ -25,27 +26,31 @@ class InfeasibleError(ValueError):
     """No placement satisfies the constraints."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Constraints:
     """Constraints by number.
 
-    `units` are tables that are placed as one, `home` is the unit of each table; ranks of units are `pinned`, no two
-    units of a group in `apart` share a rank, and a table is not placed in a kind in `forbidden`.
+    `home` is the unit of each table: tables of a unit are placed as one. Ranks of units are `pinned`, no two units of a
+    group in `apart` share a rank, and `allowed` are the tables that may be placed in a kind.
     """
 
-    units: tuple[tuple[int, ...], ...]
-    home: tuple[int, ...]
-    pinned: dict[int, int]
+    home: np.ndarray
+    pinned: Mapping[int, int]
     apart: tuple[tuple[int, ...], ...]
-    forbidden: frozenset[tuple[int, str]]
+    allowed: Mapping[str, np.ndarray]
+
+    @cached_property
+    def units(self) -> list[list[int]]:
+        """Tables of each unit."""
+        ends = np.cumsum(np.bincount(self.home))[:-1]
+        return [own.tolist() for own in np.split(np.argsort(self.home, kind="stable"), ends)]
 
     def frees(self, table: int, rank: int, plan: Plan) -> bool:
         """Whether a shard of a table may go to a rank while everything else of a plan stays."""
         unit = self.home[table]
-        if unit in self.pinned or len(self.units[unit]) > 1:
-            return False
-        others = {other for group in self.apart if unit in group for other in group} - {unit}
-        return all(rank not in plan.placements[t].ranks for other in others for t in self.units[other])
+        others = {t for group in self.apart if unit in group for u in group if u != unit for t in self.units[u]}
+        tied = unit in self.pinned or len(self.units[unit]) > 1
+        return not tied and all(rank not in plan.placements[t].ranks for t in others)
 
 
 def _find(names: Sequence[str], table: Any, argument: str) -> int:
@@ -55,75 +60,58 @@ def _find(names: Sequence[str], table: Any, argument: str) -> int:
     return int(check_positive(f"table of {argument}", table, integer=True, zero=True, maximum=len(names) - 1))
 
 
-def _groups(names: Sequence[str], groups: Any, argument: str) -> list[tuple[int, ...]]:
+def _list(given: Any) -> list[Any]:
+    """Several values, or the only one."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+
+
+def _groups(names: Sequence[str], groups: Any, argument: str) -> list[list[int]]:
     """Groups of tables by number."""
     found = []
-    for group in groups if isinstance(groups, Iterable) else [groups]:
-        listed = () if isinstance(group, str) or not isinstance(group, Iterable) else group
-        found.append(tuple(dict.fromkeys(_find(names, table, argument) for table in listed)))
+    for group in _list(groups):
+        found.append(list(dict.fromkeys(_find(names, table, argument) for table in _list(group))))
         if len(found[-1]) < 2:
             raise ValueError(f"{argument} has {group!r}; it must be groups of at least two tables, such as [(0, 3)]")
     return found
 
 
 def read_constraints(
-    tables: Sequence[EmbeddingTable],
-    ranks: int,
-    *,
-    pin: Any = None,
-    together: Any = (),
-    apart: Any = (),
-    forbid: Any = (),
+    names: Sequence[str], ranks: int, *, pin: Any = None, together: Any = (), apart: Any = (), forbid: Any = ()
 ) -> Constraints:
     """Check constraints as `perfkit.shard` takes them and bring them into one form."""
-    names = name_tables(tables)
+    fixed, groups = dict[int, int](), []
     check_type("pin", pin, Mapping | None)
-    pinned = {_find(names, table, "pin"): rank for table, rank in (pin or {}).items()}
-    for table, rank in pinned.items():
-        check_positive(f"rank of {names[table]!r}", rank, integer=True, zero=True, maximum=ranks - 1)
-    first = np.arange(len(tables))  # first table of each unit
+    first = np.arange(len(names))  # first table of each unit
     for group in _groups(names, together, "together"):
-        joined = first[list(group)]
+        joined = first[group]
         first[np.isin(first, joined)] = joined.min()
-    home = np.unique(first, return_inverse=True)[1].tolist()
-    members = np.split(np.argsort(home, kind="stable"), np.cumsum(np.bincount(home))[:-1])
-    units, separate, fixed = tuple(tuple(m.tolist()) for m in members), _groups(names, apart, "apart"), dict[int, int]()
-    by_table = forbid if isinstance(forbid, Mapping) else dict.fromkeys(range(len(names)), forbid)
-    forbidden = {
-        (_find(names, table, "forbid"), check_choice("forbidden kind", kind, KINDS))
-        for table, kinds in by_table.items()
-        for kind in ([kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else kinds)
-    }
-    for table, rank in pinned.items():
-        if fixed.setdefault(home[table], int(rank)) != rank:
-            shown = f"pin puts {names[table]!r} on rank {rank} and a table that must share its rank"
-            raise InfeasibleError(f"{shown} on rank {fixed[home[table]]}; drop one")
-    for group in separate:
-        _check_apart(names, group, home, fixed, ranks)
-        forbidden |= {(t, kind) for t in group for kind in EVERYWHERE}
-    for unit, tied in enumerate(units):
-        if len(tied) > 1 or unit in fixed:  # these are whole on one rank
-            forbidden |= {(t, kind) for t in tied for kind in KINDS if kind != "table_wise"}
-    for table, name in enumerate(names):
-        if all((table, kind) in forbidden for kind in KINDS):
-            rule = "a table that is pinned or together with others must be table_wise, one apart not on all ranks"
-            raise InfeasibleError(f"no kind is left for {name!r}: {rule}; allow another kind")
-    by_unit = tuple(tuple(home[t] for t in group) for group in separate)
-    return Constraints(units, tuple(home), fixed, by_unit, frozenset(forbidden))
-
-
-def _check_apart(
-    names: Sequence[str], group: tuple[int, ...], home: Sequence[int], fixed: Mapping[int, int], ranks: int
-) -> None:
-    """Refuse tables that cannot be apart."""
-    for one, other in combinations(group, 2):
-        pair = f"{names[one]!r} and {names[other]!r}"
-        if home[one] == home[other]:
-            raise InfeasibleError(f"{pair} must be together and apart; drop one of the two")
-        if fixed.get(home[one], -1) == fixed.get(home[other], -2):
-            raise InfeasibleError(f"{pair} must be apart and are both pinned to rank {fixed[home[one]]}; move one")
-    if len(group) > ranks:
-        raise InfeasibleError(f"{len(group)} tables must be apart on {ranks} ranks; take more ranks or fewer tables")
+    home = np.unique(first, return_inverse=True)[1]
+    for table, rank in (pin or {}).items():
+        name, unit = names[_find(names, table, "pin")], int(home[_find(names, table, "pin")])
+        check_positive(f"rank of {name!r}", rank, integer=True, zero=True, maximum=ranks - 1)
+        if fixed.setdefault(unit, int(rank)) != rank:
+            text = f"pin puts {name!r} on rank {rank} and a table that must share its rank"
+            raise InfeasibleError(f"{text} on rank {fixed[unit]}; drop one")
+    allowed = {kind: np.ones(len(names), dtype=bool) for kind in KINDS}
+    for table, kinds in (forbid if isinstance(forbid, Mapping) else dict.fromkeys(range(len(names)), forbid)).items():
+        for kind in _list(kinds):
+            allowed[check_choice("forbidden kind", kind, KINDS)][_find(names, table, "forbid")] = False
+    for group in _groups(names, apart, "apart"):
+        for one, other in combinations(group, 2):
+            if home[one] == home[other] or fixed.get(home[one], -1) == fixed.get(home[other], -2):
+                pair = f"{names[one]!r} and {names[other]!r}"
+                raise InfeasibleError(f"{pair} must be apart and share a rank by together or pin; drop one of the two")
+        if len(group) > ranks:
+            raise InfeasibleError(
+                f"{len(group)} tables must be apart on {ranks} ranks; take more ranks or fewer tables"
+            )
+        groups.append(tuple(home[group].tolist()))
+        for kind in EVERYWHERE:
+            allowed[kind][group] = False
+    whole = np.isin(home, list(fixed)) | (np.bincount(home)[home] > 1)  # these lie whole on one rank
+    for kind in KINDS:
+        allowed[kind] &= ~whole | (kind == "table_wise")
+    return Constraints(home, fixed, tuple(groups), allowed)
 
 
 def list_options(problem: Problem, constraints: Constraints) -> Options:
@@ -132,68 +120,64 @@ def list_options(problem: Problem, constraints: Constraints) -> Options:
     Left out is what cannot pay: splits by columns and rows of tables below a fifth of what the average rank carries,
     and copies of tables whose gradient has more than four times the bytes of their pooled rows.
     """
-    costs, kinds, capacity, forbidden = problem.costs, problem.kinds, problem.capacity, constraints.forbidden
-    tables, ranks, node, additive = costs.workload.tables, costs.ranks, costs.node, problem.objective.kind == "additive"
-    every, found = np.arange(len(tables)), []
+    costs, capacity, additive = problem.costs, problem.capacity, problem.objective == "additive"
+    tables, ranks, node, found = costs.workload.tables, costs.ranks, costs.node, list[tuple[np.ndarray, ...]]()
     rows, dim = np.array([(table.rows, table.dim) for table in tables]).T
 
     def add(kind: str, members: np.ndarray, parts: int, part: float = 1.0) -> None:
-        own = np.array([n for n in members if kind in kinds and (n, kind) not in forbidden], dtype=int)
-        width = np.round(dim[own] * part).astype(int) if kind in SPLIT_BY_COLUMNS else 0 * own
-        found.append((own, np.full(len(own), kind), np.full(len(own), parts), width, *costs.shards(own, kind, part)))
+        own = np.flatnonzero(members & constraints.allowed[kind] & (kind in problem.kinds))
+        if len(own) or not found:
+            width = np.round(dim[own] * part).astype(int) if kind in SPLIT_BY_COLUMNS else 0 * own
+            loads = map(problem.loads, costs.shards(own, kind, part))
+            found.append((own, np.full(len(own), kind), np.full(len(own), parts), width, *loads))
 
-    add("table_wise", every, 1)
-    loads = problem.objective.loads(costs.shards(every, "table_wise")[0])
+    add("table_wise", rows > 0, 1)
+    loads = problem.loads(costs.shards(np.arange(len(tables)), "table_wise")[0])
     limit = (1.0 if additive else _LARGE) * loads.sum(axis=0) / ranks
     limit[-1] = min(limit[-1], _LARGE * capacity) if capacity > 0 else limit[-1]
-    whole = np.isin(every, found[0][0])
-    large = every[((loads > limit) & (limit > 0)).any(axis=1) | ~whole] if ranks > 1 else every[:0]
-    for kind, most in (("column_wise", ranks), ("table_column_wise", node if node < ranks else 0)):
-        for count in (2**power for power in range(1, most.bit_length())):
-            add(kind, large[dim[large] % (count * _NARROWEST) == 0], count, 1 / count)
-    if not additive and ranks > 1:
-        add("row_wise", large[rows[large] >= ranks], 0)
+    large = ((loads > limit) & (limit > 0)).any(axis=1) | ~constraints.allowed["table_wise"]
+    if ranks > 1:
+        for kind, most in (("column_wise", ranks), ("table_column_wise", node if node < ranks else 0)):
+            for count in (2**power for power in range(1, most.bit_length())):
+                add(kind, large & (dim % (count * _NARROWEST) == 0), count, 1 / count)
+        add("row_wise", large & (rows >= ranks), 0)
         if 1 < node < ranks:
-            add("table_row_wise", large[rows[large] >= node], node)
-        add("data_parallel", every[costs.worth], 0)
-    table, kind_of, parts, width, shard, hot = (np.concatenate(part) for part in zip(*found, strict=True))
-    if len(missing := np.setdiff1d(every, table)):
-        text = f"no kind is left for {name_tables(tables)[missing[0]]!r}: of {', '.join(kinds)}, what is not forbidden"
-        raise InfeasibleError(f"{text} does not suit its shape or the number of ranks; allow another kind")
-    unit = np.array(constraints.home)
-    order = np.argsort(unit[table], kind="stable")
-    together = np.bincount(unit)[unit[table][order]] > 1  # all of these are whole: one option is left, with their sum
-    first = np.flatnonzero(~together | (np.diff(unit[table][order], prepend=-1) > 0))
-    shard, chosen = np.add.reduceat(shard[order], first, axis=0), order[first]
+            add("table_row_wise", large & (rows >= node), node)
+        add("data_parallel", costs.worth, 0)
+    table, kinds, parts, width, load, hot = (np.concatenate(part) for part in zip(*found, strict=True))
+    if len(missing := np.setdiff1d(np.arange(len(tables)), table)):
+        text = f"no kind is left for {name_tables(tables)[missing[0]]!r}: of {', '.join(problem.kinds)}, what neither"
+        raise InfeasibleError(
+            f"{text} forbid nor pin, together or apart rule out does not suit it or the ranks; allow another kind"
+        )
+    # Tables that are together are whole: one option is left, with their sum.
+    order = np.argsort(constraints.home[table], kind="stable")
+    unit = constraints.home[table[order]]
+    first = np.flatnonzero((np.bincount(constraints.home)[unit] == 1) | (np.diff(unit, prepend=-1) > 0))
+    chosen, load = order[first], np.add.reduceat(load[order], first, axis=0)
     return Options(
-        unit[table][chosen], kind_of[chosen], parts[chosen], width[chosen], shard, hot[chosen],
-        costs.home[table[chosen]],
-    )  # fmt: skip
+        unit[first], kinds[chosen], parts[chosen], width[chosen], load, hot[chosen], costs.home[table[chosen]]
+    )
 
 
 def check_memory(problem: Problem, options: Options, constraints: Constraints) -> None:
     """Refuse tables that no placement could hold: what is short, for which tables, and how many ranks would do."""
-    capacity, reserved, ranks = problem.capacity, problem.reserved, problem.costs.ranks
-    pinned, tables = constraints.pinned, name_tables(problem.costs.workload.tables)
+    capacity, ranks, tables = problem.capacity, problem.costs.ranks, name_tables(problem.costs.workload.tables)
     names = [repr("+".join(tables[t] for t in unit)) for unit in constraints.units]
-    whole, taken = format_bytes(capacity + reserved), format_bytes(max(reserved, 0.0))
+    whole, taken = format_bytes(capacity + problem.reserved), format_bytes(max(problem.reserved, 0.0))
     rest = f"of the {whole} of a rank, {taken} are taken by everything else"
     if capacity <= 0:
-        advice = "memory is in bytes" if capacity + reserved < 1e6 else "take a smaller batch or more memory"
+        advice = "memory is in bytes" if capacity + problem.reserved < 1e6 else "take a smaller batch or more memory"
         raise InfeasibleError(f"memory: nothing is left for tables, {rest}; {advice}")
-    starts = np.flatnonzero(np.diff(options.table, prepend=-1))
-    alone = options.shard + options.hot * (options.parts > 0)[:, None]
-    least, total = (np.minimum.reduceat(problem.objective.loads(costs)[:, -1], starts)
-                    for costs in (alone, options.total(ranks)))  # fmt: skip
-    large = np.flatnonzero(least > capacity)
-    if len(large):
-        worst = int(large[np.argmax(least[large])])
-        several = (options.table == worst).sum() > 1
-        more = f"about {max(ranks + 1, math.ceil(ranks * least[worst] / capacity))} ranks would do"
+    alone = options.load + options.hot * (options.parts > 0)[:, None]
+    least, total = (options.least(loads[:, LOAD["memory"]]) for loads in (alone, options.total(ranks)))
+    if len(large := np.flatnonzero(least > capacity)):
+        most = least.max()
         shown = ", ".join(names[n] for n in large[:5]) + (f" and {len(large) - 5} more" if len(large) > 5 else "")
         raise InfeasibleError(
-            f"memory: {shown} need{'s' if len(large) == 1 else ''} at least {format_bytes(least[worst])} on one rank; "
-            f"{rest}; {more if several else 'allow it to be split'}, or more memory, a smaller batch, smaller tables"
+            f"memory: {shown} need{'s' if len(large) == 1 else ''} at least {format_bytes(most)} on one rank; {rest}; "
+            f"about {max(ranks + 1, math.ceil(ranks * most / capacity))} ranks would do where it may be split, or give "
+            "more memory, a smaller batch or smaller tables"
         )
     if total.sum() > capacity * ranks:
         raise InfeasibleError(
@@ -201,8 +185,3 @@ def check_memory(problem: Problem, options: Options, constraints: Constraints) -
             f"{format_bytes(capacity * ranks)} ({rest}); {math.ceil(total.sum() / capacity)} ranks would do; "
             f"the largest are {', '.join(names[n] for n in np.argsort(-total, kind='stable')[:3])}"
         )
-    for rank in sorted(set(pinned.values())):
-        own = [unit for unit, where in pinned.items() if where == rank]
-        if (needed := least[own].sum()) > capacity:
-            shown = f"{', '.join(names[unit] for unit in own[:5])} are pinned to rank {rank}"
-            raise InfeasibleError(f"memory: {shown} and need {format_bytes(needed)}; {rest}; pin fewer there")

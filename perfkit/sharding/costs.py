@@ -3,18 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array, steady
-from perfkit.models.distributions import unique_rows
-from perfkit.models.embedding import STATE, exact_backward_bytes, row_traffic
+from perfkit.models.embedding import STATE, row_traffic
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price, price_host
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import FEATURES, PHASES, Graph
+from perfkit.workloads.layers import exact_traffic
 from perfkit.workloads.shards import share_lookups
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 from perfkit.workloads.tape import ITEMSIZE
@@ -32,41 +32,6 @@ _INDEX = 8.0  # torch's int64 indices and offsets
 _SORT = 10.0  # kernels of a sort by key with what prepares it
 #: Largest gradient of a table that is copied to all ranks, over its pooled rows [-]; docs/formulas.md, table 8.2.
 COPIED = 4.0
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Time of a message by its bytes, tabulated on a geometric grid [s]; nothing to send takes no time."""
-
-    nbytes: Array
-    seconds: Array
-
-    def __call__(self, nbytes: Array | float) -> Array:
-        return np.where(np.asarray(nbytes) > 0, np.interp(nbytes, self.nbytes, self.seconds), 0.0)
-
-    def line_below(self, low: float, high: float) -> tuple[float, float]:
-        """Intercept and slope of a line that stays below the curve from `low` to `high`."""
-        sizes = np.unique(np.clip(self.nbytes, low, high))
-        times = self(sizes)
-        slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else 0.0
-        return float(np.min(times - slope * sizes)), float(slope)
-
-    def slope_below(self, high: float) -> float:
-        """Slope of the steepest line through the origin that stays below the curve up to `high`."""
-        sizes = self.nbytes[: max(int(np.searchsorted(self.nbytes, high)), 1)]
-        return float(np.min(self(sizes) / np.maximum(sizes, 1.0)))
-
-
-class _Group(NamedTuple):
-    """Operations of one class: what they count as, on which tables; buffers touched, their bytes and 1 for a write."""
-
-    name: str
-    which: np.ndarray
-    label: tuple[str, str]
-    sizes: Mapping[str, Array]
-    touched: tuple[tuple[str, Array, int], ...]
-    shared: bool = False
-    reverse: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +70,13 @@ class Costs:
         return np.argsort(self.order, kind="stable") % self.ranks
 
     @cached_property
+    def worth(self) -> np.ndarray:
+        """Tables that are worth copying to all ranks."""
+        return np.array([t.rows <= COPIED * self.workload.batch for t in self.workload.tables])
+
+    @cached_property
     def launch(self) -> Array:
-        """Start-up of kernels that work on all tables of a rank, by `perfkit.sharding.objective.SECONDS` [s]."""
+        """Start-up of kernels that work on all tables of a rank, by `SECONDS` [s]."""
         return self._time([], self.workload.batch, np.zeros(0, dtype=bool), 1.0)[-1]
 
     @property
@@ -114,45 +84,30 @@ class Costs:
         """Whether ranks compute on a device of its own."""
         return self.platform.device.kind != "cpu"
 
-    def times(self, graph: Graph, platform: Platform | None = None) -> tuple[Array, Array]:
-        """Time of operations inside an iteration, and what the host takes for each [s]."""
-        [found] = price(
-            [graph], platform or self.platform, dtype=getattr(self.workload, "dtype", "fp32"), ranks=self.ranks
-        )
-        seconds = (self.iteration["scale"] if self.iteration else 1.0) * found.seconds
-        if self.iteration is not None and "per_operation" in self.iteration:
-            return seconds, np.full(len(graph), self.iteration["per_operation"])
-        first, more = price_host(graph, self.platform)
-        return seconds, first + more
+    def seconds(self, graph: Graph, platform: Platform | None = None) -> Array:
+        """Time of operations inside an iteration [s]."""
+        dtype, scale = getattr(self.workload, "dtype", "fp32"), self.iteration["scale"] if self.iteration else 1.0
+        return scale * price([graph], platform or self.platform, dtype=dtype, ranks=self.ranks)[0].seconds
 
-    def curve(self, operations: Sequence[str], ranks: int, largest: float) -> Curve | None:
-        """Time of collectives, one after the other, in an iteration; None where the platform has no model of one."""
-        nbytes = steady(np.geomspace(64.0, max(2 * largest, 1e6), 640))
-        total, whole = np.zeros(len(nbytes)), self.iteration
-        for operation in operations if ranks > 1 else ():
-            try:
-                time = self.platform.collective_time(operation, nbytes, ranks=ranks)
-            except ValueError:
-                return None
-            if whole is not None:
-                time = whole["scale"] * time + whole.get("per_collective", 0.0) + whole.get("per_resume", 0.0)
-            total = total + steady(time)
-        return Curve(nbytes, total)
+    def issue(self, graph: Graph) -> Array:
+        """Time that the host takes for operations inside an iteration [s]."""
+        if self.iteration and "per_operation" in self.iteration:
+            return np.full(len(graph), self.iteration["per_operation"])
+        return np.asarray(np.add(*price_host(graph, self.platform)))
 
-    def shards(self, numbers: Sequence[int] | np.ndarray, kind: str, part: float = 1.0) -> tuple[Array, Array]:
+    def shards(self, numbers: np.ndarray, kind: str, part: float = 1.0) -> tuple[Array, Array]:
         """Costs of one shard of each of some tables, and what the most popular row adds to the shard that holds it.
 
         `part` is the share of the columns in the shard; costs are by `COLUMNS`.
         """
-        numbers = np.asarray(numbers, dtype=int)
-        if kind == "data_parallel":  # priced with those worth copying, or else with all that are not
-            worth = self.worth[numbers]
-            cost = np.zeros((len(numbers), len(COLUMNS)))
-            for own in (worth, ~worth):
-                cost[own] = self._price(numbers[own], "copies", own is worth)
-            return cost, np.zeros_like(cost)
         if kind not in ("row_wise", "table_row_wise"):
-            cost = self._price(numbers, "columns", part)
+            # Copies are priced with those worth copying, or else with all that are not.
+            split, sizes = (
+                ("copies", self.worth[numbers]) if kind == "data_parallel" else ("columns", part + 0 * numbers)
+            )
+            cost = np.zeros((len(numbers), len(COLUMNS)))
+            for size in np.unique(sizes):
+                cost[sizes == size] = self._price(numbers[sizes == size], split, size)
             return cost, np.zeros_like(cost)
         over = self.ranks if kind == "row_wise" else self.node
         cost = self._price(numbers, "rows", over)
@@ -165,22 +120,21 @@ class Costs:
             cost[:, AT["partial"]], cost[:, AT["pooled"]] = sums, sums / over
         return cost, hot
 
-    @cached_property
-    def worth(self) -> np.ndarray:
-        """Tables that are worth copying to all ranks."""
-        return np.array([t.rows <= COPIED * self.workload.batch for t in self.workload.tables])
-
     def _price(self, numbers: np.ndarray, split: str, size: float) -> Array:
-        """Costs of some tables, with all tables split alike; found once."""
-        given, bags, scale = self.workload.tables, self.workload.batch, float(self.ranks)
+        """Costs of one shard of some tables, with all tables split alike; found once."""
+        given, bags, scale, fused = (
+            self.workload.tables,
+            self.workload.batch,
+            float(self.ranks),
+            self.workload.embedding,
+        )
         known = self._known.setdefault((split, size), np.full((len(given), len(COLUMNS)), np.nan))
         missing = np.unique(numbers[np.isnan(known[numbers, 0])])
         if not len(missing):
             return known[numbers]
         # A fused kernel of a GPU finds nothing of other tables in the caches; else all tables compete for them.
-        fused = self.workload.embedding != "separate"
-        members = missing if fused and self.accelerated else self.order
-        tables, copied = [given[n] for n in members], (self.worth == size)[members] & (split == "copies")
+        members = missing if fused != "separate" and self.accelerated else self.order
+        tables, copied = [given[n] for n in members], (self.worth[members] == size) & (split == "copies")
         if split == "copies":
             bags, scale = max(bags // self.ranks, 1), 1.0
         elif split == "columns":
@@ -189,36 +143,34 @@ class Costs:
             over, first = int(size), split == "first rows"
             pooling, scale = [share_lookups(t, over, first=first) for t in tables], scale / over
             tables = [replace(t, rows=-(-t.rows // over), pooling=p) for t, p in zip(tables, pooling, strict=True)]
-        seconds = steady(self._time(tables, bags, copied, scale)[:-1])  # a search goes the same way on every processor
-        kept = copied | (split != "copies")
-        known[members[kept]] = np.concatenate([seconds, _size(self.workload, tables, bags, copied)], axis=1)[kept]
+        known[members] = _size(self.workload, tables, bags, copied)
+        times = self._time(tables, bags, copied, scale)[:-1]
+        known[members, : len(SECONDS)] = steady(times)  # a search goes the same way on every processor
         return known[numbers]
 
     def _time(self, tables: Sequence[EmbeddingTable], bags: int, copied: np.ndarray, scale: float) -> Array:
         """Seconds of each table by `SECONDS`, and in one more row the start-up of kernels that work on all of them."""
         listed = _list_operations(self, tables, bags, np.append(copied, False), scale)
-        groups = [group for group in listed if group.which.any() or not group.name]
-        graph, places = _join(groups, tuple(tables))
+        groups = [group for group in listed if len(group.members)]
+        graph, starts = _join(groups, tuple(tables))
         (l2, l3), pages = self.platform.cache_capacities, self.platform.page_entries
         known: Mapping[str, float] = self.platform.context.caches or {}
         sizes = {**known, "l2": l2 * scale, "l3": l3 * scale, **({"pages": pages * scale} if pages < np.inf else {})}
         near = replace(self.platform, context=replace(self.platform.context, caches=Fit("caches", sizes)))
-        seconds, _ = self.times(graph, near)
-        out = np.zeros((len(tables) + 1, len(SECONDS)))
-        for group, own in zip(groups, places, strict=True):
-            if not group.name:
-                continue
-            members = np.flatnonzero(group.which[:-1])
+        times, out = np.split(self.seconds(graph, near), starts[1:]), np.zeros((len(tables) + 1, len(SECONDS)))
+        for group, start, time in zip(groups, starts, times, strict=True):
             # The host takes for each as long as after one of its own class.
-            _, host = self.times(Graph((graph.labels[own[-1]],), graph.features[own[-1:]], np.zeros((0, 4))))
-            time, issue = (seconds[own], host[0]) if self.accelerated else (seconds[own] + host, 0.0)
+            host = self.issue(
+                Graph(graph.labels[start : start + 1], graph.features[start : start + 1], np.zeros((0, 4)))
+            )
+            time, host = (time, host) if self.accelerated else (time + host, 0.0 * host)
+            own, at = group.members < len(tables), AT.get(group.name, 0)
+            launch = time[~own]
             if not group.shared:
-                out[members, AT[group.name]] += time[:-1]
-                out[members, AT["host"]] += issue
-                continue
-            out[members, AT[group.name]] += np.maximum(time[:-1] - time[-1], 0.0)
-            if group.name != "update":  # which dense weights start in any case
-                out[-1, [AT[group.name], AT["host"]]] += time[-1], issue
+                out[group.members[own], AT["host"]] += host
+            elif group.name in ("lookup", "pack", "backward"):  # dense weights start an update in any case
+                out[-1, [at, AT["host"]]] += *launch, *host
+            out[group.members[own], at] += np.maximum(time - launch, 0.0)[own] if group.shared else time[own]
         growth = np.append(_grow(self.workload.optimizer, tables, 32.0 if self.accelerated else 64.0), 1.0)
         fused = self.workload.embedding
         within = (fused != "separate") & ~np.append(copied, True)  # rows are updated in the backward pass
@@ -227,61 +179,93 @@ class Costs:
         return out
 
 
+class _Group(NamedTuple):
+    """Operations of one class: what they count as, on which tables, their sizes, and buffers touched.
+
+    Of a buffer there are its number, the bytes, and 1 for a write. All may be done by one `shared` kernel.
+    """
+
+    name: str
+    label: tuple[str, str]
+    members: np.ndarray
+    sizes: Mapping[str, Any]
+    touched: tuple[tuple[Any, ...], ...]
+    shared: bool = False
+
+
 def _list_operations(
     costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: np.ndarray, scale: float
 ) -> Iterator[_Group]:
-    """Classes of operations on tables in program order, as if one rank ran them all; the last table is empty."""
-    workload, last = costs.workload, np.arange(len(copied)) == len(tables)
-    fused = workload.embedding != "separate"
+    """Classes of operations on tables in program order, as if one rank ran them all; each works on an empty one too."""
+    workload, each = costs.workload, np.arange(len(copied))
+    last, fused = each == len(tables), workload.embedding != "separate"
     one = fused and costs.accelerated  # on a CPU each table counts as a kernel of its own
     rows, dim, pooling, item = np.array([*((t.rows, t.dim, t.pooling, t.itemsize) for t in tables), (0.0,) * 4]).T
     narrow = ITEMSIZE[workload.dtype] if isinstance(workload, DLRM) else workload.tables[-1].itemsize
     wide = 4 if getattr(workload, "mixed", False) else narrow
     lookups, bag, weights = np.round(bags * pooling), bags * ~last, rows * dim
-    pooled, gathered, each = bag * dim, lookups * dim, np.arange(len(dim))
+    pooled, gathered = bag * dim, lookups * dim
+    # Buffers: of each table its own, or one of all.
+    indices, offsets, out, sent, gradient, weight, order, rest = (k * len(each) + each for k in range(8))
+    back, flat = (k * len(each) + 0 * each for k in (8, 9))
     looked = {"lookups": lookups, "bags": bag, "dim": dim, "table": each * ~last, "elements": gathered}
-    index, out = (("indices", _INDEX * lookups, 0), ("offsets", _INDEX * bag, 0)), ("out", pooled * wide)
-    variant = "fused" if fused else "_embedding_bag"
-    yield _Group("lookup", each >= 0, ("embedding_forward", variant), looked, (*index, (*out, 1)), one)
-    sizes, sent = {"elements": pooled, "rows": bag, "bare": 1.0 + 0.0 * dim}, ("sent", pooled * wide, 1)
-    yield _Group("pack", each >= 0, ("copy", "cat"), sizes, ((*out, 0), sent), shared=True)
-    other = (("all rest", last * costs.footprint * scale, 0), ("all back", last * pooled.sum() * narrow, 1))
-    yield _Group("", last & False, ("copy", "clone"), {}, other)
-    back, gradient = (("all back", pooled * narrow, 0), *index), ("gradient", weights * wide, 1)
-    sparse = ~copied & (workload.sparse or fused)
+    index, variant = (
+        ((indices, _INDEX * lookups, 0), (offsets, _INDEX * bag, 0)),
+        "fused" if fused else "_embedding_bag",
+    )
+    yield _Group("lookup", ("embedding_forward", variant), each, looked, (*index, (out, pooled * wide, 1)), one)
+    sizes, packed = {"elements": pooled, "rows": bag, "bare": 1.0}, ((out, pooled * wide, 0), (sent, pooled * wide, 1))
+    yield _Group("pack", ("copy", "cat"), each, sizes, packed, True)
+    other = (rest, last * costs.footprint * scale, 0), (back, last * pooled.sum() * narrow, 1)
+    yield _Group("", ("copy", "clone"), each[-1:], {}, other)
+    sparse, arrived = ~copied & (workload.sparse or fused), ((back, pooled * narrow, 0), *index)
+
+    def find(which: np.ndarray) -> np.ndarray:
+        return np.append(np.flatnonzero(which[:-1]), len(tables)) if which.any() else each[:0]
+
+    gradients, dense = (gradient, weights * wide, 1), (gradient, weights * wide, 0)
     if workload.embedding == "exact":
-        traffic = ("sorted", np.append(_sort(workload.optimizer, tables, bags), 0.0), 0)
-        more = looked | {"lookups": 0.0 * dim, "launches": _SORT + 0.0 * dim}
-        yield _Group("backward", sparse, ("embedding_backward", "exact"), more, (*back, traffic), one)
+        sizes = looked | {"lookups": 0.0, "launches": _SORT}
+        sort = order, np.array([*(exact_traffic(t, bags, workload.optimizer) for t in tables), 0.0]), 0
+        yield _Group("backward", ("embedding_backward", "exact"), find(sparse), sizes, (*arrived, sort), one)
     elif fused:
-        yield _Group("backward", sparse, ("embedding_backward", "fused"), looked, back, one)
-    else:
-        rowwise = looked | {"rows": lookups, "bare": 1.0 + 0.0 * dim}
-        own = ("gradient", gathered * wide, 1)
-        yield _Group("backward", sparse, ("embedding_backward", "sparse"), rowwise, (*back, own), False, True)
-    sizes = looked if fused else looked | {"elements": weights, "rows": rows, "bare": 1.0 + 0.0 * dim}
-    yield _Group("backward", ~sparse, ("embedding_backward", "dense"), sizes, (*back, gradient), one, not fused)
-    flat, sizes = ("all reduced", weights * wide), {"elements": weights}
-    yield _Group("update", copied, ("copy", "cat"), sizes, ((*gradient[:2], 0), (*flat, 1)), True)
-    yield _Group("update", copied, ("elementwise", "div_"), sizes, ((*flat, 0), (*flat, 1)), True)
-    for which, source in ((copied, flat), (~copied & ~sparse, gradient[:2])):
-        moved = (("weight", weights * item, 0), (*source, 0), ("weight", weights * item, 1))
-        yield _Group("update", which, ("elementwise", "add_"), sizes, moved, costs.accelerated)
+        yield _Group("backward", ("embedding_backward", "fused"), find(sparse), looked, arrived, one)
+    else:  # gradients of single tables are found in the reverse order
+        sizes, found = looked | {"rows": lookups, "bare": 1.0}, (*arrived, (gradient, gathered * wide, 1))
+        yield _Group("backward", ("embedding_backward", "sparse"), find(sparse)[::-1], sizes, found)
+    sizes, members = looked if fused else looked | {"elements": weights, "rows": rows, "bare": 1.0}, find(~sparse)
+    members = members if fused else members[::-1]
+    yield _Group("backward", ("embedding_backward", "dense"), members, sizes, (*arrived, gradients), one)
+    sizes, written, reduced = {"elements": weights}, (flat, weights * wide, 1), (flat, weights * wide, 0)
+    yield _Group("update", ("copy", "cat"), find(copied), sizes, (dense, written), True)
+    yield _Group("update", ("elementwise", "div_"), find(copied), sizes, (reduced, written), True)
+    for which, source in ((copied, reduced), (~copied & ~sparse, dense)):
+        moved = (weight, weights * item, 0), source, (weight, weights * item, 1)
+        yield _Group("update", ("elementwise", "add_"), find(which), sizes, moved, costs.accelerated)
     if not fused:
-        rowwise, own = looked | {"rows": lookups}, ("gradient", gathered * wide, 0)
-        yield _Group("update", sparse, ("embedding_update", "sparse"), rowwise, (own,))
+        sizes, read = looked | {"rows": lookups}, (gradient, gathered * wide, 0)
+        yield _Group("update", ("embedding_update", "sparse"), find(sparse), sizes, (read,))
 
 
-def _sort(optimizer: str, tables: Sequence[EmbeddingTable], bags: int) -> list[float]:
-    """Bytes that a sort and one update of each distinct row with its states move, pooled gradients aside."""
-    found = []
-    for table in tables:
-        lookups, row = round(bags * table.pooling), row_traffic(table.dim, table.itemsize, 32)
-        unique = float(unique_rows(table.distribution, lookups))
-        whole = exact_backward_bytes(unique, bags, lookups, table.dim, itemsize=table.itemsize)
-        state = 32.0 if optimizer == "rowwise_adagrad" else STATE[optimizer] * row
-        found.append(round(whole - bags * table.dim * table.itemsize + 2.0 * unique * state))
-    return found
+def _join(groups: Sequence[_Group], tables: tuple[EmbeddingTable, ...]) -> tuple[Graph, list[int]]:
+    """Operations of classes as a graph, and the first one of each class."""
+    labels: list[tuple[str, str, str, str, str]] = []
+    features, accesses, starts = [], [], []
+    for name, label, members, sizes, touched, _ in groups:
+        starts.append(len(labels))
+        own, phase = len(labels) + np.arange(len(members)), name if name in PHASES else "forward"
+        labels += [(label[1], *label, phase, "embeddings")] * len(members)
+        columns = [
+            np.broadcast_to(sizes.get(size, size in ("launches", "calls")), len(tables) + 1) for size in FEATURES
+        ]
+        features.append(np.stack(columns, axis=1, dtype=float)[members])
+        accesses += [
+            np.stack(np.broadcast_arrays(own, buffer[members], nbytes[members], write), axis=1)
+            for buffer, nbytes, write in touched
+        ]
+    every = np.concatenate(accesses)
+    every = every[np.argsort(every[:, 0], kind="stable")]
+    return Graph(tuple(labels), np.concatenate(features), every, tables), starts
 
 
 def _grow(optimizer: str, tables: Sequence[EmbeddingTable], granularity: float) -> Array:
@@ -293,45 +277,18 @@ def _grow(optimizer: str, tables: Sequence[EmbeddingTable], granularity: float) 
 
 
 def _size(workload: DLRM | TableSet, tables: Sequence[EmbeddingTable], bags: int, copied: np.ndarray) -> Array:
-    """Bytes of each table by the columns after the seconds."""
+    """Bytes of each table by `COLUMNS`, in which seconds are still zero."""
     rows, dim, pooling, item = np.array([(t.rows, t.dim, t.pooling, t.itemsize) for t in tables], dtype=float).T
     lookups, weights, outputs = bags * pooling, rows * dim * item, bags * dim * item
-    state = STATE[workload.optimizer] * weights
-    if workload.optimizer == "rowwise_adagrad":
-        state = item * rows
-    fused = workload.embedding != "separate"
+    fused, inputs = workload.embedding != "separate", _INDEX * (lookups + bags)
     sparse = 0.0 if fused else lookups * (dim * item + _INDEX)
-    dense = copied | (not (workload.sparse or fused))
-    none, inputs = np.zeros(len(tables)), _INDEX * (lookups + bags)
-    return np.stack([
-        np.where(copied, 0.0, outputs), none, np.where(copied, 0.0, inputs), weights, state, inputs, outputs,
-        outputs + np.where(dense, weights, sparse), none, np.where(copied, weights, 0.0),
-    ], axis=1)  # fmt: skip
-
-
-def _join(groups: Sequence[_Group], tables: tuple[EmbeddingTable, ...]) -> tuple[Graph, list[np.ndarray]]:
-    """Operations of classes as a graph, and the places of each class in the order of its tables, the empty one last.
-
-    Gradients of single tables are found in the reverse order. A buffer is one of each table, or one of all.
-    """
-    labels: list[tuple[str, str, str, str, str]] = []
-    features, accesses, places, n = [], [], [], len(tables) + 1
-    buffers = list(dict.fromkeys(name for group in groups for name, _, _ in group.touched))
-    for group in groups:
-        members = np.append(np.flatnonzero(group.which[:-1]), n - 1)
-        own = len(labels) + np.arange(len(members))
-        own = own[::-1] if group.reverse else own
-        sizes = {"launches": np.ones(n), "calls": np.ones(n), **group.sizes}
-        phase = group.name if group.name in ("backward", "update") else "forward"
-        labels.extend([(group.label[1], *group.label, phase, "embeddings")] * len(members))
-        block = np.zeros((len(members), len(FEATURES)))
-        for name, values in sizes.items():
-            block[own - own.min(), FEATURES.index(name)] = values[members]
-        features.append(block)
-        for name, nbytes, write in group.touched:
-            buffer = buffers.index(name) * n + (0 if name.startswith("all") else members)
-            accesses.append(np.stack(np.broadcast_arrays(own, buffer, nbytes[members], write), axis=1))
-        places.append(own)
-    touched = np.concatenate(accesses)
-    touched = touched[np.argsort(touched[:, 0], kind="stable")]
-    return Graph(tuple(labels), np.concatenate(features), touched, tables), places
+    found = {
+        "pooled": outputs * ~copied, "indices": inputs * ~copied, "weights": weights,
+        "state": item * rows if workload.optimizer == "rowwise_adagrad" else STATE[workload.optimizer] * weights,
+        "inputs": inputs, "outputs": outputs, "averaged": weights * copied,
+        "gradients": outputs + np.where(copied | (not (workload.sparse or fused)), weights, sparse),
+    }  # fmt: skip
+    out = np.zeros((len(tables), len(COLUMNS)))
+    for name, values in found.items():
+        out[:, AT[name]] = values
+    return out

@@ -1,20 +1,19 @@
 """Shard a workload's tables, or price a plan that is already there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import check_positive, format_bytes, steady
+from perfkit.ground.units import check_positive, check_type, format_bytes, steady
 from perfkit.models.distributions import unique_rows
 from perfkit.platform.platform import Platform
 from perfkit.sharding.constraints import NODE_KINDS, InfeasibleError, check_memory, list_options, read_constraints
 from perfkit.sharding.objective import set_up
 from perfkit.sharding.result import PlanPrice, ShardingResult, find_price
-from perfkit.sharding.search import search_plan
-from perfkit.sharding.state import Snapshot, State, find_ranks
+from perfkit.sharding.search import Found, State, search_plan
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
@@ -75,19 +74,18 @@ def price_plan(
     >>> price_plan(tables, "h100-sxm-8", Plan.round_robin(26, ranks=8)).fits
     True
     """
-    if not isinstance(plan, Plan):
-        raise ValueError(f"plan is {plan!r}; it must be a Plan, such as Plan.from_owners([0, 1, 0], ranks=2)")
-    problem = set_up(workload, platform, plan.ranks, memory=memory, objective=objective, inputs=inputs)
+    check_type("plan", plan, Plan)
+    problem = set_up(workload, platform, plan.ranks, memory, objective, inputs)
     plan.cut(workload.tables)
     node, known = problem.costs.node, problem.kinds
     for number, placement in enumerate(plan.placements):
-        shown = f"table {number} is {placement.kind} on ranks {placement.ranks}"
+        shown, ranks = f"table {number} is {placement.kind} on ranks {placement.ranks}", placement.ranks
         if placement.kind not in known:
             name = problem.costs.platform.name
             raise ValueError(f"{shown}; {name!r} has no model of its messages; take one of {', '.join(known)}")
-        if placement.kind in NODE_KINDS and len({r // node for r in placement.ranks}) > 1:
+        if placement.kind in NODE_KINDS and len({rank // node for rank in ranks}) > 1:
             raise ValueError(f"{shown}, which are not of one node; take ranks of one")
-        if placement.kind == "table_row_wise" and len(placement.ranks) < node:
+        if placement.kind == "table_row_wise" and len(ranks) < node:
             raise ValueError(f"{shown}; name all {node} ranks of a node")
     return find_price(problem, plan)
 
@@ -171,62 +169,61 @@ def shard(
     >>> result.gap < 0.05
     True
     """
-    problem = set_up(workload, platform, ranks, memory=memory, objective=objective, inputs=inputs)
-    ranks, tables = problem.costs.ranks, workload.tables
+    problem = set_up(workload, platform, ranks, memory, objective, inputs)
     check_positive("seconds", seconds)
-    if steps is not None:
-        steps = int(check_positive("steps", steps, integer=True))
+    steps = None if steps is None else int(check_positive("steps", steps, integer=True))
     check_positive("seed", seed, integer=True, zero=True)
-    constraints = read_constraints(tables, ranks, pin=pin, together=together, apart=apart, forbid=forbid)
+    rules = {"pin": pin, "together": together, "apart": apart, "forbid": forbid}
+    constraints = read_constraints(name_tables(workload.tables), problem.costs.ranks, **rules)
     options = list_options(problem, constraints)
     check_memory(problem, options, constraints)
     state = State(problem, options, constraints)
-    placed = {name: _place_greedily(state, name, workload, seed) for name in BASELINES}
-    bound, interrupted = search_plan(state, seconds, seed, steps, progress)
-    if state.best.overflow > 0 and not any(placed.values()):
+    placed = {name: _place_greedily(state, name, seed) for name in BASELINES}
+    search = search_plan(state, seconds, seed, steps, progress)
+    over = search.best.overflow
+    if over > 0 and not any(placed.values()):
         raise InfeasibleError(
             f"memory: no placement was found that fits; the best one exceeds the {format_bytes(problem.capacity)} of a "
-            f"rank by {format_bytes(state.best.overflow)}; allow more kinds, give more seconds or steps, ranks or "
-            "memory, or drop constraints"
+            f"rank by {format_bytes(over)}; allow more kinds, give more seconds or steps, ranks or memory, or drop "
+            "constraints"
         )
-
-    def priced(found: Snapshot | None) -> PlanPrice | None:
-        return find_price(problem, _plan(state, tables, found), constraints) if found else None
-
-    rules = {name: priced(found) for name, found in placed.items()}
-    found = [priced(state.best) if state.best.overflow == 0 else None, *rules.values()]
-    best = min((each for each in found if each), key=lambda each: each.time)
-    return ShardingResult(best.plan, best, bound, objective, state.work, interrupted, rules)
+    placed["search"] = None if over > 0 else search.best
+    priced = {
+        name: find_price(problem, _plan(state, own), constraints) if own else None for name, own in placed.items()
+    }
+    best = min(filter(None, (priced.pop("search"), *priced.values())), key=lambda price: price.time)
+    return ShardingResult(best.plan, best, search.bound, objective, search.work, search.interrupted, priced)
 
 
-def _plan(state: State, tables: Sequence[EmbeddingTable], found: Snapshot) -> Plan:
+def _plan(state: State, found: Found) -> Plan:
     """Turn a placement of units into a plan of tables."""
+    tables, options = state.problem.costs.workload.tables, state.options
     owners: list[int | Placement] = [0] * len(tables)
-    for members, option in zip(state.units, found.choice.tolist(), strict=True):
+    for members, option in zip(state.constraints.units, found.choice.tolist(), strict=True):
         at = tuple(found.rank[state.first[option] : state.first[option + 1]].tolist()) or tuple(range(state.ranks))
-        width = int(state.options.width[option])
+        widths = (int(options.width[option]),) * len(at) if options.width[option] else ()
         for table in members:
-            owners[table] = Placement(str(state.options.kind[option]), at, (width,) * len(at) if width else ())
+            owners[table] = Placement(str(options.kind[option]), at, widths)
     return Plan(state.ranks, tuple(owners), tuple(name_tables(tables)))
 
 
-def _place_greedily(state: State, name: str, workload: DLRM | TableSet, seed: int) -> Snapshot | None:
+def _place_greedily(state: State, name: str, seed: int) -> Found | None:
     """Place units of tables by a rule of thumb, whole where that is allowed; None where one finds no room."""
-    alone, rng, carried = state.starts[:-1], np.random.default_rng([4, seed]), np.zeros(state.ranks)
+    alone, rng, workload = state.options.starts, np.random.default_rng([4, seed]), state.problem.costs.workload
     state.clear(alone)
     keys = [BASELINES[name](table, workload.batch) for table in workload.tables]
-    weights = steady(np.array([sum(keys[table] for table in unit) for unit in state.units]))
+    weights = steady(np.array([sum(keys[table] for table in unit) for unit in state.constraints.units]))
     balanced = state.load[alone, :2].sum(axis=1) if name == "storage" else weights
-    order = rng.permutation(len(alone)) if name == "random" else np.argsort(-weights, kind="stable")
-    for unit in order.tolist():
-        option, ranks = alone[unit], None
-        if state.options.parts[option] != 1:  # it may not be whole on one rank
-            found = find_ranks(state, option)
-            ranks = found[1] if found else None
-        elif len(free := np.flatnonzero(~state.bar(unit, state.load[option]))):
-            ranks = np.array([rng.choice(free) if name == "random" else free[np.argmin(carried[free])]])
-            carried[ranks] += balanced[unit]
-        if ranks is None:
+    order, carried = np.argsort(-weights, kind="stable"), np.zeros(state.ranks)
+    for unit in rng.permutation(len(alone)) if name == "random" else order:
+        found, free = None, np.flatnonzero(~state.bar(unit, state.load[alone[unit]]))
+        if state.options.parts[alone[unit]] != 1:  # it may not be whole on one rank
+            found = state.find_ranks(alone[unit])
+        elif len(free):
+            rank = rng.choice(free) if name == "random" else free[np.argmin(carried[free])]
+            carried[rank] += balanced[unit]
+            found = 0.0, np.array([rank])
+        if found is None:
             return None
-        state.put(option, ranks)
+        state.put(alone[unit], found[1])
     return state.snapshot()

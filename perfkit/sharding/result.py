@@ -13,7 +13,7 @@ from perfkit.platform.estimates import check_time, find_interval
 from perfkit.sharding.constraints import EVERYWHERE, Constraints
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY, SECONDS, Costs
 from perfkit.sharding.objective import MESSAGES, RESOURCES, Problem
-from perfkit.workloads.placement import Plan
+from perfkit.workloads.placement import BY_ROWS, Plan
 from perfkit.workloads.tables import name_tables
 
 if TYPE_CHECKING:
@@ -24,14 +24,24 @@ if TYPE_CHECKING:
 _DEVICE, _MEMORY = ([AT[name] for name in names] for names in (SECONDS[:-1], MEMORY))
 
 
-class Placed(NamedTuple):
-    """Costs of a plan: table, rank and costs of shards with a rank of their own; all costs by rank, and by table."""
+class Shards(NamedTuple):
+    """Costs of the shards of a plan by `perfkit.sharding.costs.COLUMNS`; rank -1 stands for every rank."""
 
     table: np.ndarray
     rank: np.ndarray
-    shard: Array
-    by_rank: Array
-    by_table: Array
+    costs: Array
+
+    def by_rank(self, ranks: int) -> Array:
+        """Costs of every rank."""
+        every, out = self.rank < 0, np.zeros((ranks, len(COLUMNS)))
+        np.add.at(out, self.rank[~every], self.costs[~every])
+        return out + self.costs[every].sum(axis=0)
+
+    def by_table(self, ranks: int) -> Array:
+        """Costs of every table on all ranks together."""
+        out = np.zeros((self.table.max() + 1, len(COLUMNS)))
+        np.add.at(out, self.table, self.costs * np.where(self.rank < 0, ranks, 1)[:, None])
+        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +75,7 @@ class PlanPrice(Tabular):
     reserved: float = field(repr=False)
     spread: float = field(repr=False)
     _problem: Problem = field(repr=False)
-    _placed: Placed = field(repr=False)
+    _shards: Shards = field(repr=False)
     _constraints: Constraints | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -131,30 +141,29 @@ class PlanPrice(Tabular):
         move : Move or None
             Table, ranks and the time after it; the constraints that a search was given are kept.
         """
-        plan, placements, placed, costs = self.plan, self.plan.placements, self._placed, self._problem.costs
-        objective, constraints = self._problem.objective, self._constraints
-        loads, shards = objective.loads(self.costs), objective.loads(placed.shard)
+        problem, placements, constraints = self._problem, self.plan.placements, self._constraints
+        loads, shards, nodes = problem.loads(self.costs), problem.loads(self._shards.costs), problem.costs.node
         fullest = loads.argmax(axis=0)[loads.max(axis=0) > 0]  # no move from another rank alone can shorten the time
         spilled = float(np.maximum(loads[:, -1] - self.capacity, 0).sum())
-        best, found, node = (spilled, self.time * (1 - 1e-9)), None, costs.node
-        for index in np.flatnonzero(np.isin(placed.rank, fullest)):
-            table, source = int(placed.table[index]), int(placed.rank[index])
-            kind, near = placements[table].kind, np.arange(plan.ranks) // node == source // node
-            if kind == "table_row_wise":
+        best, found, node = (spilled, self.time * (1 - 1e-9)), None, np.arange(self.plan.ranks) // nodes
+        for index in np.flatnonzero(np.isin(self._shards.rank, fullest)):
+            table, source = int(self._shards.table[index]), int(self._shards.rank[index])
+            kind = placements[table].kind
+            if kind in BY_ROWS:
                 continue
             rest = loads.copy()
             rest[source] -= shards[index]
             then = rest + shards[index]
-            times = objective.time(np.maximum(rest.max(axis=0), then))
+            times = problem.time(np.maximum(rest.max(axis=0), then))
             spill, more = (np.maximum(held[:, -1] - self.capacity, 0) for held in (rest, then))
-            for target in np.flatnonzero(near | (kind != "table_column_wise")).tolist():
+            for target in np.flatnonzero((node == node[source]) | (kind != "table_column_wise")).tolist():
                 after = float(spill.sum() - spill[target] + more[target]), float(times[target])
                 free = target not in placements[table].ranks and after < best
-                if free and (constraints is None or constraints.frees(table, target, plan)):
+                if free and (constraints is None or constraints.frees(table, target, self.plan)):
                     best, found = after, (table, source, target)
         if found is None:
             return None
-        name = name_tables(costs.workload.tables)[found[0]]
+        name = name_tables(problem.costs.workload.tables)[found[0]]
         return Move(name, found[1], found[2], best[1], 1 - best[1] / self.time)
 
     def chart(self) -> "altair.HConcatChart":
@@ -169,7 +178,7 @@ class PlanPrice(Tabular):
 
         from perfkit import plots
 
-        frame, scale = self.table(), self._problem.objective.correction
+        frame, scale = self.table(), self._problem.correction
         own = [polars.col(f"{name}_s") * scale for name in SECONDS[:-1]]
         other = self.parts.get("everything else", 0.0)
         messages = sum(value for key, value in self.parts.items() if key not in (*SECONDS, "everything else"))
@@ -188,45 +197,38 @@ class PlanPrice(Tabular):
         )
 
 
-def price_placements(costs: Costs, plan: Plan) -> Placed:
+def price_placements(costs: Costs, plan: Plan) -> Shards:
     """Costs of the shards of a plan."""
-    tables, asked = costs.workload.tables, dict[tuple[str, float], list[tuple[int, int, int]]]()
+    tables, asked = costs.workload.tables, dict[tuple[str, float], list[tuple[int, int, bool]]]()
     for number, placement in enumerate(plan.placements):
         for place, shard in enumerate(placement.cut(tables[number], number)):
             if not (placement.kind in EVERYWHERE and place):
                 at = placement.kind, shard.columns / tables[number].dim
-                asked.setdefault(at, []).append((number, shard.rank, place))
-    by_rank, by_table = (np.zeros((n, len(COLUMNS))) for n in (plan.ranks, len(tables)))
-    found = [(np.zeros(0, dtype=int), np.zeros(0, dtype=int), by_rank[:0])]
+                asked.setdefault(at, []).append((number, shard.rank, place == 0))
+    found = []
     for (kind, part), entries in asked.items():
-        table, rank, place_of = np.array(entries).T
+        table, rank, first = np.array(entries).T
         cost, more = costs.shards(table, kind, part)
         if kind in EVERYWHERE:
-            by_rank += cost.sum(axis=0)
-            by_table[table] += plan.ranks * cost + more
-            np.add.at(by_rank, costs.home[table], more)
+            found += [(table, 0 * rank - 1, cost), (table, costs.home[table], more)]
         else:
-            found.append((table, rank, cost + more * (place_of == 0)[:, None]))
-            np.add.at(by_rank, rank, found[-1][2])
-            np.add.at(by_table, table, found[-1][2])
-    tables_of, ranks_of, shards = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return Placed(tables_of, ranks_of, shards, by_rank, by_table)
+            found.append((table, rank, cost + more * first[:, None]))
+    return Shards(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
 def find_price(problem: Problem, plan: Plan, constraints: Constraints | None = None) -> PlanPrice:
     """Price a plan that suits the problem; the next move has to keep the constraints."""
-    placed, objective = price_placements(problem.costs, plan), problem.objective
-    costs = placed.by_rank
-    peaks, parts = objective.loads(costs).max(axis=0), objective.parts(costs)
+    shards = price_placements(problem.costs, plan)
+    costs = shards.by_rank(plan.ranks)
+    peaks, parts = problem.loads(costs).max(axis=0), problem.parts(costs)
     sizes = {name: float(size) for name, size in zip(RESOURCES, peaks, strict=True) if name in MESSAGES}
     return PlanPrice(
-        plan, float(objective.time(peaks)), parts, costs, sizes, problem.capacity, problem.reserved,
-        problem.spread(parts), problem, placed, constraints,
+        plan, float(problem.time(peaks)), parts, costs, sizes, problem.capacity, problem.reserved,
+        problem.spread(parts), problem, shards, constraints,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """A shard that goes from one rank to another.
 
     Parameters
@@ -299,7 +301,7 @@ class ShardingResult(Tabular):
         import polars
 
         price, tables = self.prediction, self.prediction._problem.costs.workload.tables
-        total, placements = price._placed.by_table, self.plan.placements
+        total, placements = price._shards.by_table(self.plan.ranks), self.plan.placements
         return polars.DataFrame({
             "table": name_tables(tables), "kind": [p.kind for p in placements],
             "ranks": [list(p.ranks) for p in placements], "rows": [t.rows for t in tables],

@@ -2,12 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.ground.units import Array
-from perfkit.sharding.state import MEMORY, Snapshot, State, find_ranks
+from perfkit.ground.units import Array, steady
+from perfkit.sharding.constraints import NODE_KINDS, Constraints
+from perfkit.sharding.objective import LOAD, RESOURCES, Options, Problem
 
+_ROWS, _GRADIENTS, _HOST, _MEMORY = (LOAD[name] for name in ("rows", "gradients", "host", "memory"))
+_BYTES = [place for name, place in LOAD.items() if name not in ("forward", "backward", "host")]
+_TIGHT = 0.3  # share of the memory from which on it is looked at
 _PARTNERS = 16  # ranks considered for a trade at a time
 #: First options: largest shard of a table that is split by columns, over the average load of a rank [-].
 _SPLITS = (0.7, 0.35, 2.0)
@@ -21,35 +26,215 @@ _TOGETHER = 4  # tables that are placed again at a time
 _STEP, _PAIR, _OPTION, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
 
 
+class Found(NamedTuple):
+    """A placement: bytes beyond the memory of the fullest rank, time, option of each table, rank of each shard."""
+
+    overflow: float
+    time: float
+    choice: np.ndarray
+    rank: np.ndarray
+
+
+class State:
+    """Ranks with what they carry, and every shard that could be on them; a smooth time says what a change costs."""
+
+    def __init__(self, problem: Problem, options: Options, constraints: Constraints) -> None:
+        self.problem, self.options, self.constraints = problem, options, constraints
+        self.ranks, self.node, self.capacity = problem.costs.ranks, problem.costs.node, problem.capacity
+        # Loads in whole bytes, so that neither the order of sums nor a processor shows in them.
+        self.load, self.hot = options.load.copy(), options.hot.copy()
+        for loads in (self.load, self.hot):
+            loads[:, _BYTES] = np.ceil(loads[:, _BYTES] - 1e-3)
+        self.within = np.isin(options.kind, NODE_KINDS)
+        self.first = np.append(0, np.cumsum(options.parts))  # first shard of each option
+        self.starts = np.append(options.starts, len(options.table))
+        of = np.repeat(np.arange(len(options.table)), options.parts)
+        self.table, self.shard = options.table[of], self.load[of]
+        self.shard[self.first[:-1][self.within]] += self.hot[self.within]
+        self.free = np.setdiff1d(np.arange(len(options.starts)), list(constraints.pinned))
+        self.movable = ~self.within[of] & np.isin(self.table, self.free)
+        near = [[table] for table in range(len(options.starts))]
+        for group in constraints.apart:
+            for table in group:
+                near[table] += group
+        most = max(map(len, near))
+        #: Tables on none of whose ranks a table may be: itself and those that it is kept apart from.
+        self.near = np.array([own + own[:1] * (most - len(own)) for own in near])
+        self.on = np.zeros((len(near), self.ranks), dtype=bool)
+        self.clear()
+
+    def clear(self, choice: np.ndarray | None = None) -> None:
+        """Take everything off, and scale the smooth time by what ranks carry on average with a choice of options."""
+        self.slack = 1.0  # a rank may exceed its memory by this factor, for now
+        self.rank, self.choice = np.full(len(self.table), -1), np.full(len(self.near), -1)
+        self.loads, self.on[:] = np.zeros((self.ranks, len(RESOURCES))), False
+        if choice is not None:
+            parts = np.where(self.options.parts, self.options.parts, self.ranks)[choice]
+            self.loads += np.maximum(parts @ self.load[choice] / self.ranks, 1e-30)
+            self.smooth(3)
+            self.loads[:] = 0.0
+
+    def put(self, option: int, ranks: np.ndarray, sign: int = 1) -> None:
+        """Place a table on ranks, one for each shard; or, with -1, take it off again."""
+        table, own = self.options.table[option], slice(self.first[option], self.first[option + 1])
+        self.choice[table], self.rank[own] = (option, ranks) if sign > 0 else (-1, -1)
+        if len(ranks):
+            self.loads[ranks] += sign * self.shard[own]
+            self.on[table, ranks] = sign > 0
+        else:
+            self.loads += sign * self.load[option]
+            self.loads[self.options.home[option]] += sign * self.hot[option]
+
+    def take(self, table: int) -> tuple[int, np.ndarray]:
+        """Take a table off its ranks; returns its option and ranks."""
+        option = int(self.choice[table])
+        ranks = self.rank[self.first[option] : self.first[option + 1]].copy()
+        self.put(option, ranks, -1)
+        return option, ranks
+
+    def move(self, shard: int, rank: int) -> None:
+        """Move a shard to another rank."""
+        option, ranks = self.take(self.table[shard])
+        ranks[shard - self.first[option]] = rank
+        self.put(option, ranks)
+
+    def restore(self, found: Found) -> None:
+        """Place everything as it was."""
+        self.clear()
+        for option in found.choice.tolist():
+            self.put(option, found.rank[self.first[option] : self.first[option + 1]])
+
+    def snapshot(self, than: Found | None = None) -> Found:
+        """The placement as it is; or another one where that is at least as good."""
+        overflow = max(float(self.loads[:, _MEMORY].max()) - self.capacity, 0.0)
+        time = float(self.problem.time(self.loads.max(axis=0)))
+        if than and (overflow, time) >= (than.overflow, than.time * (1 - 1e-12)):
+            return than
+        return Found(overflow, time, self.choice.copy(), self.rank.copy())
+
+    def smooth(self, squarings: int) -> None:
+        """Weigh loads by a high power, so that nearly full ranks count as well as the fullest."""
+        self.squarings, power, problem = squarings, 2.0**squarings, self.problem
+        peaks = self.loads.max(axis=0)
+        step = np.maximum(peaks * 1e-3, 1e-12)
+        now = float(problem.time(peaks))
+        timed = (problem.time(peaks + np.diag(step)) - now) / step * peaks
+        # Behind a host that limits all, the device still counts a little; and a host that is not far behind does too.
+        host = problem.correction * (problem.host + peaks[_HOST]) > 0.5 * now
+        counted = [0, 1, *((_HOST,) if host else ())]
+        timed[counted] = np.maximum(timed[counted], 1e-3 * now * (peaks[counted] > 0))
+        timed[[_ROWS, _GRADIENTS]] = 0.0  # the same on all ranks, and counted as they are
+        timed[_MEMORY] = now if peaks[_MEMORY] > _TIGHT * self.capacity else 0.0
+        self.timed = np.flatnonzero(timed > 0)
+        self.scale = peaks[self.timed]
+        total = _raise(self.loads[:, self.timed] / self.scale, squarings).sum(axis=0)
+        self.weight = steady(timed[self.timed] * total ** (1 / power - 1) / power)
+        if timed[_MEMORY]:  # nothing below the capacity, and much beyond it
+            self.scale[-1], self.weight[-1] = self.capacity, timed[_MEMORY] / power
+        self.scaled = self.shard[:, self.timed] / self.scale
+
+    def press(self, more: Array | None = None) -> Array:
+        """What each rank adds to the smooth time, or what it would add on top if it carried more [s]."""
+        now = self.loads[:, self.timed] / self.scale
+        if more is None:
+            return steady(_raise(now, self.squarings) @ self.weight)
+        then = _raise(now + more[..., self.timed] / self.scale, self.squarings)
+        return steady((then - _raise(now, self.squarings)) @ self.weight)
+
+    def bar(self, table: int, load: Array) -> np.ndarray:
+        """Ranks that have no room for a shard, or may not hold one of this table."""
+        full = self.loads[:, _MEMORY] + load[_MEMORY] > self.slack * self.capacity
+        if table in self.constraints.pinned:
+            full |= np.arange(self.ranks) != self.constraints.pinned[table]
+        return full | self.on[self.near[table]].any(axis=0)
+
+    def find_ranks(self, option: int) -> tuple[float, np.ndarray] | None:
+        """Growth of the smooth time [s] and the cheapest ranks for an option of a table on none; None without room."""
+        table, load, n = self.options.table[option], self.load[option], int(self.options.parts[option])
+        if not n:
+            more = load + np.zeros_like(self.loads)
+            more[self.options.home[option]] += self.hot[option]
+            if (self.loads + more)[:, _MEMORY].max() > self.slack * self.capacity:
+                return None
+            price = float(self.press(more).sum())
+            for name in ("rows", "gradients"):
+                if size := load[LOAD[name]]:
+                    both = self.loads[0, LOAD[name]] + np.array([0.0, size])
+                    price += float(np.diff(self.problem.curves[name](both))[0])
+            return price, np.zeros(0, dtype=int)
+        hot, growth = load + self.hot[option], self.press(load)
+        size = self.node if self.within[option] else self.ranks
+        costs = np.where(self.bar(table, hot), np.inf, growth)[: self.ranks // size * size].reshape(-1, size)
+        ranks = np.argsort(costs, axis=1, kind="stable")[:, :n] + np.arange(0, costs.size, size)[:, None]
+        totals = costs.ravel()[ranks].sum(axis=1)
+        if self.within[option]:
+            totals += (self.press(hot) - growth)[ranks[:, 0]]
+        best = int(np.argmin(totals))
+        return (float(totals[best]), ranks[best]) if totals[best] < np.inf else None
+
+    def trades(self, rank: int, partners: np.ndarray) -> tuple[Array, np.ndarray, np.ndarray]:
+        """Growth of the smooth time if a shard of a rank goes to another one, alone or for one of its own.
+
+        Returns the growth by (own shard, other), the own shards, and the others: shards, then partners as -1 - rank.
+        """
+        marked = np.zeros(self.ranks + 1, dtype=bool)
+        marked[partners] = True
+        mine, theirs = (np.flatnonzero(here & self.movable) for here in (self.rank == rank, marked[self.rank]))
+        there = np.concatenate([self.rank[theirs], partners])
+        none = np.zeros((len(partners), len(self.timed)))
+        given = self.scaled[mine][:, None] - np.concatenate([self.scaled[theirs], none])
+        now = self.loads[:, self.timed] / self.scale
+        changed = _raise(np.stack([now[rank] - given, now[there] + given]), self.squarings) @ self.weight
+        before = _raise(now, self.squarings) @ self.weight
+        growth = changed[0] + changed[1] - (before[rank] + before[there])
+        memory = self.shard[:, _MEMORY]
+        given = memory[mine][:, None] - np.append(memory[theirs], none[:, 0])
+        rooms = np.maximum(self.slack * self.capacity - self.loads[:, _MEMORY], 0.0)
+        bad = (given > rooms[there]) | (-given > rooms[rank])
+        # Shards that may not share a rank do not trade places either.
+        bad |= self.on[self.near[self.table[mine]]].any(axis=1)[:, there]
+        bad[:, : len(theirs)] |= self.on[self.near[self.table[theirs]], rank].any(axis=1)
+        growth[bad] = np.inf
+        return growth, mine, np.concatenate([theirs, -1 - partners])
+
+
+def _raise(loads: Array, squarings: int) -> Array:
+    """A high power of loads, kept finite."""
+    out = np.minimum(loads, 1e200 ** (0.5**squarings))
+    for _ in range(squarings):
+        np.multiply(out, out, out=out)
+    return out
+
+
 def _construct(state: State, choice: np.ndarray, key: Array) -> None:
     """Place tables, the largest first, where they add least; where none has room, on the emptiest."""
     state.clear(choice)
-    first = [t for t, option in enumerate(choice) if not state.options.parts[option] or t in state.pinned]
+    everywhere = state.options.parts[choice] == 0
+    first = np.flatnonzero(everywhere | ~np.isin(np.arange(len(choice)), state.free))
     rest = np.argsort(-key, kind="stable")
-    for table in (*first, *rest[~np.isin(rest, first)].tolist()):
-        found = find_ranks(state, choice[table])
+    for table in (*first, *rest[~np.isin(rest, first)]):
+        found = state.find_ranks(choice[table])
         state.put(choice[table], found[1] if found else _roomiest(state, table, choice[table]))
 
 
 def _roomiest(state: State, table: int, option: int) -> np.ndarray:
     """Ranks with the most memory left, where none has enough."""
-    if table in state.pinned:
-        return np.array([state.pinned[table]])
-    free = state.capacity - state.loads[:, MEMORY]
-    free[state.occupied[state.groups[table]].any(axis=0)] = -np.inf
-    ranks = np.argsort(-free, kind="stable")[: state.options.parts[option]]
+    if table in state.constraints.pinned:
+        return np.array([state.constraints.pinned[table]])
+    room = np.where(state.on[state.near[table]].any(axis=0), -np.inf, state.capacity - state.loads[:, _MEMORY])
+    ranks = np.argsort(-room, kind="stable")[: state.options.parts[option]]
     return ranks[0] // state.node * state.node + np.arange(len(ranks)) if state.within[option] else ranks
 
 
 def _starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, Array]]:
     """Options and orders to place tables by, the most promising first: large whole tables are split by columns."""
-    alone, kinds, load = state.starts[:-1], state.options.kind, state.load
+    alone, kinds, load = state.options.starts, state.options.kind, state.load
     parts = np.where(state.options.parts, state.options.parts, state.ranks)[alone, None] * load[alone]
     average = parts.sum(axis=0) / state.ranks
     average = np.where(average > 0, average, np.inf)
     room = np.append(average[:-1], max(state.capacity, 1.0))
     seen = set()
-    for number, key in enumerate(((parts / room).max(axis=1), parts[:, MEMORY], parts[:, :2].sum(axis=1))):
+    for number, key in enumerate(((parts / room).max(axis=1), parts[:, _MEMORY], parts[:, :2].sum(axis=1))):
         for split in _SPLITS:
             for base in (*bases, alone):
                 choice, fits = base.copy(), np.all(load <= split * average, axis=1)
@@ -62,96 +247,67 @@ def _starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[tuple[np.ndar
                     yield choice, key
 
 
-def search_plan(
-    state: State, seconds: float, seed: int, steps: int | None, progress: Callable[[float, float], None] | None
-) -> tuple[float, bool]:
-    """Search for the placement with the least time; it and the work end up in the state.
-
-    Returns a time that no placement can beat [s] and whether Ctrl-C ended the search. Work is counted and not timed, so
-    that the same seed gives the same plan everywhere; of `steps`, trades weighed and tables placed count the same.
-
-    A sixth of the work goes into starts: tables in the order of their largest load, seconds or memory, each
-    where it adds least, with options from the bound's relaxation or whole tables, large ones split by columns. Then the
-    best start is improved: a rank gives a shard away or trades it for another, or a table gets another option, at a
-    temperature that falls. A power mean over ranks takes the place of the maximum and becomes it in the end. A gap to
-    the bound of 1e-4 is good enough.
-    """
-    bound, bases = state.objective.bound(state.options, state.ranks)
-    run = _Run(state, np.random.default_rng(seed), bound * (1 + 1e-4), steps is not None)
-    seconds = steps * _STEP if steps else seconds
-    try:
-        heads = run.start(bases, seconds / 6)
-        trials = int(np.clip(seconds / (_UNIT * (len(state.starts) - 1)), *_TRIALS))
-        part = seconds * (_TRIALS_WORK if trials == _TRIALS[0] else 0.7) / trials
-        for number in range(trials):
-            run.anneal(heads[number % len(heads)], part, _HEATS[number % len(_HEATS)])
-        run.anneal(state.best, seconds - state.work, _HEATS[-1], progress)
-    except KeyboardInterrupt:
-        if state.best.time == np.inf:
-            raise
-        return bound, True
-    return bound, False
-
-
 @dataclass(eq=False)
-class _Run:
-    """Improves a placement until it is as good as the goal."""
+class Search:
+    """Improves a placement until it is as good as the `bound`, and what that came to.
+
+    `work` is counted and not timed, so that the same seed gives the same plan everywhere [s]; where the search is
+    bounded by `steps`, trades weighed and tables placed count the same. `interrupted` says that Ctrl-C ended it.
+    """
 
     state: State
     rng: np.random.Generator
-    goal: float
-    counted: bool
+    bound: float
+    steps: int | None
+    best: Found
+    work: float = 0.0
+    interrupted: bool = False
 
     def done(self) -> bool:
         """Whether the best placement is good enough."""
-        return self.state.best.overflow == 0 and self.state.best.time <= self.goal
+        return self.best.overflow == 0 and self.best.time <= self.bound * (1 + 1e-4)
 
     def _spend(self, seconds: float, steps: int = 1) -> None:
-        self.state.work += _STEP * steps if self.counted else seconds
+        self.work += _STEP * steps if self.steps is not None else seconds
 
-    def start(self, bases: Sequence[np.ndarray], seconds: float) -> list[Snapshot]:
+    def start(self, bases: Sequence[np.ndarray], seconds: float) -> list[Found]:
         """Try starts; returns the best few, best first."""
         state, found = self.state, []
         for choice, key in _starts(state, bases):
             _construct(state, choice, key)
             self._spend(_PLACE * len(choice) * (1 + state.ranks / 200), len(choice))
-            state.best = state.snapshot(state.best)
+            self.best = state.snapshot(self.best)
             state.smooth(8)
             for _ in range(_DESCENT):
-                if self._trade(1e-6 * state.best.time, full=True):
-                    state.best = state.snapshot(state.best)
+                if self._trade(1e-6 * self.best.time, full=True):
+                    self.best = state.snapshot(self.best)
             found.append(state.snapshot())
-            if state.work > seconds or self.done():
+            if self.work > seconds or self.done():
                 break
         return sorted(found, key=lambda each: each[:2])[: len(_HEATS)]
 
     def anneal(
-        self, start: Snapshot, seconds: float, hot: float, progress: Callable[[float, float], None] | None = None
+        self, start: Found, seconds: float, hot: float, progress: Callable[[float, float], None] | None = None
     ) -> None:
         """Spend work on a placement."""
-        state, begin, count = self.state, self.state.work, 0
+        state, begin, count = self.state, self.work, 0
         if self.done():
             return
-        self._restore(start)
+        state.restore(start)
         for stage in range(_STAGES):
             heat, squarings, state.slack = _schedule(stage / _STAGES, hot)
-            if state.slack == 1 and state.snapshot().overflow > state.best.overflow:
-                self._restore(state.best)
+            if state.slack == 1 and state.snapshot().overflow > self.best.overflow:
+                state.restore(self.best)
             state.smooth(squarings)
-            while state.work < begin + seconds * (stage + 1) / _STAGES:
+            while self.work < begin + seconds * (stage + 1) / _STAGES:
                 count += 1
-                act = self._recreate if count % 18 == 0 else self._change if count % 3 == 0 else self._trade
-                if act(heat * state.best.time, count % 2 == 1):
-                    state.best = state.snapshot(state.best)
+                now, full = heat * self.best.time, count % 2 == 1
+                if self._trade(now, full) if count % 3 else self._change(now, full, many=count % 18 == 0):
+                    self.best = state.snapshot(self.best)
             if progress is not None:
-                progress((stage + 1) / _STAGES, state.best.time)
+                progress((stage + 1) / _STAGES, self.best.time)
             if self.done():
                 break
-
-    def _restore(self, snapshot: Snapshot) -> None:
-        self.state.clear()
-        for option in snapshot.choice.tolist():
-            self.state.put(option, snapshot.rank[self.state.first[option] : self.state.first[option + 1]])
 
     def _draw(self, costs: Array, heat: float) -> int:
         """Draw one of several changes at a temperature."""
@@ -162,13 +318,11 @@ class _Run:
         """Let the fullest rank or any rank trade a shard; returns whether anything changed."""
         state, pressure = self.state, self.state.press()
         rank = int(np.argmax(pressure)) if full else int(self.rng.integers(state.ranks))
-        if state.ranks - 1 <= _PARTNERS:
-            partners = np.delete(np.arange(state.ranks), rank)
-        else:
+        partners = np.arange(state.ranks)
+        if state.ranks - 1 > _PARTNERS:
             light = np.argsort(pressure, kind="stable")[: _PARTNERS // 2]
             partners = np.unique(np.concatenate([light, self.rng.integers(0, state.ranks, _PARTNERS // 2)]))
-            partners = partners[partners != rank]
-        growth, mine, others = state.trades(rank, partners)
+        growth, mine, others = state.trades(rank, partners[partners != rank])
         self._spend(_STEP + _PAIR * growth.size)
         pick = self._draw(np.append(growth.ravel(), 0.0), heat)  # the last one leaves everything as it is
         if pick == growth.size:
@@ -190,7 +344,7 @@ class _Run:
     def _place(self, table: int, heat: float) -> bool:
         """Place a table that is on no rank by one of its options; returns whether there was room."""
         options = range(self.state.starts[table], self.state.starts[table + 1])
-        found = [find_ranks(self.state, option) for option in options]
+        found = [self.state.find_ranks(option) for option in options]
         self._spend(_OPTION * (1 + len(found)))
         costs = np.array([each[0] if each else np.inf for each in found])
         if not np.isfinite(costs).any():
@@ -199,28 +353,21 @@ class _Run:
         self.state.put(options[pick], found[pick][1])  # type: ignore[index]
         return True
 
-    def _change(self, heat: float, full: bool) -> bool:
-        """Give a table another option, or the same one elsewhere."""
-        several = np.setdiff1d(np.flatnonzero(np.diff(self.state.starts) > 1), list(self.state.pinned))
-        if not len(several):
-            return self._trade(heat, full)
-        table = self._pick(several, self.rng.random() < 0.5)
-        old = self.state.take(table)
-        if not self._place(table, heat):
-            self.state.put(*old)
-        return True
-
-    def _recreate(self, heat: float, full: bool) -> bool:
-        """Take a few tables off and place them again in another order; keep that as chance at a temperature allows."""
-        state, free = self.state, np.setdiff1d(np.arange(len(self.state.choice)), list(self.state.pinned))
-        if not len(free):
+    def _change(self, heat: float, full: bool, many: bool) -> bool:
+        """Place a table again, or several in another order; these stay as chance at a temperature allows."""
+        state, count = self.state, np.diff(self.state.starts)
+        tables = state.free if many else state.free[count[state.free] > 1]
+        if not len(tables):
             return self._trade(heat, full)
         before = float(state.press().sum())
-        tables = dict.fromkeys(self._pick(free, number == 0) for number in range(_TOGETHER))
-        old = {table: state.take(table) for table in tables}
-        done = [table for table in self.rng.permutation(list(tables)).tolist() if self._place(table, heat)]
+        picked = (
+            self._pick(tables, n == 0 if many else self.rng.random() < 0.5) for n in range(_TOGETHER if many else 1)
+        )
+        old = {table: state.take(table) for table in dict.fromkeys(picked)}
+        done = [table for table in self.rng.permutation(list(old)).tolist() if self._place(table, heat)]
         worse = float(state.press().sum()) - before
-        if self.rng.random() < np.exp(min(-worse / heat, 0.0)) and len(done) == len(tables):
+        kept = not many or self.rng.random() < np.exp(min(-worse / heat, 0.0))
+        if kept and len(done) == len(old):
             return True
         for table in done:
             state.take(table)
@@ -235,3 +382,31 @@ def _schedule(done: float, hot: float) -> tuple[float, int, float]:
         return 1e-6, 8 if done < 0.1 else 11, 1.0
     part = (done - 0.1) / 0.75
     return hot * (3e-6 / hot) ** part, 4 + int(4 * part), 1.2 if part < 0.8 else 1.0
+
+
+def search_plan(
+    state: State, seconds: float, seed: int, steps: int | None, progress: Callable[[float, float], None] | None
+) -> Search:
+    """Search for the placement with the least time.
+
+    A sixth of the work goes into starts: tables in the order of their largest load, seconds or memory, each
+    where it adds least, with options from the bound's relaxation or whole tables, large ones split by columns. Then the
+    best start is improved: a rank gives a shard away or trades it for another, or a table gets another option, at a
+    temperature that falls. A power mean over ranks takes the place of the maximum and becomes it in the end. A gap to
+    the bound of 1e-4 is good enough.
+    """
+    bound, bases = state.problem.bound(state.options)
+    search = Search(state, np.random.default_rng(seed), bound, steps, Found(np.inf, np.inf, state.choice, state.rank))
+    seconds = steps * _STEP if steps else seconds
+    try:
+        heads = search.start(bases, seconds / 6)
+        trials = int(np.clip(seconds / (_UNIT * len(state.near)), *_TRIALS))
+        part = seconds * (_TRIALS_WORK if trials == _TRIALS[0] else 0.7) / trials
+        for number in range(trials):
+            search.anneal(heads[number % len(heads)], part, _HEATS[number % len(_HEATS)])
+        search.anneal(search.best, seconds - search.work, _HEATS[-1], progress)
+    except KeyboardInterrupt:
+        if search.best.time == np.inf:
+            raise
+        search.interrupted = True
+    return search

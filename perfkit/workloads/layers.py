@@ -207,14 +207,14 @@ def embedding_bags(
         if kind in ("fused", "fused_exact"):
             tape.updated.add(weight)
         if kind == "fused_exact":  # all of it is traffic
-            operands.append(tape.tensor(_exact_traffic(table, bags, optimizer), itemsize=1))
+            operands.append(tape.tensor(exact_traffic(table, bags, optimizer), itemsize=1))
         sizes |= {"launches": 0, "calls": 0} if joined else {}
         out = tape.tensor(bags, table.dim, itemsize=wide, grad=True)
         pooled.append(tape.record(kind, *operands, out=out, joined=joined, **sizes))
     return pooled
 
 
-def _exact_traffic(table: EmbeddingTable, bags: int, optimizer: str) -> int:
+def exact_traffic(table: EmbeddingTable, bags: int, optimizer: str) -> int:
     """Bytes that a sort and one update of each distinct row with its states move, the gradient of the output aside."""
     lookups, row = round(bags * table.pooling), row_traffic(table.dim, table.itemsize, 32)
     unique = float(unique_rows(table.distribution, lookups))
