@@ -27,9 +27,9 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, write_text
 from perfkit.ground.units import check_choice
 from perfkit.models.collectives import bus_factor
-from perfkit.platform.frames import POOR, fit_curves, fit_database, fit_gemms
+from perfkit.platform.gallery import start_platform
 from perfkit.platform.platform import Platform
-from perfkit.platform.sources import assemble, fit_rails, start_platform
+from perfkit.platform.sources import POOR, assemble, fit_curves, fit_database, fit_gemms, fit_rails
 
 if TYPE_CHECKING:
     import polars

@@ -13,10 +13,17 @@ import pytest
 from perfkit.models.collectives import bus_factor, over_ranks, pipelined
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
-from perfkit.platform.frames import fit_attention, fit_casts, fit_curves, fit_gemms
-from perfkit.platform.gallery import load_platform
+from perfkit.platform.gallery import ASSUMED_KERNELS, load_platform, start_platform
 from perfkit.platform.platform import Platform
-from perfkit.platform.sources import ASSUMED_KERNELS, assemble, assemble_sources, fit_rails, start_platform
+from perfkit.platform.sources import (
+    assemble,
+    assemble_sources,
+    fit_attention,
+    fit_casts,
+    fit_curves,
+    fit_gemms,
+    fit_rails,
+)
 from perfkit.readers.datasheets import read_datasheet
 
 ROOT = Path(__file__).resolve().parent.parent

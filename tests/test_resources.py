@@ -9,73 +9,60 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.study import Trials
-from perfkit.ground.files import LARGEST_TEXT, decode, find_reference, reading, write_text
+from perfkit.ground.files import LARGEST_TEXT, find_reference, reading, write_text
+from perfkit.ground.units import check_type, decode
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.workloads.placement import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
+H100 = Path("reference_data", "platforms", "h100-sxm-8.toml")
 QUESTION = "from perfkit.ground.files import find_reference; print(find_reference('platforms', 'h100-sxm-8.toml'))"
 
 
 def ask(home: Path, *, before: str = "") -> Path:
     """Ask a fresh interpreter, which runs elsewhere and sees perfkit only through `home`, where the gallery lies.
 
-    Without site packages: an editable perfkit of the environment that runs the tests would come first.
+    Without site packages other than NumPy's: an editable perfkit of the environment that runs the tests comes last.
     """
-    code = f"import sys; sys.path.insert(0, {str(home)!r}); {before}{QUESTION}"
-    command = [sys.executable, "-I", "-S", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=home)
+    packages = str(Path(np.__file__).parents[1])
+    code = f"import sys; sys.path[:] = [{str(home)!r}, *sys.path, {packages!r}]; {before}{QUESTION}"
+    done = subprocess.run([sys.executable, "-ISc", code], capture_output=True, text=True, check=True, cwd=home)
     return Path(done.stdout.strip())
 
 
-def build(kind: str, folder: Path) -> Path:
-    """Build a wheel of a copy of the checkout, as pip does, and unpack it as an installer would."""
-    source = folder / "checkout"
-    unwanted = shutil.ignore_patterns(".*", "__pycache__", "dist", "build")
-    shutil.copytree(ROOT, source, ignore=unwanted)
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_an_install_finds_its_own_data(kind: str, tmp_path: Path) -> None:
+    """A copy of the checkout, built as pip does and unpacked as an installer would."""
+    source, site = tmp_path / "checkout", tmp_path / "site"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist", "build"))
     code = f"from hatchling.build import build_{kind}; print(build_{kind}('..'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=source)
-    site = folder / "site"
-    with zipfile.ZipFile(folder / done.stdout.split()[-1]) as wheel:
-        wheel.extractall(site)
-    return site
-
-
-def test_in_a_checkout() -> None:
-    assert ask(ROOT) == ROOT / "reference_data" / "platforms" / "h100-sxm-8.toml"
-    assert not (ROOT / "perfkit" / "reference_data").exists(), "a second copy would hide the first"
-
-
-def test_in_a_wheel(tmp_path: Path) -> None:
-    site = build("wheel", tmp_path)
-    shutil.rmtree(tmp_path / "checkout")
-    assert ask(site) == site / "perfkit" / "reference_data" / "platforms" / "h100-sxm-8.toml"
+    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as archive:
+        archive.extractall(site)
+    if kind == "editable":
+        assert not (site / "perfkit" / "ground" / "files.py").exists()
+        assert ask(site, before=f"import site; site.addsitedir({str(site)!r}); ") == source / H100
+        return
+    shutil.rmtree(source)
+    assert ask(site) == site / "perfkit" / H100
     names = {path.name for path in find_reference("platforms").iterdir()}
     assert {path.name for path in (site / "perfkit/reference_data/platforms").iterdir()} == names
 
 
-def test_in_an_editable_install(tmp_path: Path) -> None:
-    site = build("editable", tmp_path)
-    assert not (site / "perfkit" / "ground" / "files.py").exists()
-    found = ask(site, before=f"import site; site.addsitedir({str(site)!r}); ")
-    assert found == tmp_path / "checkout" / "reference_data" / "platforms" / "h100-sxm-8.toml"
-
-
-def test_a_missing_file_is_named() -> None:
+def test_a_checkout_finds_its_data_and_names_what_is_missing(tmp_path: Path) -> None:
+    assert ask(ROOT) == ROOT / H100
+    assert not (ROOT / "perfkit" / "reference_data").exists(), "a second copy would hide the first"
     with pytest.raises(FileNotFoundError, match=r"no platforms/none\.toml; its home is .*reference_data; install"):
         find_reference("platforms", "none.toml")
-
-
-def test_an_installation_without_data_says_where_it_looked(tmp_path: Path) -> None:
-    (tmp_path / "perfkit" / "ground").mkdir(parents=True)
     (tmp_path / "reference_data").mkdir()  # somebody else's
-    for name in ("__init__.py", "ground/__init__.py", "ground/files.py"):
-        shutil.copy(ROOT / "perfkit" / name, tmp_path / "perfkit" / name)
+    shutil.copytree(ROOT / "perfkit" / "ground", tmp_path / "perfkit" / "ground")
+    shutil.copy(ROOT / "perfkit" / "__init__.py", tmp_path / "perfkit")
     with pytest.raises(subprocess.CalledProcessError) as caught:
         ask(tmp_path)
     assert f"tried {tmp_path / 'perfkit' / 'reference_data'} and" in caught.value.stderr
@@ -91,23 +78,28 @@ def test_readers_give_what_they_were_told_to() -> None:
     assert decode(Example, {"name": "a", "sizes": [1, 2]}) == Example("a", (1, 2))
     assert decode(Example, {"name": "a"}) == Example("a")
     assert decode(Mapping[str, float], {"x": 1}, "t") == {"x": 1.0}
+    assert decode(Example | None, None) is None
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ({"name": "a", "sizes": [1, 0.5]}, r"^top\.sizes\[1\] is 0.5; it must be a whole number$"),
-        ({"name": "a", "sizes": {"b": 1}}, r"^top\.sizes is \{'b': 1\}; it must be a list$"),
-        ({"name": 3}, r"^top\.name is 3; it must be text$"),
-        ({}, r"^top\.name is missing; it must be there$"),
-        ({"name": "a", "size": 1}, r"^top\.size is not known; known here are name, sizes; did you mean sizes\?$"),
-        ({"name": "a", "a b": 1}, r"^top\.\"a b\" is not known"),
-        ({"name": list(range(100))}, r"^top\.name is \[0, 1, 2.*\.\.\.\]; it must be text$"),
-    ],
-)
+FAULTS = [
+    ({"name": "a", "sizes": [1, 0.5]}, r"^top\.sizes\[1\] is 0.5; it must be a whole number$"),
+    ({"name": "a", "sizes": [True]}, r"^top\.sizes\[0\] is True; it must be a whole number$"),
+    ({"name": "a", "sizes": {"b": 1}}, r"^top\.sizes is \{'b': 1\}; it must be a sequence$"),
+    ({"name": 3}, r"^top\.name is 3; it must be text$"),
+    ({}, r"^top\.name is missing; it must be there$"),
+    ([], r"^top is \[\]; it must be a table$"),
+    ({"name": "a", "size": 1}, r"^top\.size is not known; known here are name, sizes; did you mean sizes\?$"),
+    ({"name": "a", "a b": 1}, r"^top\.\"a b\" is not known"),
+    ({"name": list(range(100))}, r"^top\.name is \[0, 1, 2.*\.\.\.\]; it must be text$"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), FAULTS)
 def test_readers_name_the_place(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode(Example, value, "top")
+    with pytest.raises(ValueError, match=r"^top is .*; it must be a Example$"):  # no table makes one here
+        check_type("top", value, Example)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +118,6 @@ def test_whatever_goes_wrong_in_a_reader_is_told_in_one_line(fault: BaseExceptio
     with pytest.raises(ValueError, match=message) as caught, reading("f", "advice"):
         raise fault
     assert caught.value.__cause__ is fault and str(caught.value).isprintable() and len(str(caught.value)) < 800
-
-
-def test_the_border_lets_interrupts_and_missing_packages_pass() -> None:
     for kind in (KeyboardInterrupt, SystemExit, UserWarning, ModuleNotFoundError):
         with pytest.raises(kind), reading("f", "advice"):
             raise kind
@@ -138,11 +127,10 @@ def test_only_regular_files_of_sensible_sizes_are_opened(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "pipe.toml")
     with open(tmp_path / "large.toml", "wb") as file:
         file.truncate(LARGEST_TEXT + 1)  # nothing is written
-    for path in (tmp_path / "pipe.toml", "/dev/zero", tmp_path):
-        for load in (Platform.load, Plan.load, Comparison.load, Trials.load, load_platform):
+    for load in (Platform.load, Plan.load, Comparison.load, Trials.load, load_platform):
+        for path in (tmp_path / "pipe.toml", "/dev/zero", tmp_path):
             with pytest.raises(ValueError, match="cannot be read: it is not a regular file"):
                 load(Path(path))
-    for load in (Plan.load, Comparison.load, Trials.load, Platform.load, load_platform):
         with pytest.raises(ValueError, match=r"large\.toml cannot be read: it has 33.6 MB; at most (33.6|1.05) MB are"):
             load(tmp_path / "large.toml")
     with pytest.raises(ValueError, match="odd: a key has 20 parts or more; compare"):
@@ -154,11 +142,10 @@ def test_a_draft_follows_no_link_and_an_error_names_the_file(tmp_path: Path, mon
     victim.write_text("mine")
     for name in (f".out.toml.{os.getpid()}.draft", f".{'00' * 8}.draft"):
         (tmp_path / name).symlink_to(victim)
-    write_text(target, "ours")
-    assert victim.read_text() == "mine" and target.read_text() == "ours" and not target.is_symlink()
     before = os.umask(0o027)
     assert write_text(target, "ours").stat().st_mode & 0o777 == 0o640
     os.umask(before)
+    assert victim.read_text() == "mine" and target.read_text() == "ours" and not target.is_symlink()
     with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*nowhere/out.toml'"):
         write_text(tmp_path / "nowhere" / "out.toml", "")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))

@@ -9,9 +9,9 @@ import pytest
 from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.models.kernels import TERMS, term_names
-from perfkit.platform.context import Context
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_stand_in
+from perfkit.platform.platform import Context
 from perfkit.prediction.cost import price
 from perfkit.workloads.graph import FEATURES, Graph
 

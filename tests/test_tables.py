@@ -60,7 +60,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: EmbeddingTable(0, 8), "rows is 0; it must be a whole number above 0"),
     (lambda: EmbeddingTable(10, 8, exponent=math.nan), "exponent is nan"),
     (lambda: TableSet([]), "tables is empty; it must hold at least one EmbeddingTable"),
-    (lambda: TableSet([1, 2]), "tables is [1, 2]; it must be a sequence of EmbeddingTable"),  # type: ignore[list-item]
+    (lambda: TableSet([1, 2]), "tables[0] is 1; it must be a EmbeddingTable"),  # type: ignore[list-item]
     (lambda: TableSet([ONE, ONE]), "two tables are named 'a'"),
     (lambda: TableSet([ONE, replace(ONE, name="b", itemsize=2)]), "itemsize is 2 and 4; one kernel reads numbers"),
     (lambda: TableSet([replace(ONE, pooling=101)]), "pooling of 'a' is 101; it must be at most its 100 rows"),

@@ -13,9 +13,8 @@ from perfkit.fitting import Fit, find_context, fit_context, fit_iteration
 from perfkit.ground.units import Array
 from perfkit.measure.samples import load
 from perfkit.models.kernels import in_context
-from perfkit.platform.context import ANY, Context
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.platform import Platform
+from perfkit.platform.platform import ANY, Context, Platform
 from perfkit.prediction.cost import price
 from perfkit.prediction.result import predict
 from perfkit.workloads.graph import Graph

@@ -17,8 +17,7 @@ from perfkit.models.caches import PAGE, miss_share
 from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.embedding import size_lookup
 from perfkit.models.kernels import TERMS, additive, term_names
-from perfkit.platform.context import Context
-from perfkit.platform.platform import Platform
+from perfkit.platform.platform import Context, Platform
 
 #: Pages a translation buffer may effectively hold.
 _ENTRIES = (1024.0, 1536.0, 2048.0, 3072.0, 4096.0, 6144.0, 8192.0)

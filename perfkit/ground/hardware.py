@@ -1,5 +1,6 @@
 """Devices, memory levels and links: what a datasheet says of a machine, every number with its origin."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -108,17 +109,11 @@ class Device(Typed):
         bandwidth : array
             Bytes over the time to move them, where each level serves what the nearer ones cannot hold [B/s].
         """
-        levels = [
-            (level.capacity.value if level.capacity else math.inf, level.bandwidth.value)
-            for level in self.memory if level.bandwidth
-        ]  # fmt: skip
+        levels = [(x.capacity.value if x.capacity else math.inf, x.bandwidth.value) for x in self.memory if x.bandwidth]
         size = np.maximum(check_sizes("working_set", working_set), 1.0)
-        time, below = np.zeros(size.shape), 0.0
-        for position, (capacity, rate) in enumerate(levels, 1):
-            top = math.inf if position == len(levels) else max(capacity, below)
-            time += np.clip(size - below, 0.0, top - below) / rate
-            below = top
-        return size / time
+        ends = [*np.maximum.accumulate([0.0, *(capacity for capacity, _ in levels[:-1])]), math.inf]
+        inside = (np.clip(size - low, 0.0, high - low) for low, high in itertools.pairwise(ends))
+        return size / sum(part / rate for part, (_, rate) in zip(inside, levels, strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Numbers as people read them, and the checks that turn away bad ones where they enter."""
 
+import json
 import math
-import re
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from numbers import Integral, Real
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -246,21 +248,13 @@ def check_positive(
     ...
     ValueError: batch is -3; it must be a whole number above 0
     """
+    real: Any = math.nan if isinstance(value, bool) or not isinstance(value, Real) else value
     limit = LARGEST if maximum is None else maximum
-    wanted = f"a {'whole ' if integer else ''}number {'of 0 or more' if zero else 'above 0'}"
-    if maximum is not None:
-        wanted += f", at most {maximum:g}"
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-        raise ValueError(
-            f"{name} is {show(value)} ({type(value).__name__}); it must be {wanted}, given as an int or a float"
-        )
-    number: Any = value  # the abstract Real knows no comparison with a float
-    if number > limit:
-        shown = "larger than 1e300" if math.inf > number >= 1e300 else f"{float(number):g}"
-        raise ValueError(f"{name} is {shown}; it must be {wanted}; the largest size perfkit takes is {limit:g}")
-    if not number >= 0 or (number == 0 and not zero) or (integer and number != int(number)):
+    if not 0 <= real <= limit or (real == 0 and not zero) or (integer and real != int(real)):
+        bound = f", at most {limit:g}" if maximum is not None or real > limit else ""
+        wanted = f"a {'whole ' * integer}number {'of 0 or more' if zero else 'above 0'}{bound}"
         raise ValueError(f"{name} is {show(value)}; it must be {wanted}")
-    return int(number) if integer else float(number)
+    return int(real) if integer else float(real)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
@@ -276,11 +270,12 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     known = [str(choice) for choice in choices]
     if isinstance(value, str) and value in known:
         return str(value)
-    given = value if isinstance(value, str) else ""
-    begun = [choice for choice in known if given and choice.startswith(given)]  # h100 is h100-sxm-8 rather than p100-1
-    close = begun or get_close_matches(given, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{name} is {show(value)}; known are {escape(', '.join(known) or 'none', 1000)}{hint}")
+    given = value if isinstance(value, str) and value else "\0"
+    begun = [choice for choice in known if choice.startswith(given)]  # h100 is h100-sxm-8 rather than p100-1
+    hints = [f"; did you mean {close!r}?" for close in begun or get_close_matches(given, known, n=1)]
+    raise ValueError(
+        f"{name} is {show(value)}; known are {escape(', '.join(known) or 'none', 1000)}{''.join(hints[:1])}"
+    )
 
 
 def check_sizes(name: str, values: Any) -> Array:
@@ -300,7 +295,84 @@ def check_sizes(name: str, values: Any) -> Array:
     return sizes
 
 
-_WORDS = {"bool": "True or False", "str": "text", "int": "a whole number", "float": "a number", "None": "None"}
+#: Types as messages name them.
+_WORDS: Mapping[Any, str] = {
+    bool: "True or False", str: "text", int: "a whole number", float: "a number", Mapping: "a mapping",
+    Sequence: "a sequence", tuple: "a sequence",
+}  # fmt: skip
+#: Types of the fields of a dataclass, by name.
+find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
+
+
+def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
+    """Turn tables, lists and values of a file into what an annotation says.
+
+    Parameters
+    ----------
+    hint : type
+        A dataclass, mapping, sequence, union with None, or plain type.
+    value : object
+        What the file holds.
+    place : str, optional
+        Where, which errors name [-].
+    read : bool, optional
+        Whether a table makes a dataclass; otherwise it has to be one already.
+
+    Returns
+    -------
+    made : object
+        An instance of the dataclass, a dict, a tuple or the value itself.
+
+    Raises
+    ------
+    ValueError
+        For keys that are missing or unknown, and values of another type, with their dotted place.
+
+    Examples
+    --------
+    >>> decode(Mapping[str, tuple[float, ...]], {"sizes": [1, "2"]}, "file")
+    Traceback (most recent call last):
+    ...
+    ValueError: file.sizes[1] is '2'; it must be a number
+    """
+    parts, union = get_args(hint), isinstance(hint, UnionType)
+    if union and NoneType in parts and (value is None or len(parts) == 2):
+        return None if value is None else decode(parts[0], value, place, read=read)
+    kind: Any = hint if union else get_origin(hint) or hint
+    record = bool(is_dataclass(kind))
+    if read and record and isinstance(value, dict):
+        known = {item.name: item.default is item.default_factory is MISSING for item in fields(kind)}
+        places = {key: join_place(place, key, tuple(known)) for key in value}
+        for name in (name for name, needed in known.items() if needed and name not in value):
+            raise ValueError(f"{join_place(place, name)} is missing; it must be there")
+        hints = find_hints(kind)
+        return kind(**{key: decode(hints[key], entry, places[key]) for key, entry in value.items()})
+    if kind is Mapping and isinstance(value, Mapping) and parts:
+        entries = ((decode(parts[0], k, f"a key of {place}"), v) for k, v in value.items())
+        return {key: decode(parts[1], v, join_place(place, str(key)), read=read) for key, v in entries}
+    if kind in (tuple, Sequence) and isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
+        return tuple(decode(parts[0], v, f"{place}[{i}]", read=read) for i, v in enumerate(value)) if parts else value
+    if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
+        return float(value)
+    number = kind in (int, float)
+    if not isinstance(value, {int: Integral, float: Real}.get(kind, kind)) or (number and isinstance(value, bool)):
+        kinds = [part for part in parts if part is not NoneType] if union else [kind]
+        wanted = [_WORDS.get(k, f"a {'table' if read and record else k.__name__}") for k in kinds]
+        raise ValueError(f"{place} is {show(value)}; it must be {' or '.join(wanted)}")
+    return value
+
+
+def join_place(place: str, key: str, known: Sequence[str] = ()) -> str:
+    """Place of an entry in a table: dotted, with quotation marks around a key that is no plain word.
+
+    With names that are `known`, a ValueError turns away any other key: most likely it is misspelt.
+    """
+    plain = key.isascii() and key.replace("_", "").replace("-", "").isalnum() and len(key) < 80
+    path = f"{place}.{key if plain else escape(json.dumps(key, ensure_ascii=False))}".removeprefix(".")
+    if known and key not in known:
+        hints = [f"; did you mean {close}?" for close in get_close_matches(key, known, n=1)]
+        raise ValueError(f"{path} is not known; known here are {', '.join(known)}{''.join(hints)}")
+    return path
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
@@ -312,31 +384,9 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     >>> check_type("slowdown", 5, Mapping[int, float] | None)
     Traceback (most recent call last):
     ...
-    ValueError: slowdown is 5; it must be a mapping of int, float or None
+    ValueError: slowdown is 5; it must be a mapping
     """
-    if not _is_of(value, hint):
-        text = re.sub(r"\b[a-z]\w*\.|<class '|'>|\]", "", str(hint)).replace("[", " of ").replace("Mapping", "mapping")
-        kinds = re.sub("Sequence|tuple", "sequence", text).split(" | ")
-        wanted = [_WORDS.get(kind, f"a {kind}") for kind in kinds]
-        raise ValueError(f"{name} is {show(value)}; it must be {' or '.join(wanted)}")
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation says, entries of mappings and sequences included."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
-    if isinstance(hint, UnionType):
-        return any(_is_of(value, part) for part in parts)
-    if kind in (int, float):
-        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if kind in (tuple, Sequence):
-        entries = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-        return entries and all(_is_of(entry, parts[0]) for entry in (value if parts else ()))
-    pairs = value.items() if kind is Mapping and parts and isinstance(value, Mapping) else ()
-    return isinstance(value, kind) and all(_is_of(k, parts[0]) and _is_of(v, parts[1]) for k, v in pairs)
-
-
-#: Types of the fields of a dataclass, by name.
-find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
+    decode(hint, value, name, read=False)
 
 
 class Typed:
@@ -344,4 +394,4 @@ class Typed:
 
     def __post_init__(self) -> None:
         for name, hint in find_hints(type(self)).items():
-            check_type(f"{name} of {type(self).__name__}", getattr(self, name), hint)
+            check_type(f"{type(self).__name__}.{name}", getattr(self, name), hint)

@@ -1,7 +1,7 @@
 """Price collectives: from fits, from textbook algorithms on the links, or composed across nodes."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -48,6 +48,58 @@ class CollectiveTime:
 
 
 @dataclass(frozen=True)
+class Match:
+    """Fits that price one operation: each with the ranks it is evaluated for and its weight in their geometric mean.
+
+    `spread` is added to theirs in squares; `note` says why they are taken, empty for a fit of these ranks.
+    """
+
+    operation: str
+    parts: tuple[tuple[Fit, int, float], ...]
+    spread: float = 0.0
+    note: str = ""
+    way: str = ""
+
+    @property
+    def smallest(self) -> float:
+        """Smallest message that was fitted [B]."""
+        return min(fit.ranges.get("nbytes", (0.0, 0.0))[0] for fit, *_ in self.parts)
+
+    def evaluate(self, nbytes: Array) -> Array:
+        """Times of messages [s]."""
+        each = [evaluate_collective(fit, nbytes, self.operation, ranks) ** weight for fit, ranks, weight in self.parts]
+        return np.asarray(np.prod(each, axis=0))
+
+    def find_hop(self, ranks: int) -> tuple[float, float]:
+        """Latency of a hop [s] and time per byte [s/B] of the link of a ring of so many ranks.
+
+        The latency is what the smallest fitted size takes beyond its transfer, over the steps it makes: the start-up
+        itself is a guess where no small size was measured.
+        """
+        sizes = np.array([self.smallest, 1e18])  # one that is nothing but transfer
+        first, last = self.evaluate(sizes).tolist()
+        beta, steps = last / 1e18, float(forms.ring_steps(self.operation, ranks))
+        return max(first - beta * self.smallest, 0.0) / steps, beta / float(forms.bus_factor(self.operation, ranks))
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Price with spread; outside the fitted sizes, name the one sample that would help most."""
+        operation, notes, many = self.operation, [self.note] * bool(self.note), len(self.parts) > 1
+        for fit, count, _ in self.parts:
+            low, high = fit.ranges.get("nbytes", (0.0, math.inf))
+            near = np.clip(nbytes, 0.98 * low, 1.02 * high) == nbytes  # the same size, rounded to whole elements
+            sizes, place = {"nbytes": np.where(near, np.clip(nbytes, low, high), nbytes)}, _place(count, self.way)
+            for text in find_extrapolations(f"{operation} on {place}", fit, sizes):
+                far = float(np.max(nbytes) if np.max(nbytes) > high else np.min(nbytes))
+                sample = format_bytes(choose_sample(fit, far, operation, count))
+                notes.append(f"{text}; one {operation} of {sample} on {place} would help most")
+            notes += find_transfers(operation, fit)
+        formula = "; ".join(f"{w:.2f} of {p} ranks: " * many + fill_in(fit) for fit, p, w in self.parts)
+        spreads = [spread_beyond(fit, nbytes, operation, p) for fit, p, _ in self.parts]
+        spread = np.hypot(np.maximum.reduce(spreads), self.spread)
+        return replace(_price_form(self.evaluate, nbytes, formula, *notes), spread=spread)
+
+
+@dataclass(frozen=True)
 class _Fabric:
     """A platform and the largest message that is priced on it [B]."""
 
@@ -75,77 +127,23 @@ class _Fabric:
             raise self.lacks(operation, f"model of {operation} {what} nor a link {where} nodes")
         return links[name]
 
-    def find(self, operation: str, ranks: int, way: str = "") -> "Match | None":
+    def find(self, operation: str, ranks: int, way: str = "") -> Match | None:
         """Find what prices a rank count: its fit, the law over counts, the counts around it, the nearest count."""
-        fits = self.platform.collectives
-        exact, law = (fits.get(str(Key(operation, count, way))) for count in (ranks, None))
-        if exact is not None:
-            return Match(operation, ((exact, ranks, 1.0),), way=way)
+        keys = ((Key.parse(key), fit) for key, fit in self.platform.collectives.items())
+        own = {key.ranks: fit for key, fit in keys if (key.operation, key.algorithm) == (operation, way)}
+        if ranks in own:
+            return Match(operation, ((own[ranks], ranks, 1.0),), way=way)
         size, place = format_bytes(max(self.largest, LARGE)), _place(ranks, way)
         advice = f"; one {operation} of {size} on {place} would help most"
         edge = math.inf if way == "rail" else self.local  # fits inside nodes do not hold across them
-        if law is not None:
-            low, high = law.ranges.get("ranks", (2.0, edge if edge < math.inf else ranks))
-            if (high <= edge) == (ranks <= edge):
-                far = abs(math.log2(ranks / min(max(ranks, low), high)))
-                text = f"the law of {operation} was fitted on {low:g} to {high:g} ranks, {ranks} are outside{advice}"
-                return Match(operation, ((law, ranks, 1.0),), LAW * far, text if far else "", way)
-        keys = [(Key.parse(key), fit) for key, fit in fits.items()]
-        own = {k.ranks: fit for k, fit in keys if k.ranks and (k.operation, k.algorithm) == (operation, way)}
-        usable = {p: fit for p, fit in own.items() if (p <= edge) == (ranks <= edge)}
+        law = own.pop(None, None)
+        low, high = law.ranges.get("ranks", (2.0, min(edge, ranks) if way else edge)) if law else (0.0, 0.0)
+        if law and (high <= edge) == (ranks <= edge):
+            far = abs(math.log2(ranks / min(max(ranks, low), high)))
+            text = f"the law of {operation} was fitted on {low:g} to {high:g} ranks, {ranks} are outside{advice}"
+            return Match(operation, ((law, ranks, 1.0),), LAW * far, text if far else "", way)
+        usable = {count: fit for count, fit in own.items() if count and (count <= edge) == (ranks <= edge)}
         return _match_nearest(operation, ranks, way, usable, advice) if usable else None
-
-
-@dataclass(frozen=True)
-class Match:
-    """Fits that price one operation: each with the ranks it is evaluated for and its weight in their geometric mean.
-
-    `spread` is added to theirs in squares; `note` says why they are taken, empty for a fit of these ranks.
-    """
-
-    operation: str
-    parts: tuple[tuple[Fit, int, float], ...]
-    spread: float = 0.0
-    note: str = ""
-    way: str = ""
-
-    @property
-    def smallest(self) -> float:
-        """Smallest message that was fitted [B]."""
-        return min(fit.ranges.get("nbytes", (0.0, 0.0))[0] for fit, *_ in self.parts)
-
-    def find_hop(self, ranks: int) -> tuple[float, float]:
-        """Latency of a hop [s] and time per byte [s/B] of the link of a ring of so many ranks.
-
-        The latency is what the smallest fitted size takes beyond its transfer, over the steps it makes: the start-up
-        itself is a guess where no small size was measured.
-        """
-        operation, sizes = self.operation, np.array([self.smallest, 1e18])  # one that is nothing but transfer
-        first, last = np.prod([evaluate_collective(fit, sizes, operation, p) ** w for fit, p, w in self.parts], axis=0)
-        beta = float(last / sizes[1])
-        steps, traffic = (float(law(operation, ranks)) for law in (forms.ring_steps, forms.bus_factor))
-        return max(float(first) - beta * self.smallest, 0.0) / steps, beta / traffic
-
-    def price(self, nbytes: Array) -> CollectiveTime:
-        """Price with spread; outside the fitted sizes, name the one sample that would help most."""
-        operation, both = self.operation, np.stack([nbytes, 0.0 * nbytes])
-        time, start = np.prod([evaluate_collective(fit, both, operation, p) ** w for fit, p, w in self.parts], axis=0)
-        notes, many = [self.note] if self.note else [], len(self.parts) > 1
-        for fit, count, _ in self.parts:
-            low, high = fit.ranges.get("nbytes", (0.0, math.inf))
-            near = np.clip(nbytes, 0.98 * low, 1.02 * high) == nbytes  # the same size, rounded to whole elements
-            place = _place(count, self.way)
-            sizes = {"nbytes": np.where(near, np.clip(nbytes, low, high), nbytes)}
-            outside = find_extrapolations(f"{operation} on {place}", fit, sizes)
-            if outside:
-                far = float(np.max(nbytes) if np.max(nbytes) > high else np.min(nbytes))
-                sample = format_bytes(choose_sample(fit, far, operation, count))
-                notes += [f"{text}; one {operation} of {sample} on {place} would help most" for text in outside]
-            notes += find_transfers(operation, fit)
-        formula = "; ".join(f"{w:.2f} of {p} ranks: " * many + fill_in(fit) for fit, p, w in self.parts)
-        spreads = [spread_beyond(fit, nbytes, operation, p) for fit, p, _ in self.parts]
-        spread = np.hypot(np.maximum.reduce(spreads), self.spread)
-        return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, spread, tuple(notes))
 
 
 def price_collective(
@@ -157,39 +155,48 @@ def price_collective(
     `Platform.collective_time`, with sizes that are known to be good; `Platform.collective` says what prices what.
     """
     check_type("operation", operation, str)
-    network, fits = platform.network, platform.collectives
-    ranks, local = check_positive("ranks", ranks, integer=True), network.ranks_per_node
+    network = platform.network
+    ranks, local, above = check_positive("ranks", ranks, integer=True), network.ranks_per_node, "choose fewer ranks"
     if ranks > network.ranks:
-        known = f"platform {platform.name!r} has {network.ranks}"
-        raise ValueError(f"ranks is {ranks}; {known}; choose fewer ranks or a larger platform")
+        raise ValueError(
+            f"ranks is {ranks}; platform {platform.name!r} has {network.ranks}; {above} or a larger platform"
+        )
     way = "" if algorithm is None else check_choice("algorithm", algorithm, ALGORITHMS)
     sizes = np.asarray(nbytes, dtype=float)
     at = _Fabric(platform, float(np.max(sizes, initial=0.0)))
-    if not any(Key.parse(key).operation == operation for key in fits) and not (way and operation in forms.OPERATIONS):
+    known = any(Key.parse(key).operation == operation for key in platform.collectives)
+    if not known and not (way and operation in forms.OPERATIONS):
         raise at.lacks(operation, f"model for the collective {show(operation)}")
     if ranks == 1:
         return CollectiveTime(np.zeros(sizes.shape), formula="a single rank has nothing to exchange")
     if way == "rail":
         if ranks > network.nodes:
-            known = f"with one on each node platform {platform.name!r} has {network.nodes}"
-            raise ValueError(f"ranks is {ranks}; {known}; choose fewer ranks")
+            has = f"with one on each node platform {platform.name!r} has {network.nodes}"
+            raise ValueError(f"ranks is {ranks}; {has}; {above}")
         return _price_rail(at, operation, sizes, ranks)
-    match = at.find(operation, ranks, way)
-    if match is not None:
+    if match := at.find(operation, ranks, way):
         return _flag(at, match.price(sizes), operation, sizes, ranks)
-    if ranks > local:
-        if ranks % local:
-            raise ValueError(f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node")
-        found = _compose(at, operation, sizes, ranks // local, way)
-    elif way in ("", "two_level"):
+    if ranks > local and ranks % local:
+        raise ValueError(f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node")
+    if ranks <= local and way in ("", "two_level"):
         levels = "two levels" if way else f"{ranks} ranks of one node"
         raise at.lacks(operation, f"model for the collective {operation!r} on {levels}")
-    else:
-        found = _price_textbook(at, operation, sizes, ranks, way)
+    across = ranks > local
+    found = (
+        _compose(at, operation, sizes, ranks // local, way)
+        if across
+        else _price_textbook(at, operation, sizes, ranks, way)
+    )
     time = np.maximum(found.time, _least(at, operation, sizes, ranks))
     if np.all(time == found.time):
         return found
     return replace(found, time=time, terms={**found.terms, "limit of the link": time - found.time})
+
+
+def _price_form(form: Callable[[Array], Array], nbytes: Array, formula: str, *notes: str) -> CollectiveTime:
+    """Price a form whose parts are the start-up and the transfer."""
+    time, start = (np.asarray(form(sizes)) for sizes in (nbytes, 0.0 * nbytes))
+    return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, notes=notes)
 
 
 def _match_nearest(operation: str, ranks: int, way: str, fitted: Mapping[int, Fit], advice: str) -> Match:
@@ -220,28 +227,27 @@ def _place(ranks: int, way: str) -> str:
     return f"one rank of each of {ranks} nodes" if way == "rail" else f"{ranks} ranks"
 
 
-def _time_textbook(operation: str, nbytes: Array, way: str, *, ranks: int, **link: float) -> Array:
+def _time_textbook(operation: str, nbytes: Array, way: str, **sizes: float) -> Array:
     """Time of an algorithm, a ring where none is named, in hop latencies and the link that limits it."""
     if way and operation not in _TEXTBOOK[way]:
         fault = f"a textbook form is known for {', '.join(_TEXTBOOK[way])} and not for {operation}"
-        advice = f"leave the algorithm out, or calibrate it as {Key(operation, ranks, way)}"
+        advice = f"leave the algorithm out, or calibrate it as {Key(operation, int(sizes['ranks']), way)}"
         raise ValueError(f"algorithm is {way!r}; {fault}; {advice}")
     if way == "in_network":
-        return np.asarray(forms.in_network_all_reduce(nbytes, ranks=ranks, **link))
+        return np.asarray(forms.in_network_all_reduce(nbytes, **sizes))
     form = forms.tree_collective if way == "tree" else forms.ring_collective
-    return np.asarray(form(nbytes, operation=operation, ranks=ranks, **link))
+    return np.asarray(form(nbytes, operation=operation, **sizes))
 
 
 def _price_textbook(at: _Fabric, operation: str, nbytes: Array, ranks: int, way: str) -> CollectiveTime:
     """Price an algorithm inside a node from its textbook form and the link."""
     link = at.link("intra", operation, f"by {way}")
     alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
-    time, start = (
-        _time_textbook(operation, n, way, ranks=ranks, alpha_hop=alpha, beta_link=beta) for n in (nbytes, 0 * nbytes)
-    )
-    notes = (f"{operation} by {way} on {ranks} ranks was not measured: textbook form and the link inside nodes",)
+    note = f"{operation} by {way} on {ranks} ranks was not measured: textbook form and the link inside nodes"
     formula = f"{way} of the textbook, alpha_hop = {alpha:.4g} s, beta_link = {beta:.4g} s/B"
-    return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, _guess(start, time), notes)
+    time = partial(_time_textbook, operation, way=way, ranks=ranks, alpha_hop=alpha, beta_link=beta)
+    found = _price_form(time, nbytes, formula, note)
+    return replace(found, spread=_guess(found.terms["start-up"], found.time))
 
 
 def _guess(start: Array | float, time: Array) -> Array:
@@ -271,13 +277,18 @@ def _flag(at: _Fabric, found: CollectiveTime, operation: str, nbytes: Array, ran
     return replace(found, notes=(*found.notes, note))
 
 
+# Across nodes.
+
+
 def _compose(at: _Fabric, operation: str, nbytes: Array, nodes: int, way: str) -> CollectiveTime:
     """Compose a collective over whole nodes from its shares inside a node and between nodes."""
     ranks, way = nodes * at.local, way or ACROSS_NODES[operation]
-    if way not in _RULES:
+    rules: dict[str, Callable[..., CollectiveTime]] = {"ring": _ring, "tree": _tree, "rail": _one_rail}
+    rules |= {"two_level": _two_level, "flat": partial(_two_level, flat=True)}
+    if way not in rules:
         fault = f"algorithm is {way!r}; across nodes there is no form of it"
         raise ValueError(f"{fault}; leave the algorithm out, or calibrate it as {Key(operation, ranks, way)}")
-    found = _RULES[way](at, operation, nbytes, nodes)
+    found = rules[way](at, operation, nbytes, nodes)
     note = f"{operation} on {ranks} ranks was not measured: composed of its shares inside and between {nodes} nodes"
     measured = any(Key.parse(key)[::2] == (operation, "rail") for key in at.platform.collectives)
     if not measured:
@@ -291,8 +302,7 @@ def _compose(at: _Fabric, operation: str, nbytes: Array, nodes: int, way: str) -
 
 def _price_rail(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
     """Price the share between nodes, one rank of each: measured, or as a ring over the link."""
-    match = at.find(operation, nodes, "rail")
-    if match is not None:
+    if match := at.find(operation, nodes, "rail"):
         return match.price(nbytes)
     link = at.link("inter", operation, f"over {nodes} nodes")
     alpha = max(float(forms.ring_steps(operation, nodes)) * link.latency.value, 1e-9)
@@ -304,16 +314,15 @@ def _price_rail(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> Colle
 
 def _find_hops(at: _Fabric, operation: str, nodes: int) -> tuple[float, float, float]:
     """Time per byte inside nodes; latency of a hop between them and time per byte of a rail; fits before links."""
-    stages = [at.find(stage, at.local) for stage in hierarchy.LEVELS.get(operation, ()) if at.local > 1]
-    betas = [match.find_hop(at.local)[1] for match in stages if match is not None]
-    if betas and len(betas) == len(stages):
-        inside = sum(betas) / len(betas)
-    else:
-        inside = 1.0 / at.link("intra", operation, f"over {nodes} nodes").bandwidth.value if at.local > 1 else 0.0
-    match = at.find(operation, nodes, "rail")
-    if match is not None:
+    over, inside = f"over {nodes} nodes", 0.0
+    if at.local > 1:
+        stages = [at.find(stage, at.local) for stage in hierarchy.LEVELS.get(operation, ())]
+        betas = [match.find_hop(at.local)[1] for match in stages if match]
+        fitted = betas and len(betas) == len(stages)
+        inside = sum(betas) / len(betas) if fitted else 1.0 / at.link("intra", operation, over).bandwidth.value
+    if match := at.find(operation, nodes, "rail"):
         return inside, *match.find_hop(nodes)
-    link = at.link("inter", operation, f"over {nodes} nodes")
+    link = at.link("inter", operation, over)
     return inside, link.latency.value, 1.0 / link.bandwidth.value
 
 
@@ -321,60 +330,21 @@ def _ring(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveT
     if operation in ("all_to_all", "send_recv"):
         raise ValueError(f"algorithm is 'ring'; {operation} goes around no ring; leave the algorithm out")
     local, (inside, hop, rail) = at.local, _find_hops(at, operation, nodes)
-    links = {"alpha_hop": hop, "beta_intra": inside, "beta_rail": rail}
-    time = hierarchy.ring_across_nodes(nbytes, operation=operation, ranks_per_node=local, nodes=nodes, **links)
-    start = float(forms.ring_steps(operation, local * nodes)) * hop + 0.0 * nbytes
     numbers = f"alpha_hop = {hop:.4g} s, beta_intra = {inside:.4g} s/B, beta_rail = {rail:.4g} s/B"
     formula = f"rings over all ranks, {numbers}, q = {hierarchy.OVERLAP:g}"
+    links = {"ranks_per_node": local, "nodes": nodes, "alpha_hop": hop, "beta_intra": inside, "beta_rail": rail}
     step = _price_rail(at, operation, nbytes / local, nodes)  # in messages as long as those of this ring
-    return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, step.spread, step.notes)
+    form = partial(hierarchy.ring_across_nodes, operation=operation, **links)
+    return replace(_price_form(form, nbytes, formula, *step.notes), spread=step.spread)
 
 
 def _tree(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
     local, (inside, far, rail) = at.local, _find_hops(at, operation, nodes)
     near = at.link("intra", operation, "by tree").latency.value if local > 1 else 0.0
     beta = max(inside, rail / local)
-    links = {"ranks": local * nodes, "nodes": nodes, "alpha_hop": near, "alpha_rail": far, "beta_link": beta}
-    time, start = (_time_textbook(operation, n, "tree", **links) for n in (nbytes, 0 * nbytes))  # type: ignore[arg-type]
+    links: dict[str, float] = {"ranks": local * nodes, "nodes": nodes, "alpha_hop": near, "alpha_rail": far}
     formula = f"tree of the textbook, alpha_rail = {far:.4g} s, beta_link = {beta:.4g} s/B"
-    return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula)
-
-
-def _two_level(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
-    stages, share = hierarchy.split_levels(operation, nbytes, ranks_per_node=at.local)
-    parts, between = _price_stages(at, stages), _price_rail(at, operation, share, nodes)
-    intra = sum((part.time for part in parts), start=0.0 * nbytes)
-    if operation == "all_to_all":
-        memory = at.platform.device.main_bandwidth
-        time = hierarchy.two_level_all_to_all(nbytes, intra, between.time, memory_bandwidth=memory)
-        return _join(time, intra, between, parts, f"intra + inter + 4 n / W, W = {memory:.4g} B/s", "copies")
-    time, rule = hierarchy.overlap_levels(intra, between.time), "(intra^q + inter^q)^(1/q)"
-    found = _join(time, intra, between, parts, f"{rule}, q = {hierarchy.OVERLAP:g}", "overlap")
-    match = at.find(operation, nodes, "rail")
-    least = max(match.smallest, 1.0) if match else 1.0  # of shorter shares between nodes the start-up is a guess
-    unseen = np.minimum(UNSEEN * np.log2(least / np.clip(share, 1.0, least)), START)
-    return replace(found, spread=np.hypot(found.spread, unseen))
-
-
-def _flat(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
-    """Price an all_to_all in which all pairs exchange their messages at once."""
-    local, between = at.local, _price_rail(at, operation, nbytes, nodes)
-    parts = _price_stages(at, [(operation, nbytes / nodes)])
-    intra = sum((part.time for part in parts), start=0.0 * nbytes)
-    time = hierarchy.flat_all_to_all(intra, between.time, ranks_per_node=local, nodes=nodes)
-    rule = f"max(intra, inter + (g - 1) (N - 1) alpha_m), alpha_m = {hierarchy.MESSAGE:g} s"
-    return _join(time, intra, between, parts, rule, "more messages, less overlap")
-
-
-def _price_stages(at: _Fabric, stages: Sequence[tuple[str, Array]]) -> list[CollectiveTime]:
-    """Price stages inside nodes from their fits; none where a node has a single rank."""
-    local, out = at.local, []
-    for operation, nbytes in stages if local > 1 else ():
-        match = at.find(operation, local)
-        if match is None:
-            raise at.lacks(operation, f"model for the collective {operation!r} on {local} ranks of one node")
-        out.append(_flag(at, match.price(nbytes), operation, nbytes, local))
-    return out
+    return _price_form(lambda n: _time_textbook(operation, n, "tree", beta_link=beta, **links), nbytes, formula)
 
 
 def _one_rail(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
@@ -383,15 +353,31 @@ def _one_rail(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> Collect
     return replace(between, terms={"between nodes": between.time}, formula=f"on one rail: {between.formula}")
 
 
-def _join(
-    time: Array, intra: Array, between: CollectiveTime, parts: list[CollectiveTime], rule: str, rest: str
-) -> CollectiveTime:
-    """Put stages together: parts that sum, the widest spread, all notes."""
-    terms = {"inside nodes": intra, "between nodes": between.time, rest: time - intra - between.time}
-    spread = np.maximum.reduce([np.broadcast_to(part.spread, np.shape(time)) for part in (between, *parts)])
+def _two_level(at: _Fabric, operation: str, nbytes: Array, nodes: int, *, flat: bool = False) -> CollectiveTime:
+    """Price stages inside nodes and what crosses between them; flat, all pairs exchange their messages at once."""
+    local, parts = at.local, []
+    stages, share = hierarchy.split_levels(operation, nbytes, ranks_per_node=local)
+    for stage, size in ([(operation, nbytes / nodes)] if flat else stages) if local > 1 else ():
+        match = at.find(stage, local)
+        if match is None:
+            raise at.lacks(stage, f"model for the collective {stage!r} on {local} ranks of one node")
+        parts.append(_flag(at, match.price(size), stage, size, local))
+    inside, between = sum((part.time for part in parts), start=0.0 * nbytes), _price_rail(at, operation, share, nodes)
+    spread = np.maximum.reduce([np.broadcast_to(part.spread, nbytes.shape) for part in (between, *parts)])
+    if flat:
+        time = hierarchy.flat_all_to_all(inside, between.time, ranks_per_node=local, nodes=nodes)
+        rule = f"max(intra, inter + (g - 1) (N - 1) alpha_m), alpha_m = {hierarchy.MESSAGE:g} s"
+        rest = "more messages, less overlap"
+    elif operation == "all_to_all":
+        memory = at.platform.device.main_bandwidth
+        time = hierarchy.two_level_all_to_all(nbytes, inside, between.time, memory_bandwidth=memory)
+        rule, rest = f"intra + inter + 4 n / W, W = {memory:.4g} B/s", "copies"
+    else:
+        time = hierarchy.overlap_levels(inside, between.time)
+        rule, rest = f"(intra^q + inter^q)^(1/q), q = {hierarchy.OVERLAP:g}", "overlap"
+        match = at.find(operation, nodes, "rail")
+        least = max(match.smallest, 1.0) if match else 1.0  # of shorter shares between nodes the start-up is a guess
+        spread = np.hypot(spread, np.minimum(UNSEEN * np.log2(least / np.clip(share, 1.0, least)), START))
+    terms = {"inside nodes": inside, "between nodes": between.time, rest: time - inside - between.time}
     notes = tuple(text for part in (between, *parts) for text in part.notes)
     return CollectiveTime(time, terms, f"{rule}; inter: {between.formula}", spread, notes)
-
-
-_Rule = Callable[[_Fabric, str, Array, int], CollectiveTime]
-_RULES: Mapping[str, _Rule] = {"ring": _ring, "tree": _tree, "two_level": _two_level, "flat": _flat, "rail": _one_rail}

@@ -9,16 +9,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array, Values, check_positive, escape, format_bytes, format_rate, format_time
 from perfkit.models.kernels import additive
-from perfkit.models.roofline import round_up, smooth_maximum
+from perfkit.models.roofline import roofline_time, round_up
 
-#: Closed forms of `perfkit.models.collectives` that a collective can be fitted with.
-COLLECTIVE_FORMS = ("pipelined", "alpha_beta", "two_regime", "two_branch", "over_ranks")
 #: Forms as `Estimate.explain` writes them; n is the message, e an efficiency, q the sharpness.
 EQUATIONS = {
     "pipelined": "t = (alpha^q + (beta n)^q)^(1/q)",
@@ -150,25 +149,15 @@ class Estimate:
 def _roofline(
     sizes: Mapping[str, Array], *, launch: float, compute_efficiency: float, memory_efficiency: float, sharpness: float
 ) -> Array:
-    arithmetic = sizes["flops"] / (compute_efficiency * sizes["peak"])
-    traffic = sizes["nbytes"] / (memory_efficiency * sizes["bandwidth"])
-    return launch + smooth_maximum(arithmetic, traffic, sharpness=sharpness)
+    peak, bandwidth = compute_efficiency * sizes["peak"], memory_efficiency * sizes["bandwidth"]
+    rates: dict[str, Any] = {"peak": peak, "bandwidth": bandwidth, "launch": launch, "sharpness": sharpness}
+    return np.asarray(roofline_time(sizes["flops"], sizes["nbytes"], **rates))
 
 
-def _tiled(
-    sizes: Mapping[str, Array],
-    *,
-    launch: float,
-    compute_efficiency: float,
-    memory_efficiency: float,
-    sharpness: float,
-    tile_m: float,
-    tile_n: float,
-) -> Array:
+def _tiled(sizes: Mapping[str, Array], *, tile_m: float, tile_n: float, **shares: float) -> Array:
     """Products whose results are computed in whole tiles: of small batched ones most of a tile is thrown away."""
     whole = round_up(sizes["m"], tile_m) * round_up(sizes["n"], tile_n) / np.maximum(sizes["m"] * sizes["n"], 1.0)
-    rates = {"compute_efficiency": compute_efficiency, "memory_efficiency": memory_efficiency}
-    return _roofline({**sizes, "flops": whole * sizes["flops"]}, launch=launch, sharpness=sharpness, **rates)
+    return _roofline({**sizes, "flops": whole * sizes["flops"]}, **shares)
 
 
 #: Kernel forms by name: ``form(sizes, **fit)`` gives seconds; sizes also hold ``peak`` [FLOP/s] and ``bandwidth`` [B/s]

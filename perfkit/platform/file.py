@@ -1,19 +1,26 @@
-"""Platform files: TOML that keeps every number, with the place of every fault; format 1 is still read."""
+"""Platform files: every number with its origin and its limits, in TOML that keeps it; format 1 is still read."""
 
+import html
 import math
-import os
 import re
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from perfkit.fitting import Fit
+from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, reading, write_text
-from perfkit.ground.hardware import DTYPES
-from perfkit.ground.units import check_choice, show
+from perfkit.ground.hardware import DTYPES, KINDS
+from perfkit.ground.units import check_choice, check_positive, show, significant
+from perfkit.models.kernels import TERMS
+
+if TYPE_CHECKING:
+    import polars
 
 #: Version of the file format that this perfkit writes; it reads format 1 too.
 FORMAT = 2
@@ -25,9 +32,160 @@ _DEEP = re.compile(r"""(?<![\w"'.-])(?:["'\w-]++\s*+\.\s*+){20}""")
 _OLD = "what collectives cost more in iterations was fitted as perfkit 0.1 did; fit the measurements again"
 _TRANSFERRED = "transferred from "  # how a note of format 1 begins
 
+_ROOFLINE = ("launch", "compute_efficiency", "memory_efficiency", "sharpness")
+_BRANCHES = ("alpha1", "beta1", "alpha2", "beta2")
+_PACES = ("product", "stream", "gather")
+#: Forms by group of fits: parameters that each needs, and those that it may have.
+_FORMS: Mapping[str, Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "kernel": {
+        "roofline": (_ROOFLINE, ()), "tiled": ((*_ROOFLINE, "tile_m", "tile_n"), ()), "additive": ((), tuple(TERMS)),
+    },
+    "collective": {
+        "pipelined": (("alpha", "beta"), ("sharpness",)), "alpha_beta": (("alpha", "beta"), ()),
+        "two_regime": (_BRANCHES, ()), "two_branch": (_BRANCHES, ("sharpness",)),
+        "over_ranks": (("alpha0", "alpha1", "beta0", "beta1"), ("sharpness",)),
+    },
+    "context": {
+        "in_context": ((), ("scale", "cold_scale", "launch", "page_walks")),
+        "iteration": (("scale",), ("per_operation", "per_collective", "per_resume")),
+        "pace": ((*_PACES, *(f"{name}_weight" for name in _PACES)), ()),
+        "overlap": (("contention",), ()), "caches": (("l2", "l3"), ("pages", "l3_share")),
+    },
+}  # fmt: skip
+#: Largest time, scale or standard error of a parameter [s or -].
+LARGEST = 1e6
+_TINY = 5e-324  # what is not below it is above 0
+#: Smallest and largest value that a number of a fit may have, by its name, each in its unit; others go from 0 to
+#: `LARGEST`. They are far wider than what any machine has: outside them a file is damaged or mistyped.
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "alpha": (_TINY, LARGEST), "beta": (_TINY, LARGEST), "sharpness": (0.1, 1e3), "contention": (0.0, 1.0),
+    "l2": (0.0, 1e18), "l3": (0.0, 1e18), "pages": (1.0, math.inf), "l3_share": (1e-3, 1.0),
+    "compute_efficiency": (1e-6, 1e3), "memory_efficiency": (1e-6, 1e3), "tile_m": (1.0, 1e6), "tile_n": (1.0, 1e6),
+    "spread": (0.0, 10.0), "bias": (-10.0, 10.0),
+}  # fmt: skip
+#: A unit of a fit is one of these, or one over another.
+UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
+#: Units of numbers outside fits, by the end of their group or name.
+_QUANTITIES = {"peak": "FLOP/s", "capacity": "B", "bandwidth": "B/s", "latency": "s", "host": "s"}
+
 
 class PlatformError(ValueError):
     """A platform file that cannot be used, with the place and the reason."""
+
+
+# Every number.
+
+
+class Number(NamedTuple):
+    """One number of a platform, where it belongs and what it rests on; see `perfkit.ground.hardware.Quantity`."""
+
+    group: str
+    name: str
+    value: float
+    unit: str
+    kind: str
+    stderr: float | None
+    source: str
+    date: str
+    basis: str = ""
+
+
+def list_fits(platform: Any) -> Iterator[tuple[str, str, Fit]]:
+    """List every fit of a platform: ``kernel``, ``collective`` or ``context``, its name there, and the fit."""
+    parts = {"kernel": platform.kernels, "collective": platform.collectives, "context": platform.context.fits()}
+    return ((group, key, fit) for group, fits in parts.items() for key, fit in fits.items())
+
+
+def list_numbers(platform: Any) -> Iterator[Number]:
+    """List peaks, memory, links, host overheads, then the parameters and the spread of every fit."""
+    levels, links = [(x.name, x) for x in platform.device.memory], platform.network.links.items()
+    parts = [("memory", levels, ("capacity", "bandwidth")), ("link", links, ("bandwidth", "latency"))]
+    quantities = [("peak", dtype, peak) for dtype, peak in platform.device.peaks.items()]
+    quantities += [(group, f"{x} {y}", getattr(part, y)) for group, of, ends in parts for x, part in of for y in ends]
+    quantities += [("host", name, overhead) for name, overhead in platform.host.items()]
+    for group, name, q in quantities:
+        if q is not None:
+            yield Number(group, name, q.value, q.unit, q.kind, q.stderr, q.source, q.date, q.basis)
+    for group, key, fit in list_fits(platform):
+        for name, value in {**fit, "spread": fit.spread}.items():
+            unit, error = fit.units.get(name, "-"), fit.stderr.get(name)
+            yield Number(group, f"{key} {name}", value, unit, fit.kind, error, fit.source, fit.date)
+
+
+def tabulate_numbers(platform: Any) -> "polars.DataFrame":
+    """Every number of the platform: a frame with columns as in `Number`, values in the unit of their row."""
+    import polars
+
+    types = {name: polars.Float64 if name in ("value", "stderr") else polars.String for name in Number._fields}
+    return polars.DataFrame(list(list_numbers(platform)), schema=types, orient="row")
+
+
+def render_numbers(platform: Any) -> str:
+    """Write every number of a platform as an HTML table, with all names escaped."""
+    rows = [
+        (group, name, significant(value, error), unit, kind, f"{error:.2g}" if error else "", *origin)
+        for group, name, value, unit, kind, error, *origin in list_numbers(platform)
+    ]
+    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in (Number._fields, *rows))
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f"<table><caption>{html.escape(repr(platform))}</caption>{body}</table>"
+
+
+def check_numbers(platform: Any) -> None:
+    """Refuse a platform with numbers that no machine has, whether a file or Python code made it."""
+    device, network = platform.device, platform.network
+    check_choice("device.kind", device.kind, ("cpu", "cuda"))
+    for name in ("ranks_per_node", "nodes", "rails"):
+        check_positive(f"network.{name}", getattr(network, name), integer=True)
+    for place, names, known in (
+        ("device.peaks", device.peaks, DTYPES), ("network.links", network.links, ("intra", "inter")),
+    ):  # fmt: skip
+        for name in names:
+            check_choice(place, name, known)
+    if not device.memory or device.memory[-1].bandwidth is None or any(x.capacity is None for x in device.memory[:-1]):
+        raise ValueError("device.memory has no bandwidth in its last level, or a cache without a capacity; state them")
+    for group, key, fit in list_fits(platform):
+        _check_fit(f"{group} {key}", group, key, fit)
+        _check_number(Number(group, f"{key} bias", fit.bias, "-", fit.kind, None, "", ""))
+    for number in list_numbers(platform):
+        _check_number(number)
+
+
+def _check_number(number: Number) -> None:
+    """Refuse odd units, kinds and origins, and what is outside the limits."""
+    name, fitted = f"{number.group} {number.name}", number.group in _FORMS
+    parameter = name.rpartition(" ")[2]
+    unit = number.unit if fitted else _QUANTITIES.get(number.group) or _QUANTITIES[parameter]
+    if number.unit != unit or not {*unit.split("/")} <= {*UNITS}:
+        wanted = f"made of {', '.join(UNITS)}" if fitted else unit
+        raise ValueError(f"{name}: unit is {show(number.unit)}; it must be {wanted}")
+    if not fitted and not number.source.strip():
+        raise ValueError(f"{name}: source is blank; name a document, data id or machine")
+    low, high = LIMITS.get(parameter, (0.0, LARGEST)) if fitted or unit == "s" else (_TINY, sys.float_info.max)
+    if number.kind not in KINDS:
+        raise ValueError(f"{name}: kind is {show(number.kind)}; it must be one of {', '.join(KINDS)}")
+    if not low <= number.value <= high:
+        wanted = "above 0" if low == _TINY else f"from {low:g} to {high:g}"
+        raise ValueError(f"{name} is {show(number.value)}; it must be a number {wanted} [{number.unit}]")
+    if not 0.0 <= (number.stderr or 0.0) <= max(high, LARGEST):
+        raise ValueError(f"{name}: stderr is {show(number.stderr)}; it must be a number of 0 or more [{number.unit}]")
+
+
+def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
+    """Refuse fits of unknown forms, with other parameters than their form takes, and with odd ranges."""
+    if group == "collective":
+        Key.parse(key, collective=True)
+    needed, others = _FORMS[group][check_choice(f"form of the {group}", fit.form, _FORMS[group])]
+    known, about = {*needed, *others}, {*fit.units, *fit.stderr}
+    for parameter in sorted({*needed} - {*fit} | {*fit} - known | about - {*fit}):
+        fault = "missing" if parameter in needed else "not a parameter of this fit"
+        raise ValueError(f"{name}: {parameter} is {fault}; {fit.form} takes {', '.join((*needed, *others))}")
+    for variable, ends in fit.ranges.items():
+        if len(ends) != 2 or not -math.inf <= ends[0] <= ends[1]:
+            raise ValueError(f"{name}: range of {show(variable)} is {show(ends)}; it must be a lower and an upper end")
+
+
+# Files.
 
 
 def list_gallery() -> dict[str, Path]:
@@ -38,8 +196,7 @@ def list_gallery() -> dict[str, Path]:
 def find_file(platform: str | Path) -> Path:
     """Find the file of a platform by gallery name or path; `PlatformError` for one that does not exist."""
     gallery = list_gallery()
-    named = not isinstance(platform, str) or not (platform.endswith(".toml") or os.sep in platform)
-    if named and not isinstance(platform, Path):
+    if not isinstance(platform, Path) and not (isinstance(platform, str) and re.search(r"[/\\]|\.toml$", platform)):
         try:
             return gallery[check_choice("platform", platform, gallery)]
         except ValueError as error:
@@ -51,13 +208,9 @@ def find_file(platform: str | Path) -> Path:
 def encode(value: Any) -> Any:
     """Plain tables, lists and numbers for TOML of a dataclass, mapping or sequence, without what is empty."""
     if is_dataclass(value):
-        entries = [(item, encode(getattr(value, item.name))) for item in fields(value)]
-        empty: tuple[Any, ...] = (None, "", [], {})
-        return {
-            item.name: entry
-            for item, entry in entries
-            if item.default is item.default_factory is MISSING or (entry is not False and entry not in empty)
-        }
+        needed = {item.name for item in fields(value) if item.default is item.default_factory is MISSING}
+        entries = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
+        return {k: v for k, v in entries.items() if k in needed or not (v is None or v is False or v in ("", [], {}))}
     if isinstance(value, Mapping):
         return {str(key): encode(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
@@ -78,12 +231,12 @@ def format_toml(data: Mapping[str, Any], place: tuple[str, ...] = ()) -> str:
     plain, tables = [], []
     for key, value in data.items():
         below = (*place, key)
-        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+        nested = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        deep = any(isinstance(entry, Mapping) for entry in nested)
+        if isinstance(value, list) and deep:
             name = ".".join(map(_toml_key, below))
             tables += [f"[[{name}]]\n" + format_toml(entry, below).partition("\n")[2] for entry in value]
-        elif isinstance(value, Mapping) and (
-            not place or "form" in value or any(isinstance(entry, Mapping) for entry in value.values())
-        ):
+        elif isinstance(value, Mapping) and (not place or "form" in value or deep):
             tables.append(format_toml(value, below))
         else:
             plain.append(f"{_toml_key(key)} = {_toml_value(value)}")
@@ -104,22 +257,14 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{_toml_key(key)} = {_toml_value(entry)}' for key, entry in value.items())} }}"
     if isinstance(value, list):
-        return f"[{', '.join(_toml_value(entry) for entry in value)}]"
+        return f"[{', '.join(map(_toml_value, value))}]"
     if isinstance(value, float) and 1e6 <= abs(value) < math.inf:
-        digits, _, exponent = f"{value:.15e}".partition("e")
-        short = f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
-        return short if float(short) == value else repr(value)
+        return np.format_float_scientific(value, trim="-", exp_digits=1).replace("+", "")
     return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")
 
 
 def write(platform: Any) -> str:
-    """Write a platform as TOML, losslessly.
-
-    Raises
-    ------
-    PlatformError
-        For fits without a source or units, which could not be read again.
-    """
+    """Write a platform as TOML, losslessly; `PlatformError` for fits without a source or units."""
     plain = encode(platform)
     with reading(f"platform {show(platform.name)}", "complete it first", error=PlatformError):
         check_origins(plain)
@@ -148,10 +293,12 @@ def parse(text: str) -> dict[str, Any]:
     if type(version) is not int or version not in (1, FORMAT):
         found = "missing" if version is None else show(version)
         raise ValueError(f"format is {found}; this perfkit reads formats 1 and {FORMAT}")
-    return _convert(data) if version == 1 else data
+    data = _convert(data) if version == 1 else data
+    check_origins(data)
+    return data
 
 
-def _list_tables(data: Any, place: str = "") -> Any:
+def _list_tables(data: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Fits among plain tables, by their place."""
     if isinstance(data, dict):
         if isinstance(data.get("parameters"), dict):
@@ -163,38 +310,31 @@ def _list_tables(data: Any, place: str = "") -> Any:
 def check_origins(data: Mapping[str, Any]) -> None:
     """Fits in files say what they rest on, and the unit of every parameter."""
     for place, fit in _list_tables(data):
-        for name in ("kind", "source"):
-            if name not in fit:
-                raise ValueError(f"{place}.{name} is missing; it must be there")
-        for name in fit["parameters"]:
-            if name not in fit.get("units", ()):
-                raise ValueError(f"{place}.units.{name} is missing; it must be a unit, such as s or s/B")
+        needed = {"kind": fit, "source": fit, **{f"units.{name}": fit.get("units", ()) for name in fit["parameters"]}}
+        for name in (name for name, table in needed.items() if name.rpartition(".")[2] not in table):
+            raise ValueError(f"{place}.{name} is missing; it must be there")
 
 
 def _convert(data: dict[str, Any]) -> dict[str, Any]:
     """Turn tables of format 1 into those of format 2: what texts and dotted keys said becomes fields."""
     for place, fit in _list_tables(data):
-        notes, source = fit.pop("notes", []), fit.get("source", "")
+        notes = fit.pop("notes", [])
         fit["transferred"] = [note.removeprefix(_TRANSFERRED) for note in notes if note.startswith(_TRANSFERRED)]
         fit["notes"] = [note for note in notes if not note.startswith(_TRANSFERRED)]
-        fit["quality"] = "poor" if any(note.startswith("poor fit") for note in notes) else ""
-        fit["sources"] = [part for part in source.split(", ") if part.endswith((".log", ".out", ".txt"))]
         if place.startswith(("kernels.gemm", "kernels.bmm", "kernels.attention", "collectives.")):
-            fit["dtypes"] = [name for name in DTYPES if re.search(rf"\b(nv)?{name}\b", source)]
-    old, context = data.pop("context", {}), {}
-    for key, fit in old.items():
+            fit["dtypes"] = [name for name in DTYPES if re.search(rf"\b(nv)?{name}\b", fit.get("source", ""))]
+    context: dict[str, Any] = {}
+    for key, fit in data.pop("context", {}).items():
         first, *rest = key.split(".")
+        words = [word for word in rest if word != "parallel"] or ["any"]
         if first == "collective":
             data.setdefault("provenance", {})["collectives"] = _OLD
-            continue
-        if first == "iteration":
-            part = "parallel" if "parallel" in rest else "iterations"
-            name = next((word for word in rest if word != "parallel"), "any")
-        else:
-            part = {"pace": "paces"}.get(first, "kernels")
-            name = key if part == "kernels" else ".".join(rest) or "any"
-        if key in ("overlap", "caches"):
+        elif key in ("overlap", "caches"):
             context[key] = fit
+        elif first == "iteration":
+            context.setdefault("parallel" if "parallel" in rest else "iterations", {})[words[0]] = fit
+        elif first == "pace":
+            context.setdefault("paces", {})[".".join(rest) or "any"] = fit
         else:
-            context.setdefault(part, {})[name] = fit
+            context.setdefault("kernels", {})[key] = fit
     return {**data, "context": context}

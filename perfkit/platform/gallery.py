@@ -1,16 +1,38 @@
-"""The gallery: platforms that ship with perfkit, found by name; others are found by path."""
+"""The gallery: platforms that ship with perfkit, found by name; others are found by path or made of a datasheet."""
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from perfkit.platform.file import find_file, list_gallery
-from perfkit.platform.numbers import list_numbers
+from perfkit.fitting import Fit
+from perfkit.ground.hardware import Link, Network, Quantity
+from perfkit.platform.file import find_file, list_gallery, list_numbers
 from perfkit.platform.platform import Platform
+from perfkit.readers.datasheets import read_datasheet, read_overheads
 
 if TYPE_CHECKING:
     import polars
+
+
+_GEMMS = "bf16 GEMMs of A100 and H100 (aiconfigurator-core 0.12.0, Apache-2.0)"
+_ROWS = "random rows were not measured; they move in 32 B sectors"
+#: Kernels that were not measured: share of arithmetic peak and memory bandwidth, spread, reason; docs/formulas.md,
+#: table 2.3.
+ASSUMED_KERNELS: Mapping[str, tuple[float, float, float, str]] = {
+    "gemm": (0.78, 0.78, 0.25, f"middle of {_GEMMS}"),
+    "bmm": (0.78, 0.78, 0.35, f"middle of {_GEMMS}; few or small products fill a device less"),
+    "attention": (0.35, 0.78, 0.4, "FlashAttention-2 reaches 35 % of the peak of an H100 (arXiv 2407.08608, abstract)"),
+    "elementwise": (0.78, 0.78, 0.3, f"memory share of {_GEMMS}"),
+    **dict.fromkeys(("rowwise", "copy"), (0.78, 0.78, 0.35, f"memory share of {_GEMMS}")),
+    **{
+        f"embedding_{x}": (0.78, 0.78, 0.45, f"memory share of {_GEMMS}; {_ROWS}")
+        for x in ("forward", "backward", "update")
+    },
+}
+UNFITTED = "no standard error: not fitted"
+_UNITS = {"launch": "s", "compute_efficiency": "-", "memory_efficiency": "-", "sharpness": "-"}
 
 
 @lru_cache(maxsize=64)
@@ -83,3 +105,29 @@ def platforms() -> "polars.DataFrame":
         evidence = ", ".join(sorted(set(kinds)))
         rows.append((name, platform.device.name, platform.network.ranks, evidence, max(dates)))
     return polars.DataFrame(rows, schema=["name", "device", "ranks", "evidence", "date"], orient="row")
+
+
+def start_platform(system: str, *, name: str, ranks_per_node: int, date: str = "") -> Platform:
+    """Describe one node from its datasheet; numbers that it lacks are assumed, with wide intervals.
+
+    Host overheads are as published of another machine; there are no collectives.
+
+    Examples
+    --------
+    >>> node = start_platform("l40s", name="my-l40s-4", ranks_per_node=4)
+    >>> node.network.links["intra"].bandwidth.value / 1e9, node.kernels["gemm"].kind
+    (32.0, 'assumed')
+    """
+    sheet, kernels = read_datasheet(system), {}
+    about: dict[str, Any] = {"kind": "assumed", "date": date, "notes": (UNFITTED,)}
+    for kind, (compute, memory, spread, why) in ASSUMED_KERNELS.items():
+        shares = {"launch": 4e-6, "compute_efficiency": compute, "memory_efficiency": memory, "sharpness": 1.8}
+        dtypes = ("bf16",) if kind in ("gemm", "bmm") else ()
+        kernels[kind] = Fit("roofline", shares, spread=spread, source=why, units=_UNITS, dtypes=dtypes, **about)
+    kernels["transfer"] = Fit(
+        "additive", {"launch": 1e-6, "nbytes": 1 / 8.1e9}, spread=0.5, units={"launch": "s", "nbytes": "s/B"},
+        source="pageable memory over PCIe as on the V100 host of arXiv 2404.12674 (hw_params, pcie_gbps)", **about,
+    )  # fmt: skip
+    hop = Quantity(2e-6, "s", "assumed", "no document states it; replaced by fits of collectives", date)
+    network = Network(ranks_per_node, links={"intra": Link(sheet.links.get("NVLink") or sheet.links["PCIe"], hop)})
+    return Platform(name, sheet.device, network, kernels=kernels, host=read_overheads())

@@ -36,11 +36,11 @@ def find_kernel(
     """
     check_type("kind", kind, str)
     check_choice("dtype", dtype, DTYPES)
-    keys = ((f"{kind}.{variant}",) if variant else ()) + (f"{kind}.{dtype}", kind)
-    found = next(((key, kernels[key]) for key in keys if key in kernels), None)
-    if found is None or found[0] != kind or kind not in _PRODUCTS:
-        return found
-    return kind, _widen(found[1], dtype)
+    keys = ([f"{kind}.{variant}"] if variant else []) + [f"{kind}.{dtype}", kind]
+    key = next((key for key in keys if key in kernels), None)
+    if key is None:
+        return None
+    return key, _widen(kernels[key], dtype) if key == kind and kind in _PRODUCTS else kernels[key]
 
 
 def find_stand_in(kernels: Mapping[str, Fit], kind: str, *, variant: str = "", dtype: str = "fp32") -> Fit | None:
@@ -51,29 +51,26 @@ def find_stand_in(kernels: Mapping[str, Fit], kind: str, *, variant: str = "", d
     others = [fit for key, fit in kernels.items() if Key.parse(key).operation == kind and fit.form == "additive"]
     if others and not kind.startswith(("embedding", "attention")):
         names = dict.fromkeys(name for fit in others for name in fit)
-        middles = np.median([[fit.get(name, 0.0) for name in names] for fit in others], axis=0)
-        middle = {name: float(value) for name, value in zip(names, middles, strict=True)}
-        units = {name: "s" for name in names}
-        note = f"{kind}.{variant} was not measured: taken at the middle of {len(others)} variants that were"
+        middle = {name: float(np.median([fit.get(name, 0.0) for fit in others])) for name in names}
         spread = math.hypot(FUNCTION, float(np.median([fit.spread for fit in others])))
-        return replace(
-            others[0], parameters=middle, units=units, stderr={}, ranges={}, at_bounds=(), spread=spread,
-            spread_time=None, kind="assumed", notes=(note,), stands_for=kind,
+        note = f"{kind}.{variant} was not measured: taken at the middle of {len(others)} variants that were"
+        return Fit(
+            "additive", middle, units=dict.fromkeys(names, "s"), spread=spread, kind="assumed", notes=(note,),
+            stands_for=kind, source=others[0].source, n=others[0].n,
         )  # fmt: skip
-    if kind not in _STAND_INS:
-        return None
-    other, *shares, spread = _STAND_INS[kind]
-    fit = find_stand_in(kernels, other, variant="nn", dtype=dtype)
+    other, *shares, spread = _STAND_INS.get(kind, ("", 0.0))
+    fit = find_stand_in(kernels, other, variant="nn", dtype=dtype) if other else None
     if fit is None:
         return None
     slower, share = fit.form == "additive", shares[fit.form != "additive"]
-    rates = set(fit) if slower else {"compute_efficiency", "memory_efficiency"} & set(fit)
-    scaled = {name: value / share if slower else value * share for name, value in fit.items() if name in rates}
+    rates = set(fit) if slower else {"compute_efficiency", "memory_efficiency"}
+    parameters = {
+        name: (value / share if slower else value * share) if name in rates else value for name, value in fit.items()
+    }
     spread *= 2.0 if variant.endswith(("_depthwise", "_grouped")) else 1.0
     return replace(
-        fit, parameters={**fit.parameters, **scaled}, spread=math.hypot(spread, fit.spread), spread_time=None,
-        kind="assumed", stands_for=kind,
-        notes=(f"{kind} was not measured: taken at {share:g} of the rate of {other}", *fit.notes),
+        fit, parameters=parameters, spread=math.hypot(spread, fit.spread), spread_time=None, kind="assumed",
+        stands_for=kind, notes=(f"{kind} was not measured: taken at {share:g} of the rate of {other}", *fit.notes),
     )  # fmt: skip
 
 
@@ -82,14 +79,12 @@ def _widen(fit: Fit, dtype: str) -> Fit:
     formats = set(fit.dtypes) | (_HALF if _HALF & set(fit.dtypes) else set())  # both of half precision run alike
     if not formats or dtype in formats:
         return fit
-    narrow, names = DTYPES[dtype] < 2, "/".join(sorted(formats))
+    names, narrow = "/".join(sorted(formats)), DTYPES[dtype] < 2
+    fit = replace(fit, kind="assumed", spread=math.hypot(fit.spread, NARROW if narrow else FORMAT), spread_time=None)
     if narrow:
         text = f"{names}: no product in {dtype} was measured here; fp8 on other GPUs takes twice as long"
-        about = {"transferred": (text, *fit.transferred)}
-    else:
-        about = {"notes": (f"fitted in {names}; {dtype} is taken to reach the same share of its peak", *fit.notes)}
-    spread = math.hypot(fit.spread, NARROW if narrow else FORMAT)
-    return replace(fit, kind="assumed", spread=spread, spread_time=None, **about)  # type: ignore[arg-type]
+        return replace(fit, transferred=(text, *fit.transferred))
+    return replace(fit, notes=(f"fitted in {names}; {dtype} is taken to reach the same share of its peak", *fit.notes))
 
 
 def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32") -> Array:

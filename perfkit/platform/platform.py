@@ -1,34 +1,142 @@
-"""Platforms: devices, links, fitted kernels and collectives, with the origin of every number; in and out of TOML."""
+"""Platforms: devices, links, fitted kernels and collectives, and what real iterations add to these."""
 
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from perfkit.fitting import Fit
-from perfkit.ground.files import decode, reading
+from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Network, Quantity
-from perfkit.ground.units import Array, Typed, Values, check_positive, check_sizes, format_bytes, show
+from perfkit.ground.units import Array, Typed, Values, check_positive, check_sizes, decode, format_bytes, show
+from perfkit.platform import file
 from perfkit.platform.collectives import price_collective
-from perfkit.platform.context import Context
 from perfkit.platform.estimates import Estimate, warn_once
-from perfkit.platform.file import EXAMPLE, LARGEST_FILE, PlatformError, check_origins, parse, save, write
+from perfkit.platform.file import PlatformError
 from perfkit.platform.kernels import estimate_gemm, estimate_lookups, find_kernel, time_kernels
-from perfkit.platform.numbers import check_numbers, list_numbers, render_numbers, tabulate_numbers
 from perfkit.platform.whatif import with_datasheet, with_host, with_link, with_nodes
 
+#: Entry for every family that has none of its own.
+ANY = "any"
 
-def _renamed(old: str, new: str, method: Callable[..., Any]) -> Callable[..., Any]:
+
+@dataclass(frozen=True)
+class Context(Typed):
+    """What real iterations add to isolated kernels and collectives; false where nothing was calibrated.
+
+    Parameters
+    ----------
+    kernels : mapping of str to Fit, optional
+        Parameters of `perfkit.models.kernels.in_context` by class of kernels, such as ``gemm`` and ``gemm.nt`` [-].
+    iterations : mapping of str to Fit, optional
+        Whole iterations on one rank by workload family, ``any`` for others: ``scale`` on all operations [-] and host
+        time ``per_operation`` [s].
+    parallel : mapping of str to Fit, optional
+        The same on several ranks; there a collective takes ``per_collective`` longer and computing after it
+        ``per_resume`` [s].
+    paces : mapping of str to Fit, optional
+        Parameters of `perfkit.models.drift.at_usual_pace` by family, ``parallel``, ``kernels`` or ``any`` [-].
+    overlap : Fit, optional
+        ``contention``, the share of its time that a collective in flight takes from kernels on the same core [-].
+    caches : Fit, optional
+        Effective capacities ``l2`` and ``l3`` [B] and ``pages`` of the translation buffer; ``l3_share``, the share of
+        the last cache that iterations find [-].
+    """
+
+    kernels: Mapping[str, Fit] = field(default_factory=dict)
+    iterations: Mapping[str, Fit] = field(default_factory=dict)
+    parallel: Mapping[str, Fit] = field(default_factory=dict)
+    paces: Mapping[str, Fit] = field(default_factory=dict)
+    overlap: Fit | None = None
+    caches: Fit | None = None
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, part.name) for part in fields(self))
+
+    def fits(self) -> dict[str, Fit]:
+        """List all fits.
+
+        Returns
+        -------
+        fits : dict of str to Fit
+            By the name of the part and of the entry, such as ``iterations dlrm`` [-].
+        """
+        parts = {part.name: getattr(self, part.name) or {} for part in fields(self)}
+        grouped = {name: {"": part} if isinstance(part, Fit) else part for name, part in parts.items()}
+        return {f"{name} {key}".rstrip(): fit for name, group in grouped.items() for key, fit in group.items()}
+
+    def map(self, change: Callable[[Fit], Fit]) -> "Context":
+        """Change every fit.
+
+        Parameters
+        ----------
+        change : callable
+            Gives a fit for a fit.
+
+        Returns
+        -------
+        context : Context
+            With the new fits [-].
+        """
+
+        def apply(part: Any) -> Any:
+            return change(part) if isinstance(part, Fit) else part and {key: change(fit) for key, fit in part.items()}
+
+        return Context(**{part.name: apply(getattr(self, part.name)) for part in fields(self)})
+
+    def find(self, kind: str, variant: str) -> Fit | None:
+        """Find the fit of a class of kernels: that of its variant, else of all of its kind.
+
+        Parameters
+        ----------
+        kind, variant : str
+            Class and finer class [-].
+
+        Returns
+        -------
+        fit : Fit or None
+            Parameters of `perfkit.models.kernels.in_context`; None where neither was calibrated.
+        """
+        return self.kernels.get(f"{kind}.{variant}") or self.kernels.get(kind)
+
+    def find_iteration(self, family: str, ranks: int) -> Fit | None:
+        """Find the fit of whole iterations of a family, of any family where this one was not calibrated.
+
+        Parameters
+        ----------
+        family : str
+            Workload family [-].
+        ranks : int
+            Ranks that take part [-].
+
+        Returns
+        -------
+        fit : Fit or None
+            See `iterations` and `parallel`; None without calibration in context.
+        """
+        if ranks > 1 and family in self.parallel:
+            return self.parallel[family]
+        alone = self.iterations.get(family) or self.iterations.get(ANY)
+        shared = self.parallel.get(ANY) if ranks > 1 else None
+        if not (alone and shared):
+            return alone
+        slower = {name: shared["scale"] * value for name, value in alone.items()}
+        more = {name: shared[name] for name in ("per_collective", "per_resume") if name in shared}
+        return replace(
+            alone, parameters={**slower, **more}, stderr={}, units={**alone.units, **dict.fromkeys(more, "s")},
+            spread=math.hypot(alone.spread, shared.spread),
+        )  # fmt: skip
+
+
+def _renamed(old: str, new: str, find: Callable[["Platform"], Callable[..., Any]]) -> Callable[..., Any]:
     """A method under its name of before."""
 
     def call(self: "Platform", *args: Any, **named: Any) -> Any:
         warnings.warn(f"Platform.{old} will go; use platform.{new}", DeprecationWarning, stacklevel=2)
-        return method(self, *args, **named)
+        return find(self)(*args, **named)
 
     return call
 
@@ -77,7 +185,7 @@ class Platform(Typed):
     def __post_init__(self) -> None:
         super().__post_init__()
         with reading(f"platform {show(self.name)}", "mend it, or calibrate again", error=PlatformError):
-            check_numbers(self)
+            file.check_numbers(self)
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
@@ -182,7 +290,7 @@ class Platform(Typed):
         measurement that would help most.
         """
         size = check_positive("nbytes", nbytes, zero=True)
-        found = self.price_collective(operation, np.asarray(size, dtype=float), ranks, algorithm)
+        found = self.price_collective(operation, check_sizes("nbytes", size), ranks, algorithm)
         title = f"{operation} of {format_bytes(size)} on {ranks} ranks of {self.name}: {found.formula}"
         terms = {name: float(part) for name, part in found.terms.items()}
         return Estimate(float(found.time), float(found.spread), terms, title, warn_once(found.notes, 3))
@@ -191,12 +299,14 @@ class Platform(Typed):
     kernel_time = time_kernels
     gemm = estimate_gemm
     lookup = estimate_lookups
-    to_toml = write
-    save = save
     with_nodes = with_nodes
     with_datasheet = with_datasheet
     with_link = with_link
     with_host = with_host
+    to_toml = file.write
+    save = file.save
+    numbers = file.tabulate_numbers
+    _repr_html_ = file.render_numbers
 
     @classmethod
     def from_toml(cls, text: str, *, origin: str = "platform file") -> Self:
@@ -209,10 +319,8 @@ class Platform(Typed):
         origin : str, optional
             What errors call the file [-].
         """
-        with reading(origin, f"compare with {EXAMPLE}", error=PlatformError):
-            platform: Self = decode(cls, data := parse(text))
-            check_origins(data)
-            return platform
+        with reading(origin, f"compare with {file.EXAMPLE}", error=PlatformError):
+            return decode(cls, file.parse(text))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -223,20 +331,16 @@ class Platform(Typed):
         path : str or Path
             The file [-].
         """
-        with reading(path, "pass a platform file or a gallery name", error=PlatformError, most=LARGEST_FILE):
+        with reading(path, "pass a platform file or a gallery name", error=PlatformError, most=file.LARGEST_FILE):
             return cls.from_toml(Path(path).read_bytes().decode("utf-8-sig"), origin=str(path))
 
     def __repr__(self) -> str:
-        evidence = "/".join(sorted({number.kind for number in list_numbers(self)}))
+        evidence = "/".join(sorted({number.kind for number in file.list_numbers(self)}))
         return (
             f"Platform({self.name!r}: {self.network.ranks} ranks of {self.device.name!r}, {len(self.kernels)} kernel "
             f"and {len(self.collectives)} collective models, {evidence})"
         )
 
-    _repr_html_ = render_numbers
-    numbers = tabulate_numbers
-    table = _renamed("table()", "numbers()", tabulate_numbers)
-    bandwidth = _renamed(
-        "bandwidth()", "device.bandwidth()", lambda self, working_set: self.device.bandwidth(working_set)
-    )
-    find_kernel = _renamed("find_kernel()", "kernels", lambda self, *args, **kw: find_kernel(self.kernels, *args, **kw))
+    table = _renamed("table()", "numbers()", lambda p: p.numbers)
+    bandwidth = _renamed("bandwidth()", "device.bandwidth()", lambda p: p.device.bandwidth)
+    find_kernel = _renamed("find_kernel()", "kernels", lambda p: partial(find_kernel, p.kernels))

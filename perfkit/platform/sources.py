@@ -2,77 +2,266 @@
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from perfkit.fitting import Fit, fit_collective
+from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_roofline
 from perfkit.fitting.parameters import Key
-from perfkit.ground.hardware import Link, Network, Quantity
-from perfkit.models.collectives import bus_factor
+from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
+from perfkit.ground.units import Array, check_choice, format_bytes
+from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP
+from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
 from perfkit.platform.collectives import Match
-from perfkit.platform.frames import fit_curves, fit_database, name_database
-from perfkit.platform.gallery import load_platform, platforms
+from perfkit.platform.gallery import UNFITTED, load_platform, platforms
 from perfkit.platform.platform import Platform
-from perfkit.readers.datasheets import list_datasheets, read_datasheet, read_overheads
+from perfkit.readers import kernel_database as database
+from perfkit.readers.datasheets import list_datasheets, read_datasheet
 from perfkit.readers.nccl import list_devices, read_nccl_tests
 
-_GEMMS = "bf16 GEMMs of A100 and H100 (aiconfigurator-core 0.12.0, Apache-2.0)"
-_ROWS = "random rows were not measured; they move in 32 B sectors"
-#: Kernels that were not measured: share of arithmetic peak and memory bandwidth, spread, reason; docs/formulas.md,
-#: table 2.3.
-ASSUMED_KERNELS: Mapping[str, tuple[float, float, float, str]] = {
-    "gemm": (0.78, 0.78, 0.25, f"middle of {_GEMMS}"),
-    "bmm": (0.78, 0.78, 0.35, f"middle of {_GEMMS}; few or small products fill a device less"),
-    "attention": (0.35, 0.78, 0.4, "FlashAttention-2 reaches 35 % of the peak of an H100 (arXiv 2407.08608, abstract)"),
-    "elementwise": (0.78, 0.78, 0.3, f"memory share of {_GEMMS}"),
-    "rowwise": (0.78, 0.78, 0.35, f"memory share of {_GEMMS}"),
-    "copy": (0.78, 0.78, 0.35, f"memory share of {_GEMMS}"),
-    **dict.fromkeys(
-        ("embedding_forward", "embedding_backward", "embedding_update"),
-        (0.78, 0.78, 0.45, f"memory share of {_GEMMS}; {_ROWS}"),
-    ),
-}
+#: Spread above which a fit is called poor [-]; docs/formulas.md, table 1.4.
+POOR = 0.25
+#: Half-precision over int8 time below which the switch reduces, which it does not for int8 [-], from this size on [B].
+IN_NETWORK, LARGE = 0.85, 2**26
+#: First size from which on a curve does not show the start-up [B].
+LATE = 2**20
+#: Number formats to fit, if measured: those of gradients first.
+PREFERRED = ("bf16", "fp16", "fp32", "fp64")
 #: The part of a GPU's name that identifies it in datasheets and drivers.
 _MODEL = re.compile(r"\bRTX PRO \d+|\bG?[ABHLPTV]\d{2,3}S?\b")
-_UNFITTED = "no standard error: not fitted"
-_UNITS = {"launch": "s", "compute_efficiency": "-", "memory_efficiency": "-", "sharpness": "-"}
 
 
-def start_platform(system: str, *, name: str, ranks_per_node: int, date: str = "") -> Platform:
-    """Describe one node from its datasheet; numbers that it lacks are assumed, with wide intervals.
+# Fits of tidy frames.
 
-    Host overheads are as published of another machine; there are no collectives.
 
-    Examples
-    --------
-    >>> node = start_platform("l40s", name="my-l40s-4", ranks_per_node=4)
-    >>> node.network.links["intra"].bandwidth.value / 1e9, node.kernels["gemm"].kind
-    (32.0, 'assumed')
+def _say_origin(fit: Fit, source: str, date: str) -> Fit:
+    """Add source, files, number formats and day to a fit, and whether its form describes the measurements."""
+    text = ", ".join(filter(None, (source, *fit.sources, "/".join(sorted(fit.dtypes)))))
+    fit = replace(fit, source=text, date=date)
+    if fit.spread <= POOR:
+        return fit
+    note = f"poor fit: measurements scatter by {fit.spread:.0%} around this form"
+    return replace(fit, quality="poor", notes=(*fit.notes, note))
+
+
+def _list_files(rows: pl.DataFrame) -> tuple[str, ...]:
+    return tuple(sorted(rows["file"].unique())) if "file" in rows.columns else ()
+
+
+def fit_curves(
+    frame: pl.DataFrame, *, ranks_per_node: int | None = None, source: str = "", date: str = ""
+) -> dict[str, Fit]:
+    """Fit every collective of a tidy frame: one curve per rank count, and a law where there are several.
+
+    Names are ``<operation>.<ranks or any>[.<algorithm>]``: ``rail`` where a node has one rank, ``in_network`` and
+    ``ring`` where half-precision sums are so much faster than int8 that the switch must reduce them. A law is fitted
+    inside nodes or on rails, never across both. `ranks_per_node` counts where the frame knows no nodes.
     """
-    sheet = read_datasheet(system)
-    about: dict[str, Any] = {"kind": "assumed", "date": date, "notes": (_UNFITTED,)}
-    kernels = {
-        kind: Fit(
-            "roofline",
-            {"launch": 4e-6, "compute_efficiency": compute, "memory_efficiency": memory, "sharpness": 1.8},
-            spread=spread, source=why, units=_UNITS, dtypes=("bf16",) if kind in ("gemm", "bmm") else (), **about,
+    rows = _select(frame).filter(pl.col("operation").is_in(OPERATIONS) & (pl.col("seconds") > 0))
+    if rows.is_empty():
+        known = ", ".join(sorted(frame["operation"].unique())) or "nothing"
+        raise ValueError(f"frame holds {known}; it must hold times of {', '.join(OPERATIONS)}; pass other logs")
+    guess = 1 if ranks_per_node is None else (pl.col("ranks") / ranks_per_node).ceil()
+    nodes = pl.coalesce(pl.col("nodes"), guess)
+    place = pl.when(nodes == 1).then(pl.lit("inside")).when(nodes == pl.col("ranks")).then(pl.lit("rail"))
+    fits: dict[str, Fit] = {}
+    groups = rows.with_columns(place=place.otherwise(pl.lit("across"))).group_by("operation", "place")
+    for (operation, where), group in sorted(groups, key=lambda item: str(item[0])):
+        fits |= _fit_operation(str(operation), str(where), group)
+    return {key: _say_origin(fit, source, date) for key, fit in fits.items()}
+
+
+def _select(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of messages that are not empty, out of place where that is known."""
+    rows = frame.filter(pl.col("nbytes") > 0)
+    return rows.filter(~pl.col("in_place")) if "in_place" in rows.columns else rows
+
+
+def _fit_operation(operation: str, place: str, rows: pl.DataFrame) -> dict[str, Fit]:
+    """Curves of one operation by rank count, and the law over the counts that one algorithm serves."""
+    fits, law, rail = {}, [], "rail" if place == "rail" else ""
+    for (count,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
+        dtype = next((name for name in PREFERRED if name in group["dtype"]), group["dtype"].mode().sort()[0])
+        key, ring = Key(operation, int(count), rail), group.filter(pl.col("dtype") == dtype)
+        fits[str(key)] = curve = _fit_curve(ring)
+        if place == "inside" and operation == "all_reduce" and _is_in_network(group):
+            ring = group.filter(pl.col("dtype") == "int8")
+            fits[f"{key}.ring"] = _fit_curve(ring, "int8 takes the ring: the switch does not add it up")
+            curve = replace(curve, notes=(*curve.notes, "the switch adds up (in-network reduction, NVLS)"))
+            fits |= {str(key): curve, f"{key}.in_network": curve}
+        law.append(ring)
+    if len(law) > 1 and place != "across":
+        every = pl.concat(law)
+        fit = fit_over_ranks(operation, *(every[name].to_numpy() for name in ("ranks", "nbytes", "seconds")))
+        dtypes = tuple(sorted(every["dtype"].unique()))
+        fits[str(Key(operation, None, rail))] = replace(fit, sources=_list_files(every), dtypes=dtypes)
+    return fits
+
+
+def _fit_curve(rows: pl.DataFrame, *notes: str) -> Fit:
+    """One curve in one number format."""
+    nbytes = rows["nbytes"].to_numpy()
+    fit, least = fit_collective(nbytes, rows["seconds"].to_numpy()), float(nbytes.min())
+    if least > LATE:
+        notes = (f"the start-up is a guess: no message under {format_bytes(least)} was measured", *notes)
+    return replace(fit, notes=(*fit.notes, *notes), sources=_list_files(rows), dtypes=(rows["dtype"][0],))
+
+
+def _is_in_network(rows: pl.DataFrame) -> bool:
+    """Whether large sums of half precision are much faster than those of int8."""
+    large = rows.filter(pl.col("nbytes") >= LARGE).group_by("nbytes", "dtype").agg(pl.col("seconds").median())
+    wide = large.pivot("dtype", index="nbytes", values="seconds")
+    if not {"fp16", "int8"} <= set(wide.columns):
+        return False
+    ratio = (wide["fp16"] / wide["int8"]).median()
+    return isinstance(ratio, float) and ratio < IN_NETWORK
+
+
+def fit_rails(frame: pl.DataFrame, platform: Platform, *, source: str = "", date: str = "") -> dict[str, Fit]:
+    """Fit what the rails between nodes do to all_reduces over whole nodes: ``all_reduce.<nodes>.rail``.
+
+    The share inside the nodes is taken out: both overlap as ``perfkit.models.hierarchy`` has it, what is left is
+    ``(t^q - t_inside^q)^(1/q)``. Rows of all_reduce over several whole nodes count, out of place where that is known;
+    the platform is one node with fits of reduce_scatter and all_gather.
+    """
+    local, fits = platform.network.ranks_per_node, {}
+    rows = _select(frame).filter((pl.col("operation") == "all_reduce") & (pl.col("ranks") > local))
+    rows = rows.filter(pl.col("nodes").fill_null(pl.col("ranks") // local) * local == pl.col("ranks"))
+    for (ranks,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
+        nbytes, whole = group["nbytes"].to_numpy().astype(float), group["seconds"].to_numpy()
+        stages = [platform.collective_time(stage, nbytes, ranks=local) for stage in ("reduce_scatter", "all_gather")]
+        inside = np.sum(stages, axis=0)
+        seen = whole > 1.05 * inside
+        between = (whole[seen] ** OVERLAP - inside[seen] ** OVERLAP) ** (1.0 / OVERLAP)
+        fit = fit_collective(nbytes[seen] / local, between)
+        note = f"what all_reduce on {ranks} ranks leaves beside the shares inside the nodes, q = {OVERLAP:g}"
+        fit = replace(fit, notes=(*fit.notes, note), sources=_list_files(group))
+        fits[f"all_reduce.{int(ranks) // local}.rail"] = _say_origin(fit, source, date)
+    return fits
+
+
+def _fit_kernel(
+    rows: pl.DataFrame, columns: Sequence[str], work: Callable[..., tuple[Array, Array]], device: Device, dtype: str,
+    source: str, date: str, notes: Sequence[str] = (),
+) -> Fit:  # fmt: skip
+    """Fit medians over repeats under the roofline of a device; `work` gives FLOP and bytes of the columns."""
+    each = rows.group_by(*columns).agg(pl.col("seconds").median()).sort(*columns)
+    flops, nbytes = work(*(each[name].to_numpy().astype(float) for name in columns))
+    rates: dict[str, Any] = {"peak": device.peaks[dtype].value, "bandwidth": device.main_bandwidth}
+    return _say_origin(fit_roofline(flops, nbytes, each["seconds"].to_numpy(), **rates, notes=notes), source, date)
+
+
+def fit_gemms(frame: pl.DataFrame, device: Device, *, source: str = "", date: str = "") -> dict[str, Fit]:
+    """Fit the matrix products of a frame of `perfkit.readers.kernel_database.read_gemms`, each number format by itself.
+
+    Of several kernels of a number format the one with the most shapes counts. ``gemm`` is half precision, which other
+    formats without their own fit, such as ``gemm.fp8``, fall back on.
+    """
+    fits = {}
+    for (dtype,), group in sorted(frame.group_by("dtype"), key=lambda item: item[0]):
+        known = {"nvfp4": "fp4"}.get(dtype, dtype)
+        if known not in device.peaks:
+            continue
+        kernel = group["kernel"].mode().sort()[0] if "kernel" in group.columns else None
+        rows = group if kernel is None else group.filter(pl.col("kernel") == kernel)
+        size, more = (
+            DTYPES[known],
+            2 - DTYPES[known] if known in ("fp8", "fp4", "int8") else 0,
+        )  # half precision comes out
+
+        def work(m: Array, n: Array, k: Array, size: float = size, more: float = more) -> tuple[Array, Array]:
+            return gemm_flops(m, n, k), gemm_bytes(m, n, k, itemsize=size) + more * m * n
+
+        text = f"{source}, gemm {dtype}{f' {kernel}' if kernel else ''}".removeprefix(", ")
+        fit = _fit_kernel(rows, ("m", "n", "k"), work, device, known, text, date)
+        fits[str(Key("gemm", variant="" if known in PREFERRED[:2] else known))] = replace(fit, dtypes=(known,))
+    if not fits:
+        raise ValueError(
+            f"frame holds products in {', '.join(sorted(set(frame['dtype']))) or 'no number format'}; {device.name} "
+            f"has peaks for {', '.join(device.peaks)}; pass others"
         )
-        for kind, (compute, memory, spread, why) in ASSUMED_KERNELS.items()
-    }  # fmt: skip
-    wire = sheet.links.get("NVLink") or sheet.links["PCIe"]
-    hop = Quantity(2e-6, "s", "assumed", "no document states it; replaced by fits of collectives", date)
-    network = Network(ranks_per_node, links={"intra": Link(wire, hop)})
-    kernels["transfer"] = Fit(
-        "additive", {"launch": 1e-6, "nbytes": 1 / 8.1e9}, spread=0.5, units={"launch": "s", "nbytes": "s/B"},
-        source="pageable memory over PCIe as on the V100 host of arXiv 2404.12674 (hw_params, pcie_gbps)", **about,
-    )  # fmt: skip
-    return Platform(name, sheet.device, network, kernels=kernels, host=read_overheads())
+    return fits
+
+
+def fit_attention(
+    frame: pl.DataFrame, device: Device, *, source: str = "", date: str = "", notes: Sequence[str] = ()
+) -> dict[str, Fit]:
+    """Fit fused attention over whole sequences, causal and full together.
+
+    Of the frame of `perfkit.readers.kernel_database.read_attention`, rows with a window, a past, keys in other
+    number formats, or head sizes beyond 128 are left out.
+    """
+    plain = (pl.col("window") == 0) & (pl.col("past") == 0) & (pl.col("kv_dtype") == pl.col("dtype"))
+    rows = frame.filter(plain & (pl.col("head_dim") <= 128) & (pl.col("sequence") >= 32))
+    dtype = str(rows["dtype"][0])
+
+    def work(causal: Array, b: Array, s: Array, h: Array, kv: Array, d: Array) -> tuple[Array, Array]:
+        return attention_flops(b, h, s, d, causal=causal), attention_bytes(
+            b, h, s, d, kv_heads=kv, itemsize=DTYPES[dtype]
+        )
+
+    sizes = ("causal", "batch", "sequence", "heads", "kv_heads", "head_dim")
+    return {"attention": _fit_kernel(rows, sizes, work, device, dtype, source, date, notes)}
+
+
+def fit_casts(frame: pl.DataFrame, device: Device, *, source: str = "", date: str = "") -> dict[str, Fit]:
+    """Fit kernels that only move memory to casts that the last cache of the device cannot have served."""
+    cache = near.value if (near := device.memory[-2:][0].capacity) and len(device.memory) > 1 else 0.0
+    rows, dtype = frame.filter((pl.col("nbytes") > 4 * cache) | (pl.col("nbytes") < 2**20)), next(iter(device.peaks))
+    notes = ("casts of bf16 to fp8, below 1 MiB and beyond four times the last cache",)
+    return {"elementwise": _fit_kernel(rows, ("nbytes",), lambda n: (0.0 * n, n), device, dtype, source, date, notes)}
+
+
+def fit_database(
+    system: str, device: Device, *, parts: Sequence[str] = (), label: str = "", date: str = ""
+) -> tuple[dict[str, Fit], dict[str, Fit]]:
+    """Fit what a kernel database knows of a system, such as ``h100_sxm``: collectives, and kernels of a device.
+
+    `parts` are some of ``collectives``, ``gemm``, ``attention`` and ``elementwise``, by default all there are; `label`
+    names the database. Products are those that the collector sglang timed with random data, in bf16 and, if measured,
+    fp8 and fp4; attention is flash attention of the version that vllm runs there, forward; casts are of plain torch.
+    """
+    label, held = label or name_database(), set(database.list_tables(system)["table"])
+    tables = {"collectives": "nccl", "gemm": "gemm", "attention": "context_attention", "elementwise": "scale_matrix"}
+    asked = [check_choice("part", part, tables) for part in parts or tables if parts or tables[part] in held]
+    curves: dict[str, Fit] = {}
+    kernels: dict[str, Fit] = {}
+    if "collectives" in asked:
+        frame = database.read_collectives(system)
+        library = f"NCCL {frame['library_version'][0]}, medians over repeats"
+        curves = fit_curves(frame, source=f"{label}, nccl {system}, {library}", date=date)
+    if "gemm" in asked:
+        frame = database.read_gemms(system, dtype=None).filter(pl.col("collector") == "sglang")
+        kernels |= fit_gemms(frame, device, source=f"{label}, {system}", date=date)
+    if "attention" in asked:
+        flash = (pl.col("collector") == "vllm") & pl.col("kernel").str.contains("flash_attn")
+        frame = database.read_attention(system).filter(flash)
+        names = "/".join(sorted(frame["kernel"].unique()))
+        notes = ["forward only; the backward is taken to reach the same share of the peak"]
+        if "fa3" in names or "fa4" in names:
+            notes.append("torch's own flash attention is version 2: about half as fast there (arXiv 2407.08608)")
+        kernels |= fit_attention(frame, device, source=f"{label}, {system}, {names}", date=date, notes=notes)
+    if "elementwise" in asked:
+        frame = database.read_casts(system).filter(pl.col("kernel") == "torch_ops")
+        kernels |= fit_casts(frame, device, source=f"{label}, {system}, torch_ops", date=date)
+    return curves, kernels
+
+
+def name_database() -> str:
+    """Name the kernel database that is installed, with its version where it is known."""
+    try:
+        return f"aiconfigurator-core {version('aiconfigurator-core')} (Apache-2.0)"
+    except PackageNotFoundError:
+        return "aiconfigurator-core (Apache-2.0)"
+
+
+# Platforms of fits.
 
 
 def assemble(
@@ -84,30 +273,27 @@ def assemble(
     kernels: Mapping[str, Fit] | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> Platform:
-    """Put fitted parts, as `perfkit.platform.frames` gives them, into a platform; what they do not replace stays.
+    """Put fitted parts, as `fit_curves` and the like give them, into a platform; what they do not replace stays.
 
     The latency of the links is that of the slowest fitted start-up over its ring steps, the bandwidth between nodes
     that of the fits of rails; operations inside a node that were never fitted follow a fitted one.
     """
-    network = _fit_links(replace(base.network, nodes=nodes or base.network.nodes), collectives or {})
+    curves, fits = collectives or {}, dict(kernels or {})
+    network = replace(base.network, nodes=nodes or base.network.nodes, links=_fit_links(base.network, curves))
+    for kind, model in (("bmm", "gemm"), ("rowwise", "elementwise"), ("copy", "elementwise")):
+        if model in fits and kind not in fits and (kind not in base.kernels or base.kernels[kind].kind == "assumed"):
+            spread = max(0.35, 1.5 * fits[model].spread)
+            fits[kind] = _follow(fits[model], model, spread=spread, spread_time=None, notes=())
     return replace(
         base, name=name or base.name, network=network,
-        collectives=_complete({**base.collectives, **(collectives or {})}, network.ranks_per_node),
-        kernels={**base.kernels, **_follow_kernels(kernels or {}, base.kernels), **(kernels or {})},
-        provenance={**base.provenance, **(provenance or {})},
+        collectives=_complete({**base.collectives, **curves}, network.ranks_per_node),
+        kernels={**base.kernels, **fits}, provenance={**base.provenance, **(provenance or {})},
     )  # fmt: skip
 
 
-def _follow_kernels(fits: Mapping[str, Fit], known: Mapping[str, Fit]) -> dict[str, Fit]:
-    """Classes without measurements follow a fitted class of the same device, with more spread."""
-    out = {}
-    for kind, model in (("bmm", "gemm"), ("rowwise", "elementwise"), ("copy", "elementwise")):
-        if model in fits and (kind not in known or known[kind].kind == "assumed"):
-            out[kind] = replace(
-                fits[model], spread=max(0.35, 1.5 * fits[model].spread), spread_time=None, n=0, kind="assumed",
-                source=f"as {model}: {fits[model].source}", notes=(), quality="",
-            )  # fmt: skip
-    return out
+def _follow(fit: Fit, name: str, **changes: Any) -> Fit:
+    """What was not measured follows what was."""
+    return replace(fit, source=f"as {name}: {fit.source}", n=0, kind="assumed", quality="", **changes)
 
 
 def _complete(fits: Mapping[str, Fit], ranks: int) -> dict[str, Fit]:
@@ -116,57 +302,36 @@ def _complete(fits: Mapping[str, Fit], ranks: int) -> dict[str, Fit]:
     if gather is None or any(Key.parse(key).operation == "broadcast" for key in fits):
         return dict(fits)
     scale = 1.0 / bus_factor("all_gather", ranks)
-    broadcast = replace(
-        gather, stderr={}, kind="assumed", spread=max(0.3, gather.spread), n=0, bias=0.0, notes=(_UNFITTED,),
-        parameters={key: value * (scale if key.startswith("beta") else 1.0) for key, value in gather.items()},
-        source=f"as all_gather.{ranks}, with the same start-up and busbw: {gather.source}", at_bounds=(), quality="",
-    )  # fmt: skip
-    return {**fits, f"broadcast.{ranks}": broadcast}
+    parameters = {key: value * (scale if key.startswith("beta") else 1.0) for key, value in gather.items()}
+    about = {"stderr": {}, "spread": max(0.3, gather.spread), "bias": 0.0, "notes": (UNFITTED,), "at_bounds": ()}
+    name = f"all_gather.{ranks}, with the same start-up and busbw"
+    return {**fits, f"broadcast.{ranks}": _follow(gather, name, parameters=parameters, **about)}
 
 
-def _fit_links(network: Network, fits: Mapping[str, Fit]) -> Network:
+def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
     """Latency of a hop from the start-up of fitted all_gathers, bandwidth between nodes from the rails."""
-    links = dict(network.links)
+    links, known = (
+        dict(network.links),
+        sorted((key.operation, key.ranks, key) for key in map(Key.parse, fits) if key.ranks),
+    )
     for name, way in (("intra", ""), ("inter", "rail")):
-        names = [Key(name, n, way) for name in ("all_gather", "all_reduce") for n in range(2, 1 + 8 * network.ranks)]
-        keys = [key for key in names if str(key) in fits]
+        keys = [
+            key for operation, _, key in known if operation in ("all_gather", "all_reduce") and key.algorithm == way
+        ]
         if not keys:
             continue
         key = keys[-1] if way else max(keys[:3], key=lambda key: key.ranks or 0)
-        operation, count, fit = key.operation, key.ranks or 0, fits[str(key)]
-        alpha, beta = Match(operation, ((fit, count, 1.0),)).find_hop(count)
-        why = f"{operation} on {count} ranks: {fit.source}"
+        count, fit = key.ranks or 0, fits[str(key)]
+        alpha, beta = Match(key.operation, ((fit, count, 1.0),)).find_hop(count)
+        why = f"{key.operation} on {count} ranks: {fit.source}"
         text = f"what the smallest size takes beyond its transfer, over its ring steps, {why}"
         hop = Quantity(alpha, "s", "fitted", text, fit.date)
         wire = Quantity(1.0 / beta, "B/s", "fitted", f"bus bandwidth, {why}", fit.date, basis="one way per rank")
         links[name] = replace(links[name], latency=hop) if name in links else Link(wire, hop)
-    return replace(network, links=links)
+    return links
 
 
-def fit_rails(frame: pl.DataFrame, platform: Platform, *, source: str = "", date: str = "") -> dict[str, Fit]:
-    """Fit what the rails between nodes do to all_reduces over whole nodes: ``all_reduce.<nodes>.rail``.
-
-    The share inside the nodes is taken out: both overlap as ``perfkit.models.hierarchy`` has it, what is left is
-    ``(t^q - t_inside^q)^(1/q)``. Rows of all_reduce over several whole nodes count, out of place where that is known;
-    the platform is one node with fits of reduce_scatter and all_gather.
-    """
-    local, fits = platform.network.ranks_per_node, {}
-    rows = frame.filter((pl.col("operation") == "all_reduce") & (pl.col("nbytes") > 0) & (pl.col("ranks") > local))
-    rows = rows.filter(pl.col("nodes").fill_null(pl.col("ranks") // local) * local == pl.col("ranks"))
-    if "in_place" in rows.columns:
-        rows = rows.filter(~pl.col("in_place"))
-    for (ranks,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
-        nbytes, whole = group["nbytes"].to_numpy().astype(float), group["seconds"].to_numpy()
-        stages = [platform.collective_time(stage, nbytes, ranks=local) for stage in ("reduce_scatter", "all_gather")]
-        inside = np.sum(stages, axis=0)
-        seen = whole > 1.05 * inside
-        between = (whole[seen] ** OVERLAP - inside[seen] ** OVERLAP) ** (1.0 / OVERLAP)
-        logs = sorted(group["file"].unique()) if "file" in group.columns else []
-        text = ", ".join((source, *logs)) if source else ", ".join(logs)
-        fit = fit_collective(nbytes[seen] / local, between, source=text, date=date)
-        note = f"what all_reduce on {ranks} ranks leaves beside the shares inside the nodes, q = {OVERLAP:g}"
-        fits[f"all_reduce.{int(ranks) // local}.rail"] = replace(fit, notes=(*fit.notes, note), sources=tuple(logs))
-    return fits
+# Whole platforms.
 
 
 def assemble_sources(
@@ -187,10 +352,9 @@ def assemble_sources(
     if nccl_logs is None and kernel_database is None:
         raise ValueError("no source is given; name logs of nccl-tests, a system of the kernel database, or both")
     platform = find_base(kernel_database) if base is None else load_platform(base)
-    start = platform.name
+    start, sources = platform.name, []
     if platform.device.kind == "cpu":
         raise ValueError(f"base is {start!r}, a CPU; the sources are of GPUs; name a platform such as h100-sxm-8")
-    sources = []
     if kernel_database is not None:
         names = [read_datasheet(sheet).device.name for sheet in _find_sheets(kernel_database)[-1:]]
         _compare_devices(f"{kernel_database} is", names, platform)
@@ -209,11 +373,8 @@ def _compare_devices(what: str, names: Sequence[str], platform: Platform) -> Non
     own = _MODEL.findall(platform.device.name)
     others = [name for name in names if own and _MODEL.findall(name) not in ([], own)]
     if others:
-        warnings.warn(
-            f"{what} of {', '.join(others)}, platform {platform.name!r} of {platform.device.name}: it now mixes both; "
-            "take another base, or other sources",
-            stacklevel=4,
-        )
+        mixed = f"platform {platform.name!r} of {platform.device.name}: it now mixes both"
+        warnings.warn(f"{what} of {', '.join(others)}, {mixed}; take another base, or other sources", stacklevel=4)
 
 
 def find_base(system: str | None) -> Platform:
@@ -246,8 +407,7 @@ def _add_logs(platform: Platform, logs: str | Path | Sequence[str | Path], parti
     local = platform.network.ranks_per_node
     spans = frame.select(pl.coalesce("nodes", (pl.col("ranks") / local).ceil().cast(pl.Int64)))["nodes"].max()
     fits = fit_curves(frame, ranks_per_node=local, source="nccl-tests", date=date)
-    used = {file for fit in fits.values() for file in fit.sources}
-    for file in sorted(set(frame["file"]) - used):
+    for file in sorted(set(frame["file"]) - {file for fit in fits.values() for file in fit.sources}):
         text = "perfkit has no model of it, or logs of the same operation and ranks in half precision go first"
         warnings.warn(f"{file}: nothing of it is used; {text}", stacklevel=3)
     wider = assemble(platform, nodes=max(platform.network.nodes, int(str(spans))), collectives=fits)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perfkit.fitting import Fit
+from perfkit.fitting.extrapolation import evaluate_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, Quantity
 from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time
@@ -27,9 +28,6 @@ SPREAD_AT = (0.46 / START_SPREAD) ** 5
 SCALE_SPREAD = 0.3
 #: Latency between nodes without a log.
 HOP = Quantity(7.67e-6, "s", "assumed", "as 10 nodes with one H100 each on InfiniBand, see platform h100-sxm-8x8")
-_SHOWN = {"bandwidth": lambda value: format_rate(value, "B/s"), "latency": format_time}
-
-
 P = TypeVar("P", bound=Any)  # a platform
 
 
@@ -62,18 +60,19 @@ def with_nodes(platform: P, nodes: int) -> P:
     (32, 50000000000.0)
     """
     nodes, before = check_positive("nodes", nodes, integer=True), platform.network.nodes
-    links, change, adapters = platform.network.links, f"{nodes} nodes instead of {before}", ""
-    rails = any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
-    if nodes > 1 and "inter" not in links and not rails:
+    links, change, suffix = platform.network.links, f"{nodes} nodes instead of {before}", ""
+    if (
+        nodes > 1
+        and "inter" not in links
+        and not any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
+    ):
         links = {**links, "inter": _find_adapter(platform)}
         change += ", linked by the network adapters of the datasheet"
-        adapters = " by datasheet"  # a platform of the gallery with this name may know its links better
+        suffix = " by datasheet"  # a platform of the gallery with this name may know its links better
     gallery = re.fullmatch(rf"([^\s,]*-\d+?)(?:x{before})?", platform.name)
     stem = gallery[1] if gallery else platform.name.removesuffix(f", {before} nodes")
-    suffix = "" if nodes == 1 else f"x{nodes}" if gallery else f", {nodes} nodes"
-    return _derive(
-        platform, stem + suffix + adapters, change, network=replace(platform.network, nodes=nodes, links=links)
-    )
+    count = "" if nodes == 1 else f"x{nodes}" if gallery else f", {nodes} nodes"
+    return _derive(platform, stem + count + suffix, change, network=replace(platform.network, nodes=nodes, links=links))
 
 
 def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
@@ -112,30 +111,36 @@ def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
     """
     name, device, links = _resolve(platform, other)
     if device.kind != platform.device.kind:
+        kinds = f"{name} is {device.kind}, {platform.name} is {platform.device.kind}"
+        raise ValueError(f"{kinds}; fits do not carry over between kinds")
+    bound = [
+        key for key, fit in platform.kernels.items() if fit.form == "additive" and key != "transfer"
+    ]  # to the host
+    if bound:
         raise ValueError(
-            f"{name} is {device.kind}, {platform.name} is {platform.device.kind}; fits do not carry over between kinds"
+            f"platform {platform.name!r} holds seconds per byte for {bound[0]}, not shares of a datasheet's numbers; "
+            "calibrate on the other device instead"
         )
-    for key, fit in platform.kernels.items():
-        if fit.form not in ("roofline", "tiled") and key != "transfer":  # which depends on the host
-            raise ValueError(
-                f"platform {platform.name!r} holds seconds per byte for {key}, not shares of a datasheet's numbers; "
-                "calibrate on the other device instead"
-            )
-    lacking = DTYPES.keys() - device.peaks.keys()
-    change = f"datasheet of {name} instead of {platform.device.name}"
-    note = f"{platform.name}: {change}"
+    change, ours, local = (
+        f"datasheet of {name} instead of {platform.device.name}",
+        platform.network.links,
+        platform.network.ranks_per_node,
+    )
+    note, lacking = f"{platform.name}: {change}", DTYPES.keys() - device.peaks.keys()
     carry = partial(_carry, note=note, spread=DEVICE_SPREAD)
-    kernels = {key: carry(fit) for key, fit in platform.kernels.items() if Key.parse(key).variant not in lacking}
-    context = replace(platform.context, caches=None).map(carry)
-    ours, local = platform.network.links, platform.network.ranks_per_node
-    ends = {key: _link_of(key, local) for key in platform.collectives}
-    collectives = {
-        key: _switch(key, fit, ours.get(ends[key]), links.get(ends[key]), local, note)
-        for key, fit in platform.collectives.items()
-    }
+    collectives = {}
+    for key, fit in platform.collectives.items():
+        old, new = (known.get(_link_of(key, local)) for known in (ours, links))
+        ratio = old.bandwidth.value / new.bandwidth.value if old and new else 1.0
+        collectives[key] = _carry(fit, note, SAME_LINK_SPREAD)
+        if ratio != 1:
+            carried = _carry(fit, f"{note}, time per byte x {ratio:.3g}", START_SPREAD, {"beta": ratio})
+            collectives[key] = replace(carried, spread_time=SPREAD_AT * _start(key, fit, local))
     return _derive(
-        platform, f"{name} from {platform.name}", change, device=device, kernels=kernels, collectives=collectives,
-        context=context, network=replace(platform.network, links={**ours, **links}),
+        platform, f"{name} from {platform.name}", change, device=device, collectives=collectives,
+        kernels={key: carry(fit) for key, fit in platform.kernels.items() if Key.parse(key).variant not in lacking},
+        context=replace(platform.context, caches=None).map(carry),
+        network=replace(platform.network, links={**ours, **links}),
     )  # fmt: skip
 
 
@@ -184,14 +189,13 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
         need = f"both, platform {platform.name!r} has no {name} link yet" if old is None else "one of them"
         raise ValueError(f"bandwidth [B/s, one way, per rank] and latency [s per hop] are missing; give {need}")
     link = replace(old, **new) if old else Link(**new)
-    rates = [_SHOWN[what](quantity.value) for what, quantity in new.items()]
-    change = f"{name} link of {' and '.join(rates)}"
+    shown = [format_time(q.value) if q.unit == "s" else format_rate(q.value, q.unit) for q in new.values()]
+    change = f"{name} link of {' and '.join(shown)}"
     note = f"{platform.name}: {change}"
     scaled = {key: _follow(key, platform.collectives[key], old, link, local, note) for key in fitted if old}
     network = replace(platform.network, links={**platform.network.links, name: link})
-    return _derive(
-        platform, f"{platform.name}, {change}", change, network=network, collectives={**platform.collectives, **scaled}
-    )
+    fits = {**platform.collectives, **scaled}
+    return _derive(platform, f"{platform.name}, {change}", change, network=network, collectives=fits)
 
 
 def with_host(platform: P, scale: float) -> P:
@@ -222,24 +226,22 @@ def with_host(platform: P, scale: float) -> P:
     0.0
     """
     scale = check_positive("scale", scale, zero=True)
-    change = f"host overheads x {scale:g}"
-    note, factors = f"{platform.name}: {change}", {"per_operation": scale}
-    host = {
-        name: replace(q, value=scale * q.value, kind="assumed", stderr=None, source=f"{change}; {q.source}")
-        for name, q in platform.host.items()
-    }
-    context = platform.context.map(lambda fit: _carry(fit, note, 0.0, factors) if "per_operation" in fit else fit)
+    change, known = f"host overheads x {scale:g}", platform.host
+    overheads = {name: replace(q, value=scale * q.value, stderr=None) for name, q in known.items()}
+    host = {name: replace(q, kind="assumed", source=f"{change}; {q.source}") for name, q in overheads.items()}
+    carry = partial(_carry, note=f"{platform.name}: {change}", spread=0.0, factors={"per_operation": scale})
+    context = platform.context.map(lambda fit: carry(fit) if "per_operation" in fit else fit)
     if not host and context == platform.context:
         raise ValueError(f"platform {platform.name!r} knows no host overheads; calibrate it first")
     return _derive(platform, f"{platform.name}, {change}", change, host=host, context=context)
 
 
-def _derive(platform: P, name: str, change: str, **changes: Any) -> P:
+def _derive(platform: P, name: str, change: str, **parts: Any) -> P:
     """Put in what changes, and write down where the platform comes from."""
     past = platform.provenance
-    story = {"derived_from": past.get("derived_from", platform.name)}
-    story["changes"] = "; ".join([past["changes"], change] if "changes" in past else [change])
-    return replace(platform, name=name, provenance={**past, **story}, **changes)
+    changes = "; ".join(filter(None, (past.get("changes"), change)))
+    story = {**past, "derived_from": past.get("derived_from", platform.name), "changes": changes}
+    return replace(platform, name=name, provenance=story, **parts)
 
 
 def _find_adapter(platform: Any) -> Link:
@@ -268,9 +270,8 @@ def _resolve(platform: Any, other: Any) -> tuple[str, Device, dict[str, Link]]:
     if not isinstance(other, Datasheet):
         return other.name, other.device, dict(other.network.links)
     rates = {"intra": other.links.get("NVLink", other.links.get("PCIe")), "inter": other.links.get("NIC")}
-    ours = platform.network.links
-    links = {name: replace(ours[name], bandwidth=rate) for name, rate in rates.items() if rate and name in ours}
-    return other.system, other.device, links
+    ours = platform.network.links.items()
+    return other.system, other.device, {k: replace(x, bandwidth=rates[k]) for k, x in ours if rates[k]}
 
 
 def _link_of(key: str, ranks_per_node: int) -> str:
@@ -282,11 +283,7 @@ def _link_of(key: str, ranks_per_node: int) -> str:
 def _start(key: str, fit: Fit, ranks_per_node: int) -> float:
     """Start-up time of a collective fit, above zero [s]."""
     operation, ranks, *_ = Key.parse(key)
-    if fit.form == "over_ranks":
-        start = fit["alpha0"] + fit["alpha1"] * float(ring_steps(operation, ranks or ranks_per_node))
-    else:
-        start = min(value for name, value in fit.items() if name.startswith("alpha"))
-    return max(start, 1e-9)
+    return max(float(evaluate_collective(fit, 0.0, operation, ranks or ranks_per_node)), 1e-9)
 
 
 def _carry(fit: Fit, note: str, spread: float, factors: Mapping[str, float] | None = None) -> Fit:
@@ -299,25 +296,18 @@ def _carry(fit: Fit, note: str, spread: float, factors: Mapping[str, float] | No
     )  # fmt: skip
 
 
-def _switch(key: str, fit: Fit, old: Link | None, new: Link | None, ranks_per_node: int, note: str) -> Fit:
-    """Carry a collective fit over to another device, whose link is another one too."""
-    ratio = old.bandwidth.value / new.bandwidth.value if old and new else 1.0
-    if ratio == 1:
-        return _carry(fit, note, SAME_LINK_SPREAD)
-    carried = _carry(fit, f"{note}, time per byte x {ratio:.3g}", START_SPREAD, {"beta": ratio})
-    return replace(carried, spread_time=SPREAD_AT * _start(key, fit, ranks_per_node))
-
-
 def _follow(key: str, fit: Fit, old: Link, new: Link, ranks_per_node: int, note: str) -> Fit:
     """Let a collective fit follow its link: time per byte with bandwidth, start-up with the steps that pay latency."""
     ratio, change = old.bandwidth.value / new.bandwidth.value, new.latency.value - old.latency.value
-    operation, ranks, *_ = Key.parse(key)
-    law = fit.form == "over_ranks"
-    steps = 1.0 if law else float(ring_steps(operation, ranks or ranks_per_node))
     least = min(new.latency.value / max(old.latency.value, 1e-12), 1.0)  # as if all of the start-up were hops
+    steps, law = 1.0, fit.form == "over_ranks"
+    if not law:
+        operation, ranks, *_ = Key.parse(key)
+        steps = float(ring_steps(operation, ranks or ranks_per_node))
     moved = [name for name in fit if name == "alpha1" or (name.startswith("alpha") and not law)]
     starts = {name: max(fit[name] + steps * change, least * fit[name]) for name in moved}
     carried = _carry(replace(fit, parameters={**fit, **starts}), note, 0.0, {"beta": ratio})
     growth = _start(key, carried, ranks_per_node) / _start(key, fit, ranks_per_node)
-    spreads = (fit.spread, SCALE_SPREAD * math.log(ratio), SCALE_SPREAD * math.log(growth))
-    return replace(carried, spread=math.hypot(*spreads))
+    return replace(
+        carried, spread=math.hypot(fit.spread, SCALE_SPREAD * math.log(ratio), SCALE_SPREAD * math.log(growth))
+    )

@@ -22,8 +22,7 @@ from perfkit.fitting.collectives import fit_collective, fit_over_ranks
 from perfkit.fitting.levels import find_levels
 from perfkit.measure.samples import load as load_sample
 from perfkit.models.skew import bin_accesses, fit_zipf
-from perfkit.platform.frames import fit_gemms
-from perfkit.platform.sources import assemble_sources
+from perfkit.platform.sources import assemble_sources, fit_gemms
 from perfkit.readers.index_arrays import count_indices
 from perfkit.readers.nccl import read_nccl_tests
 from perfkit.readers.table_configs import list_published
