@@ -293,9 +293,7 @@ def parse(text: str) -> dict[str, Any]:
     if type(version) is not int or version not in (1, FORMAT):
         found = "missing" if version is None else show(version)
         raise ValueError(f"format is {found}; this perfkit reads formats 1 and {FORMAT}")
-    data = _convert(data) if version == 1 else data
-    check_origins(data)
-    return data
+    return _convert(data) if version == 1 else data
 
 
 def _list_tables(data: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

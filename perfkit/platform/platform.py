@@ -320,7 +320,9 @@ class Platform(Typed):
             What errors call the file [-].
         """
         with reading(origin, f"compare with {file.EXAMPLE}", error=PlatformError):
-            return decode(cls, file.parse(text))
+            platform: Self = decode(cls, data := file.parse(text))
+            file.check_origins(data)
+            return platform
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
