@@ -164,7 +164,7 @@ BROKEN = [
     ('form = "pipelined"', 'form = "magic"', "form of the collective is 'magic'; .*pipelined"),
     (FIT, FIT.replace("alpha", "alfa"), "collective all_reduce.2: alfa is not a parameter"),
     (FIT, FIT.replace("6e-06", "0"), r"collective all_reduce.2 alpha is 0.0; it must be a number above 0 \[s\]"),
-    ('alpha = "s"', 'alpha = "furlong"', "all_reduce.2: unit is 'furlong'; it must be made of"),
+    ('alpha = "s"', 'alpha = "furlong"', "all_reduce.2 alpha: unit is 'furlong'; it must be made of"),
     ('alpha = "s", ', "", "collectives.all_reduce.2.units.alpha is missing"),
     ('source = "test"\n', "", "collectives.all_reduce.2.source is missing"),
     ("nbytes = [512.0,", "nbytes = [1e30,", "all_reduce.2: range of 'nbytes' is .* a lower and an upper end"),
