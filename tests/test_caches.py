@@ -13,10 +13,10 @@ from perfkit.models.caches import (
     lru_misses,
     miss_share,
     page_walks,
+    reuse_distances,
     rotating_misses,
     unique_rows,
 )
-from perfkit.models.reuse import reuse_distances
 
 hitters = st.lists(st.floats(0, 0.2), max_size=5).map(tuple)
 zipfs = st.builds(Zipf, st.integers(6, 10**8), st.floats(0, 3), st.floats(-0.9, 100), hitters)

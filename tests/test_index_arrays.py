@@ -65,7 +65,6 @@ def test_several_tables() -> None:
         ({"indices": [0, 1], "offsets": [0, 2, 1, 2]}, "offsets must rise from 0"),
         ({"indices": [0, 1], "offsets": [0, 5]}, "offsets must rise from 0"),
         ({"indices": [0, 1], "offsets": []}, "offsets must rise from 0"),
-        ({"indices": [0, 1], "offsets": [0, 1], "lengths": [2, 0]}, "lengths are not the steps of offsets"),
         ({"indices": [0, 1], "offsets": [0.0, 1.0]}, "offsets is an array of float64"),
         ({"indices": [0, 1, 2], "tables": 2}, "3 samples do not divide by tables = 2"),
         ({"indices": [0, 1, 2], "tables": 0}, "tables is 0"),

@@ -17,7 +17,6 @@ from perfkit.readers.kernel_database import (
     read_casts,
     read_collectives,
     read_gemms,
-    read_table,
 )
 
 FAMILIES = {"nccl": "comm", "oneccl": "comm", "moe_a2a": "comm", "wideep_deepep_ll": "comm", "gemm": "gemm"}
@@ -173,33 +172,9 @@ def test_casts_read_two_bytes_and_write_one(add: Add) -> None:
     assert (row["rows"], row["columns"], row["dtype"]) == (1000, 4096, "fp8")
 
 
-def test_microseconds_of_the_expert_exchange(add: Add) -> None:
-    about = {"framework": "VLLM", "version": "0.24.0", "num_tokens": 512}
-    add("h/vllm/0.24.0", "moe_a2a", [{**about, "transmit_us": 60.0, "notify_us": 7.0, "latency": 67.0}])
-    row = read_table("h", "moe_a2a").row(0, named=True)
-    assert row["seconds"] == pytest.approx(67e-6)
-    assert row["seconds"] == pytest.approx(row["transmit_seconds"] + row["notify_seconds"])
-    low = {"combine_avg_t_us": 56.346, "combine_bandwidth_gbps": 446.63, "num_token": 256, "hidden_size": 6144}
-    add("h/sglang/0.5.12", "wideep_deepep_ll", [{"framework": "sglang", **low}])
-    row = read_table("h", "wideep_deepep_ll").row(0, named=True)
-    moved = row["combine_bandwidth"] * row["combine_avg_t_seconds"]
-    assert moved == pytest.approx(256 * 8 * 6144 * 2, rel=1e-3), "top 8 experts, two bytes a number"
-    add("h/sglang/0.5.6", "wideep_context_mlp", [{"framework": "sglang", "version": "1", "avg_ms": 0.5}])
-    assert read_table("h", "wideep_context_mlp")["avg_seconds"].to_list() == pytest.approx([5e-4])
-    add("h/sglang/0.5.6", "moe", [{"framework": "sglang", "version": "1", "latency": 0.5}])
-    assert read_table("h", "moe")["seconds"].to_list() == pytest.approx([5e-4])
-
-
-def test_only_what_is_asked_is_read(add: Add) -> None:
-    add("h/sglang/0.5.14", "gemm", [product(), product(0.2, gemm_dtype="fp8")])
-    frame = read_table("h", "gemm", columns=["m", "latency"], where=pl.col("gemm_dtype") == "fp8")
-    assert frame.columns == ["system", "collector", "collector_version", "m", "seconds", "file"]
-    assert frame["seconds"].to_list() == pytest.approx([2e-4])
-    assert read_table("h", "gemm", columns=["m"], where=pl.col("m") < 0).height == 0
-    assert read_table("h", "gemm", columns=["m"], optional=["power"])["power"].to_list() == [None, None]
-    # Files of other tables are not even opened.
-    path = add("h/sglang/0.5.14", "moe", [product()])
-    path.write_text("nonsense")
+def test_files_of_other_tables_are_not_opened(add: Add) -> None:
+    add("h/sglang/0.5.14", "gemm", [product()])
+    add("h/sglang/0.5.14", "moe", [product()]).write_text("nonsense")
     assert read_gemms("h").height == 1
 
 
@@ -213,7 +188,7 @@ def test_pointers_and_broken_files(add: Add) -> None:
     with pytest.raises(ValueError, match=r"gemm_perf\.parquet cannot be read"):
         read_gemms("h")
     path.write_text("<html>")
-    with pytest.raises(ValueError, match=r"gemm_perf\.parquet is no parquet file, it starts with b'<html>'"):
+    with pytest.raises(ValueError, match=r"gemm_perf\.parquet cannot be read"):
         read_gemms("h")
 
 
@@ -223,8 +198,6 @@ def test_missing_columns_are_named_with_those_there_are(add: Add) -> None:
     add("h/sglang/0.5.14", "gemm", [row])
     with pytest.raises(ValueError, match=r"gemm_perf\.\w+ has no column k; it has framework, version.*, latency"):
         read_gemms("h")
-    with pytest.raises(ValueError, match="has no column window_size"):
-        read_table("h", "gemm", where=pl.col("window_size") == 0)
 
 
 def test_unknown_names_are_answered_with_the_known_ones(add: Add) -> None:
@@ -238,10 +211,10 @@ def test_unknown_names_are_answered_with_the_known_ones(add: Add) -> None:
         list_tables("a30")
     with pytest.raises(ValueError, match="table of h100_sxm is 'context_attention'; known are gemm"):
         read_attention("h100_sxm")
-    with pytest.raises(ValueError, match="h100_sxm has no table of collectives; it has gemm"):
+    with pytest.raises(ValueError, match="table of h100_sxm is 'nccl'; known are gemm"):
         read_collectives("h100_sxm")
     add("h100_sxm/nccl/2.29.2", "nccl", sweep("2.29.2", nccl_dtype="fp5"))
-    with pytest.raises(ValueError, match="messages of h100_sxm hold fp5, whose size is unknown; known are fp64"):
+    with pytest.raises(ValueError, match="dtype of a message of h100_sxm is 'fp5'; known are fp64"):
         read_collectives("h100_sxm")
     row = list_tables().filter(pl.col("table") == "gemm").row(0, named=True)
     assert (row["collector"], row["version"], row["nbytes"]) == ("sglang", "0.5.14", path.stat().st_size)

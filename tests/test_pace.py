@@ -7,7 +7,7 @@ import pytest
 
 from perfkit.calibration.pace import find_pace, fit_paces, name_disturbances, relate_kernels, relate_run
 from perfkit.fitting import Fit
-from perfkit.models.drift import REFERENCES, at_usual_pace
+from perfkit.models.kernels import REFERENCES, at_usual_pace
 
 USUAL = np.array([2e-4, 8e-4, 6e-4])
 WEIGHTS = np.array([0.8, 0.0, 0.4])

@@ -237,7 +237,7 @@ class Comparison(Tabular):
         return replace(self, runs=tuple(run for run in self.runs if run["family"] in families))
 
     def at_usual_pace(self) -> "Comparison":
-        """Compare with the measured times at the usual pace of the machine, see `perfkit.models.drift.at_usual_pace`.
+        """Compare with the measured times at the usual pace of the machine, see `perfkit.models.kernels.at_usual_pace`.
 
         Returns
         -------

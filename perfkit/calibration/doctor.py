@@ -19,7 +19,7 @@ from perfkit.ground.units import format_bytes
 from perfkit.measure.folders import find_cache
 from perfkit.measure.machine import gather_facts
 from perfkit.measure.processes import ENVIRONMENT, run_processes
-from perfkit.models.drift import REFERENCES
+from perfkit.models.kernels import REFERENCES
 
 PACKAGES = ("numpy", "scipy", "polars", "pandas", "statsmodels", "altair", "vl-convert-python", "tqdm", "tomli-w")
 #: Free memory that the larger configurations of a check need beside their PyTorch processes [B].

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array
-from perfkit.models.drift import REFERENCES, at_usual_pace
+from perfkit.models.kernels import REFERENCES, at_usual_pace
 
 #: Prior weight of each reference, its standard deviation, and how many blocks count as one; docs/formulas.md, table
 #: 7.1.
@@ -26,7 +26,7 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
     Returns
     -------
     paces : dict of str to Fit
-        Parameters of `perfkit.models.drift.at_usual_pace` by class: a family of iterations, ``parallel`` for those of
+        Parameters of `perfkit.models.kernels.at_usual_pace` by class: a family of iterations, ``parallel`` for those of
         several ranks, ``kernels``, and ``any`` for any other family. Empty without references.
 
     Notes
@@ -102,7 +102,7 @@ def find_pace(paces: Mapping[str, Fit], name: str) -> Fit | None:
     Returns
     -------
     pace : Fit or None
-        Parameters of `perfkit.models.drift.at_usual_pace`; None on a platform without references.
+        Parameters of `perfkit.models.kernels.at_usual_pace`; None on a platform without references.
     """
     return paces.get(name, None if name in ("parallel", "kernels") else paces.get("any"))
 

@@ -6,7 +6,7 @@ from perfkit.fitting.collectives import fit_pipelined as fit_pipelined
 from perfkit.fitting.context import find_context as find_context
 from perfkit.fitting.context import fit_context as fit_context
 from perfkit.fitting.context import fit_iteration as fit_iteration
+from perfkit.fitting.kernels import find_levels as find_levels
 from perfkit.fitting.kernels import fit_additive as fit_additive
 from perfkit.fitting.kernels import fit_roofline as fit_roofline
-from perfkit.fitting.levels import find_levels as find_levels
 from perfkit.fitting.parameters import Fit as Fit

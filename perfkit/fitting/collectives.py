@@ -2,19 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from perfkit.fitting.curves import (
-    SCALE,
-    Curve,
-    invert_information,
-    pipelined_curve,
-    ranks_curve,
-    solve_curves,
-    two_branch_curve,
-)
+from perfkit.fitting.curves import SCALE, Curve, pipelined_curve, ranks_curve, solve_curves, two_branch_curve
 from perfkit.fitting.parameters import Fit
 from perfkit.fitting.regression import check_times
 from perfkit.ground.units import Array, Values
@@ -30,70 +22,58 @@ SEEN = 0.85
 
 @dataclass(frozen=True)
 class _Solution:
-    """A curve through all points, and what each point would have been predicted as without it."""
+    """A curve through all points, and how far each is from a curve that has not seen it."""
 
-    form: str
     curve: Curve
+    times: Array
     logs: Array
     left_out: Array
-    fixed: Mapping[str, float]
 
-    @property
-    def errors(self) -> Array:
-        return np.abs(self.left_out)
+    def build(self, ranges: Mapping[str, Values], source: str, date: str, notes: tuple[str, ...] = ()) -> Fit:
+        """Turn logarithms into parameters with standard errors, left-out points into the spread."""
+        curve, names, fixed = self.curve, self.curve.names, self.curve.sharpness
+        value, slopes = (part[0] for part in curve.evaluate(self.logs[None]))
+        trust = 1.0 / np.sqrt(1.0 + ((self.times - value) / SCALE) ** 2)
+        degrees = max(len(self.times) - len(names), 0)
+        noise = (TRUST * PRIOR**2 + float(np.sum(trust * (self.times - value) ** 2))) / (TRUST + degrees)
+        information = slopes.T @ (slopes * trust[:, None])
+        variances = noise * np.diag(np.linalg.pinv(information, rcond=1e-12, hermitian=True))
+        low, high = (np.abs(self.logs - bound) < 1e-6 for bound in (curve.low, curve.high))
+        known = ~(low | high) & (np.diag(information) >= 1e-9)
+        # A part of a law that runs to its lower bound is nowhere seen in the times.
+        values = np.where(low & (curve.form == "over_ranks"), 0.0, np.exp(self.logs))
+        errors = values * np.sqrt(np.maximum(variances, 0.0))
+        parameters = dict(zip(names, values.tolist(), strict=True)) | ({} if fixed is None else {"sharpness": fixed})
+        left_out, n = np.clip(self.left_out, -0.7, 0.7), len(self.left_out)
+        variance = math.pi / 2 * float(np.abs(left_out).mean()) ** 2 if n else 0.0
+        return Fit(
+            curve.form,
+            parameters,
+            stderr={name: float(error) for name, error, ok in zip(names, errors, known, strict=True) if ok},
+            spread=math.sqrt((TRUST * PRIOR**2 + n * variance) / (TRUST + n)),
+            bias=float(left_out.mean()) if n else 0.0,
+            ranges={name: (float(np.min(v)), float(np.max(v))) for name, v in ranges.items()},
+            n=len(self.times),
+            source=source,
+            date=date,
+            notes=notes,
+            units={name: UNITS.get(name.rstrip("012"), "-") for name in parameters},
+            at_bounds=tuple(name for name, at in zip(names, low | high, strict=True) if at),
+        )
 
 
-def _solve(form: str, curve: Curve, times: Array, folds: Array, **fixed: float) -> _Solution:
-    """Fit all points, then all but each fold, started from what fits all of them."""
-    n, k = len(times), len(curve.names)
-    logs, _ = solve_curves(curve, times, np.ones((1, n)))
-    left_out = np.zeros(0)
-    kept = 1.0 - folds
-    if kept.sum(axis=1).min() >= k:
-        again, _ = solve_curves(curve, times, kept, np.concatenate([logs, curve.starts]))
+def _solve(curve: Curve, times: Array, groups: Array | None = None) -> _Solution:
+    """Fit all points, then all but each group, each point or every 24th of many, started from what fits all of them."""
+    n = len(times)
+    numbers = np.arange(n) % min(n, 24) if groups is None else groups
+    folds = (numbers == np.unique(numbers)[:, None]).astype(float)
+    logs, left_out = solve_curves(curve, times, np.ones((1, n))), np.zeros(0)
+    if (1.0 - folds).sum(axis=1).min() >= len(curve.names):
+        again = solve_curves(curve, times, 1.0 - folds, np.concatenate([logs, curve.starts]))
         left_out = np.sum((times - curve.evaluate(again)[0]) * folds, axis=0)
-    return _Solution(form, curve, logs[0], left_out, fixed)
-
-
-def _leave_out(n: int) -> Array:
-    """Select the points to leave out together: each alone, or every 24th of many."""
-    groups = min(n, 24)
-    return (np.arange(n) % groups == np.arange(groups)[:, None]).astype(float)
-
-
-def _finish(
-    found: _Solution, times: Array, ranges: Mapping[str, Values], source: str, date: str, notes: tuple[str, ...] = ()
-) -> Fit:
-    """Turn logarithms into parameters with standard errors, bounds into zeros, left-out points into the spread."""
-    curve, names = found.curve, found.curve.names
-    value, slopes = (part[0] for part in curve.evaluate(found.logs[None]))
-    residuals = times - value
-    trust = 1.0 / np.sqrt(1.0 + (residuals / SCALE) ** 2)
-    degrees = max(len(times) - len(names), 0)
-    noise = math.sqrt((TRUST * PRIOR**2 + float(np.sum(trust * residuals**2))) / (TRUST + degrees))
-    relative = noise * np.sqrt(invert_information(slopes, trust))
-    low, high = (np.abs(found.logs - bound) < 1e-6 for bound in (curve.low, curve.high))
-    # A part of a law that runs to its lower bound is nowhere seen in the times.
-    values = np.where(low & (found.form == "over_ranks"), 0.0, np.exp(found.logs))
-    known = ~(low | high) & np.isfinite(relative)
-    parameters = {name: float(x) for name, x in zip(names, values, strict=True)} | dict(found.fixed)
-    left_out = np.clip(found.left_out, -0.7, 0.7)
-    variance = math.pi / 2 * float(np.abs(left_out).mean()) ** 2 if len(left_out) else 0.0
-    spread = math.sqrt((TRUST * PRIOR**2 + len(left_out) * variance) / (TRUST + len(left_out)))
-    return Fit(
-        found.form,
-        parameters,
-        stderr={n: float(x * e) for n, x, e, ok in zip(names, values, relative, known, strict=True) if ok},
-        spread=spread,
-        bias=float(left_out.mean()) if len(left_out) else 0.0,
-        ranges={name: (float(np.min(v)), float(np.max(v))) for name, v in ranges.items()},
-        n=len(times),
-        source=source,
-        date=date,
-        notes=notes,
-        units={name: UNITS.get(name.rstrip("012"), "-") for name in parameters},
-        at_bounds=tuple(name for name, at in zip(names, low | high, strict=True) if at),
-    )
+    if curve.form == "two_branch" and logs[0, 0] > logs[0, 2]:  # the branch of small messages first
+        logs = np.roll(logs, 2, axis=1)
+    return _Solution(curve, times, logs[0], left_out)
 
 
 def _prepare(nbytes: Values, seconds: Values, *others: Values) -> tuple[Array, ...]:
@@ -153,14 +133,8 @@ def fit_pipelined(
     (20.0, 10.0)
     """
     nbytes, times = _prepare(nbytes, seconds)
-    found = _pipelined(np.log(nbytes), times, sharpness)
-    return _finish(found, times, {"nbytes": nbytes}, source, date)
-
-
-def _pipelined(sizes: Array, times: Array, sharpness: float | None) -> _Solution:
-    fixed = {} if sharpness is None else {"sharpness": sharpness}
-    curve = pipelined_curve(sizes, times, sharpness=sharpness)
-    return _solve("pipelined", curve, times, _leave_out(len(times)), **fixed)
+    found = _solve(pipelined_curve(np.log(nbytes), times, sharpness=sharpness), times)
+    return found.build({"nbytes": nbytes}, source, date)
 
 
 def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: str = "") -> Fit:
@@ -210,25 +184,17 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     """
     nbytes, times = _prepare(nbytes, seconds)
     sizes, note = np.log(nbytes), ""
-    best = _pipelined(sizes, times, 0.6)
+    best = _solve(pipelined_curve(sizes, times, sharpness=0.6), times)
     transfer = best.curve.evaluate(best.logs[None])[1][0, :, 1]
     known = len(times) if min(1.0 - transfer[0], transfer[-1]) >= SEEN else 0
-    for least, make in ((6, lambda: _pipelined(sizes, times, None)), (8, lambda: _two_branch(sizes, times))):
+    for least, make, sharpness in ((6, pipelined_curve, None), (8, two_branch_curve, 0.8)):
         if known < least:
             continue
-        other = make()
-        gains = best.errors - other.errors
-        if gains.mean() > gains.std(ddof=1) / math.sqrt(known):
-            note = f"sizes left out err {other.errors.mean():.1%}, with fewer parameters {best.errors.mean():.1%}"
-            best = other
-    return _finish(best, times, {"nbytes": nbytes}, source, date, (note,) if note else ())
-
-
-def _two_branch(sizes: Array, times: Array) -> _Solution:
-    curve, folds = two_branch_curve(sizes, times, sharpness=0.8), _leave_out(len(times))
-    found = _solve("two_branch", curve, times, folds, sharpness=0.8)
-    small, large = np.split(found.logs, 2)
-    return found if small[0] <= large[0] else replace(found, logs=np.concatenate([large, small]))
+        other = _solve(make(sizes, times, sharpness=sharpness), times)
+        old, new = np.abs(best.left_out), np.abs(other.left_out)
+        if (old - new).mean() > (old - new).std(ddof=1) / math.sqrt(known):
+            best, note = other, f"sizes left out err {new.mean():.1%}, with fewer parameters {old.mean():.1%}"
+    return best.build({"nbytes": nbytes}, source, date, (note,) if note else ())
 
 
 def fit_over_ranks(
@@ -289,6 +255,5 @@ def fit_over_ranks(
         )
     steps = np.asarray(ring_steps(operation, counts), dtype=float)
     curve = ranks_curve(np.log(nbytes), times, steps, (counts - 1) / counts, sharpness=sharpness)
-    folds = (counts == each[:, None]).astype(float) if len(each) > 2 else _leave_out(len(times))
-    found = _solve("over_ranks", curve, times, folds, sharpness=sharpness)
-    return _finish(found, times, {"nbytes": nbytes, "ranks": counts}, source, date)
+    found = _solve(curve, times, counts if len(each) > 2 else None)
+    return found.build({"nbytes": nbytes, "ranks": counts}, source, date)

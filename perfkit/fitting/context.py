@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from perfkit.fitting.parameters import Fit
-from perfkit.fitting.regression import build_fit, check_times, solve_nonnegative
+from perfkit.fitting.regression import check_times, fit_terms, solve_terms
 from perfkit.ground.units import Array
 
 #: Prior of each term: value, standard deviation and unit; docs/formulas.md, table 4.2.
@@ -46,14 +46,8 @@ def fit_context(
     operations of an iteration have a common error. A few iterations therefore hold less information than their many
     operations suggest, so the prior counts for several points.
     """
-    measured = check_times(measured, 1)
-    columns, weights, prior, strength = _weigh_context(hot, cold, page_walks, measured, pull)
-    found, errors, relative = solve_nonnegative(
-        columns, measured, weights, prior=prior, strength=strength, robust=False
-    )
-    return build_fit(
-        "in_context", list(_CONTEXT), found, errors, relative, {n: v[2] for n, v in _CONTEXT.items()}, source=source
-    )
+    units = {name: unit for name, (*_, unit) in _CONTEXT.items()}
+    return fit_terms("in_context", units, *_weigh_context(hot, cold, page_walks, measured, pull), source=source)
 
 
 def find_context(
@@ -73,27 +67,17 @@ def find_context(
     parameters : dict of str to float
         Those of `fit_context`, to the last digits.
     """
-    from scipy.optimize import nnls
-
-    columns, weights, prior, strength = _weigh_context(hot, cold, page_walks, measured, pull)
-    size = np.abs(columns).max(axis=0)
-    size[size == 0] = 1.0
-    scaled = columns / size
-    rows = np.vstack([scaled * weights[:, None], np.diag(strength / size)])
-    found, _ = nnls(rows, np.concatenate([measured * weights, strength * prior]))
-    found[(scaled * found / measured[:, None]).max(axis=0) < 1e-6] = 0.0
-    return {
-        name: float(value)
-        for name, value in zip(_CONTEXT, found / size, strict=True)
-        if value or name in ("scale", "cold_scale")
-    }
+    found = solve_terms(*_weigh_context(hot, cold, page_walks, measured, pull))
+    values = dict(zip(_CONTEXT, found.tolist(), strict=True))
+    return {name: value for name, value in values.items() if value or name in ("scale", "cold_scale")}
 
 
 def _weigh_context(hot: Array, cold: Array, page_walks: Array, measured: Array, pull: float) -> tuple[Array, ...]:
-    """Terms and weight of each operation; prior and strength of each parameter."""
+    """Terms, time and weight of each operation; prior and strength of each parameter."""
+    measured = check_times(measured, 1)
     columns = np.stack([hot, cold, np.ones_like(measured), page_walks], axis=1)
-    prior, sizes = (np.array([values[i] for values in _CONTEXT.values()], dtype=float) for i in (0, 1))
-    return columns, 1.0 / np.sqrt(measured * measured.mean()), prior, math.sqrt(pull) / sizes
+    prior, sizes = np.array([values[:2] for values in _CONTEXT.values()]).T
+    return columns, measured, 1.0 / np.sqrt(measured * measured.mean()), prior, math.sqrt(pull) / sizes
 
 
 def fit_iteration(
@@ -134,10 +118,6 @@ def fit_iteration(
         ``scale`` [-] and ``per_operation``, or as named [s].
     """
     measured = check_times(measured, 1)
-    columns = np.stack([priced, counts], axis=1)
-    strength = 0.05 / np.array(trust)
-    found, errors, relative = solve_nonnegative(
-        columns, measured, weights / measured, prior=np.array(prior), strength=strength, robust=False
-    )
-    units = {"scale": "-", each: "s"}
-    return build_fit("iteration", list(units), found, errors, relative, units, source=source)
+    terms = np.stack([priced, counts], axis=1), measured, weights / measured
+    pull = np.array(prior), 0.05 / np.array(trust)
+    return fit_terms("iteration", {"scale": "-", each: "s"}, *terms, *pull, source=source)

@@ -1,13 +1,16 @@
-"""Fits of kernels: their time as a sum of terms, or under the roofs of arithmetic and memory."""
+"""Fits of kernels: their time as a sum of terms or under roofs; the caches that a curve of stream times shows."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from perfkit.fitting.parameters import SPREAD_SLOPE, Fit
-from perfkit.fitting.regression import build_fit, check_times, find_spread, solve_nonnegative
+from perfkit.fitting.regression import build_fit, check_times, find_spread, fit_terms
 from perfkit.ground.units import Array, Values
+from perfkit.models.caches import miss_share
 from perfkit.models.roofline import roofline_time
 
 #: Prior of each parameter of a roofline: value, standard deviation of its logarithm, bounds and unit; docs/formulas.md,
@@ -18,6 +21,7 @@ _ROOFLINE = {
     "memory_efficiency": (0.78, 0.25, 0.01, 1.0, "-"),
     "sharpness": (1.8, 0.5, 1.0, 20.0, "-"),
 }
+_MOST = 3  # levels that are looked for
 #: A parameter is not known from the data if its standard error is over this share of the prior's width [-].
 _KNOWN = 0.7
 
@@ -67,9 +71,8 @@ def fit_additive(
     columns = np.stack([np.broadcast_to(np.asarray(v, dtype=float), seconds.shape) for v in terms.values()], axis=1)
     known = np.array([(prior or {}).get(name, 0.0) for name in terms])
     strength = np.divide(0.2, known, out=np.zeros(len(known)), where=known > 0)  # 10 % residuals against 50 % trust
-    found, errors, relative = solve_nonnegative(columns, seconds, 1.0 / seconds, prior=known, strength=strength)
-    units = {name: "s" for name in terms}
-    return build_fit("additive", list(terms), found, errors, relative, units, ranges=ranges or {}, source=source)
+    units, more = dict.fromkeys(terms, "s"), {"ranges": ranges or {}, "source": source}
+    return fit_terms("additive", units, columns, seconds, 1.0 / seconds, known, strength, rounds=8, **more)
 
 
 def fit_roofline(
@@ -155,14 +158,14 @@ def fit_roofline(
         for (name, row), open_ in zip(_ROOFLINE.items(), unknown, strict=True)
         if open_
     ]
-    fit = build_fit(
-        "roofline", list(_ROOFLINE), np.exp(found), np.where(stopped | unknown, np.nan, doubt) * np.exp(found),
-        np.expm1(left_out), {name: row[4] for name, row in _ROOFLINE.items()},
-        ranges=_find_ranges(work, predicted), source=source, date=date, notes=(*notes, *leans),
-    )  # fmt: skip
-    bounds = tuple(name for name, at_bound in zip(_ROOFLINE, stopped, strict=True) if at_bound)
     few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)  # Student's t: few points say little of the spread
-    return replace(fit, spread=float(few * find_spread(level)[0]), spread_time=middle, at_bounds=bounds)
+    about: dict[str, Any] = {"source": source, "date": date, "notes": (*notes, *leans)}
+    about["ranges"] = _find_ranges(work, predicted)
+    about |= {"spread": float(few * find_spread(level)[0]), "spread_time": middle}
+    errors = np.where(stopped | unknown, np.nan, doubt) * np.exp(found)
+    units = {name: unit for name, (*_, unit) in _ROOFLINE.items()}
+    fit = build_fit("roofline", units, np.exp(found), errors, np.expm1(left_out), **about)
+    return replace(fit, at_bounds=tuple(name for name, at in zip(_ROOFLINE, stopped, strict=True) if at))
 
 
 def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> tuple[Array, Array, Array]:
@@ -207,3 +210,59 @@ def _find_ranges(work: Mapping[str, Array], predicted: Array) -> dict[str, tuple
     pairs = {"flops": work["peak"], "nbytes": work["bandwidth"]}
     seen = {name for name, rate in pairs.items() if np.max(work[name] / rate / predicted) > 0.05}
     return {name: (float(work[name].min()), float(work[name].max())) for name in pairs if name in seen}
+
+
+def find_levels(working_set: Array, moved: Array, seconds: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Find the caches that a curve of stream times shows.
+
+    Parameters
+    ----------
+    working_set : array
+        Bytes touched repeatedly, at least four different sizes [B].
+    moved : array
+        Bytes moved in each time [B].
+    seconds : array
+        Time of each pass over the working set [s].
+
+    Returns
+    -------
+    capacities : tuple of float
+        Effective size of each cache, from near to far; none where the curve is flat [B].
+    bandwidths : tuple of float
+        Of each cache and, last, of main memory [B/s].
+
+    Notes
+    -----
+    A pass takes a fixed time, a time for each byte, and a further time for each byte that comes from beyond a cache
+    (`perfkit.models.caches.miss_share`). Capacities are tried on a grid; coefficients are not negative. A further level
+    must pay for its two parameters (BIC: Schwarz 1978, doi:10.1214/aos/1176344136) and be slower by 15 %.
+    """
+    from scipy.optimize import nnls
+
+    def solve(capacities: tuple[float, ...]) -> tuple[float, tuple[float, ...], Array]:
+        base = [1.0 / seconds, moved / seconds]
+        columns = np.stack(
+            [*base, *(miss_share(working_set, capacity=c) * moved / seconds for c in capacities)], axis=1
+        )
+        scale, count = columns.max(axis=0), len(seconds)
+        found, error = nnls(columns / scale, np.ones(count))
+        score = count * np.log(max(error**2 / count, 1e-8)) + 2 * len(capacities) * np.log(count)
+        return float(score), capacities, found / scale
+
+    low, high = np.log2(working_set.min()) + 1.0, np.log2(working_set.max()) - 1.0
+    grid = [float(size) for size in 2.0 ** np.arange(low, high + 0.01, 0.5)]
+    apart = [c for n in range(_MOST + 1) for c in itertools.combinations(grid, n) if all(map(_apart, c, c[1:]))]
+    best = min(map(solve, apart), key=lambda found: found[0])
+    for step in np.exp2((0.25, -0.25)):  # between the points of the grid
+        for i in range(len(best[1])):
+            best = min(
+                best, solve((*best[1][:i], best[1][i] * float(step), *best[1][i + 1 :])), key=lambda found: found[0]
+            )
+    slopes = np.cumsum(best[2][1:])
+    kept = [i for i in range(len(best[1])) if slopes[i + 1] > 1.15 * slopes[i] > 0]
+    rates = (1.0 / max(float(slopes[i]), 1e-15) for i in [*kept, len(best[1])])
+    return tuple(best[1][i] for i in kept), tuple(rates)
+
+
+def _apart(near: float, far: float) -> bool:
+    return far >= 4.0 * near

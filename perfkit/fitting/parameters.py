@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.ground.units import Array, Typed, Values, format_time, significant
+from perfkit.ground.units import Array, Typed, Values, format_table, format_time, significant
 from perfkit.models.collectives import OPERATIONS
 
 #: Exponent with which the spread of kernels falls with their time [-]; docs/formulas.md, table 9.1.
@@ -203,41 +203,24 @@ class Fit(Typed, Mapping[str, float]):
         share = np.maximum(times, 1e-12) / self.spread_time
         return np.asarray(self.spread * np.clip(share**-SPREAD_SLOPE, 0.5, 3.0))
 
-    def _rows(self) -> list[tuple[str, str, str]]:
-        """Return (name, value with unit, standard error in words) for every parameter."""
+    def report(self) -> str:
+        """Describe the fit for a person: value ± standard error, validity, residuals, origin, warnings."""
         rows = []
         for name, value in self.items():
-            error, unit = self.stderr.get(name), self.units.get(name, "-").removeprefix("-")
-            if error is None or not math.isfinite(error):
-                rows.append((name, f"{value:.4g} {unit}".rstrip(), "(no standard error)"))
-            else:
-                share = f" ({abs(error / value):.1%})" if value else ""
-                rows.append((name, f"{significant(value, error)} {unit}".rstrip(), f"± {error:.2g}{share}"))
-        return rows
-
-    def _facts(self) -> list[str]:
-        """Return the lines under the parameters: residuals, validity, origin, warnings, notes."""
+            error, unit = self.stderr.get(name, math.nan), self.units.get(name, "-").removeprefix("-")
+            known = math.isfinite(error)
+            share = f" ({abs(error / value):.1%})" if value else ""
+            shown = significant(value, error) if known else f"{value:.4g}"
+            rows.append((name, f"{shown} {unit}", f"± {error:.2g}{share}" if known else "(no standard error)"))
         where = "" if self.spread_time is None else f" at {format_time(self.spread_time)}"
         facts = [f"residual spread {self.spread:.1%}{where}, bias {self.bias:+.1%}, {self.n} points, {self.kind}"]
         facts += [f"valid for {name} from {low:.4g} to {high:.4g}" for name, (low, high) in self.ranges.items()]
         facts += [f"source: {' '.join((self.source, self.date)).strip()}"] if self.source or self.date else []
         facts += [f"warning: {name} is at a bound of the fit" for name in self.at_bounds]
-        notes = [f"transferred from {text}" for text in self.transferred]
-        return facts + [f"note: {note}" for note in (*notes, *self.notes)]
-
-    def report(self) -> str:
-        """Describe the fit for a person: value ± standard error, validity, residuals, origin, warnings."""
-        rows = self._rows()
-        widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-        lines = [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {error}" for name, value, error in rows]
-        return "\n".join([f"[{self.form}]", *lines, *(f"  {fact}" for fact in self._facts())])
+        facts += [f"note: transferred from {text}" for text in self.transferred]
+        facts += [f"note: {text}" for text in self.notes]
+        table = format_table(rows).split("\n") if rows else []
+        return "\n  ".join([f"[{self.form}]", *table, *facts])
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows()
-        )
-        facts = "".join(f"<li>{html.escape(fact)}</li>" for fact in self._facts())
-        return (
-            f"<table><caption>{html.escape(self.form)}</caption><tr><th>parameter</th><th>value</th><th>standard error"
-            f"</th></tr>{cells}</table><ul>{facts}</ul>"
-        )
+        return f"<pre>{html.escape(self.report())}</pre>"

@@ -1,6 +1,6 @@
 """Least squares for times: relative errors, outliers, no negative parameters, errors of left-out points."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,16 +9,10 @@ from perfkit.fitting.parameters import Fit
 from perfkit.ground.units import Array
 
 
-def solve_nonnegative(
-    columns: Array,
-    target: Array,
-    weights: Array,
-    *,
-    prior: Array | None = None,
-    strength: Array | None = None,
-    robust: bool = True,
-) -> tuple[Array, Array, Array]:
-    """Solve a non-negative, robust, weighted least-squares problem with an optional pull towards a prior.
+def solve_terms(
+    columns: Array, target: Array, weights: Array, prior: Array, strength: Array, *, rounds: int = 1
+) -> Array:
+    """Solve a non-negative weighted least-squares problem with a pull towards a prior.
 
     Parameters
     ----------
@@ -28,50 +22,79 @@ def solve_nonnegative(
         Measured times [s].
     weights : array, shape (n,)
         Weight of an error of one second [-].
-    prior, strength : array, shape (k,), optional
+    prior, strength : array, shape (k,)
         Coefficients without data [s] and the strength of that prior [-].
-    robust : bool, optional
-        Whether outliers count less.
+    rounds : int, optional
+        Repetitions in which outliers, by the one before, count less [-].
 
     Returns
     -------
-    found, errors : array, shape (k,)
-        Coefficients and standard errors, nan where a coefficient stopped at zero [s].
-    relative : array, shape (n,)
-        Relative residual of each point from a fit without it [-].
+    found : array, shape (k,)
+        Coefficients, 0 where they are no part of any time [s].
     """
     from scipy.optimize import nnls
-    from statsmodels.robust.norms import HuberT
-    from statsmodels.robust.scale import mad
 
-    size = np.abs(columns).max(axis=0)
-    size[size == 0] = 1.0  # a term that no measurement pays stays at its prior
-    scaled = columns / size
-    pull = np.zeros((0, len(size))) if strength is None else np.diag(strength * 1.0)
-    aim = np.zeros(0) if prior is None or strength is None else strength * prior
-    pull = pull / size if len(pull) else pull
-    trust = np.ones(len(target))
-    for _ in range(8 if robust else 1):
-        w = weights * trust
-        found, _ = nnls(np.vstack([scaled * w[:, None], pull]), np.concatenate([target * w, aim]))
-        predicted = np.maximum(scaled @ found, 1e-3 * target)
-        logs = np.log(target / predicted)
-        # The slope of a squared logarithm, so that half and double weigh alike. Huber's norm for outliers; a spread
-        # below 15 % counts as 15 %.
-        level = np.clip(logs / (1.0 - predicted / target + 1e-12 * (logs == 0)), 0.1, 10.0)
-        trust = np.sqrt(level * HuberT(2.5).weights(logs / max(mad(logs, center=0.0), 0.15)))
-    found[(scaled * found / target[:, None]).max(axis=0) < 1e-6] = 0.0  # rounding: no part of any time
-    active = np.flatnonzero(found > 0)
-    w = weights * trust
-    rows = np.vstack([scaled[:, active] * w[:, None], pull[:, active]])
+    size = found = _find_sizes(columns)
+    scaled, pull = columns / size, np.diag(strength / size)
+    for number in range(rounds):
+        w = weights * (_find_trust(target, scaled @ found) if number else 1.0)
+        found, _ = nnls(np.vstack([scaled * w[:, None], pull]), np.concatenate([target * w, strength * prior]))
+    found[(scaled * found / target[:, None]).max(axis=0) < 1e-6] = 0.0  # rounding
+    return np.asarray(found / size)
+
+
+def fit_terms(
+    form: str, units: Mapping[str, str], columns: Array, target: Array, *problem: Array, rounds: int = 1, **more: Any
+) -> Fit:
+    """Fit non-negative coefficients of terms, with standard errors and the spread of points left out one at a time.
+
+    Parameters
+    ----------
+    form : str
+        Name of the model.
+    units : mapping of str to str
+        Unit of each coefficient, in the order of the columns.
+    columns, target, *problem : array
+        As `solve_terms` takes them [-].
+    rounds : int, optional
+        As `solve_terms` takes it [-].
+    **more : object
+        Other fields of `Fit`, such as ``ranges``, ``source`` and ``date``.
+
+    Returns
+    -------
+    fit : Fit
+        Coefficients; terms that stopped at zero are named in `at_bounds`.
+    """
+    weights, _, strength = problem
+    found, size = solve_terms(columns, target, *problem, rounds=rounds), _find_sizes(columns)
+    predicted, active = columns @ found, np.flatnonzero(found > 0)
+    w = weights * _find_trust(target, predicted)
+    rows = np.vstack([columns * w[:, None], np.diag(strength)])[:, active] / size[active]
     inverse = np.linalg.pinv(rows.T @ rows)
-    predicted = scaled @ found
     noise = np.sqrt(np.sum(((target - predicted) * w) ** 2) / max(len(target) - len(active), 1))
     errors = np.full(len(size), np.nan)
     errors[active] = noise * np.sqrt(np.maximum(np.diag(inverse), 0.0)) / size[active]
     leverage = np.einsum("ij,jk,ik->i", rows, inverse, rows)[: len(target)]
     left_out = (target - predicted) / np.maximum(1.0 - leverage, 0.3)
-    return found / size, errors, left_out / np.maximum(target - left_out, 0.05 * target)
+    return build_fit(form, units, found, errors, left_out / np.maximum(target - left_out, 0.05 * target), **more)
+
+
+def _find_sizes(columns: Array) -> Array:
+    """Scale of each term; a term that no measurement pays stays at its prior."""
+    size = np.abs(columns).max(axis=0)
+    return np.where(size == 0, 1.0, size)
+
+
+def _find_trust(target: Array, predicted: Array) -> Array:
+    """How much points count: half and double alike, as in a squared logarithm, outliers less by Huber's norm."""
+    from statsmodels.robust.norms import HuberT
+    from statsmodels.robust.scale import mad
+
+    predicted = np.maximum(predicted, 1e-3 * target)
+    logs = np.log(target / predicted)
+    level = np.clip(logs / (1.0 - predicted / target + 1e-12 * (logs == 0)), 0.1, 10.0)
+    return np.sqrt(level * HuberT(2.5).weights(logs / max(mad(logs, center=0.0), 0.15)))  # a spread of 15 % or more
 
 
 def find_spread(relative: Array) -> tuple[float, float]:
@@ -93,23 +116,19 @@ def find_spread(relative: Array) -> tuple[float, float]:
     return float(inner.std()) if len(inner) > 1 else 0.3, float(inner.mean())
 
 
-def build_fit(
-    form: str, names: Sequence[str], found: Array, errors: Array, relative: Array, units: Mapping[str, str], **more: Any
-) -> Fit:
+def build_fit(form: str, units: Mapping[str, str], found: Array, errors: Array, relative: Array, **more: Any) -> Fit:
     """Build a `Fit` from the numbers of a least-squares solution; terms that stopped at zero are named as such.
 
     Parameters
     ----------
     form : str
         Name of the model [-].
-    names : sequence of str
-        Parameters in the order of `found` [-].
+    units : mapping of str to str
+        Unit by parameter, in the order of `found` [-].
     found, errors : array
         Values and standard errors, by the unit of each parameter [-].
     relative : array
         Relative residuals of points left out [-].
-    units : mapping of str to str
-        Unit by parameter [-].
     **more : object
         Other fields of `Fit`, such as ``ranges``, ``source`` and ``date``.
 
@@ -118,18 +137,16 @@ def build_fit(
     fit : Fit
         The fit.
     """
-    kept = [i for i, value in enumerate(found) if value > 0 or names[i] in ("scale", "cold_scale")]
     spread, bias = find_spread(relative)
+    rows = zip(units, found.tolist(), errors.tolist(), strict=True)
+    kept = {name: (value, error) for name, value, error in rows if value > 0 or name in ("scale", "cold_scale")}
     return Fit(
         form,
-        {names[i]: float(found[i]) for i in kept},
-        stderr={names[i]: float(errors[i]) for i in kept if np.isfinite(errors[i])},
-        spread=spread,
-        bias=bias,
-        n=len(relative),
-        at_bounds=tuple(name for i, name in enumerate(names) if i not in kept),
-        units={names[i]: units[names[i]] for i in kept},
-        **more,
+        {name: value for name, (value, _) in kept.items()},
+        stderr={name: error for name, (_, error) in kept.items() if np.isfinite(error)},
+        units={name: units[name] for name in kept},
+        at_bounds=tuple(name for name in units if name not in kept),
+        **{"spread": spread, "bias": bias, "n": len(relative), **more},
     )
 
 

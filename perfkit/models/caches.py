@@ -1,19 +1,23 @@
 """Share of the looked-up rows, pages and tensors that a cache still holds."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from perfkit.ground.units import Array, Values
-from perfkit.models.distributions import Distribution, distinct_rows, join_buckets, unique_rows
+from perfkit.models.distributions import Distribution, Index, distinct_rows, join_buckets, unique_rows
 from perfkit.models.distributions import Uniform as Uniform
 from perfkit.models.distributions import Zipf as Zipf
 from perfkit.models.roofline import smooth_maximum
 
 #: Bytes of a page of memory [B].
 PAGE = 4096.0
+
+
+#: What touched rows of each table cover, by rows and their growth: bytes or pages, and their growth.
+_Cover = Callable[[Array, Array], tuple[Array, Array]]
 
 
 class _Tables:
@@ -26,7 +30,6 @@ class _Tables:
         rates = buckets.rates * np.repeat(np.asarray(lookups, dtype=float), buckets.sizes)
         self.rows = np.where(rates > 1e-280, buckets.rows, 0.0)  # a table nobody looks into takes no room
         self.rates = np.maximum(rates, 1e-280)
-        self.growth = self.rows * self.rates
         numbers = np.zeros(len(buckets.sizes), dtype=int) if groups is None else np.asarray(groups)
         self.first = np.searchsorted(numbers, np.arange(numbers[-1] + 1))  # first table of each group
         self.cuts = buckets.starts[self.first]  # and its first bucket
@@ -40,7 +43,7 @@ class _Tables:
     def touch(self, times: Array) -> tuple[Array, Array]:
         """Distinct rows of each table that are touched in times of groups, and how fast they grow."""
         gone, starts = np.expm1(self.decay(times)), self.buckets.starts
-        growth = np.add.reduceat(self.growth * (1 + gone), starts, axis=-1)
+        growth = np.add.reduceat(self.rows * self.rates * (1 + gone), starts, axis=-1)
         return -np.add.reduceat(self.rows * gone, starts, axis=-1), growth
 
     def missed(self, times: Array) -> Array:
@@ -48,48 +51,20 @@ class _Tables:
         left = self.buckets.shares * np.exp(self.decay(times))
         return np.asarray(np.add.reduceat(left, self.buckets.starts, axis=-1))
 
-    def fill_bytes(self, row_bytes: npt.ArrayLike, capacities: npt.ArrayLike, dense: npt.ArrayLike = 0.0) -> Array:
-        """Time after which rows of some bytes and dense data fill a cache, by capacity and group."""
-        cuts, nbytes = self.cuts, self.rows * np.repeat(row_bytes, self.buckets.sizes)
-        growth = nbytes * self.rates
-        most, fastest = np.add.reduceat(nbytes, cuts), np.add.reduceat(growth, cuts)
+    def fill(self, cover: _Cover, capacities: npt.ArrayLike, dense: npt.ArrayLike) -> Array:
+        """Time of each group after which what its rows cover, and dense data, fill a cache; infinite if all fits."""
 
-        def used(times: Array) -> tuple[Array, Array]:
-            gone = np.expm1(self.decay(times))
-            if len(cuts) == 1:
-                return (-gone @ nbytes)[..., None], ((1 + gone) @ growth)[..., None]
-            return -np.add.reduceat(gone * nbytes, cuts, axis=-1), np.add.reduceat((1 + gone) * growth, cuts, axis=-1)
+        def used(rows: Array, growth: Array) -> Iterator[Array]:
+            return (np.add.reduceat(part, self.first, axis=-1) for part in cover(rows, growth))
 
-        return self.fill(used, most, fastest, capacities, dense)
-
-    def fill_pages(self, pages: Array, entries: npt.ArrayLike, dense: npt.ArrayLike = 0.0) -> Array:
-        """Time after which the pages of tables and of dense data fill a translation buffer, by group."""
-        rows, fastest = (np.add.reduceat(v, self.buckets.starts) for v in (self.rows, self.growth))
-        most, fastest = (np.add.reduceat(v, self.first) for v in (-pages * np.expm1(-rows / pages), fastest))
-
-        def used(times: Array) -> tuple[Array, Array]:
-            rows, growth = self.touch(times)
-            gone = np.expm1(-rows / pages)
-            amount = -np.add.reduceat(pages * gone, self.first, axis=-1)
-            return amount, np.add.reduceat(growth * (1 + gone), self.first, axis=-1)
-
-        return self.fill(used, most, fastest, entries, dense)
-
-    def fill(
-        self,
-        used: Callable[[Array], tuple[Array, Array]],
-        most: Array,
-        fastest: Array,
-        capacities: npt.ArrayLike,
-        dense: npt.ArrayLike,
-    ) -> Array:
-        """Time after which what is touched, and dense data until 1, fill a cache; infinite where everything fits."""
+        rows, rates = (np.add.reduceat(part, self.buckets.starts) for part in (self.rows, self.rows * self.rates))
+        (most, _), (_, fastest) = used(rows, rates), used(0.0 * rows, rates)
         capacities, dense = np.asarray(capacities, dtype=float)[..., None], np.asarray(dense, dtype=float)
         fits, empty = capacities >= (most + dense) * (1 - 1e-13), capacities <= 0
         if np.all(fits):
             return np.full(fits.shape, np.inf)
         times, logs = np.ones(fits.shape), np.zeros(fits.shape)
-        amount, growth = used(times)
+        amount, growth = used(*self.touch(times))
         goal = np.where(fits | empty, amount + dense, capacities)  # there is nothing to solve
         early = amount + dense >= goal  # dense data is the same in every iteration: it grows during the first only
         once, more = np.where(early, 0.0, dense), np.where(early, dense, 0.0)
@@ -107,7 +82,7 @@ class _Tables:
                 times = np.exp(logs)
                 if not np.any(abs(step) >= 1e-9):
                     break
-                amount, growth = used(times)
+                amount, growth = used(*self.touch(times))
         return np.where(fits, np.inf, np.where(empty, 0.0, times))
 
 
@@ -167,7 +142,8 @@ def lru_misses(
     [0.5]
     """
     tables = _Tables(distributions, lookups, groups)
-    times = tables.fill_bytes(row_bytes, capacity, dense_bytes)
+    nbytes = np.asarray(row_bytes, dtype=float)
+    times = tables.fill(lambda rows, growth: (rows * nbytes, growth * nbytes), capacity, dense_bytes)
     if not cold:
         return tables.missed(times)
     members = np.diff(tables.first, append=len(distributions))
@@ -219,10 +195,37 @@ def page_walks(
     [0.0]
     """
     tables = _Tables(distributions, lookups, groups)
-    rows = np.add.reduceat(tables.buckets.rows, tables.buckets.starts)
-    pages = np.maximum(rows * np.asarray(row_bytes, dtype=float) / PAGE, 1.0)
-    times = tables.fill_pages(pages, entries, np.asarray(dense_bytes) / PAGE)
+    nbytes = np.add.reduceat(tables.buckets.rows, tables.buckets.starts) * np.asarray(row_bytes, dtype=float)
+    pages = np.maximum(nbytes / PAGE, 1.0)
+    times = tables.fill(
+        lambda rows, growth: (cover_pages(rows, nbytes), growth * np.exp(-rows / pages)),
+        entries, np.asarray(dense_bytes) / PAGE,
+    )  # fmt: skip
     return tables.missed(times) * np.exp(-tables.touch(times)[0] / pages)
+
+
+def cover_pages(rows: Values, nbytes: Values) -> Array:
+    r"""Pages of a table that some of its rows touch, scattered as popular rows are.
+
+    Parameters
+    ----------
+    rows : float or array
+        Distinct rows U [-].
+    nbytes : float or array
+        Size of the table, of P pages or at least one [B].
+
+    Returns
+    -------
+    pages : array
+        :math:`P(1-e^{-U/P})` [-].
+
+    Examples
+    --------
+    >>> round(float(cover_pages(10, 100 * PAGE)), 2)
+    9.52
+    """
+    pages = np.maximum(nbytes / PAGE, 1.0)
+    return np.asarray(-pages * np.expm1(-rows / pages))
 
 
 def lru_hit_rate(distribution: Distribution, rows_cached: float) -> float:
@@ -281,9 +284,76 @@ def cold_misses(distribution: Distribution, lookups: float | npt.ArrayLike, rows
     """
     lookups = np.asarray(lookups, dtype=float)
     tables = _Tables([distribution], 1.0)
-    times = tables.fill_bytes(1.0, rows_cached)
+    times = tables.fill(lambda rows, growth: (rows, growth), rows_cached, 0.0)
     filling = np.minimum(lookups, times[0])
     return np.asarray(unique_rows(distribution, filling) + (lookups - filling) * tables.missed(times)[0])
+
+
+def reuse_distances(tensors: npt.ArrayLike, nbytes: npt.ArrayLike) -> Array:
+    """Distinct bytes touched since each tensor was last touched, in an endlessly repeated sequence.
+
+    Parameters
+    ----------
+    tensors : array of int, shape (n,)
+        Which tensor each access touches, in program order [-].
+    nbytes : array, shape (n,)
+        Bytes of each access; a tensor counts with its largest [B].
+
+    Returns
+    -------
+    distances : array, shape (n,)
+        LRU stack distance of each access: the bytes of every tensor touched since, the tensor itself included [B].
+
+    Notes
+    -----
+    The sequence repeats, so every access has a predecessor. Exact while the bytes of two rounds stay below 2**53. A
+    running sum adds the accesses since the last use. Those whose own last use lies inside the window are subtracted
+    again: a dominance sum, computed bit by bit in O(n log n) array steps.
+
+    References
+    ----------
+    .. [1] R. L. Mattson, J. Gecsei, D. R. Slutz, I. L. Traiger, "Evaluation techniques for storage hierarchies", IBM
+       Systems Journal 9(2), 1970. doi:10.1147/sj.92.0078
+
+    Examples
+    --------
+    >>> reuse_distances([0, 1, 0, 2], [10, 5, 10, 1]).tolist()
+    [11.0, 16.0, 15.0, 16.0]
+    """
+    names, tensor = np.unique(np.asarray(tensors), return_inverse=True)
+    sizes = np.zeros(len(names))
+    np.maximum.at(sizes, tensor, np.asarray(nbytes, dtype=float))
+    n = len(tensor)
+    tensor = np.concatenate([tensor, tensor])
+    weight = sizes[tensor]
+    order = np.argsort(tensor, kind="stable")
+    last = np.full(2 * n, -1)
+    again = tensor[order[1:]] == tensor[order[:-1]]
+    last[order[1:][again]] = order[:-1][again]
+    touched = np.cumsum(weight)
+    # Rank of the last use, ties in order, so that "last use is later" becomes "rank is higher".
+    rank = np.empty(2 * n, dtype=np.int64)
+    rank[np.argsort(last, kind="stable")] = np.arange(2 * n)
+    twice = _heavier_before(rank, weight)
+    here = np.arange(n, 2 * n)
+    return np.asarray(touched[here] - touched[last[here]] - twice[here])
+
+
+def _heavier_before(rank: Index, weight: Array) -> Array:
+    """Sum the weights of earlier elements of higher rank: the highest bit in which such a pair differs is 0 here."""
+    result = np.zeros(len(rank))
+    group = np.zeros(len(rank), dtype=np.int16 if len(rank) < 2**15 else np.int64)  # short integers sort by radix
+    order = np.arange(len(rank))  # elements by the bits seen so far, then by position
+    for bit in range(int(len(rank) - 1).bit_length() - 1, -1, -1):
+        high = ((rank[order] >> bit) & 1).astype(group.dtype)
+        summed = np.cumsum(weight[order] * high)
+        starts = np.flatnonzero(np.diff(group, prepend=-1))
+        before = np.repeat(np.concatenate([[0.0], summed])[starts], np.diff(starts, append=len(rank)))
+        result[order] += np.where(high == 0, summed - before, 0.0)
+        group = group * 2 + high
+        shuffle = np.argsort(group, kind="stable")
+        order, group = order[shuffle], group[shuffle]
+    return result
 
 
 def miss_share(distance: Values, *, capacity: float, sharpness: float = 4.0) -> Values:

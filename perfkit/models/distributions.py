@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,17 @@ ALMOST_ONE = 1 - 2.0**-53  # keeps log(1 - p) finite for a table of one row
 _EXACT_RANKS = 48  # first ranks that get a bucket of their own
 
 
-class _Law:
-    """Methods of all distributions."""
+class Distribution:
+    """Which rows of a table are looked up: `Uniform`, `Zipf`, `ReuseHistogram` or a `Part` of one of them."""
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        check_positive("rows", self.rows, integer=True)
+
+    def _weigh(self, n: int) -> tuple[Array, Array]:
+        """Weights of groups of rows, and rows of each; all alike where a law says nothing else."""
+        return np.ones(1), np.array([float(self.rows)])
 
     def buckets(self, n: int = 128) -> tuple[Array, Array]:
         """Group rows of equal or nearly equal probability.
@@ -32,8 +41,7 @@ class _Law:
         probabilities, multiplicities : arrays
             Mean probability of one row of the bucket, and rows in the bucket; their products add up to 1 [-].
         """
-        law: Any = self
-        return _buckets(law, n)
+        return _buckets(self, n)
 
     def resize(self, rows: int) -> "Distribution":
         """The law of a random part of the rows.
@@ -48,12 +56,20 @@ class _Law:
         law : Uniform, Zipf, ReuseHistogram or Part
             With this number of rows.
         """
-        law: Any = self
-        return law if rows == law.rows else Part(law, rows)
+        return self if rows == self.rows else Part(self, rows)
+
+
+@lru_cache(maxsize=4096)
+def _buckets(law: Distribution, n: int) -> tuple[Array, Array]:
+    mass, rows = law._weigh(n)
+    probabilities = mass / mass.sum() / rows
+    for array in (probabilities, rows):
+        array.setflags(write=False)
+    return probabilities, rows
 
 
 @dataclass(frozen=True)
-class Uniform(_Law):
+class Uniform(Distribution):
     """Every row is looked up equally often.
 
     Parameters
@@ -69,16 +85,13 @@ class Uniform(_Law):
 
     rows: int
 
-    def __post_init__(self) -> None:
-        check_positive("rows", self.rows, integer=True)
-
     def resize(self, rows: int) -> "Uniform":
         """A part of the rows is uniform too."""
         return Uniform(rows)
 
 
 @dataclass(frozen=True)
-class Zipf(_Law):
+class Zipf(Distribution):
     r"""The row of rank r is looked up with probability proportional to ``(r + shift) ** -exponent``.
 
     Parameters
@@ -106,7 +119,7 @@ class Zipf(_Law):
     heavy_hitters: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_positive("rows", self.rows, integer=True)
+        super().__post_init__()
         check_positive("exponent", self.exponent, zero=True, maximum=100)
         if isinstance(self.shift, str | bool) or not -1 < self.shift < 2.0**63:
             raise ValueError(f"shift is {self.shift!r}; it must be a number above -1")
@@ -118,9 +131,27 @@ class Zipf(_Law):
             raise ValueError(f"heavy_hitters add up to {total:g}; they are probabilities of rows: at most 1 in all")
         object.__setattr__(self, "heavy_hitters", tuple(h / max(total, 1.0) for h in shares))
 
+    def _weigh(self, n: int) -> tuple[Array, Array]:
+        hitters = np.asarray(self.heavy_hitters, dtype=float)
+        skipped = len(hitters)
+        exact = skipped + min(_EXACT_RANKS, max(1, n // 2), self.rows - skipped)
+        edges = np.arange(skipped, exact + 1.0)  # bucket i holds the ranks edges[i]+1 ... edges[i+1]
+        if self.rows > exact:
+            growth = np.round(exact * (self.rows / exact) ** np.linspace(0.0, 1.0, max(2, n - exact + skipped + 1)))
+            edges = np.concatenate([edges, growth[growth > np.concatenate([[exact], growth[:-1]])]])
+        first, last = edges[:-1] + 1, edges[1:]
+        low, high, s = first + self.shift, last + self.shift, self.exponent
+        # Euler-Maclaurin, relative to the first rank so that no power overflows; a bucket of one rank is exact.
+        start, end = (low / low[0]) ** -s, (high / low[0]) ** -s
+        span = np.log(high / low)
+        integral = start * low * (span if s == 1 else np.expm1((1 - s) * span) / (1 - s))
+        sums = np.where(first == last, start, integral + (start + end) / 2 + s / 12 * (start / low - end / high))
+        sums *= max(1 - hitters.sum(), 0.0) / sums.sum()
+        return np.concatenate([hitters, sums]), np.concatenate([np.ones(skipped), last - first + 1])
+
 
 @dataclass(frozen=True)
-class ReuseHistogram(_Law):
+class ReuseHistogram(Distribution):
     """Distinct rows of a recorded batch, counted by how often the batch looked them up.
 
     Parameters
@@ -150,13 +181,19 @@ class ReuseHistogram(_Law):
             )
         object.__setattr__(self, "counts", tuple(check_positive("counts", c, zero=True) for c in self.counts))
         check_positive("lookups", self.lookups)
-        check_positive("rows", self.rows, integer=True)
+        super().__post_init__()
         most = min(self.rows, self.lookups)
         if not 0 < sum(self.counts) <= most * (1 + 1e-9):
             raise ValueError(
                 f"counts add up to {sum(self.counts):g} distinct rows; {self.lookups:g} lookups into {self.rows} rows "
                 f"reach more than 0 and at most {most:g}"
             )
+
+    def _weigh(self, n: int) -> tuple[Array, Array]:
+        rows = np.asarray(self.counts).copy()
+        mass = rows * self.accesses()
+        rows[0] += self.rows - rows.sum()
+        return mass[rows > 0], rows[rows > 0]
 
     def resize(self, rows: int) -> "ReuseHistogram":
         """A part of the rows has its part of every bin and of the lookups."""
@@ -183,7 +220,7 @@ class ReuseHistogram(_Law):
 
 
 @dataclass(frozen=True)
-class Part(_Law):
+class Part(Distribution):
     """A random part of the rows of a table, such as a shard of a split by rows.
 
     Each row of the table is a fraction of a row of the part. This is the mean over all parts, with and without popular
@@ -203,57 +240,19 @@ class Part(_Law):
     1.00
     """
 
-    law: "Distribution"
+    law: Distribution
     rows: int
 
     def __post_init__(self) -> None:
         check_positive("rows", self.rows, integer=True, maximum=self.law.rows)
 
-    def resize(self, rows: int) -> "Distribution":
+    def _weigh(self, n: int) -> tuple[Array, Array]:
+        probabilities, rows = self.law.buckets(n)
+        return probabilities * rows, rows * (self.rows / self.law.rows)
+
+    def resize(self, rows: int) -> Distribution:
         """A part of a part is one of the table."""
         return self.law.resize(rows)
-
-
-Distribution: TypeAlias = Uniform | Zipf | ReuseHistogram | Part
-
-
-@lru_cache(maxsize=4096)
-def _buckets(distribution: Distribution, n: int) -> tuple[Array, Array]:
-    if isinstance(distribution, Uniform):
-        mass, rows = np.ones(1), np.array([float(distribution.rows)])
-    elif isinstance(distribution, Zipf):
-        mass, rows = _zipf_mass(distribution, n)
-    elif isinstance(distribution, Part):
-        probabilities, rows = distribution.law.buckets(n)
-        mass, rows = probabilities * rows, rows * (distribution.rows / distribution.law.rows)
-    else:
-        rows = np.asarray(distribution.counts).copy()
-        mass = rows * distribution.accesses()
-        rows[0] += distribution.rows - rows.sum()
-        mass, rows = mass[rows > 0], rows[rows > 0]
-    probabilities = mass / mass.sum() / rows
-    for array in (probabilities, rows):
-        array.setflags(write=False)
-    return probabilities, rows
-
-
-def _zipf_mass(zipf: Zipf, n: int) -> tuple[Array, Array]:
-    hitters = np.asarray(zipf.heavy_hitters, dtype=float)
-    skipped = len(hitters)
-    exact = skipped + min(_EXACT_RANKS, max(1, n // 2), zipf.rows - skipped)
-    edges = np.arange(skipped, exact + 1.0)  # bucket i holds the ranks edges[i]+1 ... edges[i+1]
-    if zipf.rows > exact:
-        growth = np.round(exact * (zipf.rows / exact) ** np.linspace(0.0, 1.0, max(2, n - exact + skipped + 1)))
-        edges = np.concatenate([edges, growth[growth > np.concatenate([[exact], growth[:-1]])]])
-    first, last = edges[:-1] + 1, edges[1:]
-    low, high, s = first + zipf.shift, last + zipf.shift, zipf.exponent
-    # Euler-Maclaurin, relative to the first rank so that no power overflows; a bucket of one rank is exact.
-    start, end = (low / low[0]) ** -s, (high / low[0]) ** -s
-    span = np.log(high / low)
-    integral = start * low * (span if s == 1 else np.expm1((1 - s) * span) / (1 - s))
-    sums = np.where(first == last, start, integral + (start + end) / 2 + s / 12 * (start / low - end / high))
-    left = max(1 - hitters.sum(), 0.0)
-    return np.concatenate([hitters, sums * (left / sums.sum())]), np.concatenate([np.ones(skipped), last - first + 1])
 
 
 def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> Array:

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from perfkit.ground.units import Array, Values
-from perfkit.models.caches import PAGE, lru_misses, miss_share, page_walks, rotating_misses
+from perfkit.models.caches import PAGE, cover_pages, lru_misses, miss_share, page_walks, rotating_misses
 from perfkit.models.distributions import Distribution, distinct_rows
 from perfkit.models.roofline import round_up
 
@@ -277,53 +278,36 @@ def size_lookup(
     """
     n = len(distributions)
     members = np.zeros(n, dtype=int) if groups is None else np.asarray(groups)
-    dense = np.broadcast_to(dense_bytes, int(members[-1]) + 1)
-    arrays = (np.broadcast_to(v, n) for v in (lookups, np.multiply(dim, itemsize), members))
-    turns = None if batches is None else tuple(batches)
-    given = (tuple(v.tolist()) for v in (*arrays, dense))
-    return _size(tuple(distributions), *given, tuple(capacities), entries, granularity, cold, turns)
+    sizes = (lookups, np.multiply(dim, itemsize), members) + (() if batches is None else (batches,))
+    given = tuple(tuple(np.broadcast_to(v, n).tolist()) for v in sizes)
+    dense = tuple(np.broadcast_to(dense_bytes, int(members[-1]) + 1).tolist())
+    return _size(tuple(distributions), given, dense, tuple(capacities), entries, granularity, cold)
 
 
 @lru_cache(maxsize=64)
 def _size(
-    distributions: tuple[Distribution, ...],
-    lookups: npt.ArrayLike,
-    width: npt.ArrayLike,
-    members: npt.ArrayLike,
-    dense: npt.ArrayLike,
-    capacities: tuple[float, ...],
-    entries: float,
-    granularity: float,
-    cold: bool,
-    batches: npt.ArrayLike | None,
+    laws: tuple[Distribution, ...], given: Any, dense: Any, capacities: Any, entries: float, least: float, cold: bool
 ) -> LookupSizes:
     """Do what `size_lookup` says, once for the same arguments."""
-    lookups, width, members, dense = (np.asarray(v) for v in (lookups, width, members, dense))
-    row, rows = row_traffic(width, 1.0, granularity), np.array([law.rows for law in distributions], dtype=float)
-    unique = distinct_rows(distributions, lookups)
-    misses = lru_misses(
-        distributions, lookups, row, capacity=capacities, dense_bytes=0.0 if cold else dense,
-        groups=np.arange(len(rows)) if cold else members, cold=cold,
-    )  # fmt: skip
-    walks = page_walks(distributions, lookups, row, entries=entries, dense_bytes=dense, groups=members)
-    if batches is not None:
-        touched = distinct_rows(distributions, lookups * np.stack([np.asarray(batches) - 1.0, np.asarray(batches)]))
-        pages = np.maximum(rows * row / PAGE, 1.0)
-        covered, own = -pages * np.expm1(-touched / pages), dense[members]
-        misses = np.stack([
-            rotating_misses(fresh, (touched[1] - touched[0]) / lookups, touched[1] * row + own, capacity=capacity)
-            for fresh, capacity in zip(misses, capacities, strict=True)
-        ])  # fmt: skip
+    lookups, width, members, *batches = map(np.array, given)
+    dense, row = np.array(dense), row_traffic(width, 1.0, least)
+    rows, unique = np.array([law.rows for law in laws], dtype=float), distinct_rows(laws, lookups)
+    shared, beside = (np.arange(len(laws)), np.zeros(1)) if cold else (members, dense)
+    misses = lru_misses(laws, lookups, row, capacity=capacities, dense_bytes=beside, groups=shared, cold=cold)
+    walks = page_walks(laws, lookups, row, entries=entries, dense_bytes=dense, groups=members)
+    if batches:
+        touched = distinct_rows(laws, lookups * np.stack([batches[0] - 1.0, batches[0]]))
+        covered, own = cover_pages(touched, rows * row), dense[members]
+        oldest, distance = (touched[1] - touched[0]) / lookups, touched[1] * row + own
+        pairs = zip(misses, capacities, strict=True)
+        misses = np.stack([rotating_misses(fresh, oldest, distance, capacity=capacity) for fresh, capacity in pairs])
         oldest, distance = (covered[1] - covered[0]) / lookups, covered[1] + own / PAGE
         walks = rotating_misses(walks, oldest, distance, capacity=entries)
     distance = (np.bincount(members, unique * row) + dense)[members]
-    pages = np.maximum(rows * width / PAGE, 1.0)
-    page_distance = (np.bincount(members, -pages * np.expm1(-unique / pages)) + dense / PAGE)[members]
-    found = LookupSizes(
-        unique, lookups * row, unique * row, misses, lookups * walks,
-        np.stack([miss_share(distance, capacity=capacity) for capacity in capacities]),
-        unique * miss_share(page_distance, capacity=entries),
-    )  # fmt: skip
+    pages = (np.bincount(members, cover_pages(unique, rows * width)) + dense / PAGE)[members]
+    again = np.stack([miss_share(distance, capacity=capacity) for capacity in capacities])
+    update_walks = unique * miss_share(pages, capacity=entries)
+    found = LookupSizes(unique, lookups * row, unique * row, misses, lookups * walks, again, update_walks)
     for values in vars(found).values():
         values.setflags(write=False)
     return found

@@ -1,6 +1,7 @@
 """How uneven recorded lookups are: how often rows repeat, and the Zipf law that explains it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,6 @@ import numpy.typing as npt
 
 from perfkit.ground.units import Array, significant
 from perfkit.models.distributions import ReuseHistogram, Zipf
-from perfkit.models.roots import find_root
 
 _EDGES = np.concatenate(
     [[0.0], 2.0 ** np.arange(16)]
@@ -170,6 +170,31 @@ def _weigh(rows: int, lookups: float, square: float) -> tuple[Array, Array, Arra
     return slope, np.asarray(np.linalg.inv(spread + 0.25 * np.eye(len(mean)))), spread
 
 
+def find_exponent(gap: Callable[[float], float], *, most: float) -> float:
+    """Find the exponent at which a rising function of it crosses zero.
+
+    Parameters
+    ----------
+    gap : callable
+        The function, of one number.
+    most : float
+        Largest exponent [-].
+
+    Returns
+    -------
+    exponent : float
+        0 if the function is not below zero there, `most` if it is not above zero there [-].
+
+    Examples
+    --------
+    >>> round(find_exponent(lambda s: s**2 - 2, most=10.0), 9)
+    1.414213562
+    """
+    from scipy.optimize import brentq
+
+    return 0.0 if gap(0.0) >= 0 else most if gap(most) <= 0 else float(brentq(gap, 0.0, most))
+
+
 def _fit_collisions(accesses: Array, rows: int) -> ZipfFit:
     """Exponent that gives the recorded share of pairs of lookups in the same row."""
     total = float(accesses.sum())
@@ -180,7 +205,7 @@ def _fit_collisions(accesses: Array, rows: int) -> ZipfFit:
         shares = np.exp(-math.sqrt(square) * log_rank)
         return float(((shares / shares.sum()) ** power).sum())
 
-    square = find_root(lambda exponent: meet(exponent**2) - seen, 0.0, _STEEPEST) ** 2
+    square = find_exponent(lambda exponent: meet(exponent**2) - seen, most=_STEEPEST) ** 2
     pairs, step = meet(square), 1e-4 * max(square, 1e-2)
     variance = 2 * (total - 2) * (meet(square, 3) - pairs**2) + pairs - pairs**2
     slope = (meet(square + step) - pairs) / step

@@ -38,7 +38,7 @@ class Context(Typed):
         The same on several ranks; there a collective takes ``per_collective`` longer and computing after it
         ``per_resume`` [s].
     paces : mapping of str to Fit, optional
-        Parameters of `perfkit.models.drift.at_usual_pace` by family, ``parallel``, ``kernels`` or ``any`` [-].
+        Parameters of `perfkit.models.kernels.at_usual_pace` by family, ``parallel``, ``kernels`` or ``any`` [-].
     overlap : Fit, optional
         ``contention``, the share of its time that a collective in flight takes from kernels on the same core [-].
     caches : Fit, optional

@@ -44,15 +44,16 @@ class Datasheet:
     power: Quantity
 
 
-@lru_cache(maxsize=2)
-def _read(*path: str) -> tuple[dict[str, str], ...]:
+@lru_cache(maxsize=4)
+def read_rows(*path: str) -> tuple[dict[str, str], ...]:
+    """Rows of a CSV file of the reference data."""
     with find_reference(*path).open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
 
 
 def _datasheets() -> dict[str, list[dict[str, str]]]:
     systems: dict[str, list[dict[str, str]]] = {}
-    for row in _read("datasheets.csv"):
+    for row in read_rows("datasheets.csv"):
         systems.setdefault(row["system"], []).append(row)
     return systems
 
@@ -155,7 +156,7 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     >>> overheads["launch"].value < overheads["gap"].value < overheads["before_launch.gemm.backward"].value
     True
     """
-    rows = _read("published", "host_overheads.csv")
+    rows = read_rows("published", "host_overheads.csv")
     shrinkage, doubt = _find_shrinkage(rows)
     found: dict[str, list[tuple[float, float, float]]] = {}
     for row in rows:

@@ -5,7 +5,7 @@ import math
 import pickle
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,10 +118,9 @@ def read_indices(
         For a file that is missing, would have to be unpickled, or does not hold indices.
     """
     path = Path(path)
-    load = _load_torch if path.name.lower().endswith((".pt", ".pth", ".pt.gz")) else _load_numpy
     with reading(path, _FORMS, most=LARGEST_ARRAYS):
         limit = max(GROWTH_FLOOR, MOST_GROWTH * path.stat().st_size)
-        found = load(path, limit)
+        found = _load(path, limit)
         arrays = found if isinstance(found, Mapping) else dict(zip(_NAMES, found, strict=False))
         if odd := [show(key) for key in arrays if key not in _NAMES]:
             raise ValueError(f"{path} holds {', '.join(odd[:5])}; known are {', '.join(_NAMES)}; {_FORMS}")
@@ -151,7 +150,7 @@ def count_indices(
     offsets : array or tensor of int, optional
         Where each sample starts in `indices`, with or without the end [-].
     lengths : array or tensor of int, optional
-        Lookups of each sample, shape (samples,) or (tables, samples) [-].
+        Lookups of each sample, shape (samples,) or (tables, samples); with them `offsets` are not read [-].
     rows : int or sequence of int, optional
         Rows of every table or of each; by default up to the largest index, which may be too few [-].
     tables : int, optional
@@ -180,16 +179,16 @@ def count_indices(
     >>> found.bags, found.pooling, found.unique_rows, found.histogram.counts[:3]
     (2, 2.5, 3.0, (2.0, 0.0, 1.0))
     """
-    flat, many = _shape(_whole("indices", indices), offsets, lengths, tables, batch)
+    flat = _whole("indices", indices)
+    many = _count_lookups(flat, offsets, lengths, tables, batch)
     sizes = [rows] * len(many) if rows is None or not isinstance(rows, Sequence | np.ndarray) else list(rows)
     if len(sizes) != len(many):
         raise ValueError(f"rows has {len(sizes)} entries; it must have one for each of the {len(many)} tables")
-    ends = np.cumsum(many.sum(axis=1))
-    found = []
-    for number, (size, end, bags) in enumerate(zip(sizes, ends, many, strict=True)):
-        if not (total := int(bags.sum())):
+    parts, found = np.split(flat.reshape(-1), np.cumsum(many.sum(axis=1))[:-1]), []
+    for number, (size, part, bags) in enumerate(zip(sizes, parts, many, strict=True)):
+        if not part.size:
             continue
-        numbers, accesses = np.unique(flat[end - total : end], return_counts=True)
+        numbers, accesses = np.unique(part, return_counts=True)
         low, high = int(numbers[0]), int(numbers[-1])
         held = high + 1 if size is None else int(check_positive("rows", size, integer=True))
         if low < 0 or high >= held:
@@ -216,40 +215,30 @@ def _whole(name: str, values: Any) -> Index:
     return array.astype(np.int64, copy=False)
 
 
-def _shape(indices: Index, offsets: Any, lengths: Any, tables: int | None, batch: int | None) -> tuple[Index, Index]:
-    """Indices in a row, and lookups by table and sample."""
+def _count_lookups(indices: Index, offsets: Any, lengths: Any, tables: int | None, batch: int | None) -> Index:
+    """Lookups by table and sample."""
     total, many = indices.size, None
     if lengths is not None:
         many = _whole("lengths", lengths)
-        tables = len(many) if many.ndim == 2 and tables is None else tables
-    elif offsets is None and indices.ndim in (2, 3):
+    elif offsets is not None:
+        steps = _whole("offsets", offsets).reshape(-1)
+        if len(steps) == 1 or (len(steps) and steps[-1] != total):  # they may lack the end
+            steps = np.append(steps, total)
+        many = np.diff(steps)
+        if not len(many) or steps[0] != 0 or np.any(many < 0):
+            raise ValueError(f"offsets must rise from 0 to at most the {total} indices; pass where each sample starts")
+    elif indices.ndim in (2, 3):
         many = np.full(indices.shape[:-1], indices.shape[-1])
-        tables = len(many) if many.ndim == 2 and tables is None else tables
+    tables = len(many) if many is not None and many.ndim == 2 and tables is None else tables
     count = int(check_positive("tables", 1 if tables is None else tables, integer=True, maximum=MOST_TABLES))
-    if offsets is not None:
-        many = _between(_whole("offsets", offsets).reshape(-1), total, many)
-    elif many is None:
+    if many is None:
         bags = total if batch is None else int(check_positive("batch", batch, integer=True)) * count
         many = np.diff(np.arange(bags + 1) * total // max(bags, 1))
-    many = many.reshape(-1)
     if np.any(many < 0) or many.sum() != total:
         raise ValueError(f"lengths add up to {many.sum()}, none may be negative; there are {total} indices")
-    if len(many) % count or not len(many):
-        raise ValueError(f"{len(many)} samples do not divide by tables = {count}; pass the number of recorded tables")
-    return indices.reshape(-1), many.reshape(count, -1)
-
-
-def _between(offsets: Index, total: int, lengths: Index | None) -> Index:
-    """Lookups between offsets, which may lack the end."""
-    samples = len(offsets) - 1 if lengths is None else lengths.size
-    if len(offsets) == samples or len(offsets) == 1 or (lengths is None and len(offsets) and offsets[-1] != total):
-        offsets = np.append(offsets, total)
-    steps = np.diff(offsets)
-    if not len(steps) or offsets[0] != 0 or offsets[-1] != total or np.any(steps < 0):
-        raise ValueError(f"offsets must rise from 0 to at most the {total} indices; pass where each sample starts")
-    if lengths is not None and not np.array_equal(lengths.reshape(-1), steps):
-        raise ValueError("lengths are not the steps of offsets; leave one of them out")
-    return steps
+    if many.size % count or not many.size:
+        raise ValueError(f"{many.size} samples do not divide by tables = {count}; pass the number of recorded tables")
+    return many.reshape(count, -1)
 
 
 def _check_growth(size: float, limit: float) -> None:
@@ -258,37 +247,34 @@ def _check_growth(size: float, limit: float) -> None:
         raise ValueError(f"it unpacks to {format_bytes(size)} or more; a file of its size may to {format_bytes(limit)}")
 
 
-def _load_numpy(path: Path, limit: float) -> Mapping[str, Any] | Iterator[Any]:
-    if path.suffix.lower() == ".npy":
-        return iter([np.load(path, mmap_mode="r", allow_pickle=False)])
-    with open(path, "rb") as file:
-        _check_members(file, limit)
+def _load(path: Path, limit: float) -> Mapping[str, Any] | Sequence[Any]:
+    """Arrays of a file of NumPy or PyTorch; its unpacked size is checked before it is unpacked."""
+    name = path.name.lower()
+    if name.endswith(".npy"):
+        return [np.load(path, mmap_mode="r", allow_pickle=False)]
+    packed: Any = gzip.open if name.endswith(".gz") else open
+    with packed(path, "rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pickle protocols, before torch refuses them
+        _check_growth(file.seek(int(limit) + 1) if name.endswith(".gz") else 0, limit)  # unpacks up to there
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                _check_growth(sum(member.file_size for member in archive.infolist()), limit)
+        file.seek(0)
+        if not name.endswith(".npz"):
+            return _load_torch(file)
         found = np.load(file, allow_pickle=False)
-        return {name: found[name] for name in found.files} if hasattr(found, "files") else iter([found])
+        return {key: found[key] for key in found.files} if hasattr(found, "files") else [found]
 
 
-def _check_members(file: Any, limit: float) -> None:
-    """Check the unpacked size of an archive before it is unpacked."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            _check_growth(sum(member.file_size for member in archive.infolist()), limit)
-    file.seek(0)
-
-
-def _load_torch(path: Path, limit: float) -> Mapping[str, Any] | Iterator[Any]:
+def _load_torch(file: Any) -> Mapping[str, Any] | Sequence[Any]:
     import torch
 
-    unpack: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    with unpack(path, "rb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of pickle protocols, before it refuses them
-        _check_growth(file.seek(limit + 1) if unpack is gzip.open else 0, limit)  # unpacks up to there, keeping nothing
-        _check_members(file, limit)
-        try:
-            found = torch.load(file, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:  # its own message advises to load it unsafely
-            raise ValueError("it is damaged or holds more than tensors, which could run code") from error
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # its own message advises to load it unsafely
+        raise ValueError("it is damaged or holds more than tensors, which could run code") from error
     parts = found if isinstance(found, Mapping | list | tuple) else [found]
-    values = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
+    values = list(parts.values() if isinstance(parts, Mapping) else parts)
     if len(values) > 3 or not all(isinstance(value, torch.Tensor) for value in values):
         raise ValueError("it must hold one to three tensors and nothing else")
-    return parts if isinstance(parts, Mapping) else iter(values)
+    return parts

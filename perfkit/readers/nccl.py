@@ -6,46 +6,48 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from perfkit.ground.files import LARGEST_TEXT, reading
 from perfkit.ground.units import check_choice, check_positive, escape, show
-from perfkit.models.algorithms import OPERATIONS, bus_factor
+from perfkit.models.collectives import OPERATIONS, bus_factor
 
 if TYPE_CHECKING:
     import polars as pl
 
 _SUFFIXES = (".log", ".out", ".txt")
 _NAMES = {name.replace("_", ""): name for name in OPERATIONS}  # the programs are called alltoall_perf, sendrecv_perf
+_REDUCING, _ROOTED = {"all_reduce", "reduce_scatter", "reduce"}, {"broadcast", "reduce", "gather", "scatter"}
 _DTYPES = {
     "float": "fp32", "half": "fp16", "double": "fp64", "bfloat16": "bf16", "char": "int8",
     **dict.fromkeys(("f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), "fp8"),
 }  # fmt: skip
-_COLUMNS = tuple("operation ranks nodes dtype redop nbytes seconds algbw busbw in_place file line".split())
+_COLUMNS = "operation ranks nodes dtype redop nbytes seconds algbw busbw in_place file line".split()
+#: Columns of one half of a printed row: bandwidths as printed, each with half of its last digit.
+_HALF = "line text dtype redop root in_place nbytes seconds algbw busbw algbw_half busbw_half wrong".split()
 _BLOCK = ("time", "algbw", "busbw", "#wrong")
-_OLD_NAMES = {"bytes": "size", "N": "count", "op": "redop"}
 _CLOSING = "'# Avg bus bandwidth'"
 #: Characters of a line that are looked at [-]: a row has up to 250, and some searches take the square of their number.
 _LONGEST = 4_000
 _COUNTS = np.arange(1, 2**17)  # ranks that a bus factor may tell [-]
 _TOGETHER = "several programs write here at once; use one file for each, or build nccl-tests with MPI=1"
+_ADVICE = "pass the text that all_reduce_perf or its like print"
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _GPU = re.compile(r"\bdevice +\d+ +\[[^\]\n]*\] +(\S[^\r\n]*)")
 _START = re.compile(r"(?:nThreads?:?\s*(\d{1,9})\s+)?nGpus\S*\s+(\d{1,9})\s.*minBytes")
 _PROGRAM = re.compile(r"Collective test starting: (?:\S*/)?(\w+?)_perf")
 _COMMAND = re.compile(r"\b(\w+?)_perf(?:_mpi)?[\"']?\s+-")
-_DEVICE = re.compile(r"Rank\s+(\d{1,9})(?:\s+Group\s+(\d+))?(?:\s+Pid\s+(\d+))?\s+on\s+(\S+)\s+device")
+_DEVICE = re.compile(r"Rank\s+(\d{1,9})(?:\s+Group\s+(\d+))?(?:\s+Pid\s+\d+)?\s+on\s+(\S+)\s+device")
 _HEADER = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*algbw\s+busbw.*")
 _FOOTER = re.compile(r"Out of bounds values|Avg bus bandwidth|Collective test concluded")
 #: A row, whatever its launcher has written before it ("3: ", "[1,0]<stdout>:", "pod | ", a date).
 _ROW = re.compile(r"(?<![\w.-])\d{1,18}\s+\d+\s+([A-Za-z]\w*)(?!\S)")
 _DTYPE = re.compile(r"char|u?int\d*|half|b?float\d*|double|bf16|fp?\d+\w*")
-_REDOP = re.compile(r"sum|prod|min|max|avg|mulsum")
 _VALUE = re.compile(r"N/A|[-+]?(?:nan|inf|\d{1,30}(?:\.\d*)?(?:e[-+]?\d{1,2})?)\*?")
 _ENDED = re.compile(r"\d\.\d+\s+\d+\.\d+\s+(?:N/A|[\d.e+*-]+)(?:\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)?\s*$")
 
@@ -58,81 +60,67 @@ class _MisfitError(Exception):
     """A line that does not fit, and why."""
 
     def __init__(self, line: int, text: str, reason: str) -> None:
-        text = text.strip()
-        shown = text if len(text) <= 100 else f"{text[:97]}..."
-        super().__init__(f"line {line} does not fit: {shown!r}: {reason}")
-
-
-class _Row(NamedTuple):
-    """One half of a printed row; its figures are nbytes, seconds, algbw and busbw with half a last digit, and wrong."""
-
-    line: int
-    text: str
-    dtype: str
-    redop: str | None
-    root: int
-    in_place: bool
-    figures: tuple[float, ...]
+        super().__init__(f"line {line} does not fit: {show(text.strip(), 100)}: {reason}")
 
 
 @dataclass
 class _Table:
-    """What one run of one program has printed."""
+    """What one run of one program has printed: its halves of rows have the columns `_HALF`."""
 
     label: str = ""
     start: int = 0
     closed: bool = False
     headed: bool = False
     gpus: int = 1
-    devices: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    devices: dict[int, tuple[str, str]] = field(default_factory=dict)
     leading: tuple[str, ...] = ("size", "count", "type", "redop", "root")
     trailing: tuple[str, ...] = _BLOCK + _BLOCK
     unit: float = 1e-6
-    rows: list[_Row] = field(default_factory=list)
+    halves: list[tuple[Any, ...]] = field(default_factory=list)
+
+    @property
+    def operation(self) -> str:
+        """What the log says was measured; a program without a model keeps its name."""
+        return _NAMES.get(self.label.replace("_", ""), self.label)
 
     def count(self) -> tuple[int, int | None]:
         """Ranks and nodes of a communicator by the list of devices; nodes only where no line of it was lost."""
-        first = min((group for group, *_ in self.devices.values()), default="")  # NCCL_TESTS_SPLIT makes several
-        hosts = [host for group, host, *_ in self.devices.values() if group == first]
+        first = min((group for group, _ in self.devices.values()), default="")  # NCCL_TESTS_SPLIT makes several
+        hosts = [host for group, host in self.devices.values() if group == first]
         ranks = len(hosts) if len(hosts) < len(self.devices) else max(self.devices, default=-1) + 1
         return ranks, len(set(hosts)) if hosts and len(hosts) == ranks else None
 
     def read_header(self, header: str) -> bool:
         """Learn the columns, which grew over the years: "bytes N type op", later "size count type redop root"."""
-        names = [_OLD_NAMES.get(name, name) for name in header.replace("timestamp", "date clock").split()]
+        names = header.replace("timestamp", "date clock").replace(" op ", " redop ").split()
         first = names.index("time") if "time" in names else len(names)
         self.leading, self.trailing, self.headed = tuple(names[:first]), tuple(names[first:]), True
         self.unit = 1e-3 if header.startswith("bytes") else 1e-6  # the first version printed ms
         return names[first : first + 3] == list(_BLOCK[:3])
 
-    def read_row(self, line: int, text: str) -> list[_Row]:
-        """Halves of a printed row; none where the tokens do not make a complete one."""
-        tokens = text.split()
-        lead = len(tokens) - len(self.trailing)
-        blank = len(tokens) > 3 and not tokens[3].isalpha()  # the redop; without a header there may be no root either
-        fewest = len(self.leading) - blank * (("redop" in self.leading) + (not self.headed))
-        if not max(fewest, 3) <= lead <= len(self.leading) - (blank and self.headed and "redop" in self.leading):
-            return []
-        shown = list(zip(self.trailing, tokens[lead:], strict=True))
-        if not all(_VALUE.fullmatch(token) for name, token in shown if name not in ("date", "clock")):
-            return []
-        redop = next((token for token in tokens[3:lead] if _REDOP.fullmatch(token)), None)
-        root = next((int(token) for token in tokens[3:lead] if token.lstrip("-").isdigit()), -1)
-        rows, starts = [], [place for place, name in enumerate(self.trailing) if name == "time"]
-        for start, end in zip(starts, [*starts[1:], len(shown)], strict=True):
+    def take_row(self, line: int, text: str) -> bool:
+        """Take both halves of a printed row; False where the tokens do not make a complete one."""
+        tokens, halves = text.split(), []
+        cut = max(len(tokens) - len(self.trailing), 0)
+        lead, shown = tokens[:cut], list(zip(self.trailing, tokens[cut:], strict=False))
+        blank = "redop" in self.leading and not "".join(lead[3:4]).isalpha()  # what the first all_to_all left out
+        whole = [len(self.leading) - blank] if self.headed else [3, 4] if blank else [5]
+        if cut not in whole or not all(_VALUE.fullmatch(text) or name in ("date", "clock") for name, text in shown):
+            return False
+        redop = next((token for token in lead[3:] if token.isalpha() and token != "none"), None)
+        root = next((int(token) for token in lead[3:] if token.lstrip("-").isdigit()), -1)
+        starts = [place for place, name in enumerate(self.trailing) if name == "time"]
+        for start, end in zip(starts, [*starts[1:], None], strict=True):
             half = dict(shown[start:end])
-            time, algbw, busbw, wrong = (
-                float(half.get(name, "N/A").rstrip("*").replace("N/A", "nan")) for name in _BLOCK
-            )
-            digits = (0.501 * 10.0 ** -_count_decimals(half[name]) for name in _BLOCK[1:3])
-            figures = (float(tokens[0]), self.unit * time, algbw, busbw, *digits, wrong)
-            rows.append(_Row(line, text, tokens[2], redop, root, start > 0, figures))
-        return rows if all(math.isfinite(figure) for row in rows for figure in row.figures[:4]) else []
-
-
-def _count_decimals(token: str) -> int:
-    mantissa, _, exponent = token.rstrip("*").partition("e")
-    return len(mantissa.partition(".")[2]) - int(exponent or 0)
+            exact = [Decimal(half.get(name, "N/A").rstrip("*").replace("N/A", "nan")) for name in _BLOCK]
+            if not all(map(math.isfinite, map(float, exact[:3]))):
+                return False
+            time, algbw, busbw, wrong = map(float, exact)
+            digits = (0.501 * 10.0 ** int(number.as_tuple().exponent) for number in exact[1:3])
+            figures = (float(lead[0]), self.unit * time, algbw, busbw, *digits, wrong)
+            halves.append((line, text, lead[2], redop, root, start > 0, *figures))
+        self.halves += halves
+        return True
 
 
 class _Scan:
@@ -143,16 +131,16 @@ class _Scan:
 
     def feed(self, line: int, text: str) -> None:
         """Take one line."""
-        table = self.tables[-1]
-        if (found := _ROW.search(text)) and self.take_row(line, text, found):
-            return
-        if header := _HEADER.search(text):
-            if not self.begin(line, text, headed=True).read_header(header.group()):
+        table, found = self.tables[-1], _ROW.search(text)
+        if found and table.take_row(line, text[found.start() :]):
+            table.label, self.command = table.label or self.command, ""
+        elif found and (_DTYPE.fullmatch(found[1]) or not text[: found.start()].strip()):
+            raise _MisfitError(line, text, "the row is not complete")
+        elif header := _HEADER.search(text):
+            if not self.begin(line, text, header=True).read_header(header.group()):
                 raise _MisfitError(line, text, "the table has other columns; run the test without -C")
         elif device := _DEVICE.search(text):
-            place = (device[2] or "0", device[4], device[3] or "")
-            if table.devices.setdefault(int(device[1]), place) != place:
-                raise _MisfitError(line, text, f"rank {device[1]} is listed twice; {_TOGETHER}")
+            table.devices.setdefault(int(device[1]), (device[2] or "0", device[3]))
         elif _FOOTER.search(text):
             table.closed = True
         elif start := _START.search(text):
@@ -161,31 +149,18 @@ class _Scan:
             self.begin(line, text).label = program[1]
         elif command := _COMMAND.search(text):
             self.command = command[1]
-        elif not table.closed and (table.headed or table.rows) and _ENDED.search(text):
+        elif not table.closed and (table.headed or table.halves) and _ENDED.search(text):
             raise _MisfitError(line, text, "these figures belong to no row")
 
-    def begin(self, line: int, text: str, *, headed: bool = False) -> _Table:
+    def begin(self, line: int, text: str, *, header: bool = False) -> _Table:
         """Give the table that starts here: the one at hand where it has only begun, else another one."""
         table = self.tables[-1]
-        if not table.closed and (table.headed if headed else table.start) and (headed or table.rows):
+        if not table.closed and (table.headed if header else table.halves):
             raise _MisfitError(line, text, f"{_CLOSING} should close the table before it; {_TOGETHER}")
-        if table.rows or table.closed:
+        if table.halves or table.closed:
             self.tables.append(table := _Table())
-        table.start = table.start if headed else line
+        table.start = table.start if header else line
         return table
-
-    def take_row(self, line: int, text: str, found: re.Match[str]) -> bool:
-        """Take a row; False for what only looks like one."""
-        rows = self.tables[-1].read_row(line, text[found.start() :])
-        if not rows and (_DTYPE.fullmatch(found[1]) or not text[: found.start()].strip()):
-            raise _MisfitError(line, text, "the row is not complete")
-        if rows and self.tables[-1].closed:
-            self.tables.append(_Table())
-        table = self.tables[-1]
-        if rows and not table.rows:
-            table.label, self.command = table.label or self.command, ""
-        table.rows += rows
-        return bool(rows)
 
 
 def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
@@ -195,75 +170,66 @@ def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
     try:
         for line in lines:
             scan.feed(*line)
-        if scan.tables[-1].start and not scan.tables[-1].closed:
-            reason = f"the log breaks off before {_CLOSING} closes the table of line {scan.tables[-1].start}"
+        last = scan.tables[-1]
+        if last.start and not last.closed:
+            reason = f"the log breaks off before {_CLOSING} closes the table of line {last.start}"
             raise _MisfitError(*lines[-1], reason)
-        if lines and not scan.tables[0].rows and len(scan.tables) == 1:
-            reason = "no row of an nccl-tests table follows; pass the text that all_reduce_perf or its like print"
-            raise _MisfitError(*lines[0], reason)
+        if lines and not any(table.halves for table in scan.tables):
+            raise _MisfitError(*lines[0], f"no row of an nccl-tests table follows; {_ADVICE}")
     except _MisfitError as error:
         misfit = error
-    return [table for table in scan.tables if table.rows], misfit
+    return [table for table in scan.tables if table.halves], misfit
 
 
 class _Ratio:
     """Bounds of the bus factor of each row, busbw over algbw, within their printed digits."""
 
-    def __init__(self, table: _Table) -> None:
-        nbytes, seconds, algbw, busbw, algbw_half, busbw_half, _ = np.array([row.figures for row in table.rows]).T
-        digit = 0.00501 * table.unit  # half of the last that a time may show
+    def __init__(self, rows: "pl.DataFrame", unit: float) -> None:
+        nbytes, seconds, algbw, busbw, algbw_half, busbw_half = rows.select(_HALF[6:12]).to_numpy().T
+        digit = 0.00501 * unit  # half of the last that a time may show
         room = 0.05 * nbytes + 1e9 * (algbw_half * (seconds + digit) + algbw * digit)
         self.torn = (abs(1e9 * algbw * seconds - nbytes) > room) | ((nbytes == 0) & (algbw > 0))
         self.telling = (algbw > 20 * algbw_half) & ~self.torn
-        self.low = (busbw - busbw_half) / (algbw + algbw_half)
+        self.low = np.where(self.telling, (busbw - busbw_half) / (algbw + algbw_half), 0.0)
         self.high = np.where(self.telling, busbw + busbw_half, np.inf) / np.where(self.telling, algbw - algbw_half, 1.0)
 
-    def agrees(self, operation: str, ranks: int) -> npt.NDArray[np.bool_]:
-        """Rows that have the bus factor of this number of ranks."""
-        factor = bus_factor(operation, ranks)
-        return np.asarray((self.low <= factor) & (factor <= self.high))
+    def agrees(self, operation: str, ranks: int) -> Any:
+        """Rows that have the bus factor of this number of ranks; all of programs without a model."""
+        factor = bus_factor(operation, ranks) if operation in OPERATIONS else np.nan
+        return ~((factor < self.low) | (factor > self.high))
 
     def fits(self, operation: str, ranks: int) -> bool:
-        """Whether most rows with enough digits agree; true for programs without a model."""
-        told = operation in OPERATIONS and self.telling.any()
-        return not told or bool(self.agrees(operation, ranks)[self.telling].mean() > 0.5)
+        """Whether most rows with enough digits agree."""
+        return not self.telling.any() or bool(self.agrees(operation, ranks)[self.telling].mean() > 0.5)
 
     def bound_ranks(self, operation: str) -> tuple[int, float]:
         """Fewest and most ranks whose bus factor explains every row, 1 and 0 where none does."""
-        if operation not in OPERATIONS:
-            return 1, math.inf
-        factors = bus_factor(operation, _COUNTS)
-        low, high = np.max(self.low[self.telling], initial=0.0), np.min(self.high, initial=np.inf)
-        found = _COUNTS[(low <= factors) & (factors <= high)]
+        factors = bus_factor(operation, _COUNTS) if operation in OPERATIONS else np.full(_COUNTS.shape, np.nan)
+        found = _COUNTS[~((factors < self.low.max()) | (factors > self.high.min()))]
         if not len(found):
             return 1, 0
         return int(found[0]), math.inf if found[-1] == _COUNTS[-1] else int(found[-1])
 
 
-def _name_operation(table: _Table, ratio: _Ratio, file: str) -> tuple[str, str]:
+def _name_operation(table: _Table, rows: "pl.DataFrame", ratio: _Ratio, file: str) -> tuple[str, str]:
     """Operation by label, columns and figures, or last by the file name; and a note if something is odd."""
     if table.label:
-        return _NAMES.get(table.label.replace("_", ""), table.label), ""
-    first, ranks = table.rows[0], table.count()[0]
-    if first.redop:
-        names = ["reduce"] if first.root >= 0 else ["all_reduce", "reduce_scatter", "send_recv"]
-    elif first.root >= 0:
-        names = ["broadcast", "gather", "scatter"]
-    elif "redop" not in table.leading:
-        names = ["all_gather", "send_recv"]
-    else:  # older versions had no column for a root, but one for the redop that all_to_all left blank
-        names = ["all_gather", "all_to_all", "send_recv"] if "root" in table.leading else ["all_to_all"]
-    wrong = [row.figures[-1] for row in table.rows[:2]]
-    if len(wrong) > 1 and table.rows[1].in_place and wrong[0] >= 0 and math.isnan(wrong[1]):
-        names = [name for name in names if name in ("all_to_all", "send_recv")]  # these cannot work in place
-    fitting = [name for name in names if (ratio.fits(name, ranks) if ranks else ratio.bound_ranks(name)[1])]
+        return table.operation, ""
+    first, (ranks, _), names = rows.row(0, named=True), table.count(), set(OPERATIONS)
+    names &= _ROOTED if first["root"] >= 0 else names - _ROOTED
+    names &= {*_REDUCING, "send_recv"} if first["redop"] else names - _REDUCING
+    if "root" not in table.leading and not first["redop"]:  # once, only all_to_all had a column that it left blank
+        names &= {"all_to_all"} if "redop" in table.leading else {"all_gather", "send_recv"}
+    if rows["in_place"][:2].any() and first["wrong"] >= 0 and math.isnan(rows["wrong"][1]):
+        names &= {"all_to_all", "send_recv"}  # these cannot work in place
+    fitting = [n for n in OPERATIONS if n in names and (ratio.fits(n, ranks) if ranks else ratio.bound_ranks(n)[1])]
     if len(fitting) == 1:
         return fitting[0], ""
     which, text = " or ".join(fitting) or "none known", re.sub(r"[^a-z]", "", Path(file).stem.lower())
-    named = max((name for name in _NAMES if name in text), key=len, default="")  # a reduce_scatter is no reduce
-    if _NAMES.get(named) not in fitting:
+    named = _NAMES.get(max((name for name in _NAMES if name in text), key=len, default=""))
+    if named not in fitting:  # a reduce_scatter is no reduce
         raise ValueError(f"the operation is not named, by its figures it is {which}; pass operation=")
-    return _NAMES[named], f"it may be {which}; only the name of the file says {_NAMES[named]}"
+    return named, f"it may be {which}; only the name of the file says {named}"
 
 
 def _count_ranks(table: _Table, ratio: _Ratio, operation: str) -> int:
@@ -280,45 +246,44 @@ def _count_ranks(table: _Table, ratio: _Ratio, operation: str) -> int:
 
 def _read_table(
     table: _Table, file: str, operation: str | None, ranks: int | None, nodes: int | None
-) -> tuple[list[dict[str, Any]], list[str], _MisfitError | None]:
-    """Rows before one that contradicts itself, notes, and the error of that one."""
-    ratio, (listed, hosts), kept, misfit = _Ratio(table), table.count(), table.rows, None
+) -> tuple["pl.DataFrame", _MisfitError | None]:
+    """Rows before one that contradicts the others, and the error of that one; warns of what else is odd."""
+    import polars as pl
+
+    rows = pl.DataFrame(table.halves, _HALF, orient="row", infer_schema_length=None)
+    (listed, hosts), misfit = table.count(), None
+    ratio, where = _Ratio(rows, table.unit), f"{file} line {rows['line'][0]}"
     try:
-        name, odd = (operation, "") if operation else _name_operation(table, ratio, file)
+        name, odd = (operation, "") if operation else _name_operation(table, rows, ratio, file)
         count = ranks or _count_ranks(table, ratio, name)
     except ValueError as error:
-        raise ValueError(f"{file} line {table.rows[0].line}: {error}") from None
-    wrong = [row.line for row in table.rows if row.figures[-1] > 0]
-    label, fits = _NAMES.get(table.label.replace("_", ""), table.label), ratio.fits(name, count)
-    notes = [odd] if odd else []
-    if operation and label not in ("", operation):
-        notes.append(f"the log says {label}, not operation={operation!r}")
-    if ranks and listed not in (0, ranks):
-        notes.append(f"the log lists {listed} ranks, not ranks={ranks}")
-    elif not fits:
-        notes.append(f"busbw / algbw does not fit {name} of {count} ranks; pass operation= or ranks=")
-    if wrong:
-        notes.append(f"{len(wrong)} results hold wrong values (the first in line {wrong[0]}); mistrust them")
-    known = name in OPERATIONS
-    good = ~ratio.torn & (ratio.agrees(name, count) | (not fits)) if known else np.ones(len(kept), dtype=bool)
-    if not good.all():
-        row, torn = kept[int(good.argmin())], ratio.torn[good.argmin()]
-        reason = "algbw is not size / time" if torn else "busbw / algbw is not that of the other rows"
-        misfit = _MisfitError(row.line, row.text, reason)
-        kept = [other for other in kept if other.line < row.line]
-    rows = []
-    for row in kept:
-        nbytes, seconds, algbw, busbw = row.figures[0], row.figures[1], 1e9 * row.figures[2], 1e9 * row.figures[3]
-        if known:  # size and time have more digits
-            algbw = nbytes / seconds if seconds > 0 else algbw
-            busbw = float(bus_factor(name, count)) * algbw
-        what = (name, count, nodes or hosts, _DTYPES.get(row.dtype, row.dtype), row.redop, int(nbytes), seconds)
-        rows.append(dict(zip(_COLUMNS, (*what, algbw, busbw, row.in_place, file, row.line), strict=True)))
-    return rows, [f"line {table.rows[0].line}: {note}" for note in notes], misfit
-
-
-def _advise(file: str, misfit: _MisfitError, kept: int) -> str:
-    return f"{file} {misfit}" + (f"; partial=True keeps the {kept} measurements before it" if kept else "")
+        raise ValueError(f"{where}: {error}") from None
+    known, fits, other = name in OPERATIONS, ratio.fits(name, count), ranks and listed not in (0, ranks)
+    wrong = rows.filter(pl.col("wrong").fill_nan(0.0) > 0)["line"]
+    doubts = {
+        odd: odd,
+        f"the log says {table.operation}, not {operation=}": operation and table.operation not in ("", operation),
+        f"the log lists {listed} ranks, not {ranks=}": other,
+        f"busbw / algbw does not fit {name} of {count} ranks; pass operation= or ranks=": not (fits or other),
+        f"{len(wrong)} results hold wrong values (the first in line {min(wrong, default=0)}); mistrust them": len(
+            wrong
+        ),
+    }
+    for text in filter(doubts.get, doubts):
+        warnings.warn(escape(f"{where}: {text}", 500), LogWarning, stacklevel=4)
+    bad = known & (ratio.torn | (fits & ~ratio.agrees(name, count)))
+    if bad.any():
+        line, text = rows.row(int(bad.argmax()))[:2]
+        reason = "algbw is not size / time" if ratio.torn[bad][0] else "busbw / algbw is not that of the other rows"
+        rows, misfit = rows.filter(pl.col("line") < line), _MisfitError(line, text, reason)
+    seconds, algbw, busbw = pl.col("seconds"), 1e9 * pl.col("algbw"), 1e9 * pl.col("busbw")
+    if known:  # size and time have more digits
+        algbw = pl.when(seconds > 0).then(pl.col("nbytes") / seconds).otherwise(algbw)
+        busbw = float(bus_factor(name, count)) * algbw
+    about = {"operation": pl.lit(name), "ranks": pl.lit(count, pl.Int64), "nodes": pl.lit(nodes or hosts, pl.Int64)}
+    about |= {"dtype": pl.col("dtype").replace(_DTYPES), "redop": pl.col("redop").cast(pl.String), "file": pl.lit(file)}
+    whole = pl.col("nbytes").cast(pl.Int64)
+    return rows.with_columns(**about, nbytes=whole, algbw=algbw, busbw=busbw).select(_COLUMNS), misfit
 
 
 def _collect(logs: Iterable[tuple[str, str]], partial: bool, **given: Any) -> "pl.DataFrame":
@@ -330,29 +295,23 @@ def _collect(logs: Iterable[tuple[str, str]], partial: bool, **given: Any) -> "p
     for name in ("ranks", "nodes"):
         if given[name] is not None:
             check_positive(name, given[name], integer=True)
-    rows: list[dict[str, Any]] = []
+    frames: list[pl.DataFrame] = []
     for name, text in logs:
-        file, before = escape(name, 200), len(rows)
-        with reading(file, "pass the text that all_reduce_perf or its like print"):
+        file = escape(name, 200)
+        with reading(file, _ADVICE):
             tables, misfit = _find_tables(text)
+            pairs = [_read_table(table, file, **given) for table in tables]
+            misfit = next(filter(None, [*(wrong for _, wrong in pairs), misfit]), None)
+            kept = sum(len(found) for found, _ in pairs)
             if misfit and not partial:
-                raise ValueError(_advise(file, misfit, sum(len(table.rows) for table in tables)))
-            for table in tables:
-                found, notes, wrong = _read_table(table, file, **given)
-                rows += found
-                for note in notes:
-                    warnings.warn(escape(f"{file} {note}", 500), LogWarning, stacklevel=3)
-                if wrong and not partial:
-                    raise ValueError(_advise(file, wrong, len(rows) - before))
-                misfit = wrong or misfit
+                more = f"; partial=True keeps the {kept} measurements before it" if kept else ""
+                raise ValueError(f"{file} {misfit}{more}")
         if misfit:
-            kept = len(rows) - before or "no"
-            warnings.warn(f"{file} {misfit}; {kept} measurements are kept", LogWarning, stacklevel=3)
-    if not rows:
+            warnings.warn(f"{file} {misfit}; {kept or 'no'} measurements are kept", LogWarning, stacklevel=3)
+        frames += [found for found, _ in pairs]
+    if not sum(map(len, frames)):
         raise ValueError("no complete row of an nccl-tests table is there; pass the text that all_reduce_perf prints")
-    kinds: dict[str, Any] = dict.fromkeys(("operation", "dtype", "redop", "file"), pl.String)
-    kinds |= dict.fromkeys(("ranks", "nodes", "nbytes", "line"), pl.Int64) | {"in_place": pl.Boolean}
-    return pl.DataFrame(rows, schema={name: kinds.get(name, pl.Float64) for name in _COLUMNS})
+    return pl.concat(frames)
 
 
 def _read_logs(source: str | Path | Sequence[str | Path]) -> Iterator[tuple[str, str]]:
@@ -366,7 +325,6 @@ def _read_logs(source: str | Path | Sequence[str | Path]) -> Iterator[tuple[str,
     for path in paths:
         if not os.path.isfile(path):
             raise ValueError(f"{show(str(path), 200)} is no file; name a log, several, or a folder of logs")
-    for path in paths:
         with reading(path, "name the output of nccl-tests", most=LARGEST_TEXT):
             text = path.read_text(encoding="utf-8", errors="replace")
         yield path.relative_to(folder).as_posix() if folder else path.name, text
@@ -386,14 +344,8 @@ def read_nccl_tests(
     ----------
     source : str, Path or sequence of them
         A log, several, or a folder with its subfolders, whose .log, .out and .txt files are read.
-    operation : str, optional
-        Operation, one of `perfkit.models.collectives.OPERATIONS`; by default from the logs.
-    ranks : int, optional
-        Ranks that took part; by default from the logs [-].
-    nodes : int, optional
-        Nodes they ran on; by default from the logs [-].
-    partial : bool, optional
-        Whether to keep, with a warning, the rows before a line that does not fit.
+    operation, ranks, nodes, partial : optional
+        As `parse_nccl_tests` takes them.
 
     Returns
     -------

@@ -8,14 +8,15 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, find_reference, join_place, reading
+from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, join_place, reading
 from perfkit.ground.units import check_choice, check_positive, escape
 from perfkit.models.distributions import ReuseHistogram, Zipf
 from perfkit.models.skew import fit_zipf
+from perfkit.readers.datasheets import read_rows
 from perfkit.readers.index_arrays import read_indices
 from perfkit.readers.tbe_configs import parse_tbe_config
 from perfkit.workloads.tables import EmbeddingTable, TableSet
@@ -23,7 +24,8 @@ from perfkit.workloads.tables import EmbeddingTable, TableSet
 _COLUMNS = ("rows", "dim", "pooling", "exponent", "itemsize", "name")
 _ARRAYS = (".npy", ".npz", ".pt", ".pth", ".pt.gz")
 _SUFFIXES = (".csv", ".parquet", ".json", *_ARRAYS)
-_ITEMSIZES = (1, 2, 4, 8)
+#: Tables of a file, and what else is known of the set.
+_Tables: TypeAlias = tuple[list[EmbeddingTable], dict[str, Any]]
 
 
 def read_tables(
@@ -81,8 +83,7 @@ def read_tables(
     """
     path, name = Path(source), str(source)
     check_choice("law", law, ("histogram", "zipf"))
-    if itemsize not in _ITEMSIZES:
-        raise ValueError(f"itemsize is {itemsize!r}; it must be 1, 2, 4 or 8 bytes (fp32 is 4, fp16 is 2)")
+    _check_itemsize(itemsize)
     suffix = next((s for s in sorted(_SUFFIXES, key=len, reverse=True) if path.name.lower().endswith(s)), "")
     published, shown = not suffix and not os.path.exists(path), escape(name, 200)
     if published:
@@ -104,59 +105,55 @@ def read_tables(
         found = [part.to_table(width, itemsize=itemsize, law=law) for part in statistics]
         known = {"batch": statistics[0].bags}
     else:
-        found, known = _read_config(path, suffix, itemsize)
+        with reading(path, f"pass a readable {suffix} file", most=LARGEST_TEXT):
+            found, known = _READERS[suffix](path, itemsize)
     known |= {"name": name if published else path.name[: -len(suffix)]} | ({} if batch is None else {"batch": batch})
     with reading(name, "change the tables"):
         return TableSet(tuple(found), **known)
 
 
-def _read_config(path: Path, suffix: str, itemsize: int) -> tuple[list[EmbeddingTable], dict[str, Any]]:
-    """Tables of a file that lists them, and what else is known of the set."""
-    readers: dict[str, Callable[[Path], Any]] = {".csv": _read_csv, ".json": _read_json, ".parquet": _read_parquet}
-    with reading(path, f"pass a readable {suffix} file", most=LARGEST_TEXT):
-        content = readers[suffix](path)
-        if suffix == ".json" and _is_tbe(content):
-            return _read_tbe(content, path.name, itemsize)
-        records = _records_of(content, path.name) if suffix == ".json" else content
-        found = [_make_table(record, place, itemsize) for place, record in islice(records, MOST_ROWS + 1)]
-        _check_rows(len(found), path.name)
-        return found, {}
+def _check_itemsize(itemsize: Any) -> None:
+    if itemsize not in (1, 2, 4, 8):
+        raise ValueError(f"itemsize is {itemsize!r}; it must be 1, 2, 4 or 8 bytes, not bits (fp32 is 4, fp16 is 2)")
 
 
-def _check_rows(count: int, name: str) -> None:
-    """Turn away more tables than any model has."""
-    if count > MOST_ROWS:
+def _make_tables(records: Iterable[tuple[str, Mapping[str, Any]]], name: str, itemsize: int) -> _Tables:
+    """Tables by their columns, each with its place in errors; what is empty has its default."""
+    found = []
+    for place, record in islice(records, MOST_ROWS + 1):
+        values = {"itemsize": itemsize} | {key: value for key, value in record.items() if value not in (None, "")}
+        for key in record.keys() - set(_COLUMNS):
+            join_place(place, str(key), _COLUMNS)
+        if missing := [key for key in ("rows", "dim") if key not in values]:
+            raise ValueError(f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table")
+        with reading(place, "change the table"):
+            _check_itemsize(values["itemsize"])
+            found.append(EmbeddingTable(**values))
+    if len(found) > MOST_ROWS:
         raise ValueError(f"{name} lists more than {MOST_ROWS:,} tables; leave rows out")
+    return found, {}
 
 
-def _read_tbe(content: Any, name: str, itemsize: int) -> tuple[list[EmbeddingTable], dict[str, Any]]:
-    if not isinstance(content, list):
-        tables, batch = parse_tbe_config(content, place=name, itemsize=itemsize)
-        return tables, {"batch": batch, "embedding": "fused"}
-    named, batches = [], set()
-    for i, config in enumerate(content):
-        tables, batch = parse_tbe_config(config, place=f"{name}[{i}]", itemsize=itemsize)
-        named += [replace(table, name=f"{i}.{table.name}") for table in tables]
-        batches.add(batch)
-        _check_rows(len(named), name)
-    if len(batches) > 1:
-        raise ValueError(
-            f"{name} has batches of {', '.join(map(str, sorted(batches)))}; keep each in a file of its own"
-        )
-    return named, {"batch": batches.pop(), "embedding": "fused"}
+def _read_csv(path: Path, itemsize: int) -> _Tables:
+    def walk() -> Iterator[tuple[str, dict[str, Any]]]:
+        for values in filter(lambda values: any(map(str.strip, values)), reader):
+            place = f"{path.name} line {reader.line_num}"
+            if len(values) != len(header):
+                text = f"{place} has {len(values)} values for {len(header)} columns"
+                raise ValueError(f"{text}; write no thousands commas")
+            cells = zip(header, map(str.strip, values), strict=True)
+            yield place, {name: cell if name == "name" else _number(cell) for name, cell in cells}
 
-
-def _make_table(record: Mapping[str, Any], place: str, itemsize: int) -> EmbeddingTable:
-    values = {"itemsize": itemsize} | {key: value for key, value in record.items() if value not in (None, "")}
-    if missing := [key for key in ("rows", "dim") if key not in values]:
-        raise ValueError(f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table")
-    try:
-        table = EmbeddingTable(**values)
-        if table.itemsize not in _ITEMSIZES:
-            raise ValueError(f"itemsize is {table.itemsize}; it must be 1, 2, 4 or 8 bytes, not bits (fp32 is 4)")
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
-    return table
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = [column.strip() for column in next(reader, [])]
+            if not header or len(set(header)) < len(header):
+                what = "names a column twice" if header else "is empty"
+                raise ValueError(f"{path.name} {what}; its first line must name columns: {', '.join(_COLUMNS)}")
+            return _make_tables(walk(), path.name, itemsize)
+        except csv.Error as error:
+            raise ValueError(f"{path.name} line {reader.line_num}: {error}; separate values by commas") from error
 
 
 def _number(text: str) -> Any:
@@ -167,68 +164,46 @@ def _number(text: str) -> Any:
     return text
 
 
-def _check_columns(columns: Iterable[Any], place: str) -> None:
-    names = [str(column) for column in columns]
-    for name in names:
-        join_place(place, name, _COLUMNS)
-    if len(set(names)) < len(names):
-        raise ValueError(f"{place} names a column twice; name each of {', '.join(_COLUMNS)} once")
-
-
-def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        try:
-            header = [column.strip() for column in next(reader, [])]
-            if not header:
-                raise ValueError(f"{path.name} is empty; its first line must name columns: {', '.join(_COLUMNS)}")
-            _check_columns(header, path.name)
-            for values in reader:
-                place, cells = f"{path.name} line {reader.line_num}", [value.strip() for value in values]
-                if any(cells) and len(cells) != len(header):
-                    raise ValueError(
-                        f"{place} has {len(cells)} values for {len(header)} columns; write no thousands commas"
-                    )
-                if any(cells):
-                    pairs = zip(header, cells, strict=True)
-                    yield place, {name: cell if name == "name" else _number(cell) for name, cell in pairs}
-        except csv.Error as error:
-            raise ValueError(f"{path.name} line {reader.line_num}: {error}; separate values by commas") from error
-
-
-def _read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def _read_parquet(path: Path, itemsize: int) -> _Tables:
     import polars
 
-    scan = polars.scan_parquet(path)
-    _check_columns(scan.collect_schema(), path.name)
-    _check_rows(scan.select(polars.len()).collect().item(), path.name)
-    return [(f"{path.name} row {i}", row) for i, row in enumerate(scan.collect().iter_rows(named=True))]
+    rows = polars.scan_parquet(path).limit(MOST_ROWS + 1).collect().iter_rows(named=True)
+    return _make_tables(((f"{path.name} row {i}", row) for i, row in enumerate(rows)), path.name, itemsize)
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, itemsize: int) -> _Tables:
+    """A list of tables, alone or as ``tables``, or what FBGEMM writes."""
+    name = path.name
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"))
+        content = json.loads(path.read_bytes().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path.name} line {error.lineno} is no JSON: {error.msg}; write a list of tables") from error
-
-
-def _is_tbe(content: Any) -> bool:
-    """Whether this, or its first entry, is a TBEDataConfig."""
+        raise ValueError(f"{name} line {error.lineno} is no JSON: {error.msg}; write a list of tables") from error
     first = content[0] if isinstance(content, list) and content else content
-    return isinstance(first, Mapping) and not {"T", "batch_params", "indices_params", "pooling_params"}.isdisjoint(
-        first
-    )
-
-
-def _records_of(content: Any, name: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Entries of a JSON list of tables, or of the list under ``tables``."""
+    parts = ("T", "batch_params", "indices_params", "pooling_params")
+    if isinstance(first, Mapping) and not first.keys().isdisjoint(parts):
+        return _read_tbe(content, name, itemsize)
     entries = content.get("tables") if isinstance(content, Mapping) and set(content) == {"tables"} else content
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ValueError(f'{name} must hold a list of tables such as {{"rows": 1000, "dim": 64}}, or a TBEDataConfig')
-    _check_rows(len(entries), name)
-    for i, entry in enumerate(entries):
-        _check_columns(entry, f"{name}[{i}]")
-    return [(f"{name}[{i}]", entry) for i, entry in enumerate(entries)]
+    return _make_tables(((f"{name}[{i}]", entry) for i, entry in enumerate(entries)), name, itemsize)
+
+
+def _read_tbe(content: Any, name: str, itemsize: int) -> _Tables:
+    several, found, batches = isinstance(content, list), [], set()
+    for i, config in enumerate(content if several else [content]):
+        tables, batch = parse_tbe_config(config, place=f"{name}[{i}]" if several else name, itemsize=itemsize)
+        found += [replace(table, name=f"{i}.{table.name}") if several else table for table in tables]
+        batches.add(batch)
+        if len(found) > MOST_ROWS:
+            raise ValueError(f"{name} lists more than {MOST_ROWS:,} tables; leave some out")
+    if len(batches) > 1:
+        shown = ", ".join(map(str, sorted(batches)))
+        raise ValueError(f"{name} has batches of {shown}; keep each in a file of its own")
+    return found, {"batch": batches.pop(), "embedding": "fused"}
+
+
+_READERS: dict[str, Callable[[Path, int], _Tables]]
+_READERS = {".csv": _read_csv, ".parquet": _read_parquet, ".json": _read_json}
 
 
 # Published sets.
@@ -247,18 +222,13 @@ def list_published() -> list[str]:
     >>> list_published()[:2]
     ['mlperf-dlrm-v1', 'mlperf-dlrm-dcnv2']
     """
-    return [*dict.fromkeys(row["model"] for row in _published("dlrm_tables.csv")), *_histograms()]
-
-
-def _published(file: str) -> list[dict[str, str]]:
-    with open(find_reference("published", file), encoding="utf-8", newline="") as handle:
-        return list(csv.DictReader(handle))
+    return [*dict.fromkeys(row["model"] for row in read_rows("published", "dlrm_tables.csv")), *_histograms()]
 
 
 def _histograms() -> dict[str, list[dict[str, str]]]:
     """Published histograms: name to bins."""
     found: dict[str, list[dict[str, str]]] = {}
-    for row in _published("dlrm_reuse.csv"):
+    for row in read_rows("published", "dlrm_reuse.csv"):
         found.setdefault(row["data_set"], []).append(row)
     return found
 
@@ -311,11 +281,9 @@ def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
     return ReuseHistogram(tuple(counts.tolist()), lookups, rows), tables, batch
 
 
-def _read_published(
-    name: str, dim: int, rows: Any, itemsize: int, law: str
-) -> tuple[list[EmbeddingTable], dict[str, Any]]:
+def _read_published(name: str, dim: int, rows: Any, itemsize: int, law: str) -> _Tables:
     if name not in _histograms():
-        listed = [row for row in _published("dlrm_tables.csv") if row["model"] == name]
+        listed = (row for row in read_rows("published", "dlrm_tables.csv") if row["model"] == name)
         sizes = [(int(row["rows"]), int(row["dim"]), float(row["pooling"])) for row in listed]
         return [EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}") for i, size in enumerate(sizes)], {}
     each, tables = int(check_positive("rows", rows, integer=True)), int(_histograms()[name][0]["tables"])

@@ -4,9 +4,9 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
-from perfkit.ground.files import MOST_ROWS
+from perfkit.ground.files import MOST_ROWS, reading
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.distributions import Zipf
 from perfkit.workloads.tables import EmbeddingTable
@@ -77,17 +77,14 @@ def parse_tbe_config(
     if odd := sorted(set(config) - _KEYS):
         warnings.warn(f"{place} has {', '.join(odd)}, which perfkit does not know and leaves out", stacklevel=3)
     count = int(check_positive(f"{place}.T", config.get("T"), integer=True, maximum=MOST_ROWS))
-    rows = _per_table(config, place, "E", "Es", count, integer=True)
-    dims = _per_table(config, place, "D", "Ds", count, integer=True)
+    whole = _Section(config, place, count)
+    rows, dims = (whole.read(one, many, integer=True) for one, many in (("E", "Es"), ("D", "Ds")))
     if config.get("mixed_dim") and len(set(dims)) == 1 and not config.get("Ds"):
         warnings.warn(f"{place} draws the columns of each table around D = {dims[0]:g}; D is taken", stacklevel=3)
-    batches = _find_batches(_section(config, place, "batch_params"), f"{place}.batch_params", count)
-    means, spread = _find_poolings(_section(config, place, "pooling_params"), f"{place}.pooling_params", count)
+    batches, (means, spread) = _find_batches(whole.enter("batch_params")), _find_poolings(whole.enter("pooling_params"))
     batch = max(batches)
     poolings = [mean * samples / batch for mean, samples in zip(means, batches, strict=True)]
-    groups = _share_tables(config, place, count, rows, dims)
-    laws = _find_laws(_section(config, place, "indices_params"), f"{place}.indices_params", count)
-    tables = []
+    groups, laws, tables = _share_tables(whole, rows, dims), _find_laws(whole.enter("indices_params")), []
     for number, features in groups.items():
         pooling, law = sum(poolings[f] for f in features), laws(int(rows[features[0]]))
         if pooling > 0:
@@ -99,100 +96,104 @@ def parse_tbe_config(
     return tables, int(batch)
 
 
-def _section(config: Mapping[str, Any], place: str, key: str) -> Mapping[str, Any]:
-    section = config.get(key)
-    if not isinstance(section, Mapping):
-        raise ValueError(f"{place}.{key} is {show(section)}; it must be a table of names and values")
-    return section
+class _Section(NamedTuple):
+    """Part of a configuration of some tables, and its name in errors."""
+
+    values: Mapping[str, Any]
+    place: str
+    tables: int
+
+    def enter(self, key: str) -> "_Section":
+        """A part of this part."""
+        if not isinstance(self.values.get(key), Mapping):
+            raise ValueError(
+                f"{self.place}.{key} is {show(self.values.get(key))}; it must be a table of names and values"
+            )
+        return _Section(self.values[key], f"{self.place}.{key}", self.tables)
+
+    def take(self, key: str, **rule: Any) -> float:
+        """A number."""
+        return float(check_positive(f"{self.place}.{key}", self.values.get(key), **rule))
+
+    def take_list(self, key: str, count: int | None, **rule: Any) -> list[Any]:
+        """Numbers of a list, one for each table where there is a count."""
+        value = self.values.get(key)
+        if not isinstance(value, list | tuple) or count not in (None, len(value)):
+            wanted = "a list" if count is None else f"a list with one for each of the {count} tables"
+            raise ValueError(f"{self.place}.{key} is {show(value)}; it must be {wanted}")
+        return [check_positive(f"{self.place}.{key}[{i}]", number, **rule) for i, number in enumerate(value)]
+
+    def read(self, one: str, many: str, **rule: Any) -> list[float]:
+        """Value of each table: the list `many`, or `one` value for all, which files of old also write as a list."""
+        key = one if self.values.get(many) is None else many
+        if key == one and not isinstance(self.values.get(one), list):
+            return [self.take(one, **rule)] * self.tables
+        return self.take_list(key, self.tables, **rule)
+
+    def spread(self, key: str, kind: str) -> tuple[float, bool]:
+        """Spread of a drawn size, 0 where it is not drawn, and whether it is uniform."""
+        sigma = 0.0 if self.values.get(key) is None else self.take(key, zero=True)
+        shape = check_choice(f"{self.place}.{kind}", self.values.get(kind) or "normal", ("normal", "uniform"))
+        return sigma, shape == "uniform" and sigma > 0
 
 
-def _numbers(value: Any, place: str, count: int | None = None, **rule: Any) -> list[Any]:
-    """Numbers of a list, one for each table where there is a count."""
-    if not isinstance(value, list | tuple) or count not in (None, len(value)):
-        wanted = "a list" if count is None else f"a list with one for each of the {count} tables"
-        raise ValueError(f"{place} is {show(value)}; it must be {wanted}")
-    return [check_positive(f"{place}[{i}]", number, **rule) for i, number in enumerate(value)]
-
-
-def _per_table(section: Mapping[str, Any], place: str, one: str, many: str, count: int, **rule: Any) -> list[float]:
-    """Value of each table: the list `many`, or `one` value for all, which files of old also write as a list."""
-    key = one if section.get(many) is None else many
-    if key == one and not isinstance(section.get(one), list):
-        return [check_positive(f"{place}.{one}", section.get(one), **rule)] * count
-    return _numbers(section[key], f"{place}.{key}", count, **rule)
-
-
-def _find_spread(section: Mapping[str, Any], place: str, key: str, kind: str) -> tuple[float, bool]:
-    """Spread of a drawn size, 0 where it is not drawn, and whether it is uniform."""
-    sigma = 0.0 if section.get(key) is None else check_positive(f"{place}.{key}", section[key], zero=True)
-    shape = check_choice(f"{place}.{kind}", section.get(kind) or "normal", ("normal", "uniform"))
-    return sigma, shape == "uniform" and sigma > 0
-
-
-def _find_batches(section: Mapping[str, Any], place: str, count: int) -> list[float]:
+def _find_batches(section: _Section) -> list[float]:
     """Samples of each table."""
-    batches = _per_table(section, place, "B", "Bs", count, integer=True)
-    sigma, uniform = _find_spread(section, place, "sigma_B", "vbe_distribution")
-    if section.get("Bs") is None and sigma:  # B is then that of a rank
-        ranks = check_positive(f"{place}.vbe_num_ranks", section.get("vbe_num_ranks"), integer=True)
-        warnings.warn(f"{place} draws the samples of each table; their mean is taken", stacklevel=4)
+    batches, (sigma, uniform) = section.read("B", "Bs", integer=True), section.spread("sigma_B", "vbe_distribution")
+    if section.values.get("Bs") is None and sigma:  # B is then that of a rank
+        ranks = section.take("vbe_num_ranks", integer=True)
+        warnings.warn(f"{section.place} draws the samples of each table; their mean is taken", stacklevel=4)
         batches = [float(round(ranks * ((b + sigma) / 2 if uniform else b))) for b in batches]
     return batches
 
 
-def _find_poolings(section: Mapping[str, Any], place: str, count: int) -> tuple[list[float], float]:
+def _find_poolings(section: _Section) -> tuple[list[float], float]:
     """Mean lookups of a sample by table, and their standard deviation."""
-    means = _per_table(section, place, "L", "Ls", count, zero=True)
-    sigma, uniform = _find_spread(section, place, "sigma_L", "length_distribution")
-    low = means[0]
-    if not sigma:
-        return means, 0.0
-    if uniform and sigma < low:
-        raise ValueError(f"{place}.sigma_L is {sigma:g}, the upper end of L to sigma_L; it must be at least {low:g}")
-    if section.get("Ls") is None:  # the generator cuts a normal size to a whole number from 0
-        normal, z = NormalDist(), low / sigma
-        above, density = normal.cdf(z), normal.pdf(z)
-        cut = max(low * above + sigma * density - above / 2 + density / (12 * sigma), 0.0)
-        means = [(low + sigma) / 2 if uniform else cut] * count
-    return means, math.sqrt(((sigma - low + 1) ** 2 - 1) / 12) if uniform else sigma
+    means, (sigma, uniform) = section.read("L", "Ls", zero=True), section.spread("sigma_L", "length_distribution")
+    low, drawn = means[0], section.values.get("Ls") is None
+    if uniform:
+        if sigma < low:
+            raise ValueError(
+                f"{section.place}.sigma_L is {sigma:g}, the upper end of L to sigma_L; it must be at least {low:g}"
+            )
+        return [(low + sigma) / 2] * len(means) if drawn else means, math.sqrt(((sigma - low + 1) ** 2 - 1) / 12)
+    if sigma and drawn:  # the generator cuts a normal size to a whole number from 0
+        above, density = NormalDist().cdf(low / sigma), NormalDist().pdf(low / sigma)
+        means = [max(low * above + sigma * density - above / 2 + density / (12 * sigma), 0.0)] * len(means)
+    return means, sigma
 
 
-def _share_tables(
-    config: Mapping[str, Any], place: str, count: int, rows: list[float], dims: list[float]
-) -> dict[int, list[int]]:
+def _share_tables(config: _Section, rows: list[float], dims: list[float]) -> dict[int, list[int]]:
     """Features that look into each table."""
     groups: dict[int, list[int]] = {}
-    mapping = list(range(count)) if config.get("feature_table_map") is None else config["feature_table_map"]
-    where = f"{place}.feature_table_map"
-    for i, table in enumerate(_numbers(mapping, where, count, integer=True, zero=True)):
+    own = config.values.get("feature_table_map") is None
+    count, rule = config.tables, {"integer": True, "zero": True}
+    shared = range(count) if own else config.take_list("feature_table_map", count, **rule)
+    for i, table in enumerate(shared):
         groups.setdefault(table, []).append(i)
     for table, features in groups.items():
         if len({(rows[f], dims[f]) for f in features}) > 1:
-            raise ValueError(f"{place}: features {features} share table {table}; their Es and Ds must be alike")
-    if len(groups) < count:
-        text = (
-            f"{place}: {count} features share {len(groups)} tables; lookups are added up, and a sample gets one pooled"
-        )
-        warnings.warn(f"{text} row of each table", stacklevel=4)
+            raise ValueError(f"{config.place}: features {features} share table {table}; their Es and Ds must be alike")
+    if len(groups) < config.tables:
+        text = f"{config.place}: {config.tables} features share {len(groups)} tables; lookups are added up"
+        warnings.warn(f"{text}, and a sample gets one pooled row of each table", stacklevel=3)
     return dict(sorted(groups.items()))
 
 
-def _find_laws(section: Mapping[str, Any], place: str, count: int) -> Callable[[int], Zipf]:
+def _find_laws(section: _Section) -> Callable[[int], Zipf]:
     """Law of a table by its rows: all tables have the same one, cut off."""
-    hitters = _numbers(section.get("heavy_hitters"), f"{place}.heavy_hitters", zero=True, maximum=1)
-    q = check_positive(f"{place}.zipf_q", section.get("zipf_q"))
-    s = check_positive(f"{place}.zipf_s", section.get("zipf_s"), zero=True, maximum=10)
-    if len(hitters) * count > _MOST_HITTERS:
-        raise ValueError(f"{place} has {len(hitters)} heavy hitters for each of {count} tables; leave small ones out")
+    hitters = section.take_list("heavy_hitters", None, zero=True, maximum=1)
+    q, s = section.take("zipf_q"), section.take("zipf_s", zero=True, maximum=10)
+    if len(hitters) * section.tables > _MOST_HITTERS:
+        text = f"{section.place} has {len(hitters)} heavy hitters for each of {section.tables} tables"
+        raise ValueError(f"{text}; leave small ones out")
 
     def cut(rows: int) -> Zipf:
         kept = hitters[:rows]
         if len(kept) == rows:  # the last row gets what the others leave
             total = sum(kept)
             kept = [h / total for h in kept[:-1]] if total > 0 else []
-        try:
+        with reading(section.place, "change the heavy hitters"):
             return Zipf(rows, s, max(q - 1, 2.0**-52 - 1), tuple(kept))
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
 
     return cut

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from perfkit.models.distributions import Uniform, Zipf, unique_rows
-from perfkit.models.roots import find_root
+from perfkit.models.skew import find_exponent
 from perfkit.recording.exchanges import Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.sandbox import MOST_KNOWN
@@ -291,5 +291,5 @@ def _fit_exponent(indices: Tensor | None, rows: int) -> float:
         unique, lookups = int(torch.unique(indices).numel()), indices.numel()
     if unique > 0.98 * float(unique_rows(Zipf(rows, 1e-6), lookups)):
         return 0.0
-    root = find_root(lambda s: unique - float(unique_rows(Zipf(rows, s), lookups)), 0.0, 4.0, precision=1e-6)
+    root = find_exponent(lambda s: unique - float(unique_rows(Zipf(rows, s), lookups)), most=4.0)
     return round(root, 3)

@@ -19,7 +19,7 @@ from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.study import Trials
 from perfkit.ground.files import find_reference
 from perfkit.readers.index_arrays import read_indices
-from perfkit.readers.kernel_database import read_attention, read_casts, read_collectives, read_gemms, read_table
+from perfkit.readers.kernel_database import read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import list_devices, read_nccl_tests
 from tests.fuzz.damage import Rng, choose, damage_bytes, damage_file, damage_text, damage_tree, junk
 from tests.fuzz.harness import Entry, Nonsense
@@ -255,8 +255,6 @@ def read_database(rng: Rng, folder: Path) -> None:
     home.mkdir(parents=True)
     read, rows = DATABASE[name]
     (home / f"{name}_perf.parquet").write_bytes(damage_file(rng, rows, choose(rng, (csv, parquet))))
-    if rng.random() < 0.2:
-        read_table("h", name, root=folder)
     read("h", root=folder, **({"version": choose(rng, ("all", "1.0", junk(rng)))} if rng.random() < 0.5 else {}))
 
 

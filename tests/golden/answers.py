@@ -19,7 +19,7 @@ import polars
 import perfkit as pk
 from perfkit.calibration.fit import fit_platform
 from perfkit.fitting.collectives import fit_collective, fit_over_ranks
-from perfkit.fitting.levels import find_levels
+from perfkit.fitting.kernels import find_levels
 from perfkit.measure.samples import load as load_sample
 from perfkit.models.skew import bin_accesses, fit_zipf
 from perfkit.platform.sources import assemble_sources, fit_gemms
