@@ -15,7 +15,7 @@ from perfkit.ground.hardware import Link
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, format_bytes, format_rate, show
 from perfkit.models import collectives as forms
 from perfkit.models import hierarchy
-from perfkit.platform.estimates import fill_in, find_extrapolations, find_transfers
+from perfkit.platform.estimates import fill_in, find_extrapolations, find_transfers, lacks
 
 _RINGS = ("all_gather", "reduce_scatter", "broadcast", "reduce")
 #: Operations by textbook algorithm.
@@ -114,10 +114,7 @@ class _Fabric:
     def lacks(self, operation: str, what: str) -> ValueError:
         """Make the error for what is missing, with what there is."""
         names = {key: Key.parse(key).operation for key in self.platform.collectives}
-        own = [key for key, name in names.items() if name == operation]
-        have = ", ".join(own or dict.fromkeys(names.values())) or "none"
-        lack = f"platform {self.platform.name!r} has no {what}"
-        return ValueError(f"{lack}; it has {have}; calibrate it or choose another platform")
+        return lacks(self.platform, what, [key for key, name in names.items() if name == operation] or names.values())
 
     def link(self, name: str, operation: str, what: str) -> Link:
         """Find a link of the network."""
@@ -155,13 +152,12 @@ def price_collective(
     `Platform.collective_time`, with sizes that are known to be good; `Platform.collective` says what prices what.
     """
     check_type("operation", operation, str)
-    network = platform.network
-    ranks, local, above = check_positive("ranks", ranks, integer=True), network.ranks_per_node, "choose fewer ranks"
-    if ranks > network.ranks:
-        raise ValueError(
-            f"ranks is {ranks}; platform {platform.name!r} has {network.ranks}; {above} or a larger platform"
-        )
+    ranks, local = check_positive("ranks", ranks, integer=True), platform.network.ranks_per_node
     way = "" if algorithm is None else check_choice("algorithm", algorithm, ALGORITHMS)
+    most = platform.network.nodes if way == "rail" else platform.network.ranks
+    if ranks > most:
+        where = "with one on each node " * (way == "rail") + f"platform {platform.name!r}"
+        raise ValueError(f"ranks is {ranks}; {where} has {most}; choose fewer ranks or a larger platform")
     sizes = np.asarray(nbytes, dtype=float)
     at = _Fabric(platform, float(np.max(sizes, initial=0.0)))
     known = any(Key.parse(key).operation == operation for key in platform.collectives)
@@ -170,23 +166,16 @@ def price_collective(
     if ranks == 1:
         return CollectiveTime(np.zeros(sizes.shape), formula="a single rank has nothing to exchange")
     if way == "rail":
-        if ranks > network.nodes:
-            has = f"with one on each node platform {platform.name!r} has {network.nodes}"
-            raise ValueError(f"ranks is {ranks}; {has}; {above}")
         return _price_rail(at, operation, sizes, ranks)
     if match := at.find(operation, ranks, way):
         return _flag(at, match.price(sizes), operation, sizes, ranks)
-    if ranks > local and ranks % local:
+    across = ranks > local
+    if across and ranks % local:
         raise ValueError(f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node")
-    if ranks <= local and way in ("", "two_level"):
+    if not across and way in ("", "two_level"):
         levels = "two levels" if way else f"{ranks} ranks of one node"
         raise at.lacks(operation, f"model for the collective {operation!r} on {levels}")
-    across = ranks > local
-    found = (
-        _compose(at, operation, sizes, ranks // local, way)
-        if across
-        else _price_textbook(at, operation, sizes, ranks, way)
-    )
+    found = (_compose if across else _price_textbook)(at, operation, sizes, ranks, way)
     time = np.maximum(found.time, _least(at, operation, sizes, ranks))
     if np.all(time == found.time):
         return found
@@ -280,9 +269,9 @@ def _flag(at: _Fabric, found: CollectiveTime, operation: str, nbytes: Array, ran
 # Across nodes.
 
 
-def _compose(at: _Fabric, operation: str, nbytes: Array, nodes: int, way: str) -> CollectiveTime:
+def _compose(at: _Fabric, operation: str, nbytes: Array, ranks: int, way: str) -> CollectiveTime:
     """Compose a collective over whole nodes from its shares inside a node and between nodes."""
-    ranks, way = nodes * at.local, way or ACROSS_NODES[operation]
+    nodes, way = ranks // at.local, way or ACROSS_NODES[operation]
     rules: dict[str, Callable[..., CollectiveTime]] = {"ring": _ring, "tree": _tree, "rail": _one_rail}
     rules |= {"two_level": _two_level, "flat": partial(_two_level, flat=True)}
     if way not in rules:

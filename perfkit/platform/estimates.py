@@ -191,6 +191,12 @@ def find_transfers(label: str, fit: Fit) -> tuple[str, ...]:
     return tuple(f"{label}: transferred from {text}" for text in fit.transferred)
 
 
+def lacks(platform: Any, what: str, have: Iterable[str]) -> ValueError:
+    """Make the error for a model that a platform has not, with those it has."""
+    lack = f"platform {platform.name!r} has no {what}; it has {', '.join(dict.fromkeys(have)) or 'none'}"
+    return ValueError(f"{lack}; calibrate it or choose another platform")
+
+
 def fill_in(fit: Fit) -> str:
     """Write the equation of a fit and its numbers in one line."""
     return f"{EQUATIONS.get(fit.form, fit.form)} with {fit!r}"

@@ -14,7 +14,7 @@ from perfkit.ground.units import Array, Values, check_choice, check_positive, ch
 from perfkit.models import embedding
 from perfkit.models.caches import miss_share
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.platform.estimates import FORMS, Estimate, fill_in, find_extrapolations, find_transfers, warn_once
+from perfkit.platform.estimates import FORMS, Estimate, fill_in, find_extrapolations, find_transfers, lacks, warn_once
 
 _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
 #: Extra spread of a fit of products in fp8 or fp4, and in other formats, that were not measured [-]; docs/formulas.md,
@@ -116,7 +116,7 @@ def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dt
     check_type("features", features, Mapping)
     found = find_kernel(platform.kernels, kind, dtype=dtype)
     if found is None:
-        raise _lack(platform, kind)
+        raise lacks(platform, f"kernel model for {show(kind)}", platform.kernels)
     check_choice("dtype", dtype, platform.device.peaks)
     sizes = {name: check_sizes(f"features[{show(name)}]", values) for name, values in features.items()}
     form, fit = FORMS[found[1].form], found[1]
@@ -199,18 +199,12 @@ def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Est
     return _estimate(platform, f"lookup in {len(tables)} tables, batch {batch},", "embedding_forward", features, "fp32")
 
 
-def _lack(platform: Any, kind: str) -> ValueError:
-    have = ", ".join(dict.fromkeys(platform.kernels)) or "none"
-    lack = f"platform {platform.name!r} has no kernel model for {show(kind)}"
-    return ValueError(f"{lack}; it has {have}; calibrate it or choose another platform")
-
-
 def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Values], dtype: str) -> Estimate:
     """Estimate kernels of one class, one after the other, and say which resource they are up against."""
     variants = (item for item in platform.kernels.items() if Key.parse(item[0]).operation == kind)
     found = find_kernel(platform.kernels, kind, dtype=dtype) or next(variants, None)  # any variant is like the class
     if found is None:
-        raise _lack(platform, kind)
+        raise lacks(platform, f"kernel model for {show(kind)}", platform.kernels)
     fit, sizes = found[1], _put_on_device(platform, features, dtype)
     times = np.atleast_1d(FORMS[fit.form](sizes, **fit))
     time = float(times.sum())
@@ -224,25 +218,20 @@ def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Value
     formula = f"{title} on {platform.name}: {fill_in(fit)}; {rates}"
     spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
     notes = find_extrapolations(title, fit, features) + find_transfers(title.split()[0], fit)
-    estimate = Estimate(time, spread, terms, formula, notes)
-    warn_once(notes, 4)
-    return estimate
+    return Estimate(time, spread, terms, formula, warn_once(notes, 4))
 
 
 def _put_on_device(platform: Any, features: Mapping[str, Values], dtype: str) -> dict[str, Array]:
     """Put the peak, the bandwidth and the cache misses that apply beside the sizes."""
     device = platform.device
     sizes: dict[str, Array] = {name: np.asarray(value, dtype=float) for name, value in features.items()}
-    if "peak" not in sizes:
-        sizes["peak"] = np.asarray(device.peaks[check_choice("dtype", dtype, device.peaks)].value)
-    working_set = sizes.get("working_set", sizes["nbytes"])
-    if "bandwidth" not in sizes and "beyond_l3" in sizes:  # a part comes from behind the last cache
+    nbytes, held = sizes["nbytes"], sizes.get("working_set", sizes["nbytes"])
+    caches = zip(("beyond_l2", "beyond_l3"), platform.cache_capacities, strict=True)
+    known = {name: nbytes * miss_share(held, capacity=capacity) for name, capacity in caches}
+    known["peak"] = np.asarray(device.peaks[check_choice("dtype", dtype, device.peaks)].value)
+    known["bandwidth"] = device.bandwidth(held)
+    if "beyond_l3" in sizes:  # a part comes from behind the last cache
         slow, *near = [level.bandwidth.value for level in device.memory[:-3:-1] if level.bandwidth]
-        far = np.clip(sizes["beyond_l3"] / np.maximum(sizes["nbytes"], 1.0), 0.0, 1.0)
-        sizes["bandwidth"] = np.asarray(1.0 / (far / slow + (1.0 - far) / (near or [slow])[0]))
-    elif "bandwidth" not in sizes:
-        sizes["bandwidth"] = device.bandwidth(working_set)
-    for level, capacity in zip(("l2", "l3"), platform.cache_capacities, strict=True):
-        if f"beyond_{level}" not in sizes:
-            sizes[f"beyond_{level}"] = sizes["nbytes"] * miss_share(working_set, capacity=capacity)
-    return sizes
+        far = np.clip(sizes["beyond_l3"] / np.maximum(nbytes, 1.0), 0.0, 1.0)
+        known["bandwidth"] = np.asarray(1.0 / (far / slow + (1.0 - far) / (near or [slow])[0]))
+    return known | sizes

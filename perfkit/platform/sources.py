@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +14,7 @@ import polars as pl
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_roofline
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
-from perfkit.ground.units import Array, check_choice, format_bytes
+from perfkit.ground.units import check_choice, format_bytes
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
@@ -35,9 +35,6 @@ LATE = 2**20
 PREFERRED = ("bf16", "fp16", "fp32", "fp64")
 #: The part of a GPU's name that identifies it in datasheets and drivers.
 _MODEL = re.compile(r"\bRTX PRO \d+|\bG?[ABHLPTV]\d{2,3}S?\b")
-
-
-# Fits of tidy frames.
 
 
 def _say_origin(fit: Fit, source: str, date: str) -> Fit:
@@ -147,14 +144,18 @@ def fit_rails(frame: pl.DataFrame, platform: Platform, *, source: str = "", date
 
 
 def _fit_kernel(
-    rows: pl.DataFrame, columns: Sequence[str], work: Callable[..., tuple[Array, Array]], device: Device, dtype: str,
+    rows: pl.DataFrame, sizes: Sequence[str], flops: pl.Expr, nbytes: pl.Expr, device: Device, dtype: str,
     source: str, date: str, notes: Sequence[str] = (),
 ) -> Fit:  # fmt: skip
-    """Fit medians over repeats under the roofline of a device; `work` gives FLOP and bytes of the columns."""
-    each = rows.group_by(*columns).agg(pl.col("seconds").median()).sort(*columns)
-    flops, nbytes = work(*(each[name].to_numpy().astype(float) for name in columns))
+    """Fit medians over repeats of the same sizes under the roofline of a device."""
+    each = rows.group_by(*sizes).agg(pl.col("seconds").median()).sort(*sizes)
+    work = each.select(flops, nbytes.alias("nbytes"), "seconds").to_numpy().T
     rates: dict[str, Any] = {"peak": device.peaks[dtype].value, "bandwidth": device.main_bandwidth}
-    return _say_origin(fit_roofline(flops, nbytes, each["seconds"].to_numpy(), **rates, notes=notes), source, date)
+    return _say_origin(fit_roofline(*work, **rates, notes=notes), source, date)
+
+
+def _floats(*names: str) -> list[pl.Expr]:
+    return [pl.col(name).cast(pl.Float64) for name in names]
 
 
 def fit_gemms(frame: pl.DataFrame, device: Device, *, source: str = "", date: str = "") -> dict[str, Fit]:
@@ -170,16 +171,12 @@ def fit_gemms(frame: pl.DataFrame, device: Device, *, source: str = "", date: st
             continue
         kernel = group["kernel"].mode().sort()[0] if "kernel" in group.columns else None
         rows = group if kernel is None else group.filter(pl.col("kernel") == kernel)
-        size, more = (
-            DTYPES[known],
-            2 - DTYPES[known] if known in ("fp8", "fp4", "int8") else 0,
-        )  # half precision comes out
-
-        def work(m: Array, n: Array, k: Array, size: float = size, more: float = more) -> tuple[Array, Array]:
-            return gemm_flops(m, n, k), gemm_bytes(m, n, k, itemsize=size) + more * m * n
-
+        m, n, k = _floats(*"mnk")
+        nbytes = gemm_bytes(m, n, k, itemsize=DTYPES[known])
+        if known in ("fp8", "fp4", "int8"):  # what comes out is half precision
+            nbytes += (2 - DTYPES[known]) * m * n
         text = f"{source}, gemm {dtype}{f' {kernel}' if kernel else ''}".removeprefix(", ")
-        fit = _fit_kernel(rows, ("m", "n", "k"), work, device, known, text, date)
+        fit = _fit_kernel(rows, "mnk", gemm_flops(m, n, k), nbytes, device, known, text, date)
         fits[str(Key("gemm", variant="" if known in PREFERRED[:2] else known))] = replace(fit, dtypes=(known,))
     if not fits:
         raise ValueError(
@@ -199,23 +196,20 @@ def fit_attention(
     """
     plain = (pl.col("window") == 0) & (pl.col("past") == 0) & (pl.col("kv_dtype") == pl.col("dtype"))
     rows = frame.filter(plain & (pl.col("head_dim") <= 128) & (pl.col("sequence") >= 32))
-    dtype = str(rows["dtype"][0])
-
-    def work(causal: Array, b: Array, s: Array, h: Array, kv: Array, d: Array) -> tuple[Array, Array]:
-        return attention_flops(b, h, s, d, causal=causal), attention_bytes(
-            b, h, s, d, kv_heads=kv, itemsize=DTYPES[dtype]
-        )
-
-    sizes = ("causal", "batch", "sequence", "heads", "kv_heads", "head_dim")
-    return {"attention": _fit_kernel(rows, sizes, work, device, dtype, source, date, notes)}
+    sizes, dtype = ("causal", "batch", "sequence", "heads", "kv_heads", "head_dim"), str(rows["dtype"][0])
+    causal, b, s, h, kv, d = _floats(*sizes)
+    flops = attention_flops(b, h, s, d, causal=causal)
+    nbytes = attention_bytes(b, h, s, d, kv_heads=kv, itemsize=DTYPES[dtype])
+    return {"attention": _fit_kernel(rows, sizes, flops, nbytes, device, dtype, source, date, notes)}
 
 
 def fit_casts(frame: pl.DataFrame, device: Device, *, source: str = "", date: str = "") -> dict[str, Fit]:
     """Fit kernels that only move memory to casts that the last cache of the device cannot have served."""
     cache = near.value if (near := device.memory[-2:][0].capacity) and len(device.memory) > 1 else 0.0
     rows, dtype = frame.filter((pl.col("nbytes") > 4 * cache) | (pl.col("nbytes") < 2**20)), next(iter(device.peaks))
-    notes = ("casts of bf16 to fp8, below 1 MiB and beyond four times the last cache",)
-    return {"elementwise": _fit_kernel(rows, ("nbytes",), lambda n: (0.0 * n, n), device, dtype, source, date, notes)}
+    (nbytes,), notes = _floats("nbytes"), ("casts of bf16 to fp8, below 1 MiB and beyond four times the last cache",)
+    fit = _fit_kernel(rows, ("nbytes",), 0.0 * nbytes, nbytes, device, dtype, source, date, notes)
+    return {"elementwise": fit}
 
 
 def fit_database(
@@ -259,9 +253,6 @@ def name_database() -> str:
         return f"aiconfigurator-core {version('aiconfigurator-core')} (Apache-2.0)"
     except PackageNotFoundError:
         return "aiconfigurator-core (Apache-2.0)"
-
-
-# Platforms of fits.
 
 
 def assemble(
@@ -310,14 +301,10 @@ def _complete(fits: Mapping[str, Fit], ranks: int) -> dict[str, Fit]:
 
 def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
     """Latency of a hop from the start-up of fitted all_gathers, bandwidth between nodes from the rails."""
-    links, known = (
-        dict(network.links),
-        sorted((key.operation, key.ranks, key) for key in map(Key.parse, fits) if key.ranks),
-    )
+    links = dict(network.links)
+    known = sorted(key for key in map(Key.parse, fits) if key.ranks and key.operation in ("all_gather", "all_reduce"))
     for name, way in (("intra", ""), ("inter", "rail")):
-        keys = [
-            key for operation, _, key in known if operation in ("all_gather", "all_reduce") and key.algorithm == way
-        ]
+        keys = [key for key in known if key.algorithm == way]
         if not keys:
             continue
         key = keys[-1] if way else max(keys[:3], key=lambda key: key.ranks or 0)
@@ -329,9 +316,6 @@ def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
         wire = Quantity(1.0 / beta, "B/s", "fitted", f"bus bandwidth, {why}", fit.date, basis="one way per rank")
         links[name] = replace(links[name], latency=hop) if name in links else Link(wire, hop)
     return links
-
-
-# Whole platforms.
 
 
 def assemble_sources(

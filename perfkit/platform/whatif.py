@@ -61,11 +61,8 @@ def with_nodes(platform: P, nodes: int) -> P:
     """
     nodes, before = check_positive("nodes", nodes, integer=True), platform.network.nodes
     links, change, suffix = platform.network.links, f"{nodes} nodes instead of {before}", ""
-    if (
-        nodes > 1
-        and "inter" not in links
-        and not any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
-    ):
+    known = "inter" in links or any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
+    if nodes > 1 and not known:
         links = {**links, "inter": _find_adapter(platform)}
         change += ", linked by the network adapters of the datasheet"
         suffix = " by datasheet"  # a platform of the gallery with this name may know its links better
@@ -113,19 +110,14 @@ def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
     if device.kind != platform.device.kind:
         kinds = f"{name} is {device.kind}, {platform.name} is {platform.device.kind}"
         raise ValueError(f"{kinds}; fits do not carry over between kinds")
-    bound = [
-        key for key, fit in platform.kernels.items() if fit.form == "additive" and key != "transfer"
-    ]  # to the host
-    if bound:
+    bound = [key for key, fit in platform.kernels.items() if fit.form == "additive" and key != "transfer"]
+    if bound:  # transfers depend on the host
         raise ValueError(
             f"platform {platform.name!r} holds seconds per byte for {bound[0]}, not shares of a datasheet's numbers; "
             "calibrate on the other device instead"
         )
-    change, ours, local = (
-        f"datasheet of {name} instead of {platform.device.name}",
-        platform.network.links,
-        platform.network.ranks_per_node,
-    )
+    change = f"datasheet of {name} instead of {platform.device.name}"
+    ours, local = platform.network.links, platform.network.ranks_per_node
     note, lacking = f"{platform.name}: {change}", DTYPES.keys() - device.peaks.keys()
     carry = partial(_carry, note=note, spread=DEVICE_SPREAD)
     collectives = {}
@@ -300,14 +292,12 @@ def _follow(key: str, fit: Fit, old: Link, new: Link, ranks_per_node: int, note:
     """Let a collective fit follow its link: time per byte with bandwidth, start-up with the steps that pay latency."""
     ratio, change = old.bandwidth.value / new.bandwidth.value, new.latency.value - old.latency.value
     least = min(new.latency.value / max(old.latency.value, 1e-12), 1.0)  # as if all of the start-up were hops
-    steps, law = 1.0, fit.form == "over_ranks"
-    if not law:
-        operation, ranks, *_ = Key.parse(key)
-        steps = float(ring_steps(operation, ranks or ranks_per_node))
+    operation, ranks, *_ = Key.parse(key)
+    law = fit.form == "over_ranks"
+    steps = 1.0 if law else float(ring_steps(operation, ranks or ranks_per_node))
     moved = [name for name in fit if name == "alpha1" or (name.startswith("alpha") and not law)]
     starts = {name: max(fit[name] + steps * change, least * fit[name]) for name in moved}
     carried = _carry(replace(fit, parameters={**fit, **starts}), note, 0.0, {"beta": ratio})
     growth = _start(key, carried, ranks_per_node) / _start(key, fit, ranks_per_node)
-    return replace(
-        carried, spread=math.hypot(fit.spread, SCALE_SPREAD * math.log(ratio), SCALE_SPREAD * math.log(growth))
-    )
+    spreads = (fit.spread, SCALE_SPREAD * math.log(ratio), SCALE_SPREAD * math.log(growth))
+    return replace(carried, spread=math.hypot(*spreads))
