@@ -34,12 +34,14 @@ from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
+from perfkit.prediction.ranks import Kind
 from perfkit.prediction.result import predict
 from perfkit.prediction.simulation import RankTimes, simulate
 from perfkit.readers.kernel_database import find_database, read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import parse_nccl_tests
 from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.transformer import Transformer
 
 _N = 1_000_000  # sizes in one array
@@ -119,10 +121,11 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
     seconds[places] = 0.0  # collectives take the time that is given with them
     waits = np.stack([np.minimum(places + 150, 10_000), np.arange(99)], axis=1)  # always one or two in flight
     host, none = np.full(10_000, 10e-6), np.zeros(10_000)
-    ranks = [
-        RankTimes(slow * seconds, host, none, slow * seconds, places, [0, 1, 0] * 33, waits, ())
-        for slow in 1 + np.arange(8) / 10
-    ]
+    kinds = np.where(seconds > 0, "elementwise", "collective").tolist()
+    labels = tuple(("operation", kind, "", "forward", "") for kind in kinds)
+    graph = Graph(labels, np.zeros((10_000, len(FEATURES))), np.zeros((0, 4)), waits=waits)
+    kind = Kind(graph, (0,), 1.0, {}, [0, 1, 0] * 33)
+    ranks = [RankTimes(kind, slow * seconds, host, none) for slow in 1 + np.arange(8) / 10]
     jobs += [
         Job("collective, pipelined form", repeat(partial(pipelined, nbytes, alpha=2e-5, beta=1e-11)), _N, 1e-6),
         Job("all_reduce composed over 8 nodes", repeat(partial(_compose, nbytes)), _N, 1e-6),

@@ -1,133 +1,110 @@
-"""The simulation of ranks, streams and their meetings, on times that can be added up by hand and against oracles."""
+"""The simulation of ranks, streams and their meetings, by hand and against an oracle, and the views of its timeline."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import polars
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfkit.prediction import accounts
+from perfkit.prediction.ranks import Kind
 from perfkit.prediction.simulation import RankTimes, Timeline, simulate
+from perfkit.prediction.trace import make_events
+from perfkit.workloads.graph import FEATURES, Graph
 
-seconds = st.floats(0, 10, allow_subnormal=False)
-
-
-def times(values: Sequence[float], host: float = 0.0, at: Sequence[int] = (), **more: object) -> RankTimes:
-    work, n = np.array(values, dtype=float), len(values)
-    work[list(at)] = 0.0
-    given = {"waits": None, "spacing": np.zeros(n), "last": work, "transfers": [], "communicators": [0] * len(at)}
-    given |= more
-    if given["waits"] is not None:
-        given["waits"] = np.array(given["waits"], dtype=int).reshape(-1, 2)
-    return RankTimes(work, np.full(n, host), collectives=np.array(at, dtype=int), **given)  # type: ignore[arg-type]
+seconds = st.floats(0, 10, allow_subnormal=False).map(lambda value: round(value, 6))
+Work = Sequence[float | str]
 
 
-def run(
-    ranks: Sequence[RankTimes], durations: Sequence[float], device: bool = False, contention: float = 0.0
-) -> Timeline:
-    lengths = [np.array(durations[: len(rank.collectives)], dtype=float) for rank in ranks]
-    return simulate(ranks, lengths, device=device, contention=contention)
+def make(
+    work: Work, host: float = 0.0, *, waits: Any = None, spacing: float = 0.0, launches: int = 1,
+    modules: Sequence[str] = (), transfers: Sequence[int] = (), rank: int = 0,
+) -> RankTimes:  # fmt: skip
+    """Operations of so many seconds; a letter is a collective on a communicator, a to z."""
+    n, features = len(work), np.zeros((len(work), len(FEATURES)))
+    at = [place for place, value in enumerate(work) if isinstance(value, str)]
+    keys = [ord(str(work[place])) - ord("a") for place in at]
+    features[at, FEATURES.index("group")] = keys
+    features[:, [FEATURES.index("nbytes"), FEATURES.index("launches")]] = 64, launches
+    kinds = ["collective" if i in at else "transfer" if i in transfers else "elementwise" for i in range(n)]
+    phases = ["forward" if i < n / 3 else "backward" if i < 2 * n / 3 else "update" for i in range(n)]
+    paths = modules or [f"net.{('one', 'two')[i % 2]}.part" if i < 2 * n / 3 else "" for i in range(n)]
+    labels = tuple((kind, kind, kind, phase, path) for kind, phase, path in zip(kinds, phases, paths, strict=True))
+    rows = None if waits is None else np.array(waits, dtype=int).reshape(-1, 2)
+    graph = Graph(labels, features, np.zeros((0, 4)), waits=rows, groups=((0, 1), (0, 1)) if "b" in work else ())
+    values = np.array([0.0 if isinstance(value, str) else value for value in work])
+    return RankTimes(Kind(graph, (rank,), 1.0, {}, keys), values, np.full(n, host), np.full(n, spacing))
 
 
-def test_one_rank_without_a_device_adds_up() -> None:
-    timeline = run([times([1.0, 2.0, 3.0], 0.5)], [])
-    assert timeline.period == timeline.latency == 7.5
-    assert timeline.starts[0].tolist() == [0.5, 2.0, 4.5]
-    assert timeline.ends[0].tolist() == [1.5, 4.0, 7.5]
-    with pytest.raises(AttributeError):
-        timeline.period = 2.0  # type: ignore[misc]
+def run(ranks: Sequence[RankTimes], durations: Sequence[float] = (), device: bool = False, **how: Any) -> Timeline:
+    lengths = [np.array(durations[: len(rank.kind.communicators)], dtype=float) for rank in ranks]
+    return simulate(ranks, lengths, device=device, **how)
+
+
+BUCKETS, AFTER = [4, "a", 4, "a", 4, "a", 2], {"waits": [(6, 0), (6, 1), (6, 2)]}
 
 
 @pytest.mark.parametrize(
-    ("kernels", "host", "period", "latency"),
+    ("ranks", "durations", "how", "period", "latency"),
     [
-        ([1e-6] * 50, 3e-5, 50 * 3e-5, 50 * 3e-5 + 1e-6),  # short kernels leave the device waiting for the host
-        ([1e-3] * 50, 3e-5, 50 * 1e-3, 50 * 1e-3 + 3e-5),  # long ones hide the host: only the first launch is seen
-        ([1e-6] * 10 + [1e-3] * 10, 1e-5, 10 * 1e-6 + 10 * 1e-3, None),  # it falls behind and catches up
-        ([10.0001], 10.0, 10.0001, 20.0001),  # two chains that differ little settle on the longer one
-        ([1.0, 9.9999], 5.0, 10.9999, 19.9999),
+        ([make([1.0, 2.0, 3.0], 0.5)], [], {}, 7.5, 7.5),  # a CPU adds up
+        ([make([1e-6] * 50, 3e-5)], [], {"device": True}, 50 * 3e-5, 50 * 3e-5 + 1e-6),  # the device waits for the host
+        ([make([1e-3] * 50, 3e-5)], [], {"device": True}, 50 * 1e-3, 50 * 1e-3 + 3e-5),  # the first launch is seen
+        ([make([1e-6] * 10 + [1e-3] * 10, 1e-5)], [], {"device": True}, 10 * 1e-6 + 10 * 1e-3, None),  # it catches up
+        ([make([10.0001], 10.0)], [], {"device": True}, 10.0001, 20.0001),  # chains that differ little
+        ([make([1.0, 9.9999], 5.0)], [], {"device": True}, 10.9999, 19.9999),
+        ([make([9.0, "a"], 5.0), make([10.00001, "a"])], [0.0], {"device": True}, 10.00001, None),  # by a millionth
+        ([make([1.0], 1.0, spacing=9.0, launches=10)], [], {"device": True}, 10.0, 10.1),  # the last starts at 10
+        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"device": True}, 12 + 3 + 2, 17),  # the last bucket alone is seen
+        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {}, 17, 17),
+        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 1.0}, 12 + 9 + 2, 23),  # a shared core hides nothing
+        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 0.5}, 4 + 5.5 + 5.5 + 3 + 2, None),
+        ([make(BUCKETS, **AFTER)], [6, 6, 6], {"device": True}, 4 + 18 + 2, None),  # one after another
+        ([make([4, "a", 4, "b", 4, "a", 2], **AFTER)], [6, 6, 6], {"device": True}, 18 + 2, None),  # on two streams
+        ([make([1, "a", 1], 10.0, waits=[(2, 0)])], [8.0], {"device": True}, 30, 31),  # under what is launched late
+        ([make([1, "a"]), make([5, "b"])], [1.0], {}, 6, 6),  # they do not meet
+        ([make([1, "a"]), make([1.0])], [1.0], {}, 2, 2),  # a rank without a collective
     ],
 )
-def test_a_device_hides_the_host_where_kernels_are_long(
-    kernels: list[float], host: float, period: float, latency: float | None
+def test_iterations_by_hand(
+    ranks: list[RankTimes], durations: list[float], how: dict[str, Any], period: float, latency: float | None
 ) -> None:
-    timeline = run([times(kernels, host)], [], device=True)
+    timeline = run(ranks, durations, **how)
     assert timeline.period == pytest.approx(period, rel=1e-12)
     assert latency is None or timeline.latency == pytest.approx(latency, rel=1e-12)
-    gaps = timeline.starts[0][1:] - timeline.ends[0][:-1]
-    assert (gaps >= -1e-12).all() and (gaps.max(initial=0) > 0) == (max(kernels) < host)
 
 
-def test_chains_that_differ_by_a_millionth_are_told_apart() -> None:
-    """One rank is slower in its host, the other in its device, and they meet once: no pattern shows for long."""
-    host = times([9.0, 0.0], 5.0, at=(1,))
-    device = times([10.00001, 0.0], 0.0, at=(1,))
-    assert run([host, device], [0.0], device=True).period == pytest.approx(10.00001, rel=1e-12)
-
-
-def test_a_call_of_many_launches_keeps_the_device_waiting() -> None:
-    """Ten kernels of 0.1 that are launched 1 apart: the last starts with its launch, at 10."""
-    timeline = run([times([1.0], 1.0, last=np.array([0.1]), spacing=np.array([9.0]))], [], device=True)
-    assert timeline.latency == pytest.approx(10.1)
-    assert timeline.period == pytest.approx(10.0)
-
-
-def test_buckets_of_gradients_are_reduced_under_the_backward_pass() -> None:
-    """Backward 4 + 4 + 4, a bucket of 3 after each, update 2: the last one alone is seen."""
-    one = times([4, 0, 4, 0, 4, 0, 2], at=[1, 3, 5], waits=[(6, 0), (6, 1), (6, 2)])
+def test_starts_stalls_and_stolen_time_by_hand() -> None:
+    lane = run([make([1.0, 2.0, 3.0], 0.5)]).lanes[0]
+    assert (lane.starts.tolist(), lane.ends.tolist()) == ([0.5, 2.0, 4.5], [1.5, 4.0, 7.5])
     for device in (True, False):
-        timeline = run([one] * 2, [3, 3, 3], device=device)
-        assert timeline.period == timeline.latency == 4 + 4 + 4 + 3 + 2
-        assert timeline.starts[0].tolist() == [0, 4, 4, 8, 8, 12, 15]
-        assert timeline.stalls[0].tolist() == [0, 0, 0, 0, 0, 0, 3, 0]
-        assert timeline.exposed[0].sum() == 3
-    timeline = run([one] * 2, [3, 3, 3], contention=1.0)
-    assert timeline.period == 12 + 9 + 2, "a core that collectives share hides nothing of them"
-    assert timeline.ends[0].tolist() == [4, 7, 11, 14, 18, 21, 23]
-    assert (timeline.stolen[0].sum(), timeline.exposed[0].sum()) == (6, 3)
-    assert run([one] * 2, [3, 3, 3], contention=0.5).period == 4 + 5.5 + 5.5 + 3 + 2
-
-
-def test_buckets_that_take_longer_than_the_backward_pass_queue_on_their_communicator() -> None:
-    """Three of 6 one after another from 4 on: 22; the update follows."""
-    one = times([4, 0, 4, 0, 4, 0, 2], at=[1, 3, 5], waits=[(6, 0), (6, 1), (6, 2)])
-    timeline = run([one], [6, 6, 6], device=True)
-    assert timeline.period == 4 + 18 + 2
-    assert timeline.starts[0][[1, 3, 5]].tolist() == [4, 10, 16]
-    assert timeline.stalls[0][6] == timeline.exposed[0][6] == 22 - 12
-    assert not timeline.waits[0].any(), "no other rank is waited for"
-    timeline = run([replace(one, communicators=[0, 1, 0])], [6, 6, 6], device=True)
-    assert timeline.starts[0][[1, 3, 5]].tolist() == [4, 8, 12]
-    assert timeline.period == 18 + 2
-
-
-def test_the_host_hides_what_it_launches_late() -> None:
-    """The host needs 10 for each of three launches; a collective of 8 beside it costs nothing."""
-    timeline = run([times([1, 0, 1], 10.0, at=[1], waits=[(2, 0)])], [8.0], device=True)
-    assert (timeline.period, timeline.latency) == (30, 31)
-    assert timeline.stalls[0].tolist() == [0, 0, 8, 0], "for that the stream is idle anyway"
-    assert timeline.starts[0][2] - timeline.ends[0][1] == 2
-
-
-def test_ranks_that_share_no_communicator_do_not_wait_for_each_other() -> None:
-    timeline = run([times([w, 0], at=[1], communicators=[key]) for key, w in enumerate((1, 5))], [1.0])
-    assert timeline.period == timeline.latency == 6
-    assert [starts[0] for starts in timeline.starts] == [0, 0]
-    assert run([times([1, 0], at=[1]), times([1.0])], [1.0]).period == 2, "a rank may have no collective"
+        lane = run([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], device).lanes[0]
+        assert lane.starts.tolist() == [0, 4, 4, 8, 8, 12, 15]
+        assert lane.stalls.tolist() == [0, 0, 0, 0, 0, 0, 3, 0] and lane.exposed.sum() == 3
+    lane = run([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], contention=1.0).lanes[0]
+    assert lane.ends.tolist() == [4, 7, 11, 14, 18, 21, 23] and (lane.stolen.sum(), lane.exposed.sum()) == (6, 3)
+    lane = run([make(BUCKETS, **AFTER)], [6, 6, 6], True).lanes[0]
+    assert lane.starts[[1, 3, 5]].tolist() == [4, 10, 16] and lane.stalls[6] == lane.exposed[6] == 22 - 12
+    assert not lane.waits.any(), "no other rank is waited for"
+    lane = run([make([1, "a", 1], 10.0, waits=[(2, 0)])], [8.0], True).lanes[0]
+    assert lane.stalls.tolist() == [0, 0, 8, 0], "for that the stream is idle anyway"
+    assert lane.starts[2] - lane.ends[1] == 2
+    assert [lane.starts[0] for lane in run([make([1, "a"]), make([5, "b"])], [1.0]).lanes] == [0, 0]
 
 
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
-        ([times([1, 0, 1], at=[1], waits=[(1, 0)])], "has operation 1 wait for collective 0; it must be one"),
-        ([times([1, 0, 1], at=[1], waits=[(2, 1)])], "wait for collective 1; it must be one of the 1"),
-        ([times([0, 0], at=[0, 1]), times([0], at=[0])], "has 2 ranks and 1 launch its collective 1"),
-        (
-            [times([0, 0], at=[0, 1], communicators=keys) for keys in ([0, 1], [1, 0])],
-            "ranks 0, 1 wait for one another: operation 1 of rank 0 waits for collective 0",
-        ),
+        ([make([1, "a", 1], waits=[(1, 0)])], "has operation 1 wait for collective 0; it must be one"),
+        ([make([1, "a", 1], waits=[(2, 1)])], "wait for collective 1; it must be one of the 1"),
+        ([make(["a", "a"]), make(["a"])], "has 2 ranks and 1 launch its collective 1"),
+        ([make(["a", "b"]), make(["b", "a"])], "ranks 0, 1 wait for one another: operation 1 of rank 0 waits for coll"),
     ],
 )
 def test_what_cannot_run_is_refused(ranks: list[RankTimes], message: str) -> None:
@@ -154,10 +131,10 @@ class Machine:
         self.done: list[list[Fraction]] = [[] for _ in every]
 
     def members(self, communicator: int) -> set[int]:
-        return {r for r, mine in enumerate(self.ranks) if communicator in mine.communicators}
+        return {r for r, mine in enumerate(self.ranks) if communicator in mine.kind.communicators}
 
     def key(self, rank: int, iteration: int, number: int) -> tuple[int, int, int]:
-        keys = self.ranks[rank].communicators
+        keys = self.ranks[rank].kind.communicators
         return keys[number], iteration, list(keys[:number]).count(keys[number])
 
     def blocked(self, rank: int, iteration: int, operation: int) -> bool:
@@ -174,7 +151,7 @@ class Machine:
         for key, ranks in list(self.ready.items()):
             first = not any(other[0] == key[0] and other[1:] < key[1:] for other in self.ready)
             if ranks == self.members(key[0]) and first and key not in self.flying:
-                pairs = [(r, n) for r in ranks for n in range(len(self.ranks[r].collectives))]
+                pairs = [(r, n) for r in ranks for n in range(len(self.ranks[r].kind.communicators))]
                 same = [self.durations[r][n] for r, n in pairs if self.key(r, key[1], n) == key]
                 self.flying[key] = self.now + Fraction(max(same))
                 moved = True
@@ -214,10 +191,10 @@ class Machine:
         if host:
             self.launched.add((rank, iteration, operation))
             reached = self.running[rank][:2] > [iteration, operation]
-            if operation in mine.transfers and not reached:
+            if operation in mine.kind.graph.transfers and not reached:
                 return False
-        elif operation in mine.collectives:
-            number = mine.collectives.tolist().index(operation)
+        elif operation in mine.kind.graph.collectives:
+            number = mine.kind.graph.collectives.tolist().index(operation)
             self.ready.setdefault(self.key(rank, iteration, number), set()).add(rank)
         agent[rank] = [iteration, operation + 1, None]
         return True
@@ -256,59 +233,160 @@ def meshes(draw: st.DrawFn, contention: bool = False, whole: bool = True) -> tup
     count = draw(st.integers(1, 3))
     members = [range(count), draw(st.sets(st.integers(0, count - 1), min_size=1))]
     order = draw(st.lists(st.tuples(st.integers(0, 1), small), max_size=4))
-    device = not contention and draw(st.booleans())
+    device, late = not contention and draw(st.booleans()), draw(st.booleans())
     ranks, lengths = [], []
     for rank in range(count):
         mine = [(key, length) for key, length in order if rank in members[key]]
-        blocks = [draw(st.lists(small, max_size=2)) for _ in range(len(mine) + 1)]
-        values, at = list(blocks[0]), []
-        for block in blocks[1:]:
-            at.append(len(values))
-            values += [0, *block]
-        values = values or [1]
-        waits = [(draw(st.integers(place + 1, len(values))), n) for n, place in enumerate(at) if draw(st.booleans())]
-        transfers = [i for i in range(len(values)) if i not in at and device and draw(st.integers(0, 5)) == 0]
-        more = {"waits": waits, "transfers": transfers, "communicators": [key for key, _ in mine]}
-        ranks.append(times(values, draw(short), at, **more))
+        work: list[float | str] = draw(st.lists(small, max_size=2))
+        for key, _ in mine:
+            work += ["ab"[key], *draw(st.lists(small, max_size=2))]
+        work = work or [1]
+        at = [place for place, value in enumerate(work) if isinstance(value, str)]
+        waits = [(draw(st.integers(place + 1, len(work))), n) for n, place in enumerate(at) if draw(st.booleans())]
+        transfers = [i for i in range(len(work)) if i not in at and device and draw(st.integers(0, 5)) == 0]
+        ranks.append(make(work, draw(short), waits=waits if late else None, transfers=transfers, rank=rank))
         lengths.append(np.array([float(length) for _, length in mine]))
     return ranks, lengths, device, draw(st.sampled_from([0.5, 1.0])) if contention else 0.0
 
 
-@given(meshes() | meshes(contention=True))
-def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list, list, bool, float]) -> None:
+@given(meshes() | meshes(contention=True), st.sampled_from([0.5, 1.7]))
+def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list, list, bool, float], slower: float) -> None:
     ranks, lengths, device, contention = mesh
-    timeline = simulate(ranks, lengths, device=device, contention=contention)
+    timeline = simulate(ranks, lengths, device=device, contention=contention, slower=[slower])
     ends = Machine(*mesh).run(25 if contention else 72)
     assert timeline.latency == pytest.approx(float(ends[0]), abs=1e-9)
-    near = 1e-9
-    assert timeline.period == pytest.approx(float(ends[-1] - ends[-13]) / 12, abs=near)
+    assert timeline.period == pytest.approx(float(ends[-1] - ends[-13]) / 12, abs=1e-9)
+    again = [RankTimes(rank.kind, rank.seconds, slower * rank.host, rank.spacing) for rank in ranks]
+    same = simulate(again, lengths, device=device, contention=contention)
+    assert timeline.slower[0] == pytest.approx(same.period, abs=1e-9)
 
 
-@given(meshes(whole=False))
+@given(meshes(whole=False) | meshes(whole=False, contention=True))
 def test_where_the_time_of_a_rank_goes(mesh: tuple[list, list, bool, float]) -> None:
     ranks, lengths, device, contention = mesh
     timeline = simulate(ranks, lengths, device=device, contention=contention)
-    met: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
-    for index, rank in enumerate(ranks):
-        starts, ends, waits = timeline.starts[index], timeline.ends[index], timeline.waits[index]
-        work = np.setdiff1d(np.arange(len(starts)), rank.collectives)
-        near = 1e-9 * max(timeline.period, 1)
-        assert (starts >= -near).all() and (waits >= -near).all()
-        assert (starts[work][1:] >= ends[work][:-1] - near).all(), "operations of a rank follow one another"
-        assert ends[work] - starts[work] - timeline.stolen[index][work] == pytest.approx(rank.seconds[work], abs=near)
-        assert (timeline.stalls[index] >= timeline.exposed[index] - near).all()
-        assert (timeline.exposed[index] >= 0).all()
-        assert (starts >= timeline.issued[index] - near).all()
-        for place, number in rank.awaited:
-            if place < len(starts):
-                assert starts[place] >= ends[rank.collectives[number]] - near
+    near, met = 1e-9 * max(timeline.period, 1), dict[tuple[int, int], list[tuple[float, float, float]]]()
+    for rank, lane in zip(ranks, timeline.lanes, strict=True):
+        starts, ends, places = lane.starts, lane.ends, rank.kind.graph.collectives
+        assert (starts >= -near).all() and (lane.waits >= -near).all() and (starts >= lane.issued - near).all()
+        assert (starts[lane.compute][1:] >= ends[lane.compute][:-1] - near).all(), "operations follow one another"
+        least = rank.seconds[lane.compute] - near
+        assert (ends - starts)[lane.compute] == pytest.approx(least, abs=2 * near) or contention
+        assert ((ends - starts)[lane.compute] >= least).all()
+        assert (lane.stalls >= lane.exposed - near).all() and (lane.exposed >= 0).all()
+        assert all(starts[place] >= ends[places[n]] - near for place, n in rank.awaited if place < len(starts))
         seen: dict[int, int] = {}
-        for key, place in zip(rank.communicators, rank.collectives, strict=True):
+        for key, place in zip(rank.kind.communicators, places, strict=True):
             seen[key] = seen.get(key, 0) + 1
-            met.setdefault((key, seen[key]), []).append((starts[place], ends[place], waits[place]))
-        busy = rank.seconds.sum() + timeline.stalls[index].sum()
-        assert busy + (0.0 if device else rank.host.sum()) <= timeline.period * (1 + 1e-9) + near
-    for parts in met.values():
-        begins, ends, waits = (np.array(column) for column in zip(*parts, strict=True))
+            met.setdefault((key, seen[key]), []).append((starts[place], ends[place], lane.waits[place]))
+        idle = accounts.sum_idle(lane)
+        assert sum(idle.values()) == pytest.approx(timeline.period, rel=1e-6, abs=1e-6) and min(idle.values()) >= 0
+        assert idle["host_s"] >= (0.0 if device else rank.host.sum()) - 1e-6
+        modules = accounts.sum_modules(lane, 2)
+        parts = sum(modules[f"{phase}_s"].sum() for phase in ("forward", "backward", "update"))
+        assert parts == pytest.approx(timeline.period, rel=1e-6, abs=1e-6) or not len(lane.compute)
+        assert modules["operations"].sum() == len(lane.starts)
+    for ends_of in met.values():
+        begins, ends, waits = (np.array(column) for column in zip(*ends_of, strict=True))
         assert np.ptp(begins) <= 1e-6 and np.ptp(ends) <= 1e-6
         assert waits.min() <= 1e-6, "the last rank to come waits for none"
+
+
+# Views of a timeline.
+
+
+@given(meshes(whole=False))
+def test_the_critical_path_has_no_gap_and_slices_of_a_trace_do_not_overlap(
+    mesh: tuple[list, list, bool, float],
+) -> None:
+    ranks, lengths, device, contention = mesh
+    timeline = simulate(ranks, lengths, device=device, contention=contention)
+    if timeline.period > 1e-3 and all(len(lane.compute) for lane in timeline.lanes):
+        steps = accounts.find_critical_path(timeline.lanes).select("start_s", "end_s").rows()
+        assert sum(end - start for start, end in steps) == pytest.approx(timeline.period, rel=1e-6, abs=1e-6)
+        assert all(before[1] == pytest.approx(after[0], abs=1e-6) for before, after in pairwise(steps))
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in json.loads(json.dumps(make_events(timeline.lanes, {0: 0}))):
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for (_, thread), spans in threads.items():
+        stack: list[float] = []
+        for start, end in spans:
+            while stack and stack[-1] <= start + 2e-3:
+                stack.pop()
+            assert not stack or (thread == 0 and end <= stack[-1] + 2e-3), "modules nest"
+            stack.append(end)
+
+
+def test_idle_time_by_cause_and_the_path_over_ranks() -> None:
+    """Rank 0 computes 1 s, waits 3 s for rank 5, both reduce for 2 s, of which 0.5 s are under an operation."""
+    ranks = [make([w, "a", 0.5, 1.0], waits=[(3, 0)], rank=r) for r, w in ((0, 1.0), (5, 4.0))]
+    lanes = run(ranks, [2.0]).lanes
+    fast, slow = (tuple(accounts.sum_idle(lane).values()) for lane in lanes)
+    assert fast == pytest.approx((2.5, 0.0, 0.0, 2.0, 2.5)), "half a second of the waiting is under the operation"
+    assert slow == pytest.approx((5.5, 0.0, 0.0, 1.5, 0.0)) and lanes[0].period == 7
+    path = accounts.find_critical_path(lanes).select("rank", "stream", "operation").rows()
+    assert path == [(5, "compute", 0), (5, "communication", 1), (5, "compute", 3)]
+    path = accounts.find_critical_path(run([make([1.0, "a", 1.0], 0.5)], [3.0]).lanes)
+    assert path["stream"].to_list() == ["host", "compute", "host", "communication", "host", "compute"]
+    for kernel, streams in ((1e-6, {"host"}), (1e-3, {"compute"})):
+        path = accounts.find_critical_path(run([make([kernel] * 9, 3e-5)], device=True).lanes)
+        assert set(path["stream"]) == streams and set(path["operation"]) == set(range(9))
+
+
+def test_modules_and_spans_in_program_order() -> None:
+    modules = ["net.a.x", "net.a.y", "net.b", "net.b", "net.a.x", ""]
+    (lane,) = run([make([1.0, 2.0, 3.0, "a", 4.0, 5.0], modules=modules)], [0.5]).lanes
+    rows = accounts.sum_modules(lane, 2).drop("share").rows()
+    assert rows == [
+        ("net.a", 3, 3.0, 0.0, 4.0, 0.0), ("net.b", 2, 0.0, 3.5, 0.0, 0.5), ("", 1, 0.0, 0.0, 5.0, 0.0),
+    ], "the collective is its module's"  # fmt: skip
+    assert accounts.sum_modules(lane, None)["module"].to_list() == ["net.a.x", "net.a.y", "net.b", ""]
+    assert accounts.sum_modules(lane, 1)["operations"].to_list() == [5, 1]
+    lanes = run([make([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], modules=modules)]).lanes
+    spans = accounts.list_spans(accounts.list_operations(lanes), "module", 2)
+    assert spans.select("phase", "module", "operations", "start_s", "end_s").rows() == [
+        ("forward", "net.a", 2, 0.0, 3.0), ("backward", "net.b", 2, 3.0, 10.0), ("update", "net.a", 1, 10.0, 15.0),
+        ("update", "", 1, 15.0, 21.0),
+    ]  # fmt: skip
+    frame = accounts.list_operations(run([make([w, "a", 0.5], rank=r) for r, w in ((0, 1.0), (5, 2.0))], [2.0]).lanes)
+    assert frame.columns == ["rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s"]
+    assert frame["rank"].to_list() == [0, 0, 0, 5, 5, 5]
+    assert frame["stream"].to_list() == ["compute", "communication", "compute"] * 2
+    assert frame.filter(polars.col("kind") == "collective")["start_s"].to_list() == [2.0, 2.0]
+
+
+def test_updates_belong_to_the_modules_whose_parameters_they_change() -> None:
+    modules = [("forward", "a"), ("forward", "b"), ("backward", "a"), *[("update", "")] * 4]
+    labels = tuple(("add", "elementwise", "add", *place) for place in modules)
+    first, second, gradient, state, step = range(5)
+    touched = [(0, first, 8), (1, second, 24), (2, gradient, 8), (3, state, 8), (4, state, 8), (4, gradient, 8)]
+    touched += [(5, first, 8), (5, second, 24), (6, step, 4)]
+    graph = Graph(labels, np.zeros((7, len(FEATURES))), np.array([(*row, 0) for row in touched], dtype=float))
+    (lane,) = run([RankTimes(Kind(graph, (0,), 1.0, {}, []), np.ones(7), np.zeros(7), np.zeros(7))]).lanes
+    frame = accounts.sum_modules(lane, 2)
+    assert frame.select("module", "update_s").rows() == [("a", 1 + 1 + 0.25), ("b", 0.75), ("", 1)]
+
+
+def test_a_trace_shows_ranks_streams_sizes_and_meetings() -> None:
+    ranks = [make([w, "a", 0.5, "b", 1.0], waits=[(4, 0), (5, 1)], rank=r) for r, w in ((0, 1.0), (1, 4.0))]
+    lanes = run(ranks, [2.0, 0.25]).lanes
+    events = make_events(lanes, {0: 0, 1: 1})
+    names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e["args"]}
+    assert names[1, None] == "rank 1" and names[1, 3] == "communication 0" and names[1, 4] == "communication 1"
+    slices = [event for event in events if event["ph"] == "X" and event["tid"] in (2, 3, 4)]
+    assert len(slices) == 2 * 5 and all(event["args"]["bytes"] == 64 for event in slices)
+    compute = [event["dur"] for event in slices if event["pid"] == 0 and names[0, event["tid"]] == "compute"]
+    assert sum(compute) == pytest.approx(accounts.sum_idle(lanes[0])["busy_s"] * 1e6)
+    flows = [event for event in events if event["ph"] in "sf"]
+    starts = {(event["pid"], event["tid"], event["ts"]) for event in slices}
+    assert all((event["pid"], event["tid"], event["ts"]) in starts for event in flows), "arrows begin and end at slices"
+    assert sorted({event["name"] for event in flows}) == ["meet", "wait"]
+    assert [event["ph"] for event in sorted(flows, key=lambda event: (event["id"], -ord(event["ph"])))] == [
+        "s",
+        "f",
+    ] * (len(flows) // 2)
+    events = make_events(lanes, {0: 0, 1: 0, 5: 0})
+    assert {event["pid"] for event in events} == {0, 1, 5}, "ranks that are alike"
+    assert sum(event["name"] == "meet" for event in events) == 2 * 2 * 2

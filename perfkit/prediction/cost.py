@@ -20,7 +20,7 @@ from perfkit.platform.estimates import FORMS, check_time, find_transfers
 from perfkit.platform.kernels import find_stand_in
 from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import Kind
-from perfkit.prediction.simulation import RankTimes, find_period
+from perfkit.prediction.simulation import RankTimes
 from perfkit.workloads.graph import FEATURES, Graph
 
 #: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table 2.2.
@@ -285,26 +285,15 @@ def time_rank(kind: Kind, seconds: Array, platform: Platform, whole: Fit | None)
         first, more = price_host(graph, platform)
     if whole is not None:
         first[graph.collectives] += whole.get("per_resume", 0.0)
-    seconds = slowdown * seconds
-    return RankTimes(
-        seconds, first * (slowdown if cpu else 1.0), more, seconds / np.maximum(graph.column("launches"), 1.0),
-        graph.collectives, kind.communicators, graph.waits, () if cpu else graph.transfers.tolist(),
-    )  # fmt: skip
+    return RankTimes(kind, slowdown * seconds, first * (slowdown if cpu else 1.0), more)
 
 
-def find_host_spread(
-    platform: Platform, times: Sequence[RankTimes], durations: Sequence[Array], contention: float
-) -> float:
-    """Spread of the period [-] from the uncertainty of the host overheads, which are wrong together.
-
-    It is small where the host is ahead of its device.
-    """
-    numbers, device = platform.host.values(), platform.device.kind != "cpu"
+def find_host_error(platform: Platform) -> float:
+    """How many times longer host overheads may be [-]: they are wrong together."""
+    numbers = platform.host.values()
     errors = sum(q.stderr if q.stderr is not None else _UNCERTAIN[q.kind] * q.value for q in numbers)
     total = sum(q.value for q in numbers)
-    factor = 1 + (errors / total if total else _UNCERTAIN["assumed"])
-    slower, faster = (find_period(times, durations, device, contention, each) for each in (factor, 1 / factor))
-    return math.log(slower / faster) / 2
+    return 1 + (errors / total if total else _UNCERTAIN["assumed"])
 
 
 def find_spread(costs: Costs, seconds: np.ndarray, waits: float, period: float, *, calibrated: bool) -> float:

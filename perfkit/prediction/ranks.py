@@ -1,13 +1,12 @@
 """Which ranks meet in which collectives, which ranks are alike, and what every collective takes."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.units import Array, check_choice, check_positive, show
 from perfkit.platform.platform import Platform
@@ -60,31 +59,29 @@ def find_graphs(
     """What is priced, its graphs, and the ranks that take part."""
     listed: Sequence[Any] = workload if isinstance(workload, list | tuple) else [workload]
     given = None if ranks is None else int(check_positive("ranks", ranks, integer=True))
-    what: Workload | Graph
-    if listed and all(isinstance(graph, Graph) for graph in listed):
-        found = sorted({graph.ranks for graph in listed})
-        if len(found) > 1 or len(listed) not in (1, found[0]) or given not in (None, found[0]):
-            raise ValueError(
-                f"workload holds {len(listed)} graphs of {', '.join(map(str, found))} ranks"
-                + (f" and ranks is {given}" if given else "")
-                + "; it must be one graph for all ranks or one for each; capture it for the ranks that take part"
-            )
-        if plan is not None:
-            raise ValueError("plan is given beside graphs, in which every table has its place; leave it out")
-        what, count = listed[0], found[0]
-    elif hasattr(workload, "graphs") and hasattr(workload, "family"):
-        what, count = cast(Workload, workload), given or 1
-    else:
+    captured = bool(listed) and all(isinstance(graph, Graph) for graph in listed)
+    what: Any = listed[0] if captured else workload
+    count = what.ranks if captured else given or 1
+    if not captured and not (hasattr(what, "graphs") and hasattr(what, "family")):
         raise ValueError(
-            f"workload is {show(workload)}; it must be a DLRM, a Transformer, a Net or captured graphs, such as "
+            f"workload is {show(what)}; it must be a DLRM, a Transformer, a Net or captured graphs, such as "
             "Transformer.bert(batch=8)"
+        )
+    if captured and plan is not None:
+        raise ValueError("plan is given beside graphs, in which every table has its place; leave it out")
+    found = {graph.ranks for graph in listed} if captured else {count}
+    if found != {given or count} or (captured and len(listed) not in (1, count)):
+        raise ValueError(
+            f"workload holds {len(listed)} graphs of {', '.join(map(str, sorted(found)))} ranks"
+            + (f" and ranks is {given}" if given else "")
+            + "; it must be one graph for all ranks or one for each; capture it for the ranks that take part"
         )
     if count > platform.network.ranks:
         raise ValueError(
             f"ranks is {count}; platform {platform.name!r} has {platform.network.ranks}; take fewer or another platform"
         )
     check_choice("dtype", what.dtype, platform.device.peaks)
-    if isinstance(what, Graph):
+    if captured:
         return what, listed, count
     return what, what.graphs(count, plan, accelerator=platform.device.kind != "cpu"), count
 
@@ -133,9 +130,10 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
             number: _space(graph.groups[number]) if graph.groups else range(ranks)
             for number in np.unique(graph.features[graph.collectives, _GROUP]).astype(int).tolist()
         }
-        for graph in {id(graph): graph for graph in own}.values()
+        for graph in graphs
     }
-    colours = _number((graph.content, float(slowdown.get(rank, 1.0))) for rank, graph in enumerate(own))
+    several = len(graphs) > 1
+    colours = _number((graph.content if several else 0, slowdown.get(rank, 1.0)) for rank, graph in enumerate(own))
     groups = [
         {number: find_peers(group, rank) for number, group in named[id(graph)].items()}
         for rank, graph in enumerate(own if max(colours) else own[:1])
@@ -148,14 +146,13 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
         if max(finer) == max(colours):
             break
         colours = finer
-    alike = defaultdict[int, list[int]](list)
+    alike: dict[int, list[int]] = {}
     for rank, colour in enumerate(colours):
-        alike[colour].append(rank)
+        alike.setdefault(colour, []).append(rank)
     names: dict[tuple[int, int], int] = {}
     kinds = []
     for members in alike.values():
-        graph, mine, keys = own[members[0]], groups[members[0]], dict[int, int]()
-        seen: Counter[int] = Counter()
+        graph, mine, keys, seen = own[members[0]], groups[members[0]], dict[int, int](), Counter[int]()
         for number, group in mine.items():
             keys[number] = names.setdefault((sorts[group], seen[sorts[group]]), len(names))
             seen[sorts[group]] += 1
@@ -176,49 +173,35 @@ def time_collectives(kinds: Sequence[Kind], platform: Platform) -> tuple[list[Ar
     Ranks fill one node after the other.
     """
     durations = [np.zeros(len(kind.graph.collectives)) for kind in kinds]
-    local, places = platform.network.ranks_per_node, dict[Ranks, tuple[int, int, int]]()
-    wanted: dict[tuple[str, int, int, int], list[tuple[Array, int, float]]] = {}
+    local, wanted = platform.network.ranks_per_node, dict[tuple[str, Ranks], list[tuple[Array, int, float]]]()
     for kind, times in zip(kinds, durations, strict=True):
-        at, used = kind.graph.collectives, kind.graph.features[kind.graph.collectives]
-        columns = zip(at.tolist(), used[:, _NBYTES].tolist(), used[:, _GROUP].tolist(), strict=True)
+        used = kind.graph.features[kind.graph.collectives]
+        columns = zip(kind.graph.collectives.tolist(), used[:, _NBYTES].tolist(), used[:, _GROUP].tolist(), strict=True)
         for index, (place, nbytes, number) in enumerate(columns):
-            group = kind.groups[int(number)]
-            if group not in places:
-                nodes = Counter(rank // local for rank in group)
-                places[group] = len(group), len(nodes), max(nodes.values())
-            key = (kind.graph.labels[place][0], *places[group])
+            key = (kind.graph.labels[place][0], kind.groups[int(number)])
             wanted.setdefault(key, []).append((times, index, max(nbytes, 1.0)))
     notes: dict[str, None] = {}
-    for key, members in wanted.items():
-        found, texts = _price(platform, *key, np.array([nbytes for *_, nbytes in members]))
-        notes |= dict.fromkeys(texts)
-        for (times, index, _), seconds in zip(members, found.tolist(), strict=True):
+    for (operation, group), members in wanted.items():
+        nodes = Counter(rank // local for rank in group)
+        most, where, count = max(nodes.values()), platform, len(group)
+        if len(nodes) > 1 and 1 < most < local:
+            where, count = _narrow(platform, len(nodes), most), most * len(nodes)
+        way = "rail" if len(nodes) > 1 and most == 1 else None
+        found = where.price_collective(operation, np.array([nbytes for *_, nbytes in members]), count, way)
+        notes |= dict.fromkeys(found.notes)
+        for (times, index, _), seconds in zip(members, found.time.tolist(), strict=True):
             times[index] = seconds
     return durations, tuple(notes)
 
 
-def _price(
-    platform: Platform, operation: str, ranks: int, nodes: int, most: int, nbytes: Array
-) -> tuple[Array, tuple[str, ...]]:
-    """Price collectives of ranks on so many nodes, with at most so many on a node."""
-    way, local = None, platform.network.ranks_per_node
-    if nodes > 1 and most == 1:
-        way = "rail"
-    elif nodes > 1 and most < local:  # smaller nodes
-        narrow = replace(platform.network, ranks_per_node=most, nodes=nodes)
-        kept = _narrow(platform.collectives, most, local)
-        platform, ranks = replace(platform, network=narrow, collectives=kept), most * nodes
-    found = platform.price_collective(operation, nbytes, ranks, way)
-    return found.time, found.notes
-
-
-def _narrow(fits: Mapping[str, Fit], most: int, local: int) -> dict[str, Fit]:
-    """Fits of collectives that still hold where a node has fewer ranks: on rails, and of so many ranks inside one."""
+def _narrow(platform: Platform, nodes: int, most: int) -> Platform:
+    """The platform with fewer ranks in a node, and the collectives that hold there: on rails, and inside a node."""
     kept = {}
-    for key, fit in fits.items():
+    for key, fit in platform.collectives.items():
         _, ranks, algorithm, _ = Key.parse(key)
         if algorithm == "rail" or (ranks is not None and ranks <= most):
             kept[key] = fit
-        elif ranks is None and fit.ranges.get("ranks", (2.0, float(local)))[1] <= local:
+        elif ranks is None and fit.ranges.get("ranks", (2.0, 2.0))[1] <= platform.network.ranks_per_node:
             kept[key] = replace(fit, ranges={**fit.ranges, "ranks": (2.0, float(most))})
-    return kept
+    network = replace(platform.network, ranks_per_node=most, nodes=nodes)
+    return replace(platform, network=network, collectives=kept)

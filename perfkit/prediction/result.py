@@ -17,9 +17,9 @@ from perfkit.platform.estimates import check_time, find_interval, warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts
-from perfkit.prediction.cost import find_host_spread, find_spread, list_notes, price, time_rank
-from perfkit.prediction.ranks import Kind, Work, Workload, cast_ranks, find_graphs, time_collectives
-from perfkit.prediction.simulation import Timeline, simulate
+from perfkit.prediction.cost import find_host_error, find_spread, list_notes, price, time_rank
+from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
+from perfkit.prediction.simulation import Lane, simulate
 from perfkit.prediction.trace import make_events
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
@@ -79,8 +79,7 @@ class Prediction:
     latency: float
     unmodelled: Mapping[str, float]
     warnings: tuple[str, ...]
-    _timeline: Timeline = field(repr=False)
-    _kinds: tuple[Kind, ...] = field(repr=False)
+    _lanes: tuple[Lane, ...] = field(repr=False)
 
     def __post_init__(self) -> None:
         parts = [seconds for _, seconds in self.parts.values()]
@@ -162,13 +161,11 @@ class Prediction:
             of those three) [s], share [-], in program order; the three sum to the time.
         """
         check_type("rank", rank, int | None)
-        lanes = self._lanes
-        index = rank_largest([accounts.sum_idle(lane)["busy_s"] for lane in lanes])[0]
-        if rank is not None:
-            index = next((i for i, kind in enumerate(self._kinds) if rank in kind.ranks), -1)
-        if index < 0:
+        busiest = rank_largest([accounts.sum_idle(lane)["busy_s"] for lane in self._lanes])[0]
+        found = [self._lanes[busiest]] if rank is None else [lane for lane in self._lanes if rank in lane.kind.ranks]
+        if not found:
             raise ValueError(f"rank is {rank}; the ranks are 0 to {self.ranks - 1}; choose one of these")
-        return accounts.sum_modules(lanes[index], depth)
+        return accounts.sum_modules(found[0], depth)
 
     def idle(self) -> "polars.DataFrame":
         """Time in which compute streams work, and are idle, by cause; alike ranks are listed once.
@@ -198,7 +195,7 @@ class Prediction:
             Most ranks written; where there are more, some of every kind [-].
         """
         most = int(check_positive("ranks", ranks, integer=True))
-        order = sorted((n, rank, index) for index, kind in enumerate(self._kinds) for n, rank in enumerate(kind.ranks))
+        order = sorted((n, rank, i) for i, lane in enumerate(self._lanes) for n, rank in enumerate(lane.kind.ranks))
         events = make_events(self._lanes, {rank: index for _, rank, index in sorted(order[:most], key=itemgetter(1))})
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
@@ -211,16 +208,14 @@ class Prediction:
         parts = list(self.parts.items())
         return [parts[place] for place in rank_largest([seconds for _, (_, seconds) in parts])]
 
-    @property
-    def _lanes(self) -> list[accounts.Lane]:
-        return [accounts.Lane(k.graph, self._timeline, i, k.ranks[0]) for i, k in enumerate(self._kinds)]
-
     def _tabulate(self, account: Callable[[accounts.Lane], Mapping[str, float]]) -> "polars.DataFrame":
         """A row for every kind of rank."""
         import polars
 
-        counts: list[dict[str, float]] = [{"rank": kind.ranks[0], "ranks": len(kind.ranks)} for kind in self._kinds]
-        rows = [count | {**account(lane)} for count, lane in zip(counts, self._lanes, strict=True)]
+        ranks = [lane.kind.ranks for lane in self._lanes]
+        rows = [
+            {"rank": own[0], "ranks": len(own), **account(lane)} for own, lane in zip(ranks, self._lanes, strict=True)
+        ]
         return polars.DataFrame(rows, orient="row")
 
     def communication(self) -> "polars.DataFrame":
@@ -333,26 +328,27 @@ def predict(
     isolated, notes = time_collectives(kinds, where)
     durations = [scale * own + delay for own in isolated]
     times = [time_rank(kind, scale * own.seconds, where, whole) for kind, own in zip(kinds, costs, strict=True)]
-    overlap = where.context.overlap  # on the same core it is taken for none where it was not measured
-    contention = overlap.get("contention", 1.0) if overlap else 1.0
-    timeline = simulate(times, durations, device=device, contention=contention)
-    busy = [float(own.seconds.sum()) for own in times]
-    slowest = rank_largest(busy)[0]
-    kind, mine, cost = kinds[slowest], times[slowest], costs[slowest]
-    parts = accounts.split_period(kind.graph, mine.seconds, timeline, slowest)
-    hosts = float(mine.host.sum() + mine.spacing.sum())
-    lengths = (timeline.ends[slowest] - timeline.starts[slowest])[mine.collectives]
-    moving = np.bincount(np.array(kind.communicators, dtype=int), weights=lengths, minlength=1)
-    notes += list_notes(where, what.family, count, cost, kind.graph)
-    warn_once(notes, 3)
-    waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
-    spread = whole.spread if whole else math.hypot(
-        find_spread(cost, mine.seconds, waits, timeline.period, calibrated=bool(where.context)),
-        find_host_spread(where, times, durations, contention),
+    overlap, error = where.context.overlap, find_host_error(where)  # no overlap on a core where it was not measured
+    timeline = simulate(
+        times, durations, device=device, contention=overlap.get("contention", 1.0) if overlap else 1.0,
+        slower=() if whole else (error, 1 / error),
     )  # fmt: skip
+    slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
+    mine, cost, lane = times[slowest], costs[slowest], timeline.lanes[slowest]
+    parts = accounts.split_period(lane)
+    busy, hosts = float(mine.seconds.sum()), float(mine.host.sum() + mine.spacing.sum())
+    lengths = (lane.ends - lane.starts)[lane.kind.graph.collectives]
+    moving = np.bincount(np.array(lane.kind.communicators, dtype=int), weights=lengths, minlength=1)
+    notes += list_notes(where, what.family, count, cost, lane.kind.graph)
+    warn_once(notes, 3)
+    spread = whole.spread if whole else 0.0
+    if not whole:
+        waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
+        known = find_spread(cost, mine.seconds, waits, timeline.period, calibrated=bool(where.context))
+        spread = math.hypot(known, math.log(timeline.slower[0] / timeline.slower[1]) / 2)
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
-        lower_bound=max(busy[slowest], float(moving.max()), hosts if device else 0.0),
-        serial=busy[slowest] + float(moving.sum()) + hosts, latency=timeline.latency,
-        unmodelled=cost.unmodelled, warnings=notes, _timeline=timeline, _kinds=tuple(kinds),
+        lower_bound=max(busy, float(moving.max()), hosts if device else 0.0),
+        serial=busy + float(moving.sum()) + hosts, latency=timeline.latency,
+        unmodelled=cost.unmodelled, warnings=notes, _lanes=timeline.lanes,
     )  # fmt: skip

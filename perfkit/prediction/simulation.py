@@ -4,134 +4,157 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from perfkit.ground.units import Array
+from perfkit.prediction.ranks import Kind
 
-#: Steps of a rank: operations one after another, the launch of a collective, the wait for its end, and the host's wait
-#: for its device.
-_RUN, _LAUNCH, _WAIT, _SYNC = range(4)
-#: Most iterations, the longest pattern of iterations looked for, how many iterations what is faster gets ahead, and how
-#: far two equal times differ, as a part [-].
+#: Most iterations, the longest pattern of iterations looked for, how many iterations a slow host is behind devices at
+#: first, and how far two equal times differ, as a part [-].
 _MOST, _PATTERN, _FAR, _EQUAL = 72, 12, 1000, 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class RankTimes:
-    """What one rank executes: a time for each operation in program order, zero for collectives [s], and its waits.
+    """What a kind of rank executes: a time for each operation in program order, zero for collectives [s].
 
-    `host` is the time of the host up to the first launch of each operation, `spacing` from there to its last, and
-    `last` the time of its last kernel [s]. `collectives` are positions among the operations, `communicators` the number
-    of the communicator of each: all ranks that name it take part, in the same order. `waits` holds rows of the position
-    of an operation and the number of a collective that has to end before it (the number of operations: the end of the
-    iteration); None where every collective is waited for at once. The host waits for the end of `transfers` [-].
+    `host` is the time of the host up to the first launch of each operation, and `spacing` from there to its last [s].
     """
 
+    kind: Kind
     seconds: Array
     host: Array
     spacing: Array
-    last: Array
-    collectives: np.ndarray
-    communicators: Sequence[int]
-    waits: np.ndarray | None
-    transfers: Sequence[int]
 
     @cached_property
-    def awaited(self) -> tuple[tuple[int, int], ...]:
+    def awaited(self) -> list[tuple[int, int]]:
         """Positions that wait, in order, and the collectives they wait for; the end of the iteration for the rest."""
-        count, n = len(self.collectives), len(self.seconds)
-        if self.waits is None:
-            return tuple((place + 1, number) for number, place in enumerate(self.collectives.tolist()))
-        pairs = sorted(map(tuple, self.waits.tolist()))
+        graph = self.kind.graph
+        places, n = graph.collectives.tolist(), len(graph)
+        if graph.waits is None:
+            return [(place + 1, number) for number, place in enumerate(places)]
+        pairs = sorted(map(tuple, graph.waits.tolist()))
         for place, number in pairs:
-            if not (0 <= number < count and self.collectives[number] < place <= n):
+            if not (0 <= number < len(places) and places[number] < place <= n):
                 raise ValueError(
-                    f"waits has operation {place} wait for collective {number}; it must be one of the {count} "
+                    f"waits has operation {place} wait for collective {number}; it must be one of the {len(places)} "
                     f"collectives, and before one of the {n} operations; record the iteration again"
                 )
-        waited = {number for _, number in pairs}
-        return (*pairs, *((n, number) for number in range(count) if number not in waited))
+        return [*pairs, *((n, number) for number in range(len(places)) if number not in {one for _, one in pairs})]
 
     @cached_property
-    def steps(self) -> tuple[list[tuple[int, int, int]], np.ndarray]:
-        """Steps as kind, number of the run or collective, and position; first and last operation of every run."""
-        n, numbers = len(self.seconds), {place: number for number, place in enumerate(self.collectives.tolist())}
-        transfers, waits = {place + 1 for place in self.transfers}, dict[int, list[int]]()
-        for place, number in self.awaited:
-            waits.setdefault(place, []).append(number)
-        steps: list[tuple[int, int, int]] = []
-        runs: list[tuple[int, int]] = []
-        for begin, end in pairwise([*sorted({0, n, *numbers, *(p + 1 for p in numbers), *transfers, *waits}), n]):
-            steps += [(_SYNC, 0, begin)] * (begin in transfers)
-            steps += [(_WAIT, number, begin) for number in waits.get(begin, ())]
-            if begin in numbers:
-                steps.append((_LAUNCH, numbers[begin], begin))
-            elif begin < n:
-                steps.append((_RUN, len(runs), begin))
-                runs.append((begin, end))
-        return steps, np.array(runs, dtype=int).reshape(-1, 2)
+    def pieces(self) -> np.ndarray:
+        """Where pieces begin and end: after collectives and transfers and at waits; numbers of the collectives that
+        each waits for before and launches at its end, or -1.
+        """
+        graph, n = self.kind.graph, len(self.seconds)
+        bounds = {0, n, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
+        rows = sorted([*self.awaited, *((place, -1) for place in bounds - {place for place, _ in self.awaited})])
+        begins, waits = np.array(rows, dtype=int).T
+        ends, launches = np.append(begins[1:], n), np.full(n + 1, -1)
+        launches[graph.collectives] = np.arange(len(graph.collectives))
+        return np.stack([begins, ends, waits, np.where(begins < ends, launches[ends - 1], -1)])
 
-    def add_up(self, device: bool, slower: float = 1.0) -> tuple[Array, Array, Array]:
+    def add_up(self, device: bool, slower: float) -> tuple[Array, Array, Array]:
         """Host and device time before each operation, and how far its end is from the second on a free device [s].
 
-        Kernels of a CPU run on the host itself.
+        Kernels of a CPU run on the host itself, which launches nothing ahead. A collective does not end on its own.
         """
         if not device:
-            issued = _add_up(slower * self.host + self.seconds)
-            return issued, np.zeros(len(issued)), issued[1:]
-        spacing = slower * self.spacing
-        issued, done = _add_up(slower * self.host + spacing), _add_up(self.seconds)
-        return issued, done, np.maximum(issued[1:] - spacing + self.seconds, issued[1:] + self.last) - done[1:]
+            done = _add_up(slower * self.host + self.seconds)
+            return np.zeros(len(done)), done, np.full(len(done), -np.inf)
+        host, spacing, graph = slower * self.host, slower * self.spacing, self.kind.graph
+        last = self.seconds / np.maximum(graph.column("launches"), 1.0)
+        issued, done = _add_up(host + spacing), _add_up(self.seconds)
+        ends = np.maximum(issued[1:] - spacing + self.seconds, issued[1:] + last)
+        ends[graph.collectives] = -np.inf
+        return issued, done, np.append(ends - done[1:], -np.inf)
 
-    def sum_runs(self, device: bool, slower: float) -> list[tuple[float, float, float]]:
-        """Host time and device time of every run, and time from the host's start to its end on a free device [s]."""
-        begins, ends = self.steps[1].T
-        if not len(begins):
-            return []
-        issued, done, ready = self.add_up(device, slower)
-        latest = np.maximum.reduceat(np.append(ready, -np.inf), self.steps[1].ravel())[::2]
-        sums = (issued[ends] - issued[begins], done[ends] - done[begins], latest - issued[begins] + done[ends])
-        return list(zip(*(times.tolist() for times in sums), strict=True))
+
+@dataclass(frozen=True, eq=False)
+class Lane:
+    """One iteration of the steady state on a kind of rank; arrays are per operation [s].
+
+    `period` is that of the timeline; on a `device` kernels run behind the host. `starts`, `ends` and `issued` (when the
+    host has launched an operation, or has reached it where it runs on the host) count from the earliest start. `waits`
+    is how long each collective waited for other ranks; `stalls` how long the compute stream is idle before each
+    operation, and the end, because a collective has not ended, from when this rank was ready for it; `exposed` the part
+    of that in which a collective of the rank is in flight; `stolen` what collectives in flight take from operations on
+    the same core; `seconds` what they take else. `awaited` are positions that wait, and the number of the collective.
+    """
+
+    kind: Kind
+    period: float
+    device: bool
+    starts: Array
+    ends: Array
+    issued: Array
+    waits: Array
+    stalls: Array
+    exposed: Array
+    stolen: Array
+    seconds: Array
+    awaited: list[tuple[int, int]]
+
+    @cached_property
+    def compute(self) -> np.ndarray:
+        """Positions of the operations of the compute stream."""
+        return np.delete(np.arange(len(self.starts)), self.kind.graph.collectives)
+
+    @cached_property
+    def stalled(self) -> dict[int, list[tuple[int, int]]]:
+        """Waits that hold the compute stream up and the collective of each, by the number of its operation after it."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for place, number in self.awaited:
+            if self.stalls[place] > 1e-9 * self.period:
+                pair = (place, int(self.kind.graph.collectives[number]))
+                found.setdefault(self.find_next(place), []).append(pair)
+        return found
+
+    def find_next(self, place: int) -> int:
+        """Number among the operations of the compute stream of the one at a position, or the next one after."""
+        return int(np.searchsorted(self.compute, place)) % max(len(self.compute), 1)
+
+    def name_stream(self, place: int) -> str:
+        """Stream of an operation: compute, or communication with the communicator where there are several."""
+        graph = self.kind.graph
+        if graph.labels[place][1] != "collective":
+            return "compute"
+        return f"communication {int(graph.column('group')[place])}" if len(graph.groups) > 1 else "communication"
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One iteration of the steady state, and the two iteration times [s]; arrays are per rank and operation [s].
+    """Iteration times [s] and what every kind of rank does.
 
     `period` is the time from one iteration to the next once the pattern repeats, `latency` that of a first iteration
-    from a common start, `device` whether kernels run on a device of their own, behind the host. `starts`, `ends` and
-    `issued` (when the host has launched an operation, or has reached it where it runs on the host) count from the
-    earliest start. `waits` is how long each collective waited for other ranks; `stalls` how long the compute stream is
-    idle before each operation, and the end, because a collective has not ended, from when this rank was ready for it;
-    `exposed` the part of that in which a collective of the rank is in flight; `stolen` what collectives in flight take
-    from operations on the same core. `awaited` are positions that wait, and the number of the collective.
+    from a common start, `slower` the period where host times are some times longer.
     """
 
     period: float
     latency: float
-    device: bool
-    starts: tuple[Array, ...]
-    ends: tuple[Array, ...]
-    issued: tuple[Array, ...]
-    waits: tuple[Array, ...]
-    stalls: tuple[Array, ...]
-    exposed: tuple[Array, ...]
-    stolen: tuple[Array, ...]
-    awaited: tuple[tuple[tuple[int, int], ...], ...]
+    slower: tuple[float, ...]
+    lanes: tuple[Lane, ...]
 
 
 def simulate(
-    ranks: Sequence[RankTimes], durations: Sequence[Array], *, device: bool, contention: float = 0.0
+    ranks: Sequence[RankTimes],
+    durations: Sequence[Array],
+    *,
+    device: bool,
+    contention: float = 0.0,
+    slower: Sequence[float] = (),
 ) -> Timeline:
     """Run all ranks on their clocks until iterations repeat; contention is the share that collectives take of a core.
 
-    Durations are those of each rank's collectives in program order [s]; of those that meet the longest counts. A
-    ValueError names waits that come before their collective, and ranks whose collectives do not match.
+    Durations are those of each rank's collectives in program order [s]; of those that meet the longest counts. The
+    period is also found for host times that are some times longer [-]. A ValueError names waits that come before their
+    collective, and ranks whose collectives do not match.
 
     Notes
     -----
@@ -140,21 +163,16 @@ def simulate(
     it ends on all ranks together. Kernels on a device start when the one before has ended, the host has launched them
     and the collectives they wait for have ended; kernels of a CPU run on the host clock itself.
 
-    Iterations are run one after another until every clock goes on by the same time for the same number of them, twice
-    in a row. Without contention all is sums and maxima: no cycle of them has a larger mean than the largest of these
-    times, and one cycle has it.
+    Iterations are run one after another until all ranks go on by the same time, or each by the same as before. What
+    goes on by less than the period is ahead of the rest: hosts that nothing holds up have launched everything before.
     """
     loop = _Loop(ranks, durations, device, contention)
     period, latency = loop.settle()
-    columns: Any = zip(*loop.measure(period), strict=True)
-    return Timeline(period, latency, device, *columns)
-
-
-def find_period(
-    ranks: Sequence[RankTimes], durations: Sequence[Array], device: bool, contention: float, slower: float
-) -> float:
-    """Period [s] as `simulate` finds it, with host times that are some times longer [-]."""
-    return _Loop(ranks, durations, device, contention, slower).settle(exact=False)[0]
+    if device and not any(len(rank.kind.graph.transfers) for rank in ranks):
+        others = [max(loop.streams, factor * max(loop.hosts)) for factor in slower]
+    else:
+        others = [_Loop(ranks, durations, device, contention, factor).settle()[0] for factor in slower]
+    return Timeline(period, latency, tuple(others), loop.measure(period))
 
 
 def measure_overlap(flights: Array, starts: Array, ends: Array) -> Array:
@@ -184,201 +202,207 @@ def _count_active(flights: Array) -> tuple[Array, np.ndarray]:
     return edges, np.searchsorted(starts, edges, side="right") - np.searchsorted(ends, edges, side="right")
 
 
-def _dilate(clock: float, work: Array, flights: Sequence[tuple[float, float]] | Array, contention: float) -> Array:
-    """When pieces of work end that start one after another and are slower while collectives are in flight."""
-    edges, active = _count_active(np.maximum([(clock, clock), *flights], clock))
+def _dilate(clock: Array, work: Array, flights: Sequence[tuple[float, float]] | Array, contention: float) -> Array:
+    """When work ends that begins at some times and is slower while collectives are in flight."""
+    begin = float(np.min(clock))
+    edges, active = _count_active(np.array([(begin, begin), *flights]))
     rates = np.maximum(1.0 - contention * active, 0.0)
     done = _add_up(rates[:-1] * np.diff(edges))
-    piece = np.maximum(np.searchsorted(done, work, side="left") - 1, 0)  # what ends with a pause does not wait for it
-    left = work - done[piece]
-    return np.asarray(edges[piece] + np.divide(left, rates[piece], out=np.zeros_like(left), where=left > 0))
+    until = np.interp(clock, edges, done) + np.maximum(clock - edges[-1], 0.0) + work
+    piece = np.maximum(
+        np.searchsorted(done, (1 - _EQUAL) * until) - 1, 0
+    )  # what ends with a pause does not wait for it
+    left = until - done[piece]
+    return np.maximum(edges[piece] + np.divide(left, rates[piece], out=np.zeros_like(left), where=left > 0), clock)
+
+
+@dataclass(eq=False)
+class _Meeting:
+    """A collective of some ranks; when they are ready for it, it starts and it ends in this iteration [s]."""
+
+    previous: "_Meeting | None"  # on the same communicator
+    members: list[int] = field(default_factory=list)
+    duration: float = 0.0
+    ready: list[float] = field(default_factory=list)
+    parked: list[int] = field(default_factory=list)
+    before: float = -math.inf
+    start: float = 0.0
+    end: float = math.inf
 
 
 class _Loop:
-    """Clocks of ranks that meet each other, and fronts: when the compute stream of each has done what it was given."""
+    """Clocks of the hosts, and fronts: when the compute stream of each rank has done what it was given [s]."""
 
     def __init__(
-        self,
-        ranks: Sequence[RankTimes],
-        durations: Sequence[Array],
-        device: bool,
-        contention: float,
-        slower: float = 1.0,
+        self, ranks: Sequence[RankTimes], durations: Sequence[Array], device: bool, contention: float, slower: float = 1
     ) -> None:
         self.ranks, self.device, self.contention = ranks, device, 0.0 if device else contention
-        self.clock, self.front = [0.0] * len(ranks), [0.0] * len(ranks)
-        self.runs = [rank.sum_runs(device, slower) for rank in ranks]
-        self.first = [(slower * rank.host[rank.collectives]).tolist() for rank in ranks]
-        self.meetings: list[list[int]] = []  # number of each collective, the same on all ranks that meet there
-        self.members: list[list[int]] = []
-        self.durations: list[float] = []
-        numbers: dict[tuple[int, int], int] = {}  # by communicator, and how many come before it there
+        self.found: dict[tuple[int, int], _Meeting] = {}  # by communicator, and how many come before it there
+        self.meetings: list[list[_Meeting]] = [[] for _ in ranks]
         for index, (rank, own) in enumerate(zip(ranks, durations, strict=True)):
             seen: Counter[int] = Counter()
-            self.meetings.append([])
-            for key, duration in zip(rank.communicators, own.tolist(), strict=True):
-                number = numbers.setdefault((key, seen[key]), len(numbers))
-                if number == len(self.members):
-                    self.members.append([])
-                    self.durations.append(0.0)
-                self.meetings[index].append(number)
-                self.members[number].append(index)
-                self.durations[number] = max(self.durations[number], duration)
+            for key, duration in zip(rank.kind.communicators, own.tolist(), strict=True):
+                previous = self.found.get((key, seen[key] - 1))
+                meeting = self.found.setdefault((key, seen[key]), _Meeting(previous))
+                meeting.members.append(index)
+                meeting.duration = max(meeting.duration, duration)
+                self.meetings[index].append(meeting)
                 seen[key] += 1
-        self.previous = [numbers.get((key, order - 1), -1) for key, order in numbers]
-        for (key, order), number in numbers.items():
-            some, all_ranks = len(self.members[number]), len(self.members[numbers[key, 0]])
-            if some != all_ranks:
+        for (key, order), meeting in self.found.items():
+            some, every = len(meeting.members), len(self.found[key, 0].members)
+            if some != every:
                 raise ValueError(
-                    f"communicator {key} has {all_ranks} ranks and {some} launch its collective {order}; all must "
-                    "launch the same ones; give the graphs of one iteration"
+                    f"communicator {key} has {every} ranks and {some} launch its collective {order}; all must launch "
+                    "the same ones; give the graphs of one iteration"
                 )
+        self.sums = [rank.add_up(device, slower) for rank in ranks]
+        self.steps = [self.list_steps(index) for index in range(len(ranks))]
+        self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
+        self.held = np.array([device and len(rank.kind.graph.transfers) > 0 for rank in ranks])  # by their devices
+        self.clock, self.front = np.zeros(len(ranks)), np.zeros(len(ranks))
+
+    def list_steps(self, index: int) -> list[tuple[Any, ...]]:
+        """Pieces of a rank: whether the host waits for its device before, and the collective that is waited for; host
+        time, device time and from the host's start to the end on a free device [s]; the collective launched at the end.
+        """
+        (issued, done, ready), meetings = self.sums[index], [*self.meetings[index], None]
+        begins, ends, waits, launches = self.ranks[index].pieces
+        latest = np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf) - issued[begins] + done[ends]
+        syncs = np.isin(begins, self.ranks[index].kind.graph.transfers + 1) & (np.diff(begins, prepend=-1) > 0)
+        columns = (syncs & self.device, issued[ends] - issued[begins], done[ends] - done[begins], latest)
+        known = ([meetings[number] for number in numbers] for numbers in (waits, launches))
+        return list(zip(*(column.tolist() for column in columns), *known, strict=True))
 
     def run(self) -> None:
-        """Run one iteration of all ranks in the order of time, move clocks and fronts on, and note what happens."""
-        count, device, contention = len(self.ranks), self.device, self.contention
-        self.marks: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
-        self.launched: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
-        self.flights: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
-        self.idle: list[list[float]] = [[] for _ in self.ranks]
-        self.ready: list[list[float]] = [[] for _ in self.members]
-        self.met: dict[int, tuple[float, float, float]] = {}
-        parked, at = dict[int, list[int]](), [0] * count
-        queue = [(clock, rank) for rank, clock in enumerate(self.clock)]
+        """Run one iteration of all ranks in the order of time, move clocks and fronts on, and note where they are."""
+        clocks, fronts, contention = self.clock.tolist(), self.front.tolist(), self.contention
+        self.marks: list[list[tuple[float, float, float]]] = [[] for _ in self.ranks]
+        flights: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
+        for meeting in self.found.values():
+            meeting.ready, meeting.end = [], math.inf
+        queue = [(front, rank) for rank, front in enumerate(fronts)]
         heapq.heapify(queue)
         while queue:
             rank = heapq.heappop(queue)[1]
-            meetings, clock, front = self.meetings[rank], self.clock[rank], self.front[rank]
-            for kind, number, _ in self.ranks[rank].steps[0][at[rank] :]:
-                if kind == _WAIT:
-                    if meetings[number] not in self.met:
-                        parked.setdefault(meetings[number], []).append(rank)
-                        break
-                    self.idle[rank].append(front if device else clock)
-                    front = max(front, self.met[meetings[number]][1])
-                if kind == _SYNC or (kind == _WAIT and not device):
-                    clock = max(clock, front)
-                elif kind != _WAIT:
-                    host, work, latest = self.runs[rank][number] if kind == _RUN else (self.first[rank][number], 0, 0)
-                    now = self.finish(rank, clock, host) if contention else clock + host
-                    if contention and queue and now > queue[0][0]:  # until then more collectives may start
-                        heapq.heappush(queue, (now, rank))
-                        break
-                    if kind == _RUN:
-                        self.marks[rank].append((clock, front if device else now))
-                        front = max(front + work, clock + latest)
-                    else:
-                        self.launched[rank].append((now, max(now, front)))
-                        for other in self.meet(meetings[number], max(now, front), parked):
-                            heapq.heappush(queue, (self.met[meetings[number]][1], other))
-                    clock = now
-                at[rank] += 1
-            self.clock[rank], self.front[rank] = clock, front
-        for rank, (own, done) in enumerate(zip(self.ranks, at, strict=True)):
-            if done < len(own.steps[0]):
-                _, number, place = own.steps[0][done]
-                stuck = [str(r) for r in range(count) if at[r] < len(self.ranks[r].steps[0])]
-                raise ValueError(
-                    f"ranks {', '.join(stuck)} wait for one another: operation {place} of rank {rank} waits for "
-                    f"collective {number}, which another rank launches only later; order the collectives alike on all"
-                )
-
-    def finish(self, rank: int, clock: float, work: float) -> float:
-        """When a piece of work of a rank is done, given the collectives in flight that are known."""
-        near = [flight for flight in self.flights[rank] if clock < flight[1] and flight[0] < clock + work]
-        return float(_dilate(clock, np.array([work]), self.flights[rank], self.contention)[0]) if near else clock + work
-
-    def meet(self, meeting: int, ready: float, parked: dict[int, list[int]]) -> Sequence[int]:
-        """Note that a rank is ready for a collective, which starts with the last one; the ranks that go on after it."""
-        self.ready[meeting].append(ready)
-        if len(self.ready[meeting]) < len(self.members[meeting]):
-            return ()
-        previous = self.previous[meeting]
-        before = self.met[previous][1] if previous >= 0 else -math.inf
-        start = max(before, *self.ready[meeting])
-        self.met[meeting] = (start, start + self.durations[meeting], before)
-        for rank in self.members[meeting] if self.contention else ():
-            self.flights[rank].append(self.met[meeting][:2])
-        return parked.pop(meeting, ())
-
-    def settle(self, *, exact: bool = True) -> tuple[float, float]:
-        """Run iterations until all clocks and fronts go on as before; returns the period and the time of the first one.
-
-        The period is the most that one goes on by. Whatever goes on by less, such as a host that nothing holds up, is
-        ahead without end in the long run: where the iteration itself is asked for, that is brought about.
-        """
-        count, latency, seen = len(self.ranks), 0.0, [np.array([*self.clock, *self.front])]
-        for _ in range(_MOST):
-            self.run()
-            seen.append(np.array([*self.clock, *self.front]))
-            latency, near = latency or float(seen[-1].max()), _EQUAL * abs(float(seen[-1].max()))
-            for back in range(1, min(_PATTERN, (len(seen) - 1) // 2) + 1):
-                step, before = seen[-1] - seen[-1 - back], seen[-1 - back] - seen[-1 - 2 * back]
-                pace = float(step.max())
-                if abs(step - before).max() <= near:
-                    ahead = step < pace - near
-                    if not exact or not ahead.any():
-                        return pace / back, latency
-                    seen, exact = [np.where(ahead, seen[-1] - _FAR * pace, seen[-1])], False
-                    self.clock, self.front = seen[0][:count].tolist(), seen[0][count:].tolist()
+            marks, clock, front = self.marks[rank], clocks[rank], fronts[rank]
+            for sync, host, work, latest, wait, launched in islice(self.steps[rank], len(marks), None):
+                if wait is not None and wait.end == math.inf:
+                    wait.parked.append(rank)
                     break
-        return pace / back, latency
+                clock, begin = max(clock, front) if sync else clock, max(front, wait.end) if wait else front
+                end = max(begin + work, clock + latest)
+                if contention:
+                    if any(begin < landed and start < end for start, landed in flights[rank]):
+                        end = float(_dilate(np.array(begin), np.array(work), flights[rank], contention))
+                    if queue and end > queue[0][0]:  # until then more collectives may start
+                        heapq.heappush(queue, (end, rank))
+                        break
+                marks.append((front, clock, begin))
+                clock, front = clock + host, end
+                if launched is not None:
+                    self.meet(launched, max(clock, front), queue, flights)
+            clocks[rank], fronts[rank] = clock, front
+        stuck = [rank for rank, steps in enumerate(self.steps) if len(self.marks[rank]) < len(steps)]
+        if stuck:
+            place, _, number, _ = self.ranks[stuck[0]].pieces[:, len(self.marks[stuck[0]])]
+            raise ValueError(
+                f"ranks {', '.join(map(str, stuck))} wait for one another: operation {place} of rank {stuck[0]} waits "
+                f"for collective {number}, which another rank launches only later; order the collectives alike on all"
+            )
+        self.clock, self.front = np.array(clocks), np.array(fronts)
 
-    def measure(self, period: float) -> list[tuple[Any, ...]]:
-        """One more iteration, rank by rank: the columns of `Timeline`."""
-        last, far = max(self.front), _FAR / 2 * period
-        for index, runs in enumerate(self.runs):
-            if last - self.front[index] > far:  # it meets none of the others: begin together
-                self.clock[index] += last - self.front[index]
-                self.front[index] = last
-            if self.front[index] - self.clock[index] > far:  # all is launched before the device begins
-                self.clock[index] = self.front[index] - sum(issue for issue, *_ in runs) - sum(self.first[index])
-        begin, found = min(self.clock), []
+    def meet(self, meeting: _Meeting, ready: float, queue: list[Any], flights: list[Any]) -> None:
+        """Note that a rank is ready for a collective; with the last one it starts, and ranks that wait for it go on."""
+        meeting.ready.append(ready)
+        if len(meeting.ready) == len(meeting.members):
+            meeting.before = meeting.previous.end if meeting.previous else -math.inf
+            meeting.start = max(meeting.before, *meeting.ready)
+            meeting.end = meeting.start + meeting.duration
+            for rank in meeting.members:
+                flights[rank].append((meeting.start, meeting.end))
+            for rank in meeting.parked:
+                heapq.heappush(queue, (meeting.end, rank))
+            meeting.parked = []
+
+    def settle(self) -> tuple[float, float]:
+        """Run iterations until they repeat; returns the period and the time of the first one.
+
+        Hosts that nothing holds up are far ahead of their devices, unless one is slower than all devices together.
+        """
         self.run()
-        for index, rank in enumerate(self.ranks):
-            n, places = len(rank.seconds), rank.collectives
-            flown = np.array([self.met[meeting] for meeting in self.meetings[index]]).reshape(-1, 3)
-            starts, ends, issued, stolen = self.time_runs(index, flown[:, :2])
-            launched, ready = np.array(self.launched[index]).reshape(-1, 2).T
-            starts[places], ends[places], issued[places] = flown[:, 0], flown[:, 1], launched
-            waits, stalls, exposed = np.zeros(n), np.zeros(n + 1), np.zeros(n + 1)
-            waits[places] = flown[:, 0] - np.maximum(ready, flown[:, 2])
-            wait_at, numbers = np.array(rank.awaited, dtype=int).reshape(-1, 2).T
-            since = np.maximum(self.idle[index], ready[numbers])
-            until = np.maximum(since, flown[numbers, 1])
-            np.add.at(stalls, wait_at, until - since)
-            np.add.at(exposed, wait_at, measure_overlap(flown[:, :2], since, until))
-            found.append((starts, ends, issued, waits, stalls, exposed, stolen, rank.awaited))
+        latency, slowest = float(self.front.max()), self.hosts.max()
         if self.device:
-            begin = min(float(starts.min(initial=np.inf)) for starts, *_ in found)
-        for view in (view for columns in found for view in columns[:3]):
-            view -= begin
-        return found
+            self.clock[~self.held] = -np.inf
+        period = self.streams = self.repeat([] if self.device else [np.zeros(len(self.front))])
+        if slowest > (1 + _EQUAL) * period:
+            leads, late = self.hosts >= (1 - _EQUAL) * slowest, self.front.max() + _FAR * slowest
+            self.held |= leads
+            self.clock = np.where(leads, 0.0, self.clock - late)
+            self.front -= late  # devices have done all that was launched
+            period = self.repeat([])
+        return period, latency
 
-    def time_runs(self, index: int, flights: Array) -> tuple[Array, Array, Array, Array]:
-        """Starts, ends, launches and stolen time of one rank's operations; zero for collectives."""
-        rank, (runs, marks) = self.ranks[index], (self.ranks[index].steps[1], self.marks[index])
-        starts, ends, issued, stolen = (np.zeros(len(rank.seconds)) for _ in range(4))
-        if not marks:
-            return starts, ends, issued, stolen
-        launched, done, ready = rank.add_up(self.device)
-        clock, front = np.array(marks).T
-        inside = np.delete(np.arange(len(starts)), rank.collectives)
-        which = np.repeat(np.arange(len(runs)), np.diff(runs)[:, 0])
-        shift = (clock - launched[runs[:, 0]])[which]
-        free = ready[inside] + shift
+    def repeat(self, seen: list[Array]) -> float:
+        """Run iterations until all ranks go on by the same, or each by the same as before: the most that one goes on.
+
+        Whoever goes on by less meets none of the slowest ranks, and begins together with them.
+        """
+        for _ in range(_MOST):
+            seen.append(np.append(self.front, self.clock[self.held]))
+            near = _EQUAL * abs(seen[-1].max())
+            for back in range(1, min(_PATTERN + 1, len(seen))):
+                step = seen[-1] - seen[-1 - back]
+                period, ahead = float(step.max()) / back, step < step.max() - near
+                again = 2 * back < len(seen) and abs(step - seen[-1 - back] + seen[-1 - 2 * back]).max() <= near
+                if again or not ahead.any():
+                    late = np.where(ahead[: len(self.front)], self.front.max() - self.front, 0.0)
+                    self.clock, self.front = self.clock + late, self.front + late
+                    return period
+            self.run()
+        return period
+
+    def measure(self, period: float) -> tuple[Lane, ...]:
+        """One more iteration, rank by rank."""
+        far = np.isinf(self.clock)  # all is launched before the device begins
+        self.clock[far] = (self.front - self.hosts)[far]
+        begin = float(self.front.min())
+        self.run()
+        lanes = tuple(self.measure_rank(index, period) for index in range(len(self.ranks)))
         if self.device:
-            first = np.searchsorted(inside, runs[:, 0])
-            free[first] = np.maximum(free[first], front - done[runs[:, 0]])
-            free = np.maximum.accumulate(free)
-        ends[inside] = done[inside + 1] + free
-        starts[inside] = ends[inside] - rank.seconds[inside]
-        issued[inside] = (launched[1:] - rank.spacing)[inside] + shift
-        for (begin, end), (time, until) in zip(runs.tolist(), marks, strict=True) if self.contention else ():
-            near = flights[(flights[:, 1] > time) & (flights[:, 0] < until)]
-            if len(near):
-                work, each = np.cumsum((rank.host + rank.seconds)[begin:end]), slice(begin, end)
-                starts[each] = _dilate(time, work - rank.seconds[each], near, self.contention)
-                ends[each] = _dilate(time, work, near, self.contention)
-                stolen[each] = np.diff(ends[each], prepend=time) - np.diff(work, prepend=0.0)
-        return starts, ends, issued if self.device else starts.copy(), stolen
+            begin = min(float(lane.starts.min(initial=np.inf)) for lane in lanes)
+        for view in (view for lane in lanes for view in (lane.starts, lane.ends, lane.issued)):
+            view -= begin
+        return lanes
+
+    def measure_rank(self, index: int, period: float) -> Lane:
+        """What a rank did in the iteration that was run last."""
+        rank, (issued, done, ready) = self.ranks[index], self.sums[index]
+        (begins, stops, numbers, _), (fronts, clocks, resumed) = rank.pieces, np.array(self.marks[index]).T
+        places, waits, stolen = rank.kind.graph.collectives, np.zeros(len(rank.seconds)), np.zeros(len(rank.seconds))
+        flown = np.array([(one.start, one.end, one.before) for one in self.meetings[index]]).reshape(-1, 3)
+        of, heads = np.repeat(np.arange(len(begins)), stops - begins), begins[begins < stops]
+        launched = issued[1:] - rank.spacing + (clocks - issued[begins])[of]
+        free, work = ready[:-1] + (clocks - issued[begins])[of], done[1:] - done[begins][of]
+        free[heads] = np.maximum(free[heads], (resumed - done[begins])[of][heads])
+        ends = done[1:] + np.maximum.accumulate(free)
+        starts = ends - rank.seconds
+        if self.contention:
+            starts, ends = (
+                _dilate(resumed[of], each, flown[:, :2], self.contention) for each in (work - rank.seconds, work)
+            )
+            delays = ends - resumed[of] - work
+            stolen = delays - np.where(np.isin(np.arange(len(of)), heads), 0.0, np.roll(delays, 1))
+            stolen[(stolen < 1e-9 * period)] = 0.0
+        launched = launched if self.device else starts.copy()
+        arrived = np.maximum(launched, ends)[places]
+        starts[places], ends[places], stolen[places] = flown[:, 0], flown[:, 1], 0.0
+        waits[places] = flown[:, 0] - np.maximum(arrived, flown[:, 2])
+        at, numbers, fronts = (column[numbers >= 0] for column in (begins, numbers, fronts))
+        since = np.maximum(fronts, arrived[numbers])
+        until = np.maximum(since, flown[numbers, 1])
+        lengths = (until - since, measure_overlap(flown[:, :2], since, until))
+        stalls, exposed = (np.bincount(at, seconds, len(waits) + 1).astype(float) for seconds in lengths)
+        return Lane(
+            rank.kind, period, self.device, starts, ends, launched, waits, stalls, exposed, stolen, rank.seconds,
+            rank.awaited,
+        )  # fmt: skip
