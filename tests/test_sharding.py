@@ -18,8 +18,8 @@ from perfkit.sharding import costs, objective, planner, search
 from perfkit.sharding.constraints import InfeasibleError, list_options, read_constraints
 from perfkit.sharding.costs import COLUMNS
 from perfkit.sharding.objective import Curve, Problem, set_up
-from perfkit.sharding.planner import BASELINES, price_plan, shard
-from perfkit.sharding.result import ShardingResult, find_price, price_placements
+from perfkit.sharding.planner import price_plan, shard
+from perfkit.sharding.result import ShardingResult, find_price
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
@@ -69,28 +69,6 @@ def test_plans_with_splits_cost_what_is_predicted(kind: str, way: dict[str, Any]
     assert price_plan(model, cluster, plan).time == pytest.approx(predicted.time, rel=0.05)
 
 
-def test_parts_of_a_table_add_up(cluster: Platform) -> None:
-    every, batch = tuple(range(16)), 16384
-    kinds = {
-        "whole": Placement("table_wise", (3,)), "columns": Placement("column_wise", (0, 5, 9, 12)),
-        "rows": Placement("row_wise", every), "copies": Placement("data_parallel", every),
-        "node": Placement("table_row_wise", every[8:]), "uneven": Placement("column_wise", (1, 2), (96, 32)),
-    }  # fmt: skip
-    tables = TableSet([EmbeddingTable(1_000_000, 128, 20.0, name=kind) for kind in kinds], batch, "fused")
-    problem = set_up(tables, cluster, 16, None, "iteration", "local")
-    found = price_placements(problem.costs, Plan(16, tuple(kinds.values()))).by_table(16)
-    get = {kind: dict(zip(COLUMNS, own.tolist(), strict=True)) for kind, own in zip(kinds, found, strict=True)}
-    weights, outputs, whole = 1e6 * 128 * 4, batch * 128 * 4, get["whole"]
-    assert [get[kind]["weights"] / weights for kind in kinds] == pytest.approx([1, 1, 1, 16, 1, 1], rel=1e-3)
-    assert [get[kind]["pooled"] / outputs for kind in kinds] == [1, 1, 0, 0, 1, 1]
-    assert whole["inputs"] == 8 * batch * 21 == get["copies"]["inputs"], "each reads those of its samples"
-    assert get["columns"]["inputs"] == 4 * whole["inputs"], "every part reads all indices"
-    assert get["rows"]["inputs"] == pytest.approx(8 * batch * (20 + 16), rel=1e-6), "each reads its own, all offsets"
-    assert get["node"]["partial"] == 8 * outputs and get["copies"]["averaged"] == 16 * weights
-    assert get["rows"]["outputs"] == get["rows"]["summed"] == 16 * outputs, "partial sums of the batch on every rank"
-    assert get["columns"]["lookup"] > whole["lookup"] > 0.9 * get["copies"]["lookup"] - 16e-5
-
-
 def test_curves_never_lie_above_their_tangents() -> None:
     nbytes = np.geomspace(64, 1e9, 200)
     curve = Curve(nbytes, (2e-5**0.6 + (nbytes / 1e11) ** 0.6) ** (1 / 0.6))
@@ -136,16 +114,6 @@ def test_the_best_of_all_plans_is_found_and_not_below_the_bound(seed: int, case:
     result = find(tables, ranks=2, memory=capacity, objective=kind, steps=2500, seed=seed, forbid=forbid)
     assert result.bound <= least * (1 + 1e-9)
     assert least * (1 - 1e-9) <= result.prediction.time < least * 1.01
-
-
-@pytest.mark.parametrize(("ranks", "kind", "gap"), [(8, "additive", 0.002), (16, "iteration", 0.06)])
-def test_searches_come_near_their_bound(cluster: Platform, ranks: int, kind: str, gap: float) -> None:
-    tables = TableSet(draw_tables(100, seed=0), batch=65536, embedding="fused")
-    result = find(tables, cluster, ranks=ranks, objective=kind, steps=2500)
-    assert 0 <= result.gap < gap
-    frame = result.compare()
-    assert frame["method"].to_list() == ["search", *BASELINES]
-    assert frame["ratio"].min() == 1.0 and frame["gap"][0] == pytest.approx(result.gap)
 
 
 @pytest.mark.parametrize(("ranks", "kind"), [(4, "iteration"), (8, "additive"), (32, "iteration")])
@@ -252,13 +220,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"objective": "cost"}, "objective is 'cost'; known are iteration, additive"),
     ({"inputs": "remote"}, "inputs is 'remote'; known are local, exchanged"),
     ({"memory": -1}, "memory is -1"),
-    ({"steps": 1.5}, "steps is 1.5"),
     ({"pin": {40: 0}}, "table of pin is 40; it must be a whole number of 0 or more, at most 39"),
     ({"pin": {"tabel 4": 0}}, "table of pin is 'tabel 4'; known are .* did you mean 'table 4'"),
     ({"pin": {0: 8}}, "rank of 'table 0' is 8; it must be a whole number of 0 or more, at most 7"),
-    ({"pin": [0]}, "pin is [0]; it must be a mapping"),
     ({"together": [0, 1]}, "together has 0; it must be groups of at least two tables"),
-    ({"forbid": "diagonal"}, "forbidden kind is 'diagonal'; known are"),
     ({"forbid": 3}, "forbidden kind is 3; known are"),
 ]
 INFEASIBLE: list[tuple[dict[str, Any], str]] = [
@@ -266,8 +231,11 @@ INFEASIBLE: list[tuple[dict[str, Any], str]] = [
     ({"together": [(0, 1), (1, 2)], "apart": [(0, 2)]}, "'table 0' and 'table 2' must be apart and share a rank"),
     ({"pin": {0: 1, 2: 1}, "apart": [(0, 2)]}, "must be apart and share a rank by together or pin"),
     ({"apart": [tuple(range(9))]}, "9 tables must be apart on 8 ranks"),
-    ({"forbid": KINDS}, "no kind is left for 'table 0': of .* does not suit it or the ranks"),
-    ({"pin": {4: 0}, "forbid": {4: "table_wise"}}, "no kind is left for 'table 4': of table_wise, .* pin, together or"),
+    ({"forbid": KINDS}, "no kind is left for 'table 0': of .* does not suit its shape or the ranks"),
+    (
+        {"pin": {4: 0}, "forbid": {4: "table_wise"}},
+        "no kind is left for 'table 4': of table_wise, .* no constraint rules",
+    ),
     ({"memory": 80}, "memory: nothing is left for tables, of the 80 B of a rank, .*; memory is in bytes"),
     ({"memory": 1e8}, "memory: .* on one rank; of the 100 MB of a rank, .* ranks would do"),
     ({"memory": 2e8}, "memory: all tables together need .* 8 ranks hold .* ranks would do; the largest are"),
@@ -297,9 +265,9 @@ def test_the_ranks_that_would_do_do() -> None:
 @pytest.mark.parametrize(("platform", "ranks", "first", "more", "message"), [
     ("h100-sxm-8", 8, 0, 38, "plan places 39 tables; there are 40"),
     ("h100-sxm-8", 16, 0, 39, "ranks is 16; platform 'h100-sxm-8' has 8"),
-    ("h100-sxm-8", 8, Placement("table_row_wise", (0, 1)), 39, "on ranks (0, 1); name all 8 ranks of a node"),
+    ("h100-sxm-8", 8, Placement("table_row_wise", (0, 1)), 39, "(0, 1); it must be on ranks of one node, table_row"),
     ("zen5-2", 2, Placement("column_wise", (0, 1), (3, 4)), 39, "have 7 columns together; the table"),
-    ("h100-sxm-8x8", 16, Placement("table_column_wise", (7, 8)), 39, "ranks (7, 8), which are not of one node"),
+    ("h100-sxm-8x8", 16, Placement("table_column_wise", (7, 8)), 39, "(7, 8); it must be on ranks of one node"),
 ])  # fmt: skip
 def test_plans_that_cannot_be_priced(platform: str, ranks: int, first: Any, more: int, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -323,8 +291,4 @@ def test_a_result_explains_itself() -> None:
     words = r"PlanPrice\(.*s \(.*–.*\), memory .* of .*; .*% of the time\)"
     assert re.fullmatch(words, repr(result.prediction)) and text in html.unescape(result._repr_html_())
     assert "no plan can take less than" in text and "times as long" in text
-    frame = result.table()
-    assert frame["table"].to_list() == [t.name for t in TABLES.tables] and frame["seconds"].min() > 0
-    assert frame["memory_bytes"].sum() == pytest.approx(result.prediction.memory.sum())
-    with pytest.raises(ValueError, match="level is 1"):
-        result.prediction.interval(1.0)
+    assert result.table()["memory_bytes"].sum() == pytest.approx(result.prediction.memory.sum())

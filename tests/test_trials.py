@@ -68,32 +68,27 @@ def test_models_are_always_the_same_and_within_what_is_promised() -> None:
     assert draw_models(3) == {name: models[name] for name in ("model 0", "model 1", "model 2")}
     assert draw_models(2, seed=1)["model 0"] != models["model 0"]
     for number, model in enumerate(models.values()):
-        assert 8 <= len(model.tables) <= 16 and model.sparse == (number % 4 != 3)
+        assert 8 <= len(model.tables) <= 16 and model.sparse == (number % 4 != 3) and 256 <= model.batch <= 2048
         assert all(999 <= table.rows <= 1_000_001 and 1 <= table.pooling <= 64 for table in model.tables)
         assert sum(table.nbytes for table in model.tables) <= (3e8 if model.sparse else 1e8)
-        assert 256 <= model.batch <= 2048 and model.batch % 2 == 0
         assert len({table.pooling for table in model.tables}) > 4, "tables differ, or there is nothing to choose"
-    for bad in (0, -1, 2.5):
-        with pytest.raises(ValueError, match="n is"):
-            draw_models(bad)  # type: ignore[arg-type]
 
 
 def test_every_method_proposes_whole_tables_under_equal_names_of_ranks(toy: Platform) -> None:
-    plans = propose_plans(draw_models(1)["model 0"], toy)
-    assert tuple(plans) == METHODS and len(METHODS) == 8
+    plans = propose_plans(model := draw_models(1)["model 0"], toy)
+    assert tuple(plans) == METHODS and len(METHODS) == 8 and plans["random"] != plans["random 2"]
     assert all(plan.is_table_wise and plan.ranks == 2 and plan.owners[0] == 0 for plan in plans.values())
-    assert plans["random"] != plans["random 2"]
-    times = {name: price_plan(draw_models(1)["model 0"], toy, plan).time for name, plan in plans.items()}
+    times = {name: price_plan(model, toy, plan).time for name, plan in plans.items()}
     assert times["search"] == pytest.approx(min(times.values()), rel=1e-9)
 
 
 def test_tables_become_a_model_where_they_can_be_measured() -> None:
     table = EmbeddingTable(10, 8)
     for tables, message in (
-        (TableSet((table, EmbeddingTable(10, 16)), batch=8), "dim is 8, 16; a measured DLRM has tables"),
-        (TableSet((table,), batch=8, optimizer="adam"), "trained by adam; only sgd on separate fp32"),
-        (TableSet((EmbeddingTable(10, 8, itemsize=2),), batch=8), "of 2 bytes a number"),
-        (TableSet((EmbeddingTable(10, 8, law=table.distribution),), batch=8), "law of 1 tables is given"),
+        (TableSet((table, EmbeddingTable(10, 16)), batch=8), r"dim is \[8, 16\], .*; only separate fp32 tables of one"),
+        (TableSet((table,), batch=8, optimizer="adam"), "optimizer 'adam'; only"),
+        (TableSet((EmbeddingTable(10, 8, itemsize=2),), batch=8), "itemsize is 2"),
+        (TableSet((EmbeddingTable(10, 8, law=table.distribution),), batch=8), "law of 1 is given"),
     ):
         with pytest.raises(ValueError, match=message):
             make_model(tables)
@@ -144,25 +139,20 @@ def test_trials_survive_their_file_and_are_predicted_again(study: Any, toy: Plat
     assert trials.totals()["repeat"] == pytest.approx(1.2 / 1.1 - 1)
     bent = replace(again, runs=tuple(run | {"predicted_s": 2.0} for run in again.runs))
     assert bent.predict_again(toy).errors == pytest.approx(trials.errors)
-    for text in ("", "[]", "{}", '{"format": 2}', '{"format": 1, "runs": [{}]}', '{"format": 1, "runs": 3}'):
-        (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(ValueError, match=r"bad\.json cannot be read: "):
-            Trials.load(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text('{"format": 1, "runs": [{}]}')
+    with pytest.raises(ValueError, match=r"bad\.json cannot be read: "):
+        Trials.load(tmp_path / "bad.json")
 
 
 def test_what_was_measured_before_an_interrupt_is_kept(study: Any) -> None:
-    calls: list[int] = []
-
     def fail_late(plan: Plan, number: int) -> float:
-        calls.append(number)
         if number == 1:
             raise MeasurementError("measuring process 1 was killed by signal 9")
         return 1.0
 
     with pytest.raises(MeasurementError):
         study(fail_late)
-    _, jobs = study()
-    assert len(jobs) == 2, "the first pass of both models was there"
+    assert len(study()[1]) == 2, "the first pass of both models was there"
     assert len(study()[1]) == 4, "a finished study is measured anew"
 
 
@@ -172,10 +162,11 @@ def test_models_that_do_not_fit_and_other_machines(study: Any, toy: Platform, mo
         study()
     with pytest.raises(ValueError, match="ranks is 3; this machine has 2 cores"):
         study(ranks=3)
-    with pytest.warns(UserWarning, match="toy is of invented core, this machine is .*; calibrate first"):
-        monkeypatch.setattr(studies, "run_processes", lambda *_, **__: pytest.fail("something was measured"))
-        with pytest.raises(ValueError, match="1 MB are free"):
-            measure_trials(toy, quick=True)
+    with (
+        pytest.warns(UserWarning, match="toy is of invented core, this machine is .*; calibrate first"),
+        pytest.raises(ValueError, match="1 MB are free"),
+    ):
+        measure_trials(toy, quick=True)
 
 
 @pytest.mark.serial
@@ -191,100 +182,82 @@ def test_two_processes_take_turns_among_placements() -> None:
 # The command line.
 
 
-def run(words: list[str]) -> int:
+def run(line: str) -> int:
     shown = warnings.showwarning
     try:
-        return main(["shard", *words])
+        return main(["shard", *line.split()])
     finally:
         warnings.showwarning = shown
 
 
-H100 = ["--platform", "h100-sxm-8", "--ranks", "8", "--steps", "300"]
-BAD = {
-    "nothing": (H100, "model is missing; give --model or --tables"),
-    "model": (["--model", "bert-base", *H100], "model is 'bert-base'; known are dlrm-default"),
-    "both": (["--model", "dlrm-mlperf", "--tables", "t.csv", *H100], "model and tables are both given"),
-    "tables": (["--tables", "no.csv", *H100], "no.csv is no file"),
-    "dim": (["--model", "dlrm-mlperf", "--dim", "8", *H100], "dim is given; a model knows"),
-    "quick": (["--model", "dlrm-mlperf", "--quick", *H100], "quick is given; it is for --measure"),
-    "memory": (["--model", "dlrm-mlperf", "--memory", "0", *H100], "memory is 0"),
-    "room": (["--model", "dlrm-mlperf", "--memory", "2e9", *H100], "memory"),
-    "ranks": (["--model", "dlrm-mlperf", "--platform", "h100-sxm-8", "--ranks", "16"], "ranks is 16"),
-    "seconds": (["--model", "dlrm-mlperf", *H100[:4], "--seconds", "0"], "seconds is 0"),
-    "steps": (["--model", "dlrm-mlperf", *H100[:4], "--steps", "0"], "steps is 0"),
-    "measured-steps": (["--measure", "--platform", "zen5-2", "--steps", "9"], "steps is given; it bounds a search"),
-    "plan": (["--model", "dlrm-mlperf", "--plan", "no.json", *H100], "no.json cannot be read"),
-    "json": (["--model", "dlrm-mlperf", "--json", "no/such.json", *H100], "json is .*folder does not exist"),
-    "measured-plan": (["--measure", "--out", "p.json", "--platform", "zen5-2"], "out is given; it is for a search"),
-    "measured-ranks": (["--measure", "--platform", "zen5-2", "--ranks", "4096"], "ranks is 4096; this machine has"),
-}  # fmt: skip
+H100, ZEN = "--platform h100-sxm-8 --ranks 8 --steps 300", "--measure --platform zen5-2"
+MLPERF = f"--model dlrm-mlperf {H100}"
 
 
-@pytest.mark.parametrize(("words", "message"), BAD.values(), ids=BAD)
-def test_bad_lines_end_with_one_sentence(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("line", "message"), [
+    (H100, "model is missing; give --model or --tables"),
+    (f"--model bert-base {H100}", "model is 'bert-base'; known are dlrm-default"),
+    (f"{MLPERF} --tables t.csv", "model and tables are both given"),
+    (f"{H100} --tables no.csv", "no.csv is no file"),
+    (f"{MLPERF} --dim 8", "dim is given; a model knows"),
+    (f"{MLPERF} --quick", "quick is given; it is for --measure"),
+    (f"{MLPERF} --memory 2e9", "memory: .* ranks would do"),
+    (f"{MLPERF} --seconds 0", "seconds is 0"),
+    (f"{MLPERF} --plan no.json", "no.json cannot be read"),
+    (f"{MLPERF} --json no/such.json", "json is .*folder does not exist"),
+    (f"{ZEN} --steps 9", "steps is given; it bounds a search"),
+    (f"{ZEN} --out p.json", "out is given; it is for a search"),
+    (f"{ZEN} --ranks 4096", "ranks is 4096; this machine has"),
+])  # fmt: skip
+def test_bad_lines_end_with_one_sentence(line: str, message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "run_processes", lambda *_, **__: pytest.fail("something was measured"))
-    assert run(words) == 2
-    said = capsys.readouterr().err.strip()
-    assert len(said.splitlines()) == 1
-    with pytest.raises(ValueError, match=message):
-        raise ValueError(said)
+    assert run(line) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert re.search(message, said)
 
 
 def test_a_plan_is_found_written_and_priced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, plan, figures = (tmp_path / name for name in ("t.csv", "plan.json", "figures.json"))
     table.write_text("rows,dim,pooling\n" + "100000,64,8\n" * 12)
-    words = ["--tables", str(table), "--batch", "4096", *H100]
-    assert run([*words, "--out", str(plan), "--json", str(figures)]) == 0
-    said = capsys.readouterr().out
+    line = f"--tables {table} --batch 4096 {H100}"
+    assert run(f"{line} --out {plan} --json {figures}") == 0
+    said, data = capsys.readouterr().out, json.loads(figures.read_text())
     assert "12 tables on 8 ranks of h100-sxm-8" in said and "unique-rows" in said and f"written to {plan}" in said
     assert len(re.findall(r"(?m)^\d .*%$", said)) == 8, "a line for each rank"
-    data = json.loads(figures.read_text())
     assert data["format"] == 1 and data["bound_s"] <= data["predicted_s"] and len(data["ranks"]) == 8
     assert sum(data["parts_s"].values()) == pytest.approx(data["predicted_s"])
-    assert Plan.from_json(json.dumps(data["plan"])) == Plan.load(plan)
-    assert data["methods"][0]["method"] == "search"
-    assert run([*words, "--plan", str(plan)]) == 0
-    assert "1.00 times as long" in capsys.readouterr().out
+    assert Plan.from_json(json.dumps(data["plan"])) == Plan.load(plan) and data["methods"][0]["method"] == "search"
+    assert run(f"{line} --plan {plan}") == 0 and "1.00 times as long" in capsys.readouterr().out
 
 
-def test_tables_of_a_file_are_measured(
-    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trials, _ = study()
-    asked: list[Any] = []
+def test_tables_of_a_file_are_measured(study: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    (trials, _), asked = study(), list[Any]()
     monkeypatch.setattr(studies, "measure_trials", lambda *names, **more: asked.append((names, more)) or trials)
     table, out = tmp_path / "mine.csv", tmp_path / "out.json"
     table.write_text("rows,dim\n" + "1000,16\n" * 4)
-    words = ["--measure", "--platform", "zen5-2", "--quick"]
-    assert run([*words, "--tables", str(table), "--batch", "64", "--seconds", "0.5", "--json", str(out)]) == 0
+    assert run(f"{ZEN} --quick --tables {table} --batch 64 --seconds 0.5 --json {out}") == 0
     (names, more), said = asked[0], capsys.readouterr().out
     assert names == ("zen5-2",) and more["seconds"] == 0.5 and more["quick"] and "ranks" not in more
     assert list(more["models"]) == ["mine"] and len(more["models"]["mine"].tables) == 4
     assert "regret of the predicted best" in said and Trials.load(out).runs
-    assert run(words) == 0 and asked[1][1]["models"] is None
+    assert run(ZEN) == 0 and asked[1][1]["models"] is None
 
 
 def test_the_study_is_put_beside_its_bars(study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trials, _ = study()
     assert "NO" in sharding_study.format_bars(trials.totals()), "two models are no study"
     assert "NO" not in sharding_study.format_bars({**trials.totals(), "models": 10})
-    file = trials.save(tmp_path / "t.json")
-    assert sharding_study.main(["--saved", str(file), "--json", str(tmp_path / "again.json")]) == 0
-    assert "mean regret" in capsys.readouterr().out
-    assert Trials.load(tmp_path / "again.json").platform == "zen5-2"
+    file, again = trials.save(tmp_path / "t.json"), tmp_path / "again.json"
+    assert sharding_study.main(["--saved", str(file), "--json", str(again)]) == 0
+    assert "mean regret" in capsys.readouterr().out and Trials.load(again).platform == "zen5-2"
 
 
-SAVED = sorted(find_reference("measured").glob("*.sharding-*.json"))
-
-
-@pytest.mark.parametrize("path", SAVED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(find_reference("measured").glob("*.sharding-*.json")), ids=lambda path: path.stem
+)
 def test_the_committed_study_meets_its_bars(path: Path) -> None:
     trials = Trials.load(path)
-    again = trials.predict_again(load_platform(path.name.split(".")[0]))
-    totals = again.totals()
-    assert totals["models"] >= 10
+    totals = trials.predict_again(load_platform(path.name.split(".")[0])).totals()
+    assert totals["models"] >= 10 and "NO" not in sharding_study.format_bars(totals)
     for model in dict.fromkeys(run["family"] for run in trials.runs):
         assert sorted(m for run in trials.select(model).runs for m in run["methods"]) == sorted(METHODS)
-    assert "NO" not in sharding_study.format_bars(totals)

@@ -93,16 +93,15 @@ def make_model(tables: TableSet) -> DLRM:
     ValueError
         For tables of several widths, or without a Zipf exponent.
     """
-    dims, laws = sorted({table.dim for table in tables}), sum(table.law is not None for table in tables)
-    kind = tables.embedding, tables.tables[0].itemsize, tables.optimizer
-    given = "{}, of {} bytes a number and trained by {}".format(*kind)
-    for wrong, text in (
-        (len(dims) > 1, f"dim is {', '.join(map(str, dims))}; a measured DLRM has tables of one width; measure apart"),
-        (laws, f"law of {laws} tables is given; measured rows follow a Zipf exponent; give exponents"),
-        (kind != ("separate", 4, "sgd"), f"tables are {given}; only sgd on separate fp32 tables is measured"),
-    ):
-        if wrong:
-            raise ValueError(text)
+    dims, laws, size = (
+        sorted({t.dim for t in tables}),
+        sum(t.law is not None for t in tables),
+        tables.tables[0].itemsize,
+    )
+    if (len(dims), laws, size, tables.embedding, tables.optimizer) != (1, 0, 4, "separate", "sgd"):
+        given = f"dim is {dims}, law of {laws} is given, itemsize is {size}, embedding {tables.embedding!r}, optimizer"
+        only = "only separate fp32 tables of one dim with Zipf exponents and sgd are measured; predict others"
+        raise ValueError(f"{given} {tables.optimizer!r}; {only}")
     columns: dict[str, Any] = {key: [getattr(t, key) for t in tables] for key in ("rows", "pooling", "exponent")}
     layers: dict[str, Any] = {"bottom": (64,), "top": (64,), "features": 13}
     return DLRM(dim=dims[0], batch=tables.batch, sparse=tables.sparse, **columns, **layers)
@@ -136,9 +135,9 @@ def propose_plans(
         best = shard(model, platform, seconds=seconds, seed=seed, **whole)
         other = shard(model, platform, seconds=1e-3, seed=seed + 1, **whole)
     priced = {**best.baselines, "random 2": other.baselines["random"], "search": best.prediction}
-    plans = {name: price.plan for name, price in priced.items() if price}
-    numbers = {name: {o: i for i, o in enumerate(dict.fromkeys(plan.owners))} for name, plan in plans.items()}
-    return {name: Plan(ranks, tuple(numbers[name][o] for o in plans[name].owners)) for name in METHODS if name in plans}
+    plans = {name: price.plan for name in METHODS if (price := priced[name])}
+    firsts = {name: list(dict.fromkeys(plan.owners)) for name, plan in plans.items()}
+    return {name: Plan(ranks, tuple(map(firsts[name].index, plan.owners))) for name, plan in plans.items()}
 
 
 def measure_trials(
@@ -196,19 +195,17 @@ def measure_trials(
         warnings.warn(f"{text}; calibrate first for predictions that mean something", stacklevel=2)
     chosen = dict(models) if models is not None else draw_models(2 if quick else 12, seed=seed)
     settings = {"seconds": seconds / 3 if quick else seconds, "seed": seed, "device": where.device.kind}
-    methods: dict[str, dict[Plan, list[str]]] = {name: {} for name in chosen}
-    jobs: dict[str, dict[str, Any]] = {}
+    jobs, methods = dict[str, dict[str, Any]](), dict[str, dict[Plan, list[str]]]()
     for name, model in chosen.items():
+        own = methods[name] = {}
         for method, plan in propose_plans(model, where, ranks=ranks, seed=seed).items():
-            methods[name].setdefault(plan, []).append(method)
-        _check_memory(name, model, len(methods[name]))
-        owners = [list(plan.owners) for plan in methods[name]]
+            own.setdefault(plan, []).append(method)
+        _check_memory(name, model, len(own))
+        owners = [list(plan.owners) for plan in own]
         jobs[name] = {"task": "placements", "workload": dump(model), "placements": owners, **settings}
     campaign = open_campaign("placements", jobs, ranks, progress=progress)
-    turns = [
-        {f"{turn}-{name}": partial(run_processes, job, ranks=ranks) for name, job in jobs.items()} for turn in (0, 1)
-    ]
-    found, runs = campaign.run("placements", turns[0] | turns[1]), []
+    turns = {f"{turn}-{name}": partial(run_processes, jobs[name], ranks=ranks) for turn in (0, 1) for name in jobs}
+    found, runs = campaign.run("placements", turns), []
     for name, model in chosen.items():
         for place, (plan, proposed) in enumerate(methods[name].items()):
             passes = [[rank[place] for rank in found[f"{turn}-{name}"]] for turn in (0, 1)]
@@ -226,10 +223,8 @@ def _check_memory(name: str, model: DLRM, placements: int) -> None:
     batches = 64 * model.batch * sum(table.pooling + 1 for table in tables)
     needed = placements * ((1 if model.sparse else 2) * sum(table.nbytes for table in tables) + batches)
     if free and needed > 0.8 * free:
-        text = (
-            f"{name} needs {format_bytes(needed)} for all of its {placements} placements; {format_bytes(free)} are free"
-        )
-        raise ValueError(f"{text}; take smaller tables or batches")
+        text = f"{name} needs {format_bytes(needed)} for all of its {placements} placements; {format_bytes(free)}"
+        raise ValueError(f"{text} are free; take smaller tables or batches")
 
 
 @dataclass(frozen=True, repr=False)
@@ -293,10 +288,9 @@ class Trials(Comparison):
         """
         import polars
 
-        frame = self.regrets()
-        both = polars.mean_horizontal("random", "random 2")
-        regrets = frame.select("predicted", *(m for m in METHODS if m in frame.columns)).with_columns(random=both)
-        regrets = regrets.drop("random 2")
+        frame, both = self.regrets(), polars.mean_horizontal("random", "random 2")
+        regrets = frame.select("predicted", *(name for name in METHODS if name in frame.columns))
+        regrets = regrets.with_columns(random=both).drop("random 2")
         mean, worst = (part.row(0, named=True) for part in (regrets.mean(), regrets.max()))
         best = min((name for name in mean if name not in ("predicted", "search")), key=mean.__getitem__)
         excess = (regrets["predicted"] - regrets[best]).to_numpy()
@@ -323,15 +317,13 @@ class Trials(Comparison):
             rows.append((row["model"], str(row["placements"]), format_time(row["best_s"]), *shares, *ranks))
         found = self.totals()
         regret, error = found["regret"], found["excess_error"]
-        rules = ", ".join(
-            f"{name} {regret[name]:.1%}" for name in sorted(regret, key=regret.get) if name != "predicted"
-        )
+        rules = (f"{name} {regret[name]:.1%}" for name in sorted(regret, key=regret.get) if name != "predicted")
         return f"""{format_table(rows, numbers=True)}
 
 {found["placements"]} placements of {found["models"]} models
 regret of the predicted best: {regret["predicted"]:.1%} mean, {found["worst_regret"]["predicted"]:.1%} at most; \
 whoever picks by one pass and is judged by the other: {found["floor"]:.1%}
-mean regrets: {rules}
+mean regrets: {", ".join(rules)}
 beyond the best rule of thumb, {found["best_baseline"]}: {found["excess"]:+.1%}\
 {"" if error is None else f" ± {error:.1%}"}
 best hit in {found["hits"]:.0%} of the models (by the other pass {found["hits_repeat"]:.0%}), \

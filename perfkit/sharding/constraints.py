@@ -102,9 +102,7 @@ def read_constraints(
                 pair = f"{names[one]!r} and {names[other]!r}"
                 raise InfeasibleError(f"{pair} must be apart and share a rank by together or pin; drop one of the two")
         if len(group) > ranks:
-            raise InfeasibleError(
-                f"{len(group)} tables must be apart on {ranks} ranks; take more ranks or fewer tables"
-            )
+            raise InfeasibleError(f"{len(group)} tables must be apart on {ranks} ranks; take more ranks")
         groups.append(tuple(home[group].tolist()))
         for kind in EVERYWHERE:
             allowed[kind][group] = False
@@ -146,18 +144,15 @@ def list_options(problem: Problem, constraints: Constraints) -> Options:
         add("data_parallel", costs.worth, 0)
     table, kinds, parts, width, load, hot = (np.concatenate(part) for part in zip(*found, strict=True))
     if len(missing := np.setdiff1d(np.arange(len(tables)), table)):
-        text = f"no kind is left for {name_tables(tables)[missing[0]]!r}: of {', '.join(problem.kinds)}, what neither"
-        raise InfeasibleError(
-            f"{text} forbid nor pin, together or apart rule out does not suit it or the ranks; allow another kind"
-        )
+        text = f"no kind is left for {name_tables(tables)[missing[0]]!r}: of {', '.join(problem.kinds)}, what no"
+        raise InfeasibleError(f"{text} constraint rules out does not suit its shape or the ranks; allow another kind")
     # Tables that are together are whole: one option is left, with their sum.
-    order = np.argsort(constraints.home[table], kind="stable")
-    unit = constraints.home[table[order]]
-    first = np.flatnonzero((np.bincount(constraints.home)[unit] == 1) | (np.diff(unit, prepend=-1) > 0))
+    order, home = np.argsort(constraints.home[table], kind="stable"), constraints.home
+    unit = home[table[order]]
+    first = np.flatnonzero((np.bincount(home)[unit] == 1) | (np.diff(unit, prepend=-1) > 0))
     chosen, load = order[first], np.add.reduceat(load[order], first, axis=0)
-    return Options(
-        unit[first], kinds[chosen], parts[chosen], width[chosen], load, hot[chosen], costs.home[table[chosen]]
-    )
+    kinds, parts, width, hot = (each[chosen] for each in (kinds, parts, width, hot))
+    return Options(unit[first], kinds, parts, width, load, hot, costs.home[table[chosen]])
 
 
 def check_memory(problem: Problem, options: Options, constraints: Constraints) -> None:
@@ -165,23 +160,22 @@ def check_memory(problem: Problem, options: Options, constraints: Constraints) -
     capacity, ranks, tables = problem.capacity, problem.costs.ranks, name_tables(problem.costs.workload.tables)
     names = [repr("+".join(tables[t] for t in unit)) for unit in constraints.units]
     whole, taken = format_bytes(capacity + problem.reserved), format_bytes(max(problem.reserved, 0.0))
-    rest = f"of the {whole} of a rank, {taken} are taken by everything else"
-    if capacity <= 0:
-        advice = "memory is in bytes" if capacity + problem.reserved < 1e6 else "take a smaller batch or more memory"
-        raise InfeasibleError(f"memory: nothing is left for tables, {rest}; {advice}")
+    rest, text = f"of the {whole} of a rank, {taken} are taken by everything else", ""
     alone = options.load + options.hot * (options.parts > 0)[:, None]
     least, total = (options.least(loads[:, LOAD["memory"]]) for loads in (alone, options.total(ranks)))
-    if len(large := np.flatnonzero(least > capacity)):
-        most = least.max()
+    large, needed, most = np.flatnonzero(least > capacity), total.sum(), least.max()
+    if capacity <= 0:
+        advice = "memory is in bytes" if capacity + problem.reserved < 1e6 else "take a smaller batch or more memory"
+        text = f"nothing is left for tables, {rest}; {advice}"
+    elif len(large):
         shown = ", ".join(names[n] for n in large[:5]) + (f" and {len(large) - 5} more" if len(large) > 5 else "")
-        raise InfeasibleError(
-            f"memory: {shown} need{'s' if len(large) == 1 else ''} at least {format_bytes(most)} on one rank; {rest}; "
-            f"about {max(ranks + 1, math.ceil(ranks * most / capacity))} ranks would do where it may be split, or give "
-            "more memory, a smaller batch or smaller tables"
-        )
-    if total.sum() > capacity * ranks:
-        raise InfeasibleError(
-            f"memory: all tables together need {format_bytes(total.sum())}; {ranks} ranks hold "
-            f"{format_bytes(capacity * ranks)} ({rest}); {math.ceil(total.sum() / capacity)} ranks would do; "
-            f"the largest are {', '.join(names[n] for n in np.argsort(-total, kind='stable')[:3])}"
-        )
+        would = f"about {max(ranks + 1, math.ceil(ranks * most / capacity))} ranks would do where it may be split"
+        need = f"need{'s' if len(large) == 1 else ''} at least {format_bytes(most)} on one rank"
+        text = f"{shown} {need}; {rest}; {would}, or give more memory, a smaller batch or smaller tables"
+    elif needed > capacity * ranks:
+        hold = f"{ranks} ranks hold {format_bytes(capacity * ranks)} ({rest})"
+        would = f"{math.ceil(needed / capacity)} ranks would do"
+        largest = ", ".join(names[n] for n in np.argsort(-total, kind="stable")[:3])
+        text = f"all tables together need {format_bytes(needed)}; {hold}; {would}; the largest are {largest}"
+    if text:
+        raise InfeasibleError(f"memory: {text}")

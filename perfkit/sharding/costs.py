@@ -1,8 +1,7 @@
 """Costs of every table in every kind of placement, as arrays: seconds by phase, bytes by message and by use."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +33,6 @@ _SORT = 10.0  # kernels of a sort by key with what prepares it
 COPIED = 4.0
 
 
-@dataclass(frozen=True, eq=False)
 class Costs:
     """Costs of one workload on one platform and number of ranks; `footprint` is what else a rank touches [B].
 
@@ -43,46 +41,21 @@ class Costs:
     tables a table costs what it adds; the start-up is in `launch`.
     """
 
-    workload: DLRM | TableSet
-    platform: Platform
-    ranks: int
-    footprint: float = 0.0
-    _known: dict[tuple[str, float], Array] = field(default_factory=dict, repr=False)
+    def __init__(self, workload: DLRM | TableSet, platform: Platform, ranks: int) -> None:
+        self.workload, self.platform, self.ranks, self.footprint = workload, platform, ranks, 0.0
+        #: What real iterations were found to add; ranks of a node that take part; whether they have a device.
+        self.iteration: Fit | None = platform.context.find_iteration("dlrm", ranks)
+        self.node, self.accelerated = min(platform.network.ranks_per_node, ranks), platform.device.kind != "cpu"
+        #: Tables by their sizes, so that nothing depends on the order they are given in; those worth copying.
+        self.order = np.lexsort(np.array([(t.exponent, t.pooling, t.dim, t.rows) for t in workload.tables]).T)
+        self.worth = np.array([t.rows <= COPIED * workload.batch for t in workload.tables])
+        #: Rank of the most popular row of each table that is split over all ranks: one rank after the other.
+        self.home = np.argsort(self.order, kind="stable") % ranks
+        self._known: dict[tuple[str, float], Array] = {}
 
-    @cached_property
-    def iteration(self) -> Fit | None:
-        """What real iterations were found to add."""
-        return self.platform.context.find_iteration("dlrm", self.ranks)
-
-    @cached_property
-    def node(self) -> int:
-        """Ranks of a node that take part [-]."""
-        return min(self.platform.network.ranks_per_node, self.ranks)
-
-    @cached_property
-    def order(self) -> np.ndarray:
-        """Tables by their sizes, so that nothing depends on the order they are given in."""
-        return np.lexsort(np.array([(t.exponent, t.pooling, t.dim, t.rows) for t in self.workload.tables]).T)
-
-    @cached_property
-    def home(self) -> np.ndarray:
-        """Rank of the most popular row of each table that is split over all ranks: one rank after the other [-]."""
-        return np.argsort(self.order, kind="stable") % self.ranks
-
-    @cached_property
-    def worth(self) -> np.ndarray:
-        """Tables that are worth copying to all ranks."""
-        return np.array([t.rows <= COPIED * self.workload.batch for t in self.workload.tables])
-
-    @cached_property
     def launch(self) -> Array:
         """Start-up of kernels that work on all tables of a rank, by `SECONDS` [s]."""
         return self._time([], self.workload.batch, np.zeros(0, dtype=bool), 1.0)[-1]
-
-    @property
-    def accelerated(self) -> bool:
-        """Whether ranks compute on a device of its own."""
-        return self.platform.device.kind != "cpu"
 
     def seconds(self, graph: Graph, platform: Platform | None = None) -> Array:
         """Time of operations inside an iteration [s]."""

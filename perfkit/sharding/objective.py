@@ -195,9 +195,7 @@ class Problem:
         for name in ("indices", "partial"):
             seconds = seconds + curves[name].slope_below(options.most(sizes[name])) * sizes[name]
         for used in ((), ("rows",), ("gradients",), ("rows", "gradients")):
-            barred = np.any(
-                [sizes[name] > 0 for name in ("rows", "gradients") if name not in used] or [seconds < 0], axis=0
-            )
+            barred = sum(sizes[name] for name in ("rows", "gradients") if name not in used) > 0
             cost, fixed = np.where(barred, np.inf, seconds), self.dense
             for name in used:
                 most = options.most(sizes[name])
@@ -248,22 +246,21 @@ def set_up(
         raise ValueError(f"batch is {workload.batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
     capacity = _capacity(where) if memory is None else float(check_positive("memory", memory))
     costs, sent, dense, host = Costs(workload, where, ranks), 0.0, 0.0, 0.0
-    reserved = 2 * workload.batch / ranks * sum(t.dim * t.itemsize for t in workload.tables)
-    if isinstance(workload, DLRM):
-        reserved = 0.0
-        if ranks > 1:  # what a rank without tables does
-            others = Plan.from_owners([1 + n % (ranks - 1) for n in range(len(workload.tables))], ranks=ranks)
-            rest = workload.graphs(ranks, others, accelerator=costs.accelerated)[0]
-            costs, reserved = replace(costs, footprint=rest.footprint), rest.footprint
-            dense, host = float(costs.seconds(rest).sum()), float(costs.issue(rest).sum())
-            dense, host = (dense, host) if costs.accelerated else (dense + host, 0.0)
-            collectives = [rest[int(place)] for place in rest.collectives]
-            sent = sum(each.features["nbytes"] for each in collectives if each.name == "all_reduce")
+    if isinstance(workload, DLRM) and ranks > 1:  # what a rank without tables does
+        others = Plan.from_owners([1 + n % (ranks - 1) for n in range(len(workload.tables))], ranks=ranks)
+        rest = workload.graphs(ranks, others, accelerator=costs.accelerated)[0]
+        costs.footprint, dense, host = rest.footprint, float(costs.seconds(rest).sum()), float(costs.issue(rest).sum())
+        dense, host = (dense, host) if costs.accelerated else (dense + host, 0.0)
+        collectives = [rest[int(place)] for place in rest.collectives]
+        sent = sum(each.features["nbytes"] for each in collectives if each.name == "all_reduce")
+    pooled = 2 * workload.batch / ranks * sum(t.dim * t.itemsize for t in workload.tables)
+    reserved = pooled if isinstance(workload, TableSet) else costs.footprint
     problem = Problem(costs, objective, capacity - reserved, reserved)
     if objective == "additive":
         return problem
     curves = _find_curves(costs, sent, inputs)
-    dense, host = dense + float(costs.launch[:-1].sum()), host + float(costs.launch[-1])
+    *launch, issue = costs.launch()
+    dense, host = dense + float(sum(launch)), host + float(issue)
     if sent and "gradients" in curves:
         dense += float(curves["gradients"](sent))
         nbytes, curve = curves["gradients"].nbytes, curves["gradients"]  # what a longer message takes more
@@ -287,28 +284,21 @@ def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:
     largest["gradients"] = float(sum(t.nbytes for t in tables)) + reduced
     if inputs == "exchanged":
         largest["indices"] = 8.0 * batch * sum(t.pooling + 1 for t in tables)
-    curves = {}
+    curves, whole = {}, costs.iteration or {"scale": 1.0}
+    delay = whole.get("per_collective", 0.0) + whole.get("per_resume", 0.0)
     for name, size in largest.items():
-        ranks, nbytes = (
-            costs.node if name == "partial" else costs.ranks,
-            steady(np.geomspace(64.0, max(2 * size, 1e6), 640)),
-        )
+        ranks, nbytes = costs.node if name == "partial" else costs.ranks, np.geomspace(64.0, max(2 * size, 1e6), 640)
+        nbytes, seconds = steady(nbytes), np.zeros(len(nbytes))
         try:
-            times = [_time(costs, operation, nbytes, ranks) for operation in MESSAGES[name][1] if ranks > 1]
+            for operation in MESSAGES[name][1] if ranks > 1 else ():
+                time = costs.platform.collective_time(operation, nbytes, ranks=ranks)
+                seconds = seconds + steady(whole["scale"] * time + delay)
         except ValueError:  # says which operation and count has no model
             if name == "pooled":
                 raise
             continue
-        curves[name] = Curve(nbytes, sum(times, np.zeros(len(nbytes))))
+        curves[name] = Curve(nbytes, seconds)
     return curves
-
-
-def _time(costs: Costs, operation: str, nbytes: Array, ranks: int) -> Array:
-    """Time of a collective in an iteration [s]."""
-    time, whole = costs.platform.collective_time(operation, nbytes, ranks=ranks), costs.iteration
-    if whole is not None:
-        time = whole["scale"] * time + whole.get("per_collective", 0.0) + whole.get("per_resume", 0.0)
-    return steady(time)
 
 
 def _correct(workload: DLRM, problem: Problem) -> float:

@@ -77,16 +77,14 @@ def price_plan(
     check_type("plan", plan, Plan)
     problem = set_up(workload, platform, plan.ranks, memory, objective, inputs)
     plan.cut(workload.tables)
-    node, known = problem.costs.node, problem.kinds
+    node, known, name = problem.costs.node, problem.kinds, problem.costs.platform.name
     for number, placement in enumerate(plan.placements):
-        shown, ranks = f"table {number} is {placement.kind} on ranks {placement.ranks}", placement.ranks
-        if placement.kind not in known:
-            name = problem.costs.platform.name
+        kind, ranks = placement.kind, placement.ranks
+        shown, least = f"table {number} is {kind} on ranks {ranks}", node if kind == "table_row_wise" else 1
+        if kind not in known:
             raise ValueError(f"{shown}; {name!r} has no model of its messages; take one of {', '.join(known)}")
-        if placement.kind in NODE_KINDS and len({rank // node for rank in ranks}) > 1:
-            raise ValueError(f"{shown}, which are not of one node; take ranks of one")
-        if placement.kind == "table_row_wise" and len(ranks) < node:
-            raise ValueError(f"{shown}; name all {node} ranks of a node")
+        if kind in NODE_KINDS and (len({rank // node for rank in ranks}) > 1 or len(ranks) < least):
+            raise ValueError(f"{shown}; it must be on ranks of one node, table_row_wise on all {node}")
     return find_price(problem, plan)
 
 

@@ -219,9 +219,8 @@ def _construct(state: State, choice: np.ndarray, key: Array) -> None:
 
 def _roomiest(state: State, table: int, option: int) -> np.ndarray:
     """Ranks with the most memory left, where none has enough."""
-    if table in state.constraints.pinned:
-        return np.array([state.constraints.pinned[table]])
-    room = np.where(state.on[state.near[table]].any(axis=0), -np.inf, state.capacity - state.loads[:, _MEMORY])
+    barred = state.bar(table, np.full(len(RESOURCES), -np.inf))
+    room = np.where(barred, -np.inf, state.capacity - state.loads[:, _MEMORY])
     ranks = np.argsort(-room, kind="stable")[: state.options.parts[option]]
     return ranks[0] // state.node * state.node + np.arange(len(ranks)) if state.within[option] else ranks
 
