@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from perfkit.__main__ import run_command
 from perfkit.ground.units import format_table, format_time
 from perfkit.measure.processes import run_processes
 from perfkit.measure.samples import draw_check, dump, load
-from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.result import predict
@@ -48,21 +47,20 @@ class Case:
 
 def draw_cases(seed: int, models: int = 3) -> list[Case]:
     """DLRMs with even tables, nearly all on one rank, with a straggler; Transformers with one, overlap off and on."""
-    cases = []
-    samples = draw_check(seed, dlrm=0, transformer=models, hybrid=models)
-    for number, dlrm in enumerate(sample.workload for sample in samples if isinstance(sample.workload, DLRM)):
-        tables = len(dlrm.tables)
-        even = tuple(table % _RANKS for table in range(tables))
-        lopsided = (0,) * (tables - 1) + (1,)
+    cases, none = [], dict[int, float]()
+    workloads = [sample.workload for sample in draw_check(seed, dlrm=0, transformer=models, hybrid=models)]
+    for number, dlrm in enumerate(w for w in workloads if isinstance(w, DLRM)):
+        even = tuple(table % _RANKS for table in range(len(dlrm.tables)))
+        lopsided = (0,) * (len(even) - 1) + (1,)
         for what, owners, slowdown in (
-            ("even", even, {}), ("lopsided", lopsided, {}), ("straggler 1.5", even, {1: 1.5}),
+            ("even", even, none), ("lopsided", lopsided, none), ("straggler 1.5", even, {1: 1.5}),
             ("straggler 2.5", even, {0: 2.5}),
         ):  # fmt: skip
             cases.append(Case(f"dlrm-{number} {what}", dlrm, owners, slowdown))
-    for number, one in enumerate(sample.workload for sample in samples if isinstance(sample.workload, Transformer)):
+    for number, one in enumerate(w for w in workloads if isinstance(w, Transformer)):
         for overlap in (False, True):
             model = replace(one, batch=one.batch + one.batch % _RANKS, overlap=overlap)
-            for what, slowdown in (("even", {}), ("straggler 1.5", {1: 1.5}), ("straggler 2.5", {0: 2.5})):
+            for what, slowdown in {"even": none, "straggler 1.5": {1: 1.5}, "straggler 2.5": {0: 2.5}}.items():
                 cases.append(Case(f"transformer-{number}{' ddp' * overlap} {what}", model, None, slowdown))
     return cases
 
@@ -70,8 +68,7 @@ def draw_cases(seed: int, models: int = 3) -> list[Case]:
 def predict_case(case: Case, platform: Platform) -> dict[str, float]:
     """Predicted iteration, and what all ranks together wait for others [s]."""
     plan = None if case.owners is None else Plan.from_owners(case.owners, ranks=_RANKS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)
+    with keep_quiet():
         found = predict(case.workload, platform, ranks=_RANKS, plan=plan, slowdown=case.slowdown)
     frame = found.communication()
     return {"predicted_s": found.time, "predicted_waiting_s": float((frame["waiting_s"] * frame["ranks"]).sum())}
@@ -199,19 +196,16 @@ def main(words: Sequence[str] | None = None) -> int:
             print(_format([row for file in files for row in file["records"]]).splitlines()[-1])
             return 0
         platform, cases = load_platform(arguments.platform), draw_cases(arguments.seed, arguments.models)
-        rows: list[dict[str, Any]] = [
-            {"case": case.name, **predict_case(case, platform)}
-            for case in cases  # before measuring anything
-        ]
+        rows: list[dict[str, Any]] = [{"case": case.name, **predict_case(case, platform)} for case in cases]
         for model in dict.fromkeys(case.workload for case in cases):
             own = [i for i, case in enumerate(cases) if case.workload == model]
             measured = measure_cases([cases[i] for i in own], seconds=arguments.seconds)
             for i, found in zip(own, measured, strict=True):
-                rows[i] |= found
-                rows[i]["error"] = rows[i]["predicted_s"] / found["measured_s"] - 1
-                # beside waiting that is next to nothing, the iteration is what counts
+                # Beside waiting that is next to nothing, the iteration is what counts.
                 least = max(found["measured_waiting_s"], 0.05 * found["measured_s"])
-                rows[i]["waiting_error"] = (rows[i]["predicted_waiting_s"] - found["measured_waiting_s"]) / least
+                waiting = rows[i]["predicted_waiting_s"] - found["measured_waiting_s"]
+                error = rows[i]["predicted_s"] / found["measured_s"] - 1
+                rows[i] |= {**found, "error": error, "waiting_error": waiting / least}
         print(_format(rows))
         save_rows(arguments.json, rows, platform=platform.name, seed=arguments.seed)
         return 0

@@ -26,7 +26,8 @@ from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.sharding.objective import OBJECTIVES
-from perfkit.sharding.planner import BASELINES, shard
+from perfkit.sharding.planner import shard
+from perfkit.sharding.result import ShardingResult
 from perfkit.workloads.placement import KINDS
 from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
 
@@ -80,28 +81,19 @@ def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dic
     tables, platform, records = draw_case(case, seed), _platform(case.ranks), []
     for objective in case.objectives:
         settings: dict[str, Any] = {"ranks": case.ranks, "objective": objective, "seed": seed}
-        work = seconds or _SECONDS[objective] * max(1.0, case.tables / 856)
-
-        def record(
-            method: str, taken: float, price: Any, bound: float, about: Mapping[str, Any] = settings
-        ) -> dict[str, Any]:
-            found = float(price.time) if price else None
-            return {
-                "method": method, "objective": about["objective"], "seed": seed, "seconds": taken, "predicted_s": found,
-                "bound_s": bound, "gap": found / bound - 1 if found is not None else None,
-                "loads_s": price.loads.tolist() if price else None,
-            }  # fmt: skip
-
-        for method, forbid in (("search", ()), ("search-whole", [kind for kind in KINDS if kind != "table_wise"])):
+        settings["seconds"] = seconds or _SECONDS[objective] * max(1.0, case.tables / 856)
+        found, results = list[tuple[str, float, Any, float]](), list[ShardingResult]()
+        for method, forbid in {"search": (), "search-whole": {*KINDS} - {"table_wise"}}.items():
             start = time.perf_counter()
-            result = shard(tables, platform, seconds=work, forbid=forbid, **settings)
-            records.append(record(method, time.perf_counter() - start, result.prediction, result.bound))
-            if method == "search":
-                best = result
-        for name in BASELINES:
-            start = time.perf_counter()
-            price = best.baselines[name]
-            records.append(record(name, time.perf_counter() - start, price, best.bound))
+            results.append(shard(tables, platform, forbid=forbid, **settings))
+            found.append((method, time.perf_counter() - start, results[-1].prediction, results[-1].bound))
+        found += [(name, 0.0, price, results[0].bound) for name, price in results[0].baselines.items()]
+        records += [
+            {"method": method, "objective": objective, "seed": seed, "seconds": taken, "bound_s": bound,
+             "predicted_s": price and price.time, "gap": price and price.time / bound - 1,
+             "loads_s": price and price.loads.tolist()}
+            for method, taken, price, bound in found
+        ]  # fmt: skip
     return records
 
 

@@ -26,25 +26,15 @@ _MODELS = 10
 
 def format_bars(totals: Mapping[str, Any]) -> str:
     """The bars of the study as text."""
-    regret, best, floor = totals["regret"], totals["best_baseline"], totals["floor"]
-    found, excess, count = regret["predicted"], totals["excess"], totals["models"]
-    rows = [
+    best, floor, excess, count = (totals[name] for name in ("best_baseline", "floor", "excess", "models"))
+    found, other = totals["regret"]["predicted"], totals["regret"][best]
+    return format_table([
         ("quantity", "found", "bar", "stretch", "met"),
-        ("mean regret", f"{found:.1%}", f"{_BAR:.1%}", f"{_STRETCH:.1%}", _met(found <= _BAR)),
-        (
-            f"beyond {best}, at {regret[best]:.1%}",
-            f"{excess:+.1%}",
-            f"{floor:.1%}, the floor",
-            "",
-            _met(excess <= floor),
-        ),
-        ("models", f"{count}", f"{_MODELS}", "", _met(count >= _MODELS)),
-    ]
-    return format_table(rows)
-
-
-def _met(met: bool) -> str:
-    return "yes" if met else "NO"
+        ("mean regret", f"{found:.1%}", f"{_BAR:.1%}", f"{_STRETCH:.1%}", "yes" if found <= _BAR else "NO"),
+        (f"beyond {best}, at {other:.1%}", f"{excess:+.1%}", f"{floor:.1%}, the floor", "",
+         "yes" if excess <= floor else "NO"),
+        ("models", f"{count}", f"{_MODELS}", "", "yes" if count >= _MODELS else "NO"),
+    ])  # fmt: skip
 
 
 def main(words: Sequence[str] | None = None) -> int:
