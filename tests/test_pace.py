@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfkit.calibration.pace import find_pace, fit_paces, name_disturbances, relate_kernels, relate_run
+from perfkit.calibration.pace import fit_paces, name_disturbances, relate_kernels, relate_run
 from perfkit.fitting import Fit
 from perfkit.models.kernels import REFERENCES, at_usual_pace
 
@@ -72,7 +72,9 @@ def test_without_references_nothing_changes() -> None:
     assert relate_run([run], "dlrm", {}) == [run]
     paces = fit_paces(make_measurements(0.1))
     assert relate_run([run], "dlrm", paces) == [run]
-    assert find_pace(paces, "mamba") is paces["any"] and find_pace(paces, "parallel") is None
+    measured = make_run(np.random.default_rng(1), 0.02, 0.1)
+    assert relate_run([measured], "mamba", paces) == relate_run([measured], "any", paces) != [measured]
+    assert relate_run([measured] * 2, "dlrm", paces) == [measured] * 2, "several ranks have a pace of their own"
 
 
 def test_one_reference_slower_by_a_tenth() -> None:

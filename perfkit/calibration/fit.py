@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,10 +26,10 @@ _ENTRIES = (1024.0, 1536.0, 2048.0, 3072.0, 4096.0, 6144.0, 8192.0)
 _STREAMS = tuple("relu threshold_backward add add_ mul_ mul_scalar lerp_ addcmul_ addcdiv_ add_scalar_".split())
 
 Row: TypeAlias = Mapping[str, Any]
-Groups: TypeAlias = dict[tuple[str, str], list[Row]]
+Groups: TypeAlias = dict[str, list[Row]]
 
 #: Effective cache capacities tried, as shares of the nominal ones.
-_SHARES = {"l2": (0.5, 0.7, 0.9), "l3": (0.4, 0.5, 0.6, 0.75, 0.9)}
+_SHARES = ((0.5, 0.7, 0.9), (0.4, 0.5, 0.6, 0.75, 0.9))
 _AROUND = (0.6, 0.8, 1.0, 1.25)  # and of measured ones
 
 
@@ -75,30 +75,29 @@ def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: fl
     return sizes
 
 
-def _group(rows: Iterable[Row]) -> Groups:
+def _group(rows: Iterable[Row], *kinds: str) -> Groups:
+    """Rows by class, of all kinds or of some."""
     groups: Groups = {}
     for row in rows:
-        groups.setdefault((row["kind"], row["variant"]), []).append(row)
+        if not kinds or row["kind"] in kinds:
+            groups.setdefault(f"{row['kind']}.{row['variant']}", []).append(row)
     return groups
 
 
 def _fit_kernels(
-    groups: Groups,
-    capacities: tuple[float, float],
-    entries: float,
-    source: str,
-    prior: Mapping[str, float] | None = None,
+    groups: Groups, held: Mapping[str, float], source: str = "", prior: Mapping[str, float] | None = None
 ) -> dict[str, Fit]:
+    """Kernel fits of all classes; one size says nothing about others: its class counts as not measured."""
     fits = {}
-    for (kind, variant), rows in groups.items():
-        if len(rows) < 2:  # one size says nothing about others: the class counts as not measured
+    for key, rows in groups.items():
+        if len(rows) < 2:
             continue
-        sizes = size_cases(rows, capacities, entries)
+        sizes = size_cases(rows, (held["l2"], held["l3"]), held.get("pages", np.inf))
         swept = {name: n for name, n in sizes.items() if name in ("flops", "elements", "lookups") and n.max() > 0}
         ranges = {name: (float(n.min()), float(n.max())) for name, n in swept.items()}
+        terms = {name: np.asarray(TERMS[name](sizes), float) for name in term_names(*key.split(".", 1))}
         seconds = np.array([row["median"] for row in rows])
-        terms = {name: np.asarray(TERMS[name](sizes), float) for name in term_names(kind, variant)}
-        fits[f"{kind}.{variant}"] = fit_additive(terms, seconds, prior=prior, ranges=ranges, source=source)
+        fits[key] = fit_additive(terms, seconds, prior=prior, ranges=ranges, source=source)
     return fits
 
 
@@ -106,31 +105,26 @@ def _average_spread(fits: Mapping[str, Fit]) -> float:
     return float(np.mean([fit.spread for fit in fits.values()] or [0.0]))
 
 
-def _choose_caches(groups: Groups, pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+def _choose_caches(rows: Sequence[Row], pairs: Iterable[tuple[float, float]]) -> dict[str, float]:
     """Effective cache capacities: those of smallest residuals among some pairs, and the pages held likewise."""
-
-    def score(kinds: Sequence[str], capacities: tuple[float, float], entries: float) -> float:
-        part = {key: rows for key, rows in groups.items() if key[0] in kinds}
-        return _average_spread(_fit_kernels(part, capacities, entries, ""))
-
-    best = min(pairs, key=lambda pair: score(("elementwise", "rowwise"), pair, np.inf))
-    tables = ("embedding_forward", "embedding_update", "embedding_backward")
-    looked = any(kind in tables for kind, _ in groups)
-    pages = {"pages": min(_ENTRIES, key=lambda n: score(tables, best, n))} if looked else {}
-    return {"l2": best[0], "l3": best[1], **pages}
+    flat, tables = _group(rows, "elementwise", "rowwise"), [row for row in rows if row["kind"].startswith("embedding")]
+    tried: Iterable[dict[str, float]] = ({"l2": near, "l3": far} for near, far in pairs)
+    held = min(tried, key=lambda held: _average_spread(_fit_kernels(flat, held)))
+    if not tables:
+        return held
+    tried = [held | {"pages": entries} for entries in _ENTRIES]
+    return min(tried, key=lambda held: _average_spread(_fit_kernels(_group(tables), held)))
 
 
-def _fit_classes(groups: Groups, caches: Mapping[str, float], rates: Sequence[float], source: str) -> dict[str, Fit]:
+def _fit_classes(rows: Sequence[Row], held: Mapping[str, float], rates: Sequence[float], source: str) -> dict[str, Fit]:
     """Kernel fits of all classes, with a prior for bytes from beyond the caches, which few sizes of a class need."""
-    held, entries = (caches["l2"], caches["l3"]), caches.get("pages", np.inf)
-    streams = {key: rows for key, rows in groups.items() if key[0] == "elementwise" and key[1] in _STREAMS}
-    alone = _fit_kernels(streams, held, entries, source).values()
+    alone = _fit_kernels(_group(_streams(rows)), held).values()
     levels = [1.0 / far - 1.0 / near for near, far in pairwise(rates)][-2:]
     costs = {name: [fit.get(name, 0.0) for fit in alone] for name in ("beyond_l2", "beyond_l3")}
-    if not streams and len(levels) == 2:
+    if not alone and len(levels) == 2:
         costs = {name: [cost] for name, cost in zip(costs, levels, strict=True)}
     prior = {name: float(np.median(values)) for name, values in costs.items() if values}
-    return _fit_kernels(groups, held, entries, source, prior)
+    return _fit_kernels(_group(rows), held, source, prior)
 
 
 def judge_kernels(platform: Platform, rows: Sequence[Row]) -> dict[str, Array]:
@@ -150,14 +144,12 @@ def judge_kernels(platform: Platform, rows: Sequence[Row]) -> dict[str, Array]:
         a fit [-].
     """
     errors = {}
-    for (kind, variant), group in _group(rows).items():
-        if kind in ("gemm", "convolution"):
-            group = [row for row in group if row["sizes"]["flops"] >= 2e6]
-        if not group or f"{kind}.{variant}" not in platform.kernels:
-            continue
-        sizes = size_cases(group, platform.cache_capacities, platform.page_entries)
-        predicted = additive(sizes, **platform.kernels[f"{kind}.{variant}"])
-        errors[f"{kind}.{variant}"] = np.asarray(predicted / np.array([row["median"] for row in group]) - 1)
+    for key, own in _group(rows).items():
+        kept = [row for row in own if row["kind"] not in ("gemm", "convolution") or row["sizes"]["flops"] >= 2e6]
+        if kept and key in platform.kernels:
+            sizes = size_cases(kept, platform.cache_capacities, platform.page_entries)
+            predicted = additive(sizes, **platform.kernels[key])
+            errors[key] = np.asarray(predicted / np.array([row["median"] for row in kept]) - 1)
     return errors
 
 
@@ -223,12 +215,16 @@ def _check(measurements: Mapping[str, Any]) -> None:
 def _fit(measurements: Mapping[str, Any], name: str | None) -> Platform:
     source, day, rows = measurements["id"], measurements["date"], measurements["kernels"]
     ranks, collectives = int(measurements["ranks"]), measurements["collectives"]
-    levels, rates, largest = find_caches(measurements.get("ladder") or (), rows)
-    held = _choose_caches(_group(rows), _pair_caches(measurements, levels, largest))
-    kernels, paces = _fit_classes(_group(rows), held, rates, source), fit_paces(measurements)
-    if paces:
-        related = _fit_classes(_group(relate_kernels(rows, paces)), held, rates, source)
-        kernels = min(kernels, related, key=_average_spread)
+    facts = measurements.get("facts") or {  # as older files have them
+        key: {"value": value or None, "source": "the operating system"}
+        for key, value in {**measurements["caches"], "memory": measurements.get("memory_bytes")}.items()
+    }
+    ladder, paces = measurements.get("ladder") or (), fit_paces(measurements)
+    levels, rates, largest = find_caches(ladder, rows)
+    stated = [facts.get(level, {}).get("value") or 0.0 for level in ("L2", "L3")]
+    held = _choose_caches(rows, _pair_caches([] if ladder else stated, levels, largest))
+    tried = [rows, relate_kernels(rows, paces)] if paces else [rows]
+    kernels = min((_fit_classes(own, held, rates, source) for own in tried), key=_average_spread)
     caches = Fit(
         "caches", held, n=len(rows), source=source, date=day, ranges={"nbytes": (0.0, largest)},
         units={name: "-" if name == "pages" else "B" for name in held},
@@ -239,31 +235,26 @@ def _fit(measurements: Mapping[str, Any], name: str | None) -> Platform:
         run for row in measurements["iterations"] for run in row["runs"] if "core_share" in run or len(row["runs"]) == 1
     ]
     disturbances = name_disturbances(kernels=rows, collectives=collectives, iterations=runs)
-    origin = {**measurements["machine"], **measurements["versions"], "measured": day, "id": source, **disturbances}
+    device, network = _describe(measurements, facts["memory"], levels, rates)
     platform = Platform(
         name=name or f"{measurements['device']}-{ranks}",
-        device=_device(measurements, levels, rates, largest),
-        network=_network(measurements, ranks),
+        device=replace(device, never_left_cache=not levels or largest < 2.0 * (stated[1] or stated[0])),
+        network=network,
         kernels=kernels,
         collectives=_fit_collectives(collectives, ranks, source),
         context=Context(caches=caches, paces=paces),
-        provenance=origin,
+        provenance={
+            **measurements["machine"],
+            **measurements["versions"],
+            "measured": day,
+            "id": source,
+            **disturbances,
+        },
     )
     platform = add_context(platform, measurements)
-    dated: dict[str, Any] = {
-        group: {key: replace(fit, date=day) for key, fit in getattr(platform, group).items()}
-        for group in ("kernels", "collectives")
-    }
-    return replace(platform, **dated, context=platform.context.map(lambda fit: replace(fit, date=day)))
-
-
-def _state(measurements: Mapping[str, Any], name: str) -> tuple[float | None, str]:
-    """Reported size of a cache or of the memory, and its source; None if not reported [B]."""
-    facts = measurements.get("facts")
-    if facts:
-        return facts[name]["value"], facts[name]["source"]
-    old = {**measurements["caches"], "memory": measurements.get("memory_bytes")}
-    return old.get(name) or None, "the operating system"
+    dated = [{key: replace(fit, date=day) for key, fit in fits.items()} for fits in (kernels, platform.collectives)]
+    context = platform.context.map(lambda fit: replace(fit, date=day))
+    return replace(platform, kernels=dated[0], collectives=dated[1], context=context)
 
 
 def find_caches(
@@ -298,22 +289,22 @@ def _streams(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["kind"] == "elementwise" and row["variant"] in _STREAMS]
 
 
-def _pair_caches(measurements: Mapping[str, Any], levels: Sequence[float], largest: float) -> list[tuple[float, float]]:
+def _pair_caches(stated: Sequence[float], levels: Sequence[float], largest: float) -> list[tuple[float, float]]:
     """Capacities of the last two caches to try: around measured ones, or shares of stated ones that can be true."""
-    stated = [_state(measurements, level)[0] or 0.0 for level in ("L2", "L3")]
-    if not measurements.get("ladder") and 0 < stated[0] < stated[1] < largest / 2:
-        return [(near * stated[0], far * stated[1]) for near in _SHARES["l2"] for far in _SHARES["l3"]]
+    near, far = stated[-2:] or (0.0, 0.0)
+    if 0 < near < far < largest / 2:
+        return [(one * near, other * far) for one, other in product(*_SHARES)]
     if len(levels) > 1:
-        return [(near * levels[-2], far * levels[-1]) for near in _AROUND for far in _AROUND]
+        return [(one * levels[-2], other * levels[-1]) for one, other in product(_AROUND, _AROUND)]
     if not levels:  # a flat curve: every timed size fitted
         return [(4.0 * max(largest, 1e6),) * 2]
-    near = 2.0 ** np.arange(17.0, np.log2(levels[-1] / 3.0))  # a stream need not show a cache that gathers notice
-    return [(float(size), share * levels[-1]) for size in (*near, levels[-1]) for share in _AROUND]
+    sizes = 2.0 ** np.arange(17.0, np.log2(levels[-1] / 3.0))  # a stream need not show a cache that gathers notice
+    return [(float(size), share * levels[-1]) for size, share in product((*sizes, levels[-1]), _AROUND)]
 
 
-def _device(
-    measurements: Mapping[str, Any], capacities: Sequence[float], rates: Sequence[float], largest: float
-) -> Device:
+def _describe(
+    measurements: Mapping[str, Any], memory: Mapping[str, Any], capacities: Sequence[float], rates: Sequence[float]
+) -> tuple[Device, Network]:
     """Peaks and bandwidths: the best rates seen, since a rate that was measured cannot be above the peak."""
     rows, source, day = measurements["kernels"], measurements["id"], measurements["date"]
 
@@ -324,28 +315,17 @@ def _device(
     bounds, seen = [0.0, *capacities, np.inf], [(row["nbytes"], row["nbytes"] / row["q1"]) for row in _streams(rows)]
     names, levels = [*("L1", "L2", "L3")[3 - len(capacities) :], "DRAM"], []
     rates = rates or [max(row["nbytes"] / row["q1"] for row in rows)]  # at least what some kernel has moved
-    for number, (level, rate) in enumerate(zip(names, rates, strict=True)):
-        low, high = bounds[number : number + 2]
+    whole = quantity(memory["value"], "B", said=memory["source"]) if memory["value"] else None
+    for name, rate, (low, high) in zip(names, rates, pairwise(bounds), strict=True):
         best = max([rate, *(speed for size, speed in seen if max(2.0 * low, 1e5) < size <= high)])
-        memory, place = _state(measurements, "memory")
-        size = quantity(high, "B", "fitted") if high < np.inf else quantity(memory, "B", said=place) if memory else None
-        levels.append(MemoryLevel(level, size, quantity(best, "B/s")))
-    stated = _state(measurements, "L3")[0] or _state(measurements, "L2")[0]
-    return Device(
-        measurements["machine"]["processor"] + ", one core per rank",
-        measurements["device"],
-        {"fp32": quantity(peak, "FLOP/s")},
-        tuple(levels),
-        never_left_cache=not capacities or largest < 2.0 * (stated or 0.0),
-    )
-
-
-def _network(measurements: Mapping[str, Any], ranks: int) -> Network:
-    source, day, node = measurements["id"], measurements["date"], int(measurements.get("ranks_per_node", ranks))
-    if not measurements["collectives"]:
-        return Network(max(ranks, 1))
-    rows = measurements["collectives"]
-    best = max(row["nbytes"] / row["q1"] for row in rows)
-    fastest = min(row["q1"] for row in rows)
-    link = Link(Quantity(best, "B/s", "measured", source, day), Quantity(fastest, "s", "measured", source, day))
-    return Network(node, nodes=max(1, ranks // node), links={"intra" if ranks <= node else "inter": link})
+        levels.append(
+            MemoryLevel(name, quantity(high, "B", "fitted") if high < np.inf else whole, quantity(best, "B/s"))
+        )
+    name = measurements["machine"]["processor"] + ", one core per rank"
+    device = Device(name, measurements["device"], {"fp32": quantity(peak, "FLOP/s")}, tuple(levels))
+    ranks, calls = int(measurements["ranks"]), measurements["collectives"]
+    if not calls:
+        return device, Network(max(ranks, 1))
+    node, wire = int(measurements.get("ranks_per_node", ranks)), max(row["nbytes"] / row["q1"] for row in calls)
+    link = Link(quantity(wire, "B/s"), quantity(min(row["q1"] for row in calls), "s"))
+    return device, Network(node, nodes=max(1, ranks // node), links={"intra" if ranks <= node else "inter": link})

@@ -1,6 +1,6 @@
 """The usual pace of a machine, and how each class of work follows its references: measured times made comparable."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,42 +35,39 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
     would give them too little weight. Therefore one neighbour of a block is the instrument of the other: they share the
     pace and not the noise. Isolated kernels have the weights of all families together.
     """
-    source, paces = measurements["id"], {}
-    alone, parallel = (_observe(measurements["iterations"], many) for many in (False, True))
-    groups = {"any": alone, "parallel": parallel}
-    groups |= {family: [run for run in alone if run[0] == family] for family, _, _ in alone}
-    for name, runs in groups.items():
+    stages: dict[str, list[Mapping[str, Any]]] = {"any": [], "parallel": []}
+    for row in measurements["iterations"]:
+        runs, many = [run for run in row["runs"] if "references" in run], len(row["runs"]) > 1
+        stages["parallel" if many else "any"] += runs
+        if not many:
+            stages.setdefault(row["family"], []).extend(runs)
+    paces = {}
+    for name, runs in stages.items():
         if runs:
-            paces[name] = _weigh(
-                runs, _find_usual([r for _, _, r in (parallel if runs is parallel else alone)]), source
-            )
-    kernels = [np.log([row["reference"]]) for row in measurements["kernels"] if "reference" in row]
-    if kernels and alone:
+            usual = _find_usual([run["references"] for run in stages["parallel" if name == "parallel" else "any"]])
+            paces[name] = _weigh(runs, usual, measurements["id"])
+    kernels = [[row["reference"]] for row in measurements["kernels"] if "reference" in row]
+    if kernels and "any" in paces:
         paces["kernels"] = replace(paces["any"], parameters={**paces["any"], **_find_usual(kernels)})
     return paces
 
 
-def _find_usual(references: Sequence[Array]) -> dict[str, float]:
-    """Usual times of the references, from their logarithms."""
-    usual = np.exp(np.median(np.concatenate(references), axis=0))
+def _find_usual(references: Sequence[Any]) -> dict[str, float]:
+    """Usual times of the references [s]."""
+    usual = np.exp(np.median(np.log(np.concatenate(references)), axis=0))
     return dict(zip(REFERENCES, usual.tolist(), strict=True))
 
 
-def _observe(iterations: Iterable[Mapping[str, Any]], parallel: bool) -> list[tuple[str, Array, Array]]:
-    """Logarithms of each run: blocks of iterations, and the references before, between and after them."""
-    rows = [row for row in iterations if (len(row["runs"]) > 1) == parallel]
-    return [
-        (row["family"], np.log(run["blocks"]), np.log(run["references"]))
-        for row in rows for run in row["runs"] if "references" in run
-    ]  # fmt: skip
-
-
-def _weigh(runs: Sequence[tuple[str, Array, Array]], usual: Mapping[str, float], source: str) -> Fit:
+def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float], source: str) -> Fit:
     """Weights of one class of iterations, from how blocks of a run move with the references beside them."""
     from scipy.optimize import nnls
 
-    moved = [references - np.median(references, axis=0) for _, _, references in runs]
-    seen = np.concatenate([_tame(blocks - np.median(blocks)) for _, blocks, _ in runs])
+    def move(times: Any) -> Array:
+        logs: Array = np.log(times)
+        return logs - np.median(logs, axis=0)
+
+    moved = [move(run["references"]) for run in runs]
+    seen = np.concatenate([_tame(move(run["blocks"])) for run in runs])
     before, after = np.concatenate([own[:-1] for own in moved]), np.concatenate([own[1:] for own in moved])
     square, beside, weights = before.T @ after, (before + after) / 2, _PRIOR
     values, vectors = np.linalg.eigh((square + square.T) / 2)
@@ -89,24 +86,6 @@ def _tame(logs: Array) -> Array:
     return np.clip(logs, -limit, limit)
 
 
-def find_pace(paces: Mapping[str, Fit], name: str) -> Fit | None:
-    """Find how a class of work follows the references.
-
-    Parameters
-    ----------
-    paces : mapping of str to Fit
-        Paces of a platform's context.
-    name : str
-        Family, ``parallel`` or ``kernels``.
-
-    Returns
-    -------
-    pace : Fit or None
-        Parameters of `perfkit.models.kernels.at_usual_pace`; None on a platform without references.
-    """
-    return paces.get(name, None if name in ("parallel", "kernels") else paces.get("any"))
-
-
 def relate_kernels(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]) -> list[dict[str, Any]]:
     """Give the times of isolated kernels at the usual pace.
 
@@ -122,12 +101,11 @@ def relate_kernels(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]) 
     rows : list of dict
         The same with other times.
     """
-    pace = find_pace(paces, "kernels")
-    factors = [
-        float(at_usual_pace(1.0, row["reference"], **pace)) if pace and "reference" in row else 1.0 for row in rows
-    ]
-    times = ("median", "q1", "q3")
-    return [{**row, **{key: f * row[key] for key in times if key in row}} for row, f in zip(rows, factors, strict=True)]
+    pace, out = paces.get("kernels"), []
+    for row in rows:
+        factor = float(at_usual_pace(1.0, row["reference"], **pace)) if pace and "reference" in row else 1.0
+        out.append({**row, **{key: factor * row[key] for key in ("median", "q1", "q3") if key in row}})
+    return out
 
 
 def relate_run(runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[str, Fit]) -> list[dict[str, Any]]:
@@ -148,23 +126,20 @@ def relate_run(runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[st
         The same with other times, wherever references were timed; ``pace`` says how many times as long as usual
         everything took [-].
     """
-    pace = find_pace(paces, "parallel" if len(runs) > 1 else family)
+    pace = paces.get("parallel") if len(runs) > 1 else paces.get(family, paces.get("any"))
     if pace is None or any("references" not in run for run in runs):
         return [dict(run) for run in runs]
-    beside = [np.sqrt(np.array(run["references"])[:-1] * np.array(run["references"])[1:]) for run in runs]
-    logs = [np.log(at_usual_pace(run["blocks"], refs, **pace)) for run, refs in zip(runs, beside, strict=True)]
-    factor = float(
-        np.exp(
-            np.mean([np.median(own) - np.median(np.log(run["blocks"])) for own, run in zip(logs, runs, strict=True)])
-        )
-    )
-    out = []
+    shifts = []
+    for run in runs:
+        references = np.array(run["references"])
+        logs = np.log(at_usual_pace(run["blocks"], np.sqrt(references[:-1] * references[1:]), **pace))
+        shifts.append(np.median(logs) - np.median(np.log(run["blocks"])))
+    factor, out = float(np.exp(np.mean(shifts))), []
     for run in runs:
         times = {key: factor * run[key] for key in ("median", "q1", "q3", "idle") if key in run}
-        inside = at_usual_pace(
-            1.0, np.exp(np.mean(np.log(run.get("operation_references", run["references"])), axis=0)), **pace
-        )
-        operations = [float(inside) * seconds for seconds in run["operation_seconds"]]
+        beside = np.exp(np.mean(np.log(run.get("operation_references", run["references"])), axis=0))
+        inside = float(at_usual_pace(1.0, beside, **pace))
+        operations = [inside * seconds for seconds in run["operation_seconds"]]
         out.append({**run, **times, "operation_seconds": operations, "pace": 1.0 / factor})
     return out
 
