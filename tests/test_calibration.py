@@ -26,9 +26,15 @@ from perfkit.workloads.transformer import Transformer
 NOMINAL = (2.0**20, 2.0**25)
 CAPACITIES = {"l2": 0.7 * NOMINAL[0], "l3": 0.6 * NOMINAL[1], "pages": 2048.0}
 CONTEXT = {"scale": 1.15, "cold_scale": 1.0, "launch": 1e-6}
-HOST = 3e-6  # of each operation of an iteration, outside its kernel [s]
-NOISE = 0.02
-MODELS: list[tuple[DLRM | Transformer, tuple[int, ...] | None]] = [
+HOST, NOISE = 3e-6, 0.02  # time of each operation of an iteration outside its kernel [s], and noise of all times
+Raw = dict[str, Any]
+
+
+def two(owners: tuple[int, ...]) -> Plan:
+    return Plan.from_owners(owners, ranks=2)
+
+
+MODELS: list[tuple[DLRM | Transformer, Plan | None]] = [
     *((DLRM(rows=[r] * t, dim=d, pooling=p, batch=b, exponent=e, bottom=[64], top=[96, 32], sparse=s), None)
       for t, r, d, p, b, e, s in ((4, 2000, 16, 3, 128, 0.0, True), (7, 30000, 32, 8, 256, 0.8, True),
                                   (5, 900, 64, 1, 512, 1.1, False), (10, 90000, 24, 5, 64, 0.4, True),
@@ -38,14 +44,13 @@ MODELS: list[tuple[DLRM | Transformer, tuple[int, ...] | None]] = [
                                          (Transformer.gpt2, 3, 96, 48, 2, 2000, "eager", "sgd"),
                                          (Transformer.gpt2, 2, 128, 64, 3, 1200, "fused", "adamw"),
                                          (Transformer.bert, 4, 64, 40, 2, 3000, "eager", "adamw"))),
-    *((DLRM(rows=[r] * 4, dim=16, pooling=4, batch=b, bottom=[32], top=[32], features=13), owners)
+    *((DLRM(rows=[r] * 4, dim=16, pooling=4, batch=b, bottom=[32], top=[32], features=13), two(owners))
       for r, b, owners in ((3000, 256, (0, 1, 1, 0)), (800, 1024, (1, 1, 1, 0)), (20000, 128, (0, 1, 0, 1)))),
 ]  # fmt: skip
 
 
-def true_platform(toy: Platform) -> Platform:
-    caches = Fit("caches", CAPACITIES, units={"l2": "B", "l3": "B", "pages": "-"}, kind="assumed", source="test")
-    return replace(toy, context=Context(caches=caches))
+def shake(rng: np.random.Generator, times: Any) -> Any:
+    return times * np.exp(NOISE * rng.standard_normal(np.shape(times)))
 
 
 def operands(case: Case) -> float:
@@ -56,65 +61,62 @@ def operands(case: Case) -> float:
     return 12.0 * s["elements"]
 
 
-def kernel_rows(truth: Platform, seed: int, density: float) -> list[dict[str, Any]]:
-    rng = np.random.default_rng([seed, 7])
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for case in draw_cases(seed, density=density):
+def kernel_rows(truth: Platform, seed: int) -> list[Raw]:
+    rng, groups = np.random.default_rng([seed, 7]), dict[str, list[Raw]]()
+    for case in draw_cases(seed, density=0.2):
         groups.setdefault(f"{case.kind}.{case.variant}", []).append({**asdict(case), "nbytes": operands(case)})
     rows = []
     for key, group in groups.items():
-        seconds = additive(size_cases(group, (CAPACITIES["l2"], CAPACITIES["l3"]), CAPACITIES["pages"]),
-                           **truth.kernels[key])  # fmt: skip
-        for row, t in zip(group, seconds * np.exp(NOISE * rng.standard_normal(len(group))), strict=True):
+        sizes = size_cases(group, (CAPACITIES["l2"], CAPACITIES["l3"]), CAPACITIES["pages"])
+        for row, t in zip(group, shake(rng, additive(sizes, **truth.kernels[key])), strict=True):
             rows.append({**row, "median": t, "q1": 0.98 * t, "q3": 1.03 * t, "halves": [t, t], "cpu_share": 1.0})
     return rows
 
 
-def iteration_rows(truth: Platform) -> list[dict[str, Any]]:
-    rng = np.random.default_rng(11)
-    rows = []
-    for number, (workload, owners) in enumerate(MODELS):
-        ranks = 1 if owners is None else 2
-        plan = Plan.from_owners(owners, ranks=2) if owners else None
-        runs, walls = [], []
+def run_kernels(graph: Any, truth: Platform) -> np.ndarray:
+    """Time of every operation inside an iteration."""
+    costs = price([graph], truth)[0]
+    return in_context({"hot": costs.hot, "cold": costs.cold, "page_walks": costs.page_walks}, **CONTEXT)
+
+
+def iteration_rows(truth: Platform) -> list[Raw]:
+    rng, rows = np.random.default_rng(11), []
+    for number, (workload, plan) in enumerate(MODELS):
+        ranks, runs, walls = 2 if plan else 1, [], []
         for graph in workload.graphs(ranks, plan):
-            costs = price([graph], truth)[0]
-            parts = {"hot": costs.hot, "cold": costs.cold, "page_walks": costs.page_walks}
-            seconds = in_context(parts, **CONTEXT)
+            seconds = run_kernels(graph, truth)
             for place in graph.collectives:
                 operation = graph[int(place)]
                 seconds[place] = truth.collective_time(operation.name, operation.features["nbytes"], ranks=ranks)
-            seconds = seconds * np.exp(NOISE * rng.standard_normal(len(seconds)))
+            seconds = shake(rng, seconds)
             walls.append(float(seconds.sum()) + HOST * len(graph))
             runs.append({"operation_seconds": seconds.tolist()})
-        wall = max(walls) * float(np.exp(NOISE * rng.standard_normal()))
-        for run in runs:
-            run |= {"median": wall, "q1": wall, "q3": wall, "halves": [wall, wall], "n": 10}
-        rows.append(
-            {"name": f"sample-{number}", "family": "x", "workload": dump(workload), "owners": owners, "runs": runs}
-        )
+        wall = float(shake(rng, max(walls)))
+        runs = [run | {"median": wall, "q1": wall, "q3": wall, "halves": [wall, wall], "n": 10} for run in runs]
+        about = {"name": f"sample-{number}", "family": "x", "workload": dump(workload)}
+        rows.append({**about, "owners": list(plan.owners) if plan else None, "runs": runs})
     return rows
 
 
 @pytest.fixture(scope="module")
 def truth(toy: Platform) -> Platform:
-    return true_platform(toy)
+    units = {"l2": "B", "l3": "B", "pages": "-"}
+    return replace(toy, context=Context(caches=Fit("caches", CAPACITIES, units=units, kind="assumed", source="test")))
 
 
 @pytest.fixture(scope="module")
-def measurements(truth: Platform) -> dict[str, Any]:
-    rng = np.random.default_rng(3)
-    collectives = []
+def measurements(truth: Platform) -> Raw:
+    rng, collectives = np.random.default_rng(3), []
     for key, fit in truth.collectives.items():
         for nbytes in 4.0 * 2.0 ** np.arange(8, 23):
-            t = float(pipelined(nbytes, **fit) * np.exp(NOISE * rng.standard_normal()))
+            t = float(shake(rng, pipelined(nbytes, **fit)))
             row = {"q1": t, "median": 1.1 * t, "q3": 1.3 * t, "mean": 1.2 * t, "n": 50}
             collectives.append({"operation": key.split(".")[0], "nbytes": nbytes, **row})
     return {
         "format": 1, "id": "cpu-toy-2 measured 2026-11-20", "device": "cpu", "ranks": 2, "ranks_per_node": 2,
         "date": "2026-11-20", "machine": {"processor": "toy", "cores": "2"}, "versions": {"torch": "2.x"},
         "caches": {"L1": 2.0**15, "L2": NOMINAL[0], "L3": NOMINAL[1]}, "memory_bytes": 2.5e10,
-        "kernels": kernel_rows(truth, 0, 0.2), "collectives": collectives, "iterations": iteration_rows(truth),
+        "kernels": kernel_rows(truth, 0), "collectives": collectives, "iterations": iteration_rows(truth),
     }  # fmt: skip
 
 
@@ -125,112 +127,77 @@ def platform(measurements: Mapping[str, Any]) -> Platform:
 
 def refit(platform: Platform, measurements: Mapping[str, Any]) -> Platform:
     """Another fit of the iterations alone: kernels, caches and collectives are the same ones."""
-    bare = replace(platform, context=Context(caches=platform.context.caches))
-    return add_context(bare, measurements)
+    return add_context(replace(platform, context=Context(caches=platform.context.caches)), measurements)
 
 
-def test_every_class_is_fitted(platform: Platform, truth: Platform) -> None:
-    assert set(platform.kernels) == set(truth.kernels)
-    assert set(platform.collectives) == set(truth.collectives)
-    assert platform.name == "found again"
-    assert platform.provenance["id"] == "cpu-toy-2 measured 2026-11-20"
+def test_every_class_is_fitted_and_every_number_has_its_origin(platform: Platform, truth: Platform) -> None:
+    assert (platform.name, platform.network.ranks) == ("found again", 2)
+    assert (set(platform.kernels), set(platform.collectives)) == (set(truth.kernels), set(truth.collectives))
+    frame = platform.numbers()
+    assert platform.provenance["id"] == "cpu-toy-2 measured 2026-11-20" and "" not in frame["source"].to_list()
     assert all(fit.source == platform.provenance["id"] for fit in platform.kernels.values())
-    assert platform.network.ranks == 2
+    assert set(frame["kind"]) <= {"measured", "fitted", "datasheet"}
+    again = Platform.from_toml(platform.to_toml())
+    assert again == platform and predict(MODELS[0][0], again).time == predict(MODELS[0][0], platform).time
 
 
 def test_times_of_other_sizes_are_found_again(platform: Platform, truth: Platform) -> None:
-    errors = judge_kernels(platform, kernel_rows(truth, 1, 0.2))
+    rows = kernel_rows(truth, 1)
+    errors, noise = judge_kernels(platform, rows), np.concatenate([*judge_kernels(truth, rows).values()])
+    assert noise.std() == pytest.approx(NOISE, rel=0.15) and abs(noise.mean()) < 0.3 * NOISE
+    everything = np.abs(np.concatenate([*errors.values()]))
     assert set(errors) <= set(truth.kernels)
-    everything = np.abs(np.concatenate(list(errors.values())))
-    assert np.median(everything) < 2.5 * NOISE
-    assert np.percentile(everything, 90) < 0.2
+    assert np.median(everything) < 2.5 * NOISE and np.percentile(everything, 90) < 0.2
     for kind in {key.partition(".")[0] for key in errors}:
         values = np.concatenate([own for key, own in errors.items() if key.partition(".")[0] == kind])
         assert np.median(np.abs(values)) < 0.1, kind
-
-
-def test_judging_the_truth_shows_only_the_noise(truth: Platform) -> None:
-    errors = np.concatenate(list(judge_kernels(truth, kernel_rows(truth, 1, 0.2)).values()))
-    assert errors.std() == pytest.approx(NOISE, rel=0.15) and abs(errors.mean()) < 0.3 * NOISE
 
 
 def test_parameters_are_found_again(platform: Platform, truth: Platform) -> None:
     for name in ("relu", "add", "mul_", "addcdiv_"):
         found, known = platform.kernels[f"elementwise.{name}"], truth.kernels[f"elementwise.{name}"]
         assert found["launch"] == pytest.approx(known["launch"], rel=0.1)
-        assert found["nbytes"] == pytest.approx(known["nbytes"], rel=0.25)
-        assert found.spread < 4 * NOISE
-    caches = platform.context.caches
-    assert [caches[n] for n in ("l2", "l3")] == pytest.approx([CAPACITIES[n] for n in ("l2", "l3")], rel=0.35)
-    assert platform.cache_capacities == (caches["l2"], caches["l3"])
+        assert found["nbytes"] == pytest.approx(known["nbytes"], rel=0.25) and found.spread < 4 * NOISE
+    assert platform.cache_capacities == pytest.approx((CAPACITIES["l2"], CAPACITIES["l3"]), rel=0.35)
     for key, fit in platform.collectives.items():
         assert dict(fit) == pytest.approx(dict(truth.collectives[key]), rel=0.1)
         assert any("1.20 times" in note for note in fit.notes)
 
 
-def test_iterations_are_found_again(platform: Platform, measurements: Mapping[str, Any]) -> None:
+def test_iterations_are_found_again(platform: Platform, truth: Platform, measurements: Mapping[str, Any]) -> None:
     for family in ("dlrm", "transformer"):
         fit = platform.context.iterations[family]
-        assert fit["scale"] == pytest.approx(1, abs=0.1)
-        assert fit.get("per_operation", 0.0) == pytest.approx(HOST, rel=0.6)
-    for row, (workload, owners) in zip(measurements["iterations"], MODELS, strict=True):
-        plan = Plan.from_owners(owners, ranks=2) if owners else None
+        assert fit["scale"] == pytest.approx(1, abs=0.1) and fit.get("per_operation", 0) == pytest.approx(HOST, rel=0.6)
+    for row, (workload, plan) in zip(measurements["iterations"], MODELS, strict=True):
         prediction = predict(workload, platform, ranks=2 if plan else 1, plan=plan)
         assert prediction.time == pytest.approx(row["runs"][0]["median"], rel=0.15), row["name"]
         assert prediction.warnings == ()
-
-
-def test_an_iteration_never_measured_lies_in_its_interval(platform: Platform, truth: Platform) -> None:
-    workload = DLRM(rows=[7000] * 6, dim=32, pooling=6, batch=300, bottom=[48], top=[64], features=13)
-    graph = workload.graphs()[0]
-    costs = price([graph], truth)[0]
-    parts = {"hot": costs.hot, "cold": costs.cold, "page_walks": costs.page_walks}
-    expected = float(in_context(parts, **CONTEXT).sum()) + HOST * len(graph)
-    low, high = predict(workload, platform).interval(0.95)
-    assert low < expected < high
-
-
-def test_a_calibrated_platform_survives_its_file(platform: Platform) -> None:
-    again = Platform.from_toml(platform.to_toml())
-    assert again == platform
-    workload = MODELS[0][0]
-    assert predict(workload, again).time == predict(workload, platform).time
-
-
-def test_every_number_has_its_origin(platform: Platform) -> None:
-    frame = platform.numbers()
-    assert frame.filter(frame["source"] == "").height == 0
-    assert set(frame["kind"]) <= {"measured", "fitted", "datasheet"}
+    unseen = DLRM(rows=[7000] * 6, dim=32, pooling=6, batch=300, bottom=[48], top=[64], features=13)
+    (graph,) = unseen.graphs()
+    low, high = predict(unseen, platform).interval(0.95)
+    assert low < float(run_kernels(graph, truth).sum()) + HOST * len(graph) < high
 
 
 # Spreads.
 
 
-def test_iterations_that_scatter_widen_the_interval(measurements: Mapping[str, Any], platform: Platform) -> None:
+def test_iterations_that_scatter_widen_the_interval(measurements: Raw, platform: Platform) -> None:
     """The spread is that of iterations left out: noise that the fit has seen cannot hide in it."""
-    rng = np.random.default_rng(5)
-    noisy = copy.deepcopy(dict(measurements))
+    rng, noisy = np.random.default_rng(5), copy.deepcopy(measurements)
     for row in noisy["iterations"]:
         factor = float(np.exp(0.5 * rng.standard_normal()))
         for run in row["runs"]:
             run["median"] *= factor
-    scattered, spreads = refit(platform, noisy), []
-    for family in ("dlrm", "transformer"):
-        calm, wild = (p.context.iterations[family].spread for p in (platform, scattered))
-        assert wild > 2 * calm and 0.1 < wild < 1.5
-        spreads.append(calm)
-    workload = MODELS[0][0]
-    assert predict(workload, scattered).spread > predict(workload, platform).spread
-    assert platform.context.iterations["any"].spread >= max(spreads)
-
-
-def test_left_out_runs_are_left_out(measurements: Mapping[str, Any], platform: Platform) -> None:
-    """One wild iteration shows in the spread of its family in full, as no fit that it is judged by has seen it."""
-    spoilt = copy.deepcopy(dict(measurements))
-    spoilt["iterations"] = spoilt["iterations"][:9]
-    spoilt["iterations"][0]["runs"][0]["median"] *= 3.0
-    wild, calm = (p.context.iterations["dlrm"] for p in (refit(platform, spoilt), platform))
-    assert wild.spread > 0.9 * expect_spread([np.log(3), *[calm.spread] * 4]) > 2 * calm.spread
+    scattered = refit(platform, noisy)
+    calm, wild = ([p.context.iterations[f].spread for f in ("dlrm", "transformer")] for p in (platform, scattered))
+    assert all(2 * one < other and 0.1 < other < 1.5 for one, other in zip(calm, wild, strict=True))
+    assert predict(MODELS[0][0], scattered).spread > predict(MODELS[0][0], platform).spread
+    assert platform.context.iterations["any"].spread >= max(calm)
+    # One wild iteration shows in the spread of its family in full, as no fit that it is judged by has seen it.
+    spoilt = copy.deepcopy(measurements["iterations"][:9])
+    spoilt[0]["runs"][0]["median"] *= 3.0
+    spread = refit(platform, {**measurements, "iterations": spoilt}).context.iterations["dlrm"].spread
+    assert spread > 0.9 * expect_spread([np.log(3), *[calm[0]] * 4]) > 2 * calm[0]
 
 
 @pytest.mark.parametrize("estimate", [expect_spread, bound_spread])
@@ -248,30 +215,25 @@ def test_luck_with_few_errors_does_not_make_an_interval() -> None:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
-def test_waiting_and_computing_longer_are_kept_apart(
-    measurements: Mapping[str, Any], platform: Platform, share: float
-) -> None:
+def test_waiting_and_computing_longer_are_kept_apart(measurements: Raw, platform: Platform, share: float) -> None:
     """Of what collectives cost more inside iterations, only as much counts as communication as ranks waited."""
-    more, delay = dict(platform.context.parallel["dlrm"]), 1e-3
-    more |= {"per_collective": share * delay, "per_resume": (1.0 - share) * delay}
-    fit = Fit("iteration", more, kind="assumed", source="test")
+    delay, rows, rng = 1e-3, copy.deepcopy(measurements), np.random.default_rng(9)
+    more = {"per_collective": share * delay, "per_resume": (1.0 - share) * delay}
+    fit = Fit("iteration", {**platform.context.parallel["dlrm"], **more}, kind="assumed", source="test")
     truth = replace(platform, context=replace(platform.context, parallel={**platform.context.parallel, "dlrm": fit}))
-    rows, rng = copy.deepcopy(dict(measurements)), np.random.default_rng(9)
-    for row, (workload, owners) in zip(rows["iterations"], MODELS, strict=True):
-        if owners:
-            found = predict(workload, truth, ranks=2, plan=Plan.from_owners(owners, ranks=2))
+    for row, (workload, plan) in zip(rows["iterations"], MODELS, strict=True):
+        if plan:
+            found = predict(workload, truth, ranks=2, plan=plan)
             still = found.communication()
             for run, idle in zip(row["runs"], (still["exposed_s"] + still["waiting_s"]).to_list() * 2, strict=False):
-                run["median"] = found.time * float(np.exp(NOISE * rng.standard_normal()))
-                run["idle"] = idle
+                run |= {"median": float(shake(rng, found.time)), "idle": idle}
     for row in rows["collectives"]:
         row["median"] = row["q1"] + delay
     again = refit(platform, rows).context.parallel["dlrm"]
     assert again["per_collective"] + again["per_resume"] == pytest.approx(delay, rel=0.25)
     assert again["per_collective"] == pytest.approx(share * delay, rel=0.3)
-    for row in rows["iterations"]:
-        for run in row["runs"]:
-            run.pop("idle", None)
+    for run in (run for row in rows["iterations"] for run in row["runs"]):
+        run.pop("idle", None)
     unseen = refit(platform, rows).context.parallel["dlrm"]
     assert "per_resume" not in unseen and unseen["per_collective"] == pytest.approx(delay, rel=0.25)
 
@@ -279,15 +241,14 @@ def test_waiting_and_computing_longer_are_kept_apart(
 # What may be missing, and what is refused.
 
 
-def test_a_part_of_the_measurements_makes_a_platform(measurements: Mapping[str, Any], platform: Platform) -> None:
+def test_a_part_of_the_measurements_makes_a_platform(measurements: Raw, platform: Platform) -> None:
     few = [row for row in measurements["kernels"] if row["kind"] in ("gemm", "elementwise")]
     alone = fit_platform({**measurements, "kernels": few, "collectives": [], "iterations": [], "ranks": 1})
     assert alone.name == "cpu-1" and list(alone.context.fits()) == ["caches"] and not alone.collectives
-    bert = MODELS[5][0]
     with pytest.warns(UserWarning, match="never calibrated with transformer iterations"):
-        assert predict(bert, alone).time > 0
+        assert predict(MODELS[5][0], alone).time > 0
     with pytest.raises(ValueError, match="ranks is 2"):
-        predict(bert, alone, ranks=2)
+        predict(MODELS[5][0], alone, ranks=2)
     single = refit(platform, {**measurements, "iterations": measurements["iterations"][:9]})
     with pytest.warns(UserWarning, match="never calibrated with dlrm iterations on several ranks"):
         predict(MODELS[-1][0], single, ranks=2)
@@ -296,11 +257,11 @@ def test_a_part_of_the_measurements_makes_a_platform(measurements: Mapping[str, 
         predict(MODELS[0][0], single)
 
 
-def test_what_cannot_be_fitted_is_refused(measurements: Mapping[str, Any], platform: Platform) -> None:
+def test_what_cannot_be_fitted_is_refused(measurements: Raw, platform: Platform) -> None:
     for version in (None, 0, 2, "1", 1.5):
         with pytest.raises(ValueError, match=r"format is .*; this perfkit reads measurements of format 1; measure"):
             fit_platform({**measurements, "format": version})
-    other = copy.deepcopy(dict(measurements))
+    other = copy.deepcopy(measurements)
     other["iterations"][0]["runs"][0]["operation_seconds"].pop()
     with pytest.raises(ValueError, match=r"iteration sample-0 was measured with \d+ operations and its graph has \d+"):
         refit(platform, other)
@@ -314,10 +275,10 @@ def test_repeated_batches_of_indices_stay_near() -> None:
     def size(**more: int) -> dict[str, np.ndarray]:
         return size_cases([{**row, "sizes": sizes | more}], (1e5, 3e7), 8192.0)
 
-    fresh, eight, two = size(index_batches=10**6), size(), size(index_batches=2)
+    fresh, eight, few = size(index_batches=10**6), size(), size(index_batches=2)
     rows = sizes["lookups"] * 256.0
     assert fresh["beyond_l3"] > 0.8 * rows and fresh["page_walks"] > 0.8 * sizes["lookups"]
     assert eight["beyond_l3"] < 1e-3 * rows and eight["page_walks"] < 0.05 * sizes["lookups"]
-    assert two["beyond_l3"] < eight["beyond_l3"] and two["beyond_l2"] <= eight["beyond_l2"]
+    assert few["beyond_l3"] < eight["beyond_l3"] and few["beyond_l2"] <= eight["beyond_l2"]
     assert all(case.sizes["index_batches"] == 8 for case in draw_cases(1) if case.kind.startswith("embedding"))
     assert size(index_batches=8)["page_walks"] == eight["page_walks"]  # what measurements without the number mean

@@ -1,4 +1,9 @@
-"""Comparisons of stored runs: parts of them, their figures and their text."""
+"""Comparisons of stored runs: files, parts of them, their figures and their text."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -7,33 +12,49 @@ from perfkit.calibration.checks import Comparison
 
 
 def run(family: str, name: str, error: float, noise: float) -> dict[str, object]:
-    times = {"predicted_s": 0.1 * (1 + error), "low_s": 0.09, "high_s": 0.12}
-    measured = {"measured_s": 0.1, "measured_q1_s": 0.09, "measured_q3_s": 0.11}
-    return {
-        "family": family,
-        "name": name,
-        "flagged": False,
-        "bottleneck": "GEMM-bound",
-        "noise": noise,
-        **times,
-        **measured,
-    }
+    times = {"predicted_s": 0.1 * (1 + error), "low_s": 0.09, "high_s": 0.12, "measured_s": 0.1}
+    about = {"family": family, "name": name, "config": {}, "ranks": 1, "flagged": False, "bottleneck": "GEMM-bound"}
+    return {**about, **times, "measured_q1_s": 0.09, "measured_q3_s": 0.11, "noise": noise}
 
 
 @pytest.fixture
 def comparison() -> Comparison:
     runs = (run("dlrm", "a", 0.2, 0.05), run("dlrm", "b", -0.2, 0.07), run("transformer", "c", 0.05, 0.03))
-    return Comparison(runs, "toy", {}, {})
+    return Comparison(runs, "toy", {"processor": "x"}, {})
 
 
-def test_selected_runs_keep_their_own_noise_floor(comparison: Comparison) -> None:
+def damaged(saved: Comparison) -> Iterator[str]:
+    """Files of a comparison whose views would fail, or show what cannot be."""
+    for key, value in {
+        "measured_s": 0, "predicted_s": -1, "low_s": math.nan, "high_s": "1", "measured_q1_s": None, "name": 5,
+        "bottleneck": [], "exposed_measured": "x", "noise": "x", "relative_s": -1,
+    }.items():  # fmt: skip
+        yield json.dumps({**saved.to_dict(), "runs": [{**saved.runs[0], key: value}]})
+    yield json.dumps({**saved.to_dict(), "runs": [{k: v for k, v in saved.runs[0].items() if k != "flagged"}]})
+    for key, value in {"machine": 3, "runs": [], "format": 2}.items():
+        yield json.dumps({**saved.to_dict(), key: value})
+
+
+def test_a_comparison_survives_its_file(comparison: Comparison, tmp_path: Path) -> None:
+    assert Comparison.load(comparison.save(tmp_path / "c.json")).to_dict() == comparison.to_dict()
+    for text in ("", "[]", "{}", '{"format": 1, "runs": [{}]}', *damaged(comparison)):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(ValueError, match=r"bad\.json cannot be read: .*; name a file that check wrote"):
+            Comparison.load(tmp_path / "bad.json")
+
+
+def test_parts_and_pools_have_the_noise_floor_of_their_runs(comparison: Comparison) -> None:
     part = comparison.select("dlrm")
     assert [run["name"] for run in part.runs] == ["a", "b"] and part.platform == "toy"
     assert part.noise_floor == pytest.approx({"dlrm": 0.06, "all": 0.06})
     both = comparison.select("transformer", "dlrm")
     assert both.runs == comparison.runs and both.noise_floor["all"] == pytest.approx(0.05)
+    pooled = Comparison.pool([part, comparison.select("transformer"), part])
+    assert len(pooled.runs) == 5 and pooled.noise_floor["all"] == pytest.approx(0.27 / 5)
     with pytest.raises(ValueError, match="family is 'bert'; known are dlrm, transformer"):
         comparison.select("bert")
+    with pytest.raises(ValueError, match="comparisons is empty"):
+        Comparison.pool([])
 
 
 def test_text_ends_with_one_line_for_each_family_and_one_for_all(comparison: Comparison) -> None:

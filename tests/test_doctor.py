@@ -13,6 +13,7 @@ from perfkit.calibration.doctor import Finding, diagnose, format_findings
 from perfkit.measure.processes import MeasurementError
 
 CPU = "sys/devices/system/cpu/cpu0"
+Patch = pytest.MonkeyPatch
 
 
 def written(path: Path, text: str) -> Path:
@@ -27,28 +28,37 @@ def look(name: str, root: Path = Path("/")) -> Finding:
     return finding
 
 
-def test_cores_under_a_container_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    for limit, ok in (("50000 100000", False), ("max 100000", None), ("garbage", None)):
-        written(tmp_path / "sys/fs/cgroup/cpu.max", limit)
-        assert look("cores", tmp_path).ok is ok
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    assert look("cores", tmp_path / "absent").ok is True
-    written(tmp_path / CPU / "topology/thread_siblings_list", "0-1")
-    assert look("cores", tmp_path).detail.startswith(f"2 of {os.cpu_count()} usable")
+MEMORY = "MemTotal: 24654548 kB\nMemFree: 1 kB\nMemAvailable: {} kB\nHugePages_Total: 0\n"
+GOVERNOR = {f"{CPU}/cpufreq/cpuinfo_max_freq": "3700000\n"}
+#: Check, cores that the process may use, files of the machine, what is found and said.
+MACHINES: list[tuple[str, int, dict[str, str], bool | None, str]] = [
+    ("cores", 1, {"sys/fs/cgroup/cpu.max": "50000 100000"}, False, "may use 0.5 of them"),
+    ("cores", 1, {"sys/fs/cgroup/cpu.max": "max 100000"}, None, "1 of "),
+    ("cores", 1, {"sys/fs/cgroup/cpu.max": "garbage"}, None, "1 of "),
+    ("cores", 2, {}, True, f"2 of {os.cpu_count()} usable"),
+    ("cores", 2, {f"{CPU}/topology/thread_siblings_list": "0-1"}, True, f"2 of {os.cpu_count()} usable"),
+    ("memory", 2, {"proc/meminfo": MEMORY.format(500_000)}, False, "512 MB free of 25.2 GB"),
+    ("memory", 2, {"proc/meminfo": MEMORY.format(20_000_000)}, True, "20.5 GB free"),
+    ("memory", 2, {}, None, "cannot be read"),
+    ("load", 2, {}, None, "not readable here"),
+    ("frequency", 2, {}, True, "not readable"),
+    ("frequency", 2, GOVERNOR | {f"{CPU}/cpufreq/scaling_governor": "powersave\n"}, None, "powersave, up to 3.70 GHz"),
+    ("frequency", 2, GOVERNOR | {f"{CPU}/cpufreq/scaling_governor": "performance\n"}, True, "governor performance"),
+]
 
 
-def test_memory(tmp_path: Path) -> None:
-    for free, ok in ((500_000, False), (20_000_000, True)):
-        text = f"MemTotal:       24654548 kB\nMemFree: 1 kB\nMemAvailable:   {free} kB\nHugePages_Total: 0\n"
-        written(tmp_path / "proc/meminfo", text)
-        assert look("memory", tmp_path).ok is ok
-    assert look("memory", tmp_path / "absent").ok is None
-
-
-def test_the_disks_are_those_of_kept_measurements_and_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "cores", "files", "ok", "words"), MACHINES)
+def test_machines(
+    name: str, cores: int, files: dict[str, str], ok: bool | None, words: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(cores)}, raising=False)
+    for file, text in files.items():
+        written(tmp_path / file, text)
+    finding = look(name, tmp_path)
+    assert finding.ok is ok and words in finding.detail
+
+
+def test_the_disks_are_those_of_kept_measurements_and_temporary_files(tmp_path: Path, monkeypatch: Patch) -> None:
     free = {tmp_path / "perfkit": 2e9, tmp_path: 2e9}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path))
@@ -63,76 +73,59 @@ def test_the_disks_are_those_of_kept_measurements_and_temporary_files(
     assert look("disk").detail == "File exists: 'x'"
 
 
-@pytest.mark.parametrize(("later", "ok", "words"), [
-    ("cpu 10 0 10 2180 0 0 0 0 0 0", True, "others use 0.00 cores now"),
-    ("cpu 110 0 10 2080 0 0 0 0 0 0", False, "others use 1.00 cores"),
-    ("cpu 10 0 10 2100 0 0 0 80 0 0", False, "hypervisor takes 40%"),
+@pytest.mark.parametrize(("later", "recent", "ok", "words"), [
+    ("cpu 10 0 10 2180 0 0 0 0 0 0", 0.4, True, "others use 0.00 cores now"),
+    ("cpu 10 0 10 2180 0 0 0 0 0 0", 1.8, None, "1-minute load 1.80"),
+    ("cpu 110 0 10 2080 0 0 0 0 0 0", 0.4, False, "others use 1.00 cores"),
+    ("cpu 10 0 10 2100 0 0 0 80 0 0", 0.4, False, "hypervisor takes 40%"),
 ])  # fmt: skip
-def test_load(tmp_path: Path, later: str, ok: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = "cpu 10 0 10 1980 0 0 0 0 0 0\ncpu0 1 1 1 1\n"
-    counters = written(tmp_path / "proc/stat", before)
+def test_load(tmp_path: Path, later: str, recent: float, ok: bool | None, words: str, monkeypatch: Patch) -> None:
+    counters = written(tmp_path / "proc/stat", "cpu 10 0 10 1980 0 0 0 0 0 0\ncpu0 1 1 1 1\n")
     monkeypatch.setattr(doctor.time, "sleep", lambda seconds: counters.write_text(later + "\n"))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.4, 0.0, 0.0), raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (recent, 0.0, 0.0), raising=False)
     finding = look("load", tmp_path)
     assert finding.ok is ok and words in finding.detail
-    assert look("load", tmp_path / "absent").ok is None
-    if ok:
-        monkeypatch.setattr(os, "getloadavg", lambda: (1.8, 0.0, 0.0), raising=False)
-        written(counters, before)
-        assert look("load", tmp_path).ok is None
-
-
-def test_frequency(tmp_path: Path) -> None:
-    assert "not readable" in look("frequency", tmp_path).detail
-    written(tmp_path / CPU / "cpufreq/cpuinfo_max_freq", "3700000\n")
-    for governor, ok in (("powersave", None), ("performance", True)):
-        written(tmp_path / CPU / "cpufreq/scaling_governor", f"{governor}\n")
-        finding = look("frequency", tmp_path)
-        assert (finding.ok, finding.detail) == (ok, f"governor {governor}, up to 3.70 GHz")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="settings of glibc")
-def test_malloc_settings_have_an_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malloc_settings_have_an_effect(monkeypatch: Patch) -> None:
     assert look("malloc").ok is True
     monkeypatch.setattr(doctor, "ENVIRONMENT", {"MALLOC_MMAP_THRESHOLD_": "131072"})
     assert look("malloc").ok is False
 
 
-def test_gloo_reports_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise MeasurementError("measuring process 1 stopped\nRuntimeError: no route to host")
+def test_what_is_measured(monkeypatch: Patch) -> None:
+    """A machine that changes its speed, other programs on its core, and processes that cannot meet."""
+    answers: list[Any] = []
+
+    def run(*_: Any, **__: Any) -> Any:
+        if isinstance(answers[-1], Exception):
+            raise answers[-1]
+        return answers[-1:]
 
     monkeypatch.setattr(doctor, "find_spec", lambda name: "torch")
-    monkeypatch.setattr(doctor, "run_processes", fail)
-    finding = look("gloo")
-    assert finding.ok is False and finding.detail.endswith("RuntimeError: no route to host")
-
-
-def test_a_machine_that_changes_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_spec", lambda name: "torch")
+    monkeypatch.setattr(doctor, "run_processes", run)
     for factor, share, ok in ((1.0, 1.0, True), (2.0, 1.0, None), (1.0, 0.9, False)):
-        found = {"references": [[1e-3] * 3] * 50 + [[factor * 1e-3] * 3] * 50, "core_share": share}
-        monkeypatch.setattr(doctor, "run_processes", lambda *_, found=found, **__: [found])
+        references = [[1e-3] * 3] * 50 + [[factor * 1e-3] * 3] * 50
+        answers.append({"references": references, "core_share": share})
         assert look("steadiness").ok is ok
+    answers.append(MeasurementError("measuring process 1 stopped\nRuntimeError: no route to host"))
+    finding = look("gloo")
+    assert finding.ok is False and finding.detail == "RuntimeError: no route to host"
 
 
-def test_missing_torch_is_no_obstacle_a_missing_package_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_no_obstacle_a_missing_package_is_one(monkeypatch: Patch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     assert [look(name).ok for name in ("torch", "gloo", "GPUs", "steadiness")] == [None] * 4
     monkeypatch.setattr(doctor, "PACKAGES", ("numpy", "no-such-package-of-perfkit"))
     assert look("versions").ok is False
 
 
-def test_the_verdict_names_what_is_bad() -> None:
+def test_everything_is_looked_at_once_and_the_verdict_names_what_is_bad() -> None:
+    findings = diagnose()
+    assert [finding.name for finding in findings] == [name for name, _, _ in doctor.CHECKS] and findings[0].ok
+    assert all(finding.advice for finding in findings if finding.ok is False)
     findings = [Finding("a", True, "fine"), Finding("b", None, "so so", "do c"), Finding("d", False, "bad")]
     assert format_findings(findings).splitlines()[-1] == "1 of 3 would spoil a calibration: d"
-    assert format_findings([Finding("a", None, "x")]).endswith("nothing here would spoil a calibration")
-
-
-def test_diagnose_looks_at_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    findings = diagnose()
-    assert [finding.name for finding in findings] == [name for name, _, _ in doctor.CHECKS]
-    by_name = {finding.name: finding for finding in findings}
-    assert by_name["versions"].ok and by_name["disk"].ok
-    assert all(finding.advice for finding in findings if finding.ok is False)
+    assert format_findings(findings[:2]).endswith("nothing here would spoil a calibration")
