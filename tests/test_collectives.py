@@ -1,3 +1,5 @@
+"""Closed forms of collectives: published figures, limits, monotony, and the same on scalars, arrays and frames."""
+
 import math
 
 import numpy as np
@@ -8,10 +10,7 @@ from hypothesis import strategies as st
 
 from perfkit.models import collectives as c
 
-nbytes = st.floats(0, 1e12)
-alpha = st.floats(1e-7, 1e-2)
-beta = st.floats(1e-13, 1e-8)
-
+nbytes, alpha, beta, ranks = st.floats(0, 1e12), st.floats(1e-7, 1e-2), st.floats(1e-13, 1e-8), st.integers(2, 4096)
 
 # microsoft/superbenchmark@700d6501f110, tests/data/nccl_*.log, 8 x A100-SXM4-40GB: size, time, algbw, busbw as printed
 SUPERBENCH = [
@@ -42,17 +41,12 @@ def test_two_published_points_give_the_sizes_between() -> None:
 
 
 @given(nbytes, alpha, beta, st.floats(0.3, 50))
-def test_pipelined_is_bounded_and_monotone(n: float, a: float, b: float, q: float) -> None:
+def test_pipelined_is_bounded_and_monotone_and_holds_the_special_cases(n: float, a: float, b: float, q: float) -> None:
     time = c.pipelined(n, alpha=a, beta=b, sharpness=q)
     assert time >= max(a, b * n) * (1 - 1e-12)
-    assert c.pipelined(n * 1.1 + 1, alpha=a, beta=b, sharpness=q) >= time * (1 - 1e-12)
-    assert c.pipelined(n, alpha=a * 1.1, beta=b, sharpness=q) >= time * (1 - 1e-12)
-    assert c.pipelined(n, alpha=a, beta=b * 1.1, sharpness=q) >= time * (1 - 1e-12)
+    for more in ((n * 1.1 + 1, a, b), (n, a * 1.1, b), (n, a, b * 1.1)):
+        assert c.pipelined(more[0], alpha=more[1], beta=more[2], sharpness=q) >= time * (1 - 1e-12)
     assert c.pipelined(n * (1 + 1e-9), alpha=a, beta=b, sharpness=q) == pytest.approx(time, rel=1e-8)
-
-
-@given(nbytes, alpha, beta)
-def test_pipelined_holds_the_special_cases(n: float, a: float, b: float) -> None:
     assert c.pipelined(n, alpha=a, beta=b, sharpness=1) == pytest.approx(c.alpha_beta(n, alpha=a, beta=b))
     chunked = a + b * n + 2 * math.sqrt(a * b * n)
     assert c.pipelined(n, alpha=a, beta=b, sharpness=0.5) == pytest.approx(chunked)
@@ -63,12 +57,9 @@ def test_limits_of_small_and_large_messages(a: float, b: float) -> None:
     for form in (c.alpha_beta, c.pipelined):
         assert form(0.0, alpha=a, beta=b) == pytest.approx(a)
         assert form(1e30, alpha=a, beta=b) == pytest.approx(b * 1e30, rel=1e-4)
-    both = {"alpha1": a, "beta1": 10 * b, "alpha2": 3 * a, "beta2": b}
-    assert c.two_regime(0.0, **both) == pytest.approx(a)
-    assert c.two_regime(1e30, **both) == pytest.approx(b * 1e30)
-    switch = 2 * a / (9 * b)
-    low, high = c.two_regime(np.array([switch * (1 - 1e-9), switch * (1 + 1e-9)]), **both)
-    assert low == pytest.approx(high) and low <= high
+    both, switch = {"alpha1": a, "beta1": 10 * b, "alpha2": 3 * a, "beta2": b}, 2 * a / (9 * b)
+    empty, low, high, huge = c.two_regime(np.array([0.0, switch * (1 - 1e-9), switch * (1 + 1e-9), 1e30]), **both)
+    assert (empty, huge) == (pytest.approx(a), pytest.approx(b * 1e30)) and low == pytest.approx(high) and low <= high
 
 
 branches = st.tuples(alpha, beta, st.floats(1, 100), st.floats(1, 100), st.floats(0.3, 5)).map(
@@ -80,56 +71,38 @@ branches = st.tuples(alpha, beta, st.floats(1, 100), st.floats(1, 100), st.float
 def test_two_branches_are_the_better_of_two_pipelines(n: float, p: dict[str, float]) -> None:
     time, q = c.two_branch(n, **p), p["sharpness"]
     pair = [c.pipelined(n, alpha=p[f"alpha{i}"], beta=p[f"beta{i}"], sharpness=q) for i in (1, 2)]
-    assert time == min(pair) and time >= max(p["alpha1"], p["beta2"] * n) * (1 - 1e-12)
-    assert c.two_branch(n * 1.1 + 1, **p) >= time * (1 - 1e-12)
-    assert c.two_branch(0.0, **p) == pytest.approx(p["alpha1"])
-    swapped = {f"{name}{3 - i}": p[f"{name}{i}"] for name in ("alpha", "beta") for i in (1, 2)}
-    assert c.two_branch(n, **swapped, sharpness=q) == time
-
-
-@given(branches)
-def test_two_branches_meet_without_a_jump(p: dict[str, float]) -> None:
-    sizes = np.geomspace(1, 1e13, 4001)
-    steps = np.diff(np.log(c.two_branch(sizes, **p)))
+    assert time == min(pair) and c.two_branch(0.0, **p) == pytest.approx(p["alpha1"])
+    sizes = np.geomspace(1, 1e13, 1001)
+    steps = np.diff(np.log(c.two_branch(sizes, **p)))  # without a jump where they meet
     assert np.all(steps >= -1e-12) and np.all(steps <= np.diff(np.log(sizes)) * (1 + 1e-9))
 
 
 laws = st.fixed_dictionaries({"alpha0": alpha, "alpha1": alpha, "beta0": beta, "beta1": beta})
 
 
-@given(nbytes, st.integers(2, 4096), laws, st.sampled_from(c.OPERATIONS))
-def test_the_law_over_ranks_is_pipelined_at_every_count(
-    n: float, p: int, law: dict[str, float], operation: str
-) -> None:
-    start, move = law["alpha0"] + law["alpha1"] * c.ring_steps(operation, p), law["beta0"] + law["beta1"] * (p - 1) / p
-    time = c.over_ranks(n, p, operation, **law)
+@given(nbytes, ranks, laws, st.sampled_from(c.OPERATIONS))
+def test_the_law_over_ranks_is_pipelined_at_every_count(n: float, p: int, law: dict[str, float], name: str) -> None:
+    start, move = law["alpha0"] + law["alpha1"] * c.ring_steps(name, p), law["beta0"] + law["beta1"] * (p - 1) / p
+    time, more = c.over_ranks(n, np.array([p, p + 1]), name, **law)
     assert time == pytest.approx(c.pipelined(n, alpha=start, beta=move, sharpness=0.6))
-    assert c.over_ranks(n, p + 1, operation, **law) >= time * (1 - 1e-12)
-    assert c.over_ranks(n * 1.1 + 1, p, operation, **law) >= time * (1 - 1e-12)
-    assert c.over_ranks(n, np.array([p, p + 1]), operation, **law)[0] == pytest.approx(time)
+    assert more >= time * (1 - 1e-12) and c.over_ranks(n * 1.1 + 1, p, name, **law) >= time * (1 - 1e-12)
 
 
-@given(nbytes, st.integers(2, 4096), alpha, beta)
-def test_no_algorithm_beats_the_link_and_the_switch_saves_traffic(n: float, p: int, a: float, b: float) -> None:
-    """In the limit a switch that reduces halves the traffic of a ring; one rank has nothing to do."""
-    link = {"alpha_hop": a, "beta_link": b}
-    switch, ring = (form(n, ranks=p, **link) for form in (c.in_network_all_reduce, c.ring_all_reduce))
-    assert switch >= n * b and ring >= c.bus_factor("all_reduce", p) * n * b * (1 - 1e-12)
-    assert c.in_network_all_reduce(n, ranks=1, **link) == 0
-    gain = c.ring_all_reduce(1e30, ranks=p, **link) / c.in_network_all_reduce(1e30, ranks=p, **link)
-    assert gain == pytest.approx(2 * (p - 1) / (p + 1)) and gain < 2
-
-
-@given(nbytes, st.integers(2, 4096), alpha, beta)
+@given(nbytes, ranks, alpha, beta)
 def test_textbook_forms(n: float, p: int, a: float, b: float) -> None:
+    """No algorithm beats the link; in the limit a switch that reduces halves the traffic of a ring."""
     link = {"ranks": p, "alpha_hop": a, "beta_link": b}
     gather, scatter, reduce = (
         c.ring_collective(n, operation=name, **link) for name in ("all_gather", "reduce_scatter", "all_reduce")
     )
     assert reduce == pytest.approx(gather + scatter) and reduce == c.ring_all_reduce(n, **link)
     assert reduce == pytest.approx(2 * (p - 1) * (a + b * n / p))
-    assert c.ring_all_reduce(n, ranks=1, alpha_hop=a, beta_link=b) == 0
-    assert c.ring_all_reduce(n, ranks=p + 1, alpha_hop=a, beta_link=b) > reduce
+    assert c.ring_all_reduce(n, **{**link, "ranks": p + 1}) > reduce
+    for form in (c.ring_all_reduce, c.in_network_all_reduce):
+        assert form(n, **{**link, "ranks": 1}) == 0
+        assert form(n, **link) >= c.bus_factor("all_reduce", p) / 2 * n * b * (1 - 1e-12)
+    gain = c.ring_all_reduce(1e30, **link) / c.in_network_all_reduce(1e30, **link)
+    assert gain == pytest.approx(2 * (p - 1) / (p + 1)) and gain < 2
     empty, whole, huge = (c.tree_collective(x, operation="all_reduce", **link) for x in (0.0, n, 1e30))
     assert whole == pytest.approx(2 * math.log2(p) * a + 2 * b * n)
     assert whole == pytest.approx(2 * c.tree_collective(n, operation="broadcast", **link))
@@ -142,27 +115,30 @@ def test_bus_factors_of_the_nccl_tests_page() -> None:
     assert [c.bus_factor(op, 4) for op in ("all_reduce", "all_gather", "broadcast")] == [1.5, 0.75, 1.0]
     assert [c.bus_factor(op, 1) for op in c.OPERATIONS] == [0] * 6 + [1] * 3
     assert c.ring_steps("send_recv", 9) == 1
-    assert c.bus_factor("all_reduce", np.array([2, 4, 8])).tolist() == [1.0, 1.5, 1.75]
     for function in (c.bus_factor, c.ring_steps):
         with pytest.raises(ValueError, match=r"operation is 'allreduce'; .*did you mean 'all_reduce'"):
             function("allreduce", 4)
 
 
-def test_arrays_series_and_expressions_agree() -> None:
+LINK = {"ranks": 8, "alpha_hop": 1e-6, "beta_link": 1e-11}
+PAIR = {"alpha1": 1e-5, "beta1": 1e-10, "alpha2": 3e-5, "beta2": 1e-11}
+
+
+FORMS = {
+    "alpha_beta": lambda n: c.alpha_beta(n, alpha=1e-5, beta=1e-11),
+    "pipelined": lambda n: c.pipelined(n, alpha=1e-5, beta=1e-11),
+    "two_regime": lambda n: c.two_regime(n, **PAIR),
+    "two_branch": lambda n: c.two_branch(n, **PAIR),
+    "over_ranks": lambda n: c.over_ranks(n, 8, "all_reduce", alpha0=1e-5, alpha1=1e-6, beta0=1e-12, beta1=3e-12),
+    "in_network": lambda n: c.in_network_all_reduce(n, **LINK),
+    "ring": lambda n: c.ring_all_reduce(n, **LINK),
+    "tree": lambda n: c.tree_collective(n, operation="all_reduce", **LINK),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_arrays_series_and_expressions_agree(form) -> None:
     frame = pl.DataFrame({"n": [0.0, 512.0, 1e6, 1e10]})
-    link = {"ranks": 8, "alpha_hop": 1e-6, "beta_link": 1e-11}
-    forms = {
-        "alpha_beta": lambda n: c.alpha_beta(n, alpha=1e-5, beta=1e-11),
-        "pipelined": lambda n: c.pipelined(n, alpha=1e-5, beta=1e-11),
-        "two_regime": lambda n: c.two_regime(n, alpha1=1e-5, beta1=1e-10, alpha2=3e-5, beta2=1e-11),
-        "two_branch": lambda n: c.two_branch(n, alpha1=1e-5, beta1=1e-10, alpha2=3e-5, beta2=1e-11),
-        "over_ranks": lambda n: c.over_ranks(n, 8, "all_reduce", alpha0=1e-5, alpha1=1e-6, beta0=1e-12, beta1=3e-12),
-        "in_network": lambda n: c.in_network_all_reduce(n, **link),
-        "ring": lambda n: c.ring_all_reduce(n, **link),
-        "tree": lambda n: c.tree_collective(n, operation="all_reduce", **link),
-    }
-    for name, form in forms.items():
-        scalars = [float(form(n)) for n in frame["n"]]
-        assert form(frame["n"].to_numpy()) == pytest.approx(scalars), name
-        assert form(frame["n"]).to_list() == pytest.approx(scalars), name
-        assert frame.select(form(pl.col("n")).alias("t"))["t"].to_list() == pytest.approx(scalars), name
+    scalars = pytest.approx([float(form(n)) for n in frame["n"]])
+    assert form(frame["n"].to_numpy()) == scalars and form(frame["n"]).to_list() == scalars
+    assert frame.select(form(pl.col("n")).alias("t"))["t"].to_list() == scalars

@@ -266,21 +266,6 @@ def test_real_logs_say_what_their_manifest_says(shared_data: Path) -> None:
         assert log["nodes"].unique().to_list() == [int(row["nodes"]) if lists else None]
 
 
-def test_real_figures(shared_data: Path) -> None:
-    folder = shared_data / "nccl_logs"
-    frame = read_nccl_tests([folder / "h100x80_10node_multi_collective.log", folder / "a100x8_nvswitch_alltoall.log"])
-    row = frame.filter(operation="all_gather", nbytes=17179868160, in_place=False).row(0, named=True)
-    assert (row["dtype"], row["redop"], row["seconds"], row["line"]) == ("fp64", None, pytest.approx(0.0523141), 208)
-    assert row["busbw"] == pytest.approx(324.29e9, rel=1e-4)
-    zeros = frame.filter(operation="all_to_all", nbytes=0)
-    assert zeros.height == 10 and zeros["algbw"].to_list() == [0.0] * 10 and zeros["seconds"].min() > 1e-6  # type: ignore[operator]
-    assert dict(zip(frame.columns, frame.dtypes, strict=True)) == {
-        "operation": pl.String, "ranks": pl.Int64, "nodes": pl.Int64, "dtype": pl.String, "redop": pl.String,
-        "nbytes": pl.Int64, "seconds": pl.Float64, "algbw": pl.Float64, "busbw": pl.Float64, "in_place": pl.Boolean,
-        "file": pl.String, "line": pl.Int64,
-    }  # fmt: skip
-
-
 def test_the_cited_figures_are_those_of_the_logs(shared_data: Path) -> None:
     cited = pl.read_csv(find_reference("published") / "nccl_h100_cluster.csv")
     names = ("h100x8_1node", "h100x10_10node_g1", "h100x80_10node")
@@ -323,72 +308,53 @@ def test_the_operation_is_told_by_label_columns_and_ratio_or_asked_for() -> None
         parse_nccl_tests(bare, operation="gatherall")
 
 
+LOST = {f"#  Rank {rank:2d}": "# lost" for rank in range(8, 16)}
+
+
 @pytest.mark.parametrize(
-    ("log", "given", "message"),
+    ("text", "given", "message"),
     [
-        (Log("all_gather"), {"operation": "all_to_all"}, "the log says all_gather, not operation='all_to_all'"),
-        (Log(), {"ranks": 16}, "the log lists 8 ranks, not ranks=16"),
-        (Log(listed=False), {"ranks": 16}, "busbw / algbw does not fit all_reduce of 16 ranks"),
+        (text_of(Log("all_gather")), {"operation": "all_to_all"}, "log says all_gather, not operation='all_to_all'"),
+        (text_of(Log()), {"ranks": 16}, "the log lists 8 ranks, not ranks=16"),
+        (text_of(Log(listed=False)), {"ranks": 16}, "busbw / algbw does not fit all_reduce of 16 ranks"),
+        (text_of(Log(ranks=16, gpus_per_node=4), **LOST), {}, "line 26: busbw / algbw does not fit all_reduce of 8 "),
+        (text_of(Log(), all_reduce_perf="broadcast_perf"), {}, "busbw / algbw does not fit broadcast of 8 ranks"),
+        (
+            text_of(Log(), **{"13.10    0.08    0.14      0": "13.10    0.08    0.14  1e+06"}), {},
+            "1 results hold wrong values .the first in line 18.; mistrust them",
+        ),
     ],
-)
-def test_what_the_caller_says_wins_with_a_warning(log: Log, given: dict[str, Any], message: str) -> None:
+)  # fmt: skip
+def test_contradictions_are_named_and_what_the_caller_says_wins(text: str, given: dict, message: str) -> None:
     with pytest.warns(LogWarning, match=message):
-        frame = parse_nccl_tests(text_of(log), **given)
-    for name, value in given.items():
-        assert set(frame[name]) == {value}
+        frame = parse_nccl_tests(text, **given)
+    assert frame.height == 6 and all(set(frame[name]) == {value} for name, value in given.items())
 
 
-def test_labels_and_lists_that_the_figures_disagree_with_are_named() -> None:
-    text = text_of(Log(ranks=16, gpus_per_node=4))
-    for lost in range(8, 16):
-        text = text.replace(f"#  Rank {lost:2d}", "# lost")
-    with pytest.warns(LogWarning, match="line 26: busbw / algbw does not fit all_reduce of 8 ranks; pass op"):
-        parse_nccl_tests(text)
-    with pytest.warns(LogWarning, match="busbw / algbw does not fit broadcast of 8 ranks"):
-        parse_nccl_tests(text_of(Log()).replace("all_reduce_perf", "broadcast_perf"))
-
-
-def test_a_list_of_devices_with_holes_still_tells_the_ranks_but_not_the_nodes() -> None:
-    text = text_of(Log(ranks=16)).replace("#  Rank  3", "# lost")
-    frame = parse_nccl_tests(text)
-    assert frame["ranks"].unique().to_list() == [16] and frame["nodes"].is_null().all()
-
-
-def test_groups_of_ranks_are_counted_apart() -> None:
-    """NCCL_TESTS_SPLIT runs several communicators at once."""
+def test_ranks_are_counted_by_the_list_of_devices_or_the_gpus_of_a_process() -> None:
+    holes = parse_nccl_tests(text_of(Log(ranks=16)).replace("#  Rank  3", "# lost"))
+    assert holes["ranks"].unique().to_list() == [16] and holes["nodes"].is_null().all()
     text = text_of(Log("broadcast", ranks=8, gpus_per_node=2))
-    for rank in range(8):
+    for rank in range(8):  # NCCL_TESTS_SPLIT runs several communicators at once
         text = text.replace(f"Rank {rank:2d} Group  0", f"Rank {rank:2d} Group {rank % 2:2d}")
     frame = parse_nccl_tests(text)
     assert frame["ranks"].unique().to_list() == [4] and frame["nodes"].unique().to_list() == [4]
-
-
-def test_without_a_list_the_gpus_of_the_process_are_the_ranks_if_the_figures_are_silent() -> None:
     assert parse_nccl_tests(text_of(Log("broadcast", listed=False)))["ranks"].unique().to_list() == [8]
 
 
 def test_several_runs_in_one_text() -> None:
-    logs = [
-        Log(),
-        Log("all_gather", 16, style="middle"),
-        Log("send_recv", 4, style="old"),
-        Log("reduce", 4, style="rccl"),
-    ]
+    logs = [Log(), Log("all_gather", 16, style="middle"), Log("send_recv", 4, style="old"), Log("reduce", 4)]
     frame = parse_nccl_tests("\n".join(text_of(log) for log in logs))
     agree(frame, [row for log in logs for row in log.expected()])
+    text, whole = ("operation", "dtype", "redop", "file"), ("ranks", "nodes", "nbytes", "line")
+    kinds = dict.fromkeys(text, pl.String) | dict.fromkeys(whole, pl.Int64) | {"in_place": pl.Boolean}
+    assert dict(frame.schema) == {name: kinds.get(name, pl.Float64) for name in frame.columns}
 
 
 def test_programs_without_a_model_keep_their_name() -> None:
-    frame = parse_nccl_tests(text_of(Log("all_gather")).replace("all_gather_perf", "hypercube_perf"))
+    frame = parse_nccl_tests(text_of(Log("all_gather"), all_gather_perf="hypercube_perf"))
     assert set(frame["operation"]) == {"hypercube"} and frame["ranks"].unique().to_list() == [8]
     assert frame["busbw"].to_list()[-1] == pytest.approx(frame["algbw"].to_list()[-1] * 7 / 8, rel=1e-3)
-
-
-def test_wrong_values_are_told() -> None:
-    text = text_of(Log())
-    bad = text.replace("13.10    0.08    0.14      0", "13.10    0.08    0.14  1e+06")
-    with pytest.warns(LogWarning, match="1 results hold wrong values .the first in line 18.; mistrust them"):
-        assert parse_nccl_tests(bad).height == 6 and bad != text
 
 
 def test_other_layouts() -> None:
@@ -401,7 +367,8 @@ def test_other_layouts() -> None:
 
 
 # What does not fit.
-TEXT = text_of(Log())
+TEXT, BARE = text_of(Log()), Log(style="middle", listed=False)
+HEAD, ROW = BARE.head(), BARE.row(2**20, 1e-3, 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -418,42 +385,27 @@ TEXT = text_of(Log())
             TEXT.replace("# Avg", "#").replace("# Out", "#"),
             "line 23 .* breaks off before .* closes the table of line 4",
         ),
+        ([*HEAD, *HEAD[2:], *BARE.lines()[len(HEAD) :]], "does not fit: .* should close the table before it; .*MPI=1"),
+        ([*HEAD, ROW, *HEAD, ROW], "'# Avg bus bandwidth' should close the table before it"),
+        ([*HEAD, ROW[:70] + ROW, ROW[70:]], "line 7 does not fit: .* the row is not complete"),
+        ([*HEAD, ROW, ROW[50:]], r"line \d+ does not fit: .*these figures belong to no row"),
     ],
 )
-def test_what_does_not_fit_is_named(text: str, message: str) -> None:
+def test_what_does_not_fit_is_named(text: str | list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        parse_nccl_tests(text if isinstance(text, str) else "\n".join(text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [("35.20", "85.20", "algbw is not size / time"), ("52.13", "22.13", "busbw / algbw is not that")],
+)
+def test_a_row_with_a_damaged_figure_is_named_and_what_is_before_it_kept(old: str, new: str, reason: str) -> None:
+    text = text_of(Log(), **{old: new})
+    with pytest.raises(ValueError, match=f"line 19 does not fit: .*{reason}.*; partial=True keeps the 2 measurements"):
         parse_nccl_tests(text)
-
-
-def test_programs_that_write_into_each_other_are_named() -> None:
-    log = Log(style="middle", listed=False)
-    head = log.head()
-    with pytest.raises(
-        ValueError, match=f"line {2 * len(head) - 3} does not fit: .* should close the table before it; .*MPI=1"
-    ):
-        parse_nccl_tests("\n".join([*head, *head[2:], *log.lines()[len(head) :]]))
-    row = log.row(2**20, 1e-3, 1e-3)
-    torn = "\n".join([*head, row[:70] + row, row[70:]])
-    with pytest.raises(ValueError, match=r"line 7 does not fit: .* the row is not complete"):
-        parse_nccl_tests(torn)
-    with pytest.raises(ValueError, match="'# Avg bus bandwidth' should close the table before it"):
-        parse_nccl_tests("\n".join([*head, row, *head, row]))
-    with pytest.raises(ValueError, match=r"line \d+ does not fit: .*these figures belong to no row"):
-        parse_nccl_tests("\n".join([*head, row, row[50:]]))
-
-
-def test_a_row_with_a_damaged_figure_is_named_and_what_is_before_it_kept() -> None:
-    text = text_of(Log())
-    for old, new, reason in (
-        ("35.20", "85.20", "algbw is not size / time"),
-        ("52.13", "22.13", "busbw / algbw is not that"),
-    ):
-        with pytest.raises(
-            ValueError, match=f"line 19 does not fit: .*{reason}.*; partial=True keeps the 2 measurements"
-        ):
-            parse_nccl_tests(text.replace(old, new))
-        with pytest.warns(LogWarning, match="line 19 does not fit: .*; 2 measurements are kept"):
-            agree(parse_nccl_tests(text.replace(old, new), partial=True), Log().expected()[:2])
+    with pytest.warns(LogWarning, match="line 19 does not fit: .*; 2 measurements are kept"):
+        agree(parse_nccl_tests(text, partial=True), Log().expected()[:2])
 
 
 def test_folders_files_and_what_is_missing(tmp_path: Path) -> None:

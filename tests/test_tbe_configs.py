@@ -75,12 +75,9 @@ def test_uniform_bags_lie_between_the_numbers() -> None:
 
 
 def test_single_numbers_hold_for_all_tables() -> None:
-    tables, batch = parse_tbe_config(
-        {
-            "T": 4, "E": 1e6, "D": 128, "mixed_dim": False, "weighted": False, "batch_params": {"B": 1024},
-            "indices_params": {"heavy_hitters": [], "zipf_q": 0.1, "zipf_s": 0.1}, "pooling_params": {"L": 20},
-        }
-    )  # fmt: skip
+    sizes = {"T": 4, "E": 1e6, "D": 128, "batch_params": {"B": 1024}, "pooling_params": {"L": 20}}
+    laws = {"heavy_hitters": [], "zipf_q": 0.1, "zipf_s": 0.1}
+    tables, batch = parse_tbe_config({**sizes, "indices_params": laws})
     assert batch == 1024 and len(tables) == 4
     assert tables[3].distribution == Zipf(10**6, 0.1, -0.9) and tables[3].spread == 0
 
@@ -95,34 +92,36 @@ def test_uneven_batches_keep_their_lookups() -> None:
         assert parse_tbe_config(drawn)[1] == 800
 
 
+SHARED = {"Es": [1000, 8992, 8992], "Ds": [32, 96, 96]}
+
+
 def test_features_that_share_a_table() -> None:
-    config = changed(feature_table_map=[0, 1, 1], Es=[1000, 8992, 8992], Ds=[32, 96, 96])
     with pytest.warns(UserWarning, match="3 features share 2 tables"):
-        tables, _ = parse_tbe_config(config)
+        tables, _ = parse_tbe_config(changed(feature_table_map=[0, 1, 1], **SHARED))
     assert [(t.rows, t.pooling, t.spread) for t in tables] == [(1000, 20.25, 6), (8992, 16.5, math.hypot(6, 6))]
-    for mapping, message in (
-        ([0, 1], "one for each of the 3"),
-        ([0, 0, 1], "must be alike"),
-        ([0, -1, 1], r"map\[1\] is -1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            parse_tbe_config(changed(feature_table_map=mapping))
 
 
-def test_what_is_left_out_is_told() -> None:
-    with pytest.warns(UserWarning, match="1 tables without lookups"):
-        assert len(parse_tbe_config(changed(pooling_params__Ls=[0.0, 1.0, 2.0]))[0]) == 2
-    with pytest.warns(UserWarning, match="has colour, which perfkit does not know"):
-        parse_tbe_config(changed(colour="red"))
-    with pytest.warns(UserWarning, match="draws the columns"):
-        parse_tbe_config(changed(Ds=None))
+@pytest.mark.parametrize(
+    ("changes", "message", "left"),
+    [
+        ({"pooling_params__Ls": [0.0, 1.0, 2.0]}, "1 tables without lookups", 2),
+        ({"colour": "red"}, "has colour, which perfkit does not know", 3),
+        ({"Ds": None}, "draws the columns", 3),
+    ],
+)
+def test_what_is_left_out_is_told(changes: dict[str, Any], message: str, left: int) -> None:
+    with pytest.warns(UserWarning, match=message):
+        assert len(parse_tbe_config(changed(**changes))[0]) == left
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"T": None}, r"config\.T is None"),
-        ({"T": 10**12}, r"config\.T is 1e\+12; .* at most 200000"),
+        (SHARED | {"feature_table_map": [0, 1]}, "one for each of the 3"),
+        (SHARED | {"feature_table_map": [0, 0, 1]}, "must be alike"),
+        (SHARED | {"feature_table_map": [0, -1, 1]}, r"map\[1\] is -1"),
+        ({"T": 10**12}, r"config\.T is 10{12}; .* at most 200000"),
         ({"Es": [1, 2]}, r"config\.Es is \[1, 2\]; it must be a list with one for each of the 3 tables"),
         ({"Es": [1, 2, 0]}, r"config\.Es\[2\] is 0"),
         ({"Es": [1, 2, 1.5]}, r"config\.Es\[2\] is 1\.5"),
@@ -168,11 +167,7 @@ def test_files_with_one_or_several_configs(tmp_path: Any) -> None:
 
 
 def test_heavy_hitters_are_bounded_over_all_tables() -> None:
-    config = changed(
-        T=100_000, E=9, D=4, mixed_dim=False, Es=None, Ds=None, batch_params__Bs=None, pooling_params__Ls=None
-    )
-    config["indices_params"]["heavy_hitters"] = [0.001] * 101
-    with pytest.raises(
-        ValueError, match=r"indices_params has 101 heavy hitters for each of 100000 tables; leave small"
-    ):
-        parse_tbe_config(config)
+    none = dict.fromkeys(("Es", "Ds", "batch_params__Bs", "pooling_params__Ls"))
+    hitters = {"indices_params__heavy_hitters": [0.001] * 101}
+    with pytest.raises(ValueError, match="indices_params has 101 heavy hitters for each of 100000 tables; leave"):
+        parse_tbe_config(changed(T=100_000, E=9, D=4, mixed_dim=False, **none, **hitters))

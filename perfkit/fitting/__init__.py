@@ -1,12 +1,9 @@
 """Arrays of measurements to parameters with standard errors, validity and provenance, in a form their model unpacks."""
 
-from perfkit.fitting.collectives import fit_collective as fit_collective
-from perfkit.fitting.collectives import fit_over_ranks as fit_over_ranks
-from perfkit.fitting.collectives import fit_pipelined as fit_pipelined
-from perfkit.fitting.context import find_context as find_context
-from perfkit.fitting.context import fit_context as fit_context
-from perfkit.fitting.context import fit_iteration as fit_iteration
-from perfkit.fitting.kernels import find_levels as find_levels
-from perfkit.fitting.kernels import fit_additive as fit_additive
-from perfkit.fitting.kernels import fit_roofline as fit_roofline
-from perfkit.fitting.parameters import Fit as Fit
+from perfkit.fitting.collectives import fit_collective, fit_over_ranks, fit_pipelined
+from perfkit.fitting.context import find_context, fit_context, fit_iteration
+from perfkit.fitting.kernels import find_levels, fit_additive, fit_roofline
+from perfkit.fitting.parameters import Fit
+
+__all__ = ["Fit", "find_context", "find_levels", "fit_additive", "fit_collective", "fit_context", "fit_iteration"]
+__all__ += ["fit_over_ranks", "fit_pipelined", "fit_roofline"]

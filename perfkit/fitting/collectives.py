@@ -81,17 +81,13 @@ def _prepare(nbytes: Values, seconds: Values, *others: Values) -> tuple[Array, .
     times = check_times(seconds, 2)
     columns = np.stack([np.broadcast_to(np.asarray(v, dtype=float), times.shape) for v in (*others, nbytes)])
     if not np.all(np.isfinite(columns)) or np.any(columns < 0):
-        raise ValueError(
-            f"nbytes holds {columns[-1].min()}; sizes must be finite and not below 0; drop the broken rows"
-        )
+        raise ValueError(f"nbytes holds {columns[-1].min()}; sizes must be finite and not below 0; drop broken rows")
     keep = columns[-1] > 0
     keys, place = np.unique(columns[:, keep], axis=1, return_inverse=True)
     medians = np.array([np.median(times[keep][place.reshape(-1) == i]) for i in range(keys.shape[1])])
-    if len(np.unique(keys[-1])) < 2:
-        raise ValueError(
-            f"nbytes holds {len(np.unique(keys[-1]))} size(s) above 0; a curve needs at least 2, better 16 KiB and "
-            f"128 MiB; measure another size"
-        )
+    if (count := len(np.unique(keys[-1]))) < 2:
+        advice = "a curve needs at least 2, better 16 KiB and 128 MiB; measure another size"
+        raise ValueError(f"nbytes holds {count} size(s) above 0; {advice}")
     return (*keys, np.log(medians))
 
 
@@ -249,10 +245,8 @@ def fit_over_ranks(
     counts, nbytes, times = _prepare(nbytes, seconds, ranks)
     each = np.unique(counts)
     if len(each) < 2 or each[0] < 2 or np.any(each % 1):
-        raise ValueError(
-            f"ranks holds {', '.join(f'{count:g}' for count in each)}; a law needs at least two whole counts of 2 or "
-            f"more; measure another count, or fit this one with fit_collective"
-        )
+        advice = "a law needs at least two whole counts of 2 or more; measure another, or fit one with fit_collective"
+        raise ValueError(f"ranks holds {', '.join(f'{count:g}' for count in each)}; {advice}")
     steps = np.asarray(ring_steps(operation, counts), dtype=float)
     curve = ranks_curve(np.log(nbytes), times, steps, (counts - 1) / counts, sharpness=sharpness)
     found = _solve(curve, times, counts if len(each) > 2 else None)

@@ -96,10 +96,7 @@ def spread_beyond(fit: Fit, nbytes: Values, operation: str, ranks: int) -> Array
     array([0.05, 0.34])
     """
     sizes = np.asarray(nbytes, dtype=float)
-    base = np.asarray(
-        fit.spread_at(evaluate_collective(fit, sizes, operation, ranks)) if fit.spread_time else fit.spread
-    )
-    spread = np.broadcast_to(base, sizes.shape)
+    spread = fit.spread_at(evaluate_collective(fit, sizes, operation, ranks))
     low, high = fit.ranges.get("nbytes", (0.0, np.inf))
     if sizes.size == 0 or (sizes.min() >= low and sizes.max() <= high):
         return spread

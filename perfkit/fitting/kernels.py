@@ -153,14 +153,14 @@ def fit_roofline(
     doubt = np.sqrt(np.diag(np.linalg.inv(rows.T @ rows / noise**2 + np.diag(width**-2.0))))
     stopped = np.minimum(found - np.log(low), np.log(high) - found) < 1e-3
     unknown = (doubt > _KNOWN * width) & ~stopped
-    leans = [
-        f"{name} is hardly known from these measurements: it leans on {row[0]:g}, where bf16 GEMMs of A100 and H100 are"
-        for (name, row), open_ in zip(_ROOFLINE.items(), unknown, strict=True)
-        if open_
-    ]
+    lean = "is hardly known from these measurements: it leans on {:g}, where bf16 GEMMs of A100 and H100 are"
+    pairs = zip(_ROOFLINE.items(), unknown, strict=True)
+    leans = [f"{name} {lean.format(row[0])}" for (name, row), open_ in pairs if open_]
     few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)  # Student's t: few points say little of the spread
     about: dict[str, Any] = {"source": source, "date": date, "notes": (*notes, *leans)}
-    about["ranges"] = _find_ranges(work, predicted)
+    rates = {"flops": "peak", "nbytes": "bandwidth"}  # which take a visible part of the time?
+    seen = [name for name, rate in rates.items() if np.max(work[name] / work[rate] / predicted) > 0.05]
+    about["ranges"] = {name: (float(work[name].min()), float(work[name].max())) for name in seen}
     about |= {"spread": float(few * find_spread(level)[0]), "spread_time": middle}
     errors = np.where(stopped | unknown, np.nan, doubt) * np.exp(found)
     units = {name: unit for name, (*_, unit) in _ROOFLINE.items()}
@@ -198,18 +198,10 @@ def _check_work(name: str, values: Values, n: int) -> Array:
     found = np.asarray(values, dtype=float)
     least = 0.0 if name in ("flops", "nbytes") else np.finfo(float).tiny
     if found.shape not in ((), (n,)) or not np.all(np.isfinite(found)) or np.any(found < least):
-        raise ValueError(
-            f"{name} has the shape {found.shape} and values from {found.min() if found.size else 'nothing'}; it must "
-            f"hold one finite number, or {n} as seconds does, {'at least' if least == 0.0 else 'above'} 0"
-        )
+        held = f"{name} has the shape {found.shape} and values from {found.min() if found.size else 'nothing'}"
+        wanted = f"one finite number, or {n} as seconds does, {'at least' if least == 0.0 else 'above'} 0"
+        raise ValueError(f"{held}; it must hold {wanted}")
     return np.broadcast_to(found, (n,))
-
-
-def _find_ranges(work: Mapping[str, Array], predicted: Array) -> dict[str, tuple[float, float]]:
-    """Ranges of FLOP and bytes, where they take a visible part of the time."""
-    pairs = {"flops": work["peak"], "nbytes": work["bandwidth"]}
-    seen = {name for name, rate in pairs.items() if np.max(work[name] / rate / predicted) > 0.05}
-    return {name: (float(work[name].min()), float(work[name].max())) for name in pairs if name in seen}
 
 
 def find_levels(working_set: Array, moved: Array, seconds: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:

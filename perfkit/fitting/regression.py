@@ -172,8 +172,7 @@ def check_times(seconds: Any, least: int) -> Array:
     """
     values = np.asarray(seconds, dtype=float)
     if values.ndim != 1 or len(values) < least or not np.all(np.isfinite(values)) or np.any(values <= 0):
-        raise ValueError(
-            f"seconds holds {values.size} values from {values.min() if values.size else 'nothing'}; it must hold at "
-            f"least {least} finite times above 0; measure more points or drop the broken ones"
-        )
+        held = f"seconds holds {values.size} values from {values.min() if values.size else 'nothing'}"
+        wanted = f"at least {least} finite times above 0; measure more points or drop the broken ones"
+        raise ValueError(f"{held}; it must hold {wanted}")
     return values

@@ -1,16 +1,15 @@
 """Textbook algorithms of collectives in hop latencies and link bandwidths: ring, tree, reduction in the switch."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy as np
 
 from perfkit.ground.units import Values, check_choice
 
 #: Bus factor by operation: the multiple of (p - 1) / p for the first group, of 1 for the second.
-_SHARED: Mapping[str, float] = MappingProxyType(
-    {"all_reduce": 2.0, **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), 1.0)}
-)
+_SHARED: Mapping[str, float] = {
+    "all_reduce": 2.0, **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), 1.0)
+}  # fmt: skip
 _WHOLE = ("broadcast", "reduce", "send_recv")
 #: Operations in the vocabulary of nccl-tests.
 OPERATIONS = (*_SHARED, *_WHOLE)

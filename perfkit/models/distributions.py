@@ -176,18 +176,14 @@ class ReuseHistogram(Distribution):
 
     def __post_init__(self) -> None:
         if len(self.counts) != 17:
-            raise ValueError(
-                f"counts has {len(self.counts)} bins; it must have 17: once, twice, 3-4 times, ... over 2**15"
-            )
+            raise ValueError(f"counts has {len(self.counts)} bins; it must have 17: once, twice, 3-4, ... over 2**15")
         object.__setattr__(self, "counts", tuple(check_positive("counts", c, zero=True) for c in self.counts))
         check_positive("lookups", self.lookups)
         super().__post_init__()
         most = min(self.rows, self.lookups)
         if not 0 < sum(self.counts) <= most * (1 + 1e-9):
-            raise ValueError(
-                f"counts add up to {sum(self.counts):g} distinct rows; {self.lookups:g} lookups into {self.rows} rows "
-                f"reach more than 0 and at most {most:g}"
-            )
+            reach = f"{self.lookups:g} lookups into {self.rows} rows reach more than 0 and at most {most:g}"
+            raise ValueError(f"counts add up to {sum(self.counts):g} distinct rows; {reach}")
 
     def _weigh(self, n: int) -> tuple[Array, Array]:
         rows = np.asarray(self.counts).copy()
@@ -361,11 +357,8 @@ def join_buckets(distributions: tuple[Distribution, ...]) -> Buckets:
 
 def _unique_of_histogram(histogram: ReuseHistogram, part: Array) -> Array:
     if np.any(part > 2):
-        warnings.warn(
-            f"{np.max(part) * histogram.lookups:.3g} lookups are more than twice the {histogram.lookups:.3g} of the "
-            "reuse histogram; distinct rows beyond its batch are not identified",
-            stacklevel=4,
-        )
+        text = f"{np.max(part) * histogram.lookups:.3g} lookups are more than twice the {histogram.lookups:.3g} of the"
+        warnings.warn(f"{text} reuse histogram; distinct rows beyond its batch are not identified", stacklevel=4)
     rows, seen = np.asarray(histogram.counts), sum(histogram.counts)
     inside = (1 - (1 - np.minimum(part, 1.0))[..., None] ** histogram.accesses()) @ rows
     unseen = max(histogram.rows - seen, 1e-300)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,11 @@ from perfkit.models.roofline import round_up
 _INDEX = 8.0  # torch's int64 indices and offsets
 
 #: Numbers an optimizer keeps for each weight; row-wise Adagrad keeps one for each row.
-STATE: Mapping[str, float] = MappingProxyType(
-    {
-        **dict.fromkeys(("sgd", "rowwise_adagrad"), 0.0),
-        **dict.fromkeys(("sgd_momentum", "adagrad"), 1.0),
-        **dict.fromkeys(("adam", "adamw", "adam_fused", "adamw_fused", "sparse_adam"), 2.0),
-    }
-)
+STATE: Mapping[str, float] = {
+    **dict.fromkeys(("sgd", "rowwise_adagrad"), 0.0),
+    **dict.fromkeys(("sgd_momentum", "adagrad"), 1.0),
+    **dict.fromkeys(("adam", "adamw", "adam_fused", "adamw_fused", "sparse_adam"), 2.0),
+}
 
 
 def row_traffic(dim: Values, itemsize: float = 4, granularity: float = 64) -> Values:

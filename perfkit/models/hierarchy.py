@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from perfkit.ground.units import Values, check_choice
 from perfkit.models.algorithms import bus_factor, ring_steps
@@ -13,12 +12,10 @@ OVERLAP = 2.9
 #: Start-up of each further message of an all_to_all between nodes [s]; docs/formulas.md, table 1.2.
 MESSAGE = 3e-6
 #: Stages inside a node by operation across nodes; each stage moves the whole message.
-LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "all_reduce": ("reduce_scatter", "all_gather"),
-        **{name: (name,) for name in ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")},
-    }
-)
+LEVELS: Mapping[str, tuple[str, ...]] = {
+    "all_reduce": ("reduce_scatter", "all_gather"),
+    **{name: (name,) for name in ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")},
+}
 
 
 def split_levels(

@@ -4,6 +4,7 @@ On a CPU core the terms add up. For resources that overlap, as on a GPU, see `pe
 """
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from perfkit.ground.units import Array, Values
 from perfkit.models.roofline import round_up
 
 _Sizes = Mapping[str, Array]
+#: Sizes that are terms themselves.
+_PLAIN = ["flops", "nbytes", "beyond_l2", "beyond_l3", "elements", "rows", "bags", "lookups", "row_bytes", "page_walks"]
+_PLAIN += ["unique_bytes"]
 
 #: Work timed beside everything else, in this order: a matrix product, a pass through memory, a gather of distant rows.
 REFERENCES = ("product", "stream", "gather")
@@ -18,8 +22,8 @@ REFERENCES = ("product", "stream", "gather")
 #: Terms by name: how often an operation of these sizes pays each; the fitted parameter of that name is the time of one.
 #: Tiles, blocks and wide windows: docs/formulas.md, table 2.2.
 TERMS: dict[str, Callable[[_Sizes], Values]] = {
+    **{name: itemgetter(name) for name in _PLAIN},
     "launch": lambda s: 1.0,
-    "flops": lambda s: s["flops"],
     "blocked_flops": lambda s: s["flops"] * (round_up(s["n"], 16) / np.maximum(s["n"], 1.0)) ** 2,
     "wide_flops": lambda s: s["flops"] * (s["k"] > 9),
     "tiled_flops": lambda s: 2 * s["batch"] * round_up(s["m"], 8) * round_up(s["n"], 32) * s["k"],
@@ -29,18 +33,8 @@ TERMS: dict[str, Callable[[_Sizes], Values]] = {
     "windows": lambda s: s["m"] * s["k"],
     "left": lambda s: s["batch"] * s["m"] * s["k"],
     "right": lambda s: s["batch"] * s["k"] * s["n"],
-    "nbytes": lambda s: s["nbytes"],
-    "beyond_l2": lambda s: s["beyond_l2"],
-    "beyond_l3": lambda s: s["beyond_l3"],
-    "elements": lambda s: s["elements"],
-    "rows": lambda s: s["rows"],
     "columns": lambda s: s["n"],
-    "bags": lambda s: s["bags"],
-    "lookups": lambda s: s["lookups"],
     "sorted_lookups": lambda s: s["lookups"] * np.log2(np.maximum(s["lookups"], 2.0)),
-    "row_bytes": lambda s: s["row_bytes"],
-    "page_walks": lambda s: s["page_walks"],
-    "unique_bytes": lambda s: s["unique_bytes"],
 }
 
 _MEMORY = ("beyond_l2", "beyond_l3")

@@ -1,7 +1,6 @@
 """Work and time of dense kernels: FLOP and bytes of each operation, and the roofline that turns them into seconds."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy as np
 
@@ -10,14 +9,12 @@ from perfkit.ground.units import Values, check_choice
 _TINY = float(np.finfo(float).tiny)
 
 #: Traffic of one optimizer step per fp32 parameter [B]; "adam" and "adamw" are the eager and foreach forms.
-OPTIMIZER_TRAFFIC: Mapping[str, float] = MappingProxyType(
-    {
-        "sgd": 12.0,
-        **dict.fromkeys(("sgd_momentum", "adagrad"), 20.0),
-        **dict.fromkeys(("adam_fused", "adamw_fused"), 28.0),
-        **dict.fromkeys(("adam", "adamw"), 80.0),  # eager and foreach make eight passes
-    }
-)
+OPTIMIZER_TRAFFIC: Mapping[str, float] = {
+    "sgd": 12.0,
+    **dict.fromkeys(("sgd_momentum", "adagrad"), 20.0),
+    **dict.fromkeys(("adam_fused", "adamw_fused"), 28.0),
+    **dict.fromkeys(("adam", "adamw"), 80.0),  # eager and foreach make eight passes
+}
 
 
 def smooth_maximum(*terms: Values, sharpness: float) -> Values:

@@ -10,9 +10,7 @@ import numpy.typing as npt
 from perfkit.ground.units import Array, significant
 from perfkit.models.distributions import ReuseHistogram, Zipf
 
-_EDGES = np.concatenate(
-    [[0.0], 2.0 ** np.arange(16)]
-)  # most accesses of rows not seen, seen once, twice, 3-4 times, ...
+_EDGES = np.array([0.0, *2.0 ** np.arange(16)])  # most accesses of rows not seen, seen once, twice, 3-4 times, ...
 _BUCKETS = 256  # groups of neighbouring ranks: rows of one differ by a few percent in probability
 _FEW = 1000  # rows up to which pairs may say more than bins
 _STEEPEST = 10.0  # exponent beyond which two rows get all lookups

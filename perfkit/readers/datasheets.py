@@ -45,17 +45,18 @@ class Datasheet:
 
 
 @lru_cache(maxsize=4)
-def read_rows(*path: str) -> tuple[dict[str, str], ...]:
+def _read_rows(*path: str) -> tuple[dict[str, str], ...]:
     """Rows of a CSV file of the reference data."""
     with find_reference(*path).open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
 
 
-def _datasheets() -> dict[str, list[dict[str, str]]]:
-    systems: dict[str, list[dict[str, str]]] = {}
-    for row in read_rows("datasheets.csv"):
-        systems.setdefault(row["system"], []).append(row)
-    return systems
+def group_rows(column: str, *path: str) -> dict[str, list[dict[str, str]]]:
+    """Rows of a CSV file of the reference data by the values of a column."""
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in _read_rows(*path):
+        groups.setdefault(row[column], []).append(row)
+    return groups
 
 
 def _stated(row: Mapping[str, str]) -> Quantity:
@@ -76,7 +77,7 @@ def list_datasheets() -> tuple[str, ...]:
     >>> list_datasheets()[:3]
     ('a100-sxm', 'a100-sxm-40gb', 'h100-sxm')
     """
-    return tuple(_datasheets())
+    return tuple(group_rows("system", "datasheets.csv"))
 
 
 def read_datasheet(system: str) -> Datasheet:
@@ -103,7 +104,7 @@ def read_datasheet(system: str) -> Datasheet:
     >>> h200.device.peaks["bf16"].value / 1e12, h200.links["NVLink"].value / 1e9
     (989.5, 450.0)
     """
-    systems = _datasheets()
+    systems = group_rows("system", "datasheets.csv")
     rows = systems[check_choice("system", system, systems)]
     found = {(row["quantity"], row["dtype"]): _stated(row) for row in rows}
     peaks = {dtype: quantity for (name, dtype), quantity in found.items() if name == "peak"}
@@ -156,7 +157,7 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     >>> overheads["launch"].value < overheads["gap"].value < overheads["before_launch.gemm.backward"].value
     True
     """
-    rows = read_rows("published", "host_overheads.csv")
+    rows = _read_rows("published", "host_overheads.csv")
     shrinkage, doubt = _find_shrinkage(rows)
     found: dict[str, list[tuple[float, float, float]]] = {}
     for row in rows:

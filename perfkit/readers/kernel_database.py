@@ -295,14 +295,9 @@ def _read(
     for file, collector in tables.filter(pl.col("table") == table).select("file", "collector").iter_rows():
         with reading(folder / file, f"{_INSTALL} brings a sound one", most=_LARGEST):
             who = pl.lit(library) if library else pl.coalesce("framework", pl.lit(collector)).str.to_lowercase()
-            origin: Any = {
-                "system": pl.lit(system),
-                "collector": who,
-                "collector_version": "version",
-                "file": pl.lit(file),
-            }
-            sizes = {"dtype": _rename(column), "seconds": pl.col("latency") * 1e-3}
-            raw.append(_read_file(folder / file, needed).with_columns(**origin, **sizes))
+            frame = _read_file(folder / file, needed).with_columns(collector=who, collector_version="version")
+            sizes = {"dtype": _rename(column), "seconds": pl.col("latency") * 1e-3, "file": pl.lit(file)}
+            raw.append(frame.with_columns(system=pl.lit(system), **sizes))
     rows = pl.concat(raw, how="diagonal_relaxed")
     if wanted is not None:
         check_choice("dtype", wanted, rows["dtype"].unique().sort())

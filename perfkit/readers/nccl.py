@@ -68,6 +68,7 @@ class _Table:
     """What one run of one program has printed: its halves of rows have the columns `_HALF`."""
 
     label: str = ""
+    command: str = ""
     start: int = 0
     closed: bool = False
     headed: bool = False
@@ -77,11 +78,6 @@ class _Table:
     trailing: tuple[str, ...] = _BLOCK + _BLOCK
     unit: float = 1e-6
     halves: list[tuple[Any, ...]] = field(default_factory=list)
-
-    @property
-    def operation(self) -> str:
-        """What the log says was measured; a program without a model keeps its name."""
-        return _NAMES.get(self.label.replace("_", ""), self.label)
 
     def count(self) -> tuple[int, int | None]:
         """Ranks and nodes of a communicator by the list of devices; nodes only where no line of it was lost."""
@@ -123,62 +119,59 @@ class _Table:
         return True
 
 
-class _Scan:
-    """Tables found so far."""
+def _feed(tables: list[_Table], line: int, text: str) -> None:
+    """Take one line, which belongs to the last table or begins another one."""
+    table, found, first = tables[-1], _ROW.search(text), not tables[-1].halves
+    if found and table.take_row(line, text[found.start() :]):
+        if first:
+            table.label, table.command = table.label or table.command, ""
+    elif found and (_DTYPE.fullmatch(found[1]) or not text[: found.start()].strip()):
+        raise _MisfitError(line, text, "the row is not complete")
+    elif header := _HEADER.search(text):
+        if not _begin(tables, line, text, header=True).read_header(header.group()):
+            raise _MisfitError(line, text, "the table has other columns; run the test without -C")
+    elif device := _DEVICE.search(text):
+        table.devices.setdefault(int(device[1]), (device[2] or "0", device[3]))
+    elif _FOOTER.search(text):
+        table.closed = True
+    elif start := _START.search(text):
+        _begin(tables, line, text).gpus = max(int(start[1] or 1) * int(start[2]), 1)
+    elif program := _PROGRAM.search(text):
+        _begin(tables, line, text).label = program[1]
+    elif command := _COMMAND.search(text):
+        table.command = command[1]
+    elif not table.closed and (table.headed or table.halves) and _ENDED.search(text):
+        raise _MisfitError(line, text, "these figures belong to no row")
 
-    def __init__(self) -> None:
-        self.tables, self.command = [_Table()], ""
 
-    def feed(self, line: int, text: str) -> None:
-        """Take one line."""
-        table, found = self.tables[-1], _ROW.search(text)
-        if found and table.take_row(line, text[found.start() :]):
-            table.label, self.command = table.label or self.command, ""
-        elif found and (_DTYPE.fullmatch(found[1]) or not text[: found.start()].strip()):
-            raise _MisfitError(line, text, "the row is not complete")
-        elif header := _HEADER.search(text):
-            if not self.begin(line, text, header=True).read_header(header.group()):
-                raise _MisfitError(line, text, "the table has other columns; run the test without -C")
-        elif device := _DEVICE.search(text):
-            table.devices.setdefault(int(device[1]), (device[2] or "0", device[3]))
-        elif _FOOTER.search(text):
-            table.closed = True
-        elif start := _START.search(text):
-            self.begin(line, text).gpus = max(int(start[1] or 1) * int(start[2]), 1)
-        elif program := _PROGRAM.search(text):
-            self.begin(line, text).label = program[1]
-        elif command := _COMMAND.search(text):
-            self.command = command[1]
-        elif not table.closed and (table.headed or table.halves) and _ENDED.search(text):
-            raise _MisfitError(line, text, "these figures belong to no row")
-
-    def begin(self, line: int, text: str, *, header: bool = False) -> _Table:
-        """Give the table that starts here: the one at hand where it has only begun, else another one."""
-        table = self.tables[-1]
-        if not table.closed and (table.headed if header else table.halves):
-            raise _MisfitError(line, text, f"{_CLOSING} should close the table before it; {_TOGETHER}")
-        if table.halves or table.closed:
-            self.tables.append(table := _Table())
-        table.start = table.start if header else line
-        return table
+def _begin(tables: list[_Table], line: int, text: str, *, header: bool = False) -> _Table:
+    """Give the table that starts here: the one at hand where it has only begun, else another one."""
+    table = tables[-1]
+    if not table.closed and (table.headed if header else table.halves):
+        raise _MisfitError(line, text, f"{_CLOSING} should close the table before it; {_TOGETHER}")
+    if table.halves or table.closed:
+        tables.append(table := _Table(command=table.command))
+    table.start = table.start if header else line
+    return table
 
 
 def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
     """Tables that have rows, and the first line that does not fit: nothing after it is read."""
     lines = [(i, line[:_LONGEST]) for i, line in enumerate(_COLOURS.sub("", text).split("\n"), 1) if line.strip()]
-    scan, misfit = _Scan(), None
+    tables, misfit = [_Table()], None
     try:
         for line in lines:
-            scan.feed(*line)
-        last = scan.tables[-1]
-        if last.start and not last.closed:
-            reason = f"the log breaks off before {_CLOSING} closes the table of line {last.start}"
+            _feed(tables, *line)
+        if tables[-1].start and not tables[-1].closed:
+            reason = f"the log breaks off before {_CLOSING} closes the table of line {tables[-1].start}"
             raise _MisfitError(*lines[-1], reason)
-        if lines and not any(table.halves for table in scan.tables):
+        if lines and not any(table.halves for table in tables):
             raise _MisfitError(*lines[0], f"no row of an nccl-tests table follows; {_ADVICE}")
     except _MisfitError as error:
         misfit = error
-    return [table for table in scan.tables if table.halves], misfit
+    for table in tables:  # a program without a model keeps its name
+        table.label = _NAMES.get(table.label.replace("_", ""), table.label)
+    return [table for table in tables if table.halves], misfit
 
 
 class _Ratio:
@@ -198,23 +191,20 @@ class _Ratio:
         factor = bus_factor(operation, ranks) if operation in OPERATIONS else np.nan
         return ~((factor < self.low) | (factor > self.high))
 
-    def fits(self, operation: str, ranks: int) -> bool:
-        """Whether most rows with enough digits agree."""
-        return not self.telling.any() or bool(self.agrees(operation, ranks)[self.telling].mean() > 0.5)
-
-    def bound_ranks(self, operation: str) -> tuple[int, float]:
-        """Fewest and most ranks whose bus factor explains every row, 1 and 0 where none does."""
+    def bound_ranks(self, operation: str, listed: int = 0) -> tuple[int, float]:
+        """Fewest and most ranks that explain every row, or most rows where they are listed; 1 and 0 where none do."""
+        if listed:
+            agrees = self.agrees(operation, listed)[self.telling]
+            return (listed, listed) if not len(agrees) or agrees.mean() > 0.5 else (1, 0)
         factors = bus_factor(operation, _COUNTS) if operation in OPERATIONS else np.full(_COUNTS.shape, np.nan)
-        found = _COUNTS[~((factors < self.low.max()) | (factors > self.high.min()))]
-        if not len(found):
-            return 1, 0
-        return int(found[0]), math.inf if found[-1] == _COUNTS[-1] else int(found[-1])
+        found = [1, 0, *_COUNTS[~((factors < self.low.max()) | (factors > self.high.min()))].tolist()]
+        return found[2] if found[2:] else 1, math.inf if found[-1] == _COUNTS[-1] else found[-1]
 
 
 def _name_operation(table: _Table, rows: "pl.DataFrame", ratio: _Ratio, file: str) -> tuple[str, str]:
     """Operation by label, columns and figures, or last by the file name; and a note if something is odd."""
     if table.label:
-        return table.operation, ""
+        return table.label, ""
     first, (ranks, _), names = rows.row(0, named=True), table.count(), set(OPERATIONS)
     names &= _ROOTED if first["root"] >= 0 else names - _ROOTED
     names &= {*_REDUCING, "send_recv"} if first["redop"] else names - _REDUCING
@@ -222,7 +212,7 @@ def _name_operation(table: _Table, rows: "pl.DataFrame", ratio: _Ratio, file: st
         names &= {"all_to_all"} if "redop" in table.leading else {"all_gather", "send_recv"}
     if rows["in_place"][:2].any() and first["wrong"] >= 0 and math.isnan(rows["wrong"][1]):
         names &= {"all_to_all", "send_recv"}  # these cannot work in place
-    fitting = [n for n in OPERATIONS if n in names and (ratio.fits(n, ranks) if ranks else ratio.bound_ranks(n)[1])]
+    fitting = [name for name in OPERATIONS if name in names and ratio.bound_ranks(name, ranks)[1]]
     if len(fitting) == 1:
         return fitting[0], ""
     which, text = " or ".join(fitting) or "none known", re.sub(r"[^a-z]", "", Path(file).stem.lower())
@@ -258,14 +248,14 @@ def _read_table(
         count = ranks or _count_ranks(table, ratio, name)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    known, fits, other = name in OPERATIONS, ratio.fits(name, count), ranks and listed not in (0, ranks)
+    known, fits, other = name in OPERATIONS, bool(ratio.bound_ranks(name, count)[1]), ranks and listed not in (0, ranks)
     wrong = rows.filter(pl.col("wrong").fill_nan(0.0) > 0)["line"]
     doubts = {
         odd: odd,
-        f"the log says {table.operation}, not {operation=}": operation and table.operation not in ("", operation),
+        f"the log says {table.label}, not {operation=}": operation and table.label not in ("", operation),
         f"the log lists {listed} ranks, not {ranks=}": other,
         f"busbw / algbw does not fit {name} of {count} ranks; pass operation= or ranks=": not (fits or other),
-        f"{len(wrong)} results hold wrong values (the first in line {min(wrong, default=0)}); mistrust them": len(
+        f"{len(wrong)} results hold wrong values (the first in line {min(wrong, default=0)}); mistrust them": any(
             wrong
         ),
     }
@@ -290,11 +280,11 @@ def _collect(logs: Iterable[tuple[str, str]], partial: bool, **given: Any) -> "p
     """Read named texts into one frame."""
     import polars as pl
 
-    if given["operation"] is not None:
-        check_choice("operation", given["operation"], OPERATIONS)
-    for name in ("ranks", "nodes"):
-        if given[name] is not None:
-            check_positive(name, given[name], integer=True)
+    for name, value in given.items():
+        if value is not None and name == "operation":
+            check_choice(name, value, OPERATIONS)
+        elif value is not None:
+            check_positive(name, value, integer=True)
     frames: list[pl.DataFrame] = []
     for name, text in logs:
         file = escape(name, 200)
@@ -323,7 +313,7 @@ def _read_logs(source: str | Path | Sequence[str | Path]) -> Iterator[tuple[str,
         if not paths:
             raise ValueError(f"{show(str(source), 200)} holds no {', '.join(_SUFFIXES)} file; name the logs one by one")
     for path in paths:
-        if not os.path.isfile(path):
+        if not path.is_file():
             raise ValueError(f"{show(str(path), 200)} is no file; name a log, several, or a folder of logs")
         with reading(path, "name the output of nccl-tests", most=LARGEST_TEXT):
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -351,11 +341,6 @@ def read_nccl_tests(
     -------
     frame : polars.DataFrame
         As `parse_nccl_tests` gives it, one log below the other; `file` is the path within the folder, or the name.
-
-    Raises
-    ------
-    ValueError
-        For a source that does not exist or holds no log, and as `parse_nccl_tests` does.
     """
     return _collect(_read_logs(source), partial, operation=operation, ranks=ranks, nodes=nodes)
 
@@ -377,12 +362,8 @@ def parse_nccl_tests(
         The log.
     file : str, optional
         Name of the log, for the frame and for messages; it may tell the operation where nothing else does.
-    operation : str, optional
-        What was measured, one of `perfkit.models.collectives.OPERATIONS`; by default what the log says.
-    ranks : int, optional
-        Ranks that took part; by default what the log says [-].
-    nodes : int, optional
-        Nodes they ran on; by default what the log says [-].
+    operation, ranks, nodes : optional
+        What was measured, one of `perfkit.models.collectives.OPERATIONS`, and where; by default what the log says.
     partial : bool, optional
         Whether to keep, with a warning, what comes before a line that does not fit.
 
@@ -397,27 +378,17 @@ def parse_nccl_tests(
     ------
     ValueError
         For text that is no log or breaks off, naming the first line that does not fit; where the operation or the
-        ranks cannot be known.
-
-    Warns
-    -----
-    LogWarning
-        Where a log contradicts itself, counts wrong values, or is kept in part.
+        ranks cannot be known. What contradicts itself or is kept in part is read with a `LogWarning`.
 
     Notes
     -----
-    The ranks follow from the ratio of busbw to algbw, 2 (p - 1) / p for all_reduce and (p - 1) / p for others, and from
-    the list of devices; where they disagree, the ratio counts. Bandwidths are computed from size and time, which have
-    more digits than the printed bandwidths.
-
-    References
-    ----------
-    .. [1] NVIDIA, nccl-tests, doc/PERFORMANCE.md (definition of size, algbw and busbw)
+    The ranks follow from the list of devices or from the ratio of busbw to algbw, 2 (p - 1) / p for all_reduce and
+    (p - 1) / p for others (NVIDIA, nccl-tests, doc/PERFORMANCE.md). Bandwidths are computed from size and time, which
+    have more digits than the printed ones.
 
     Examples
     --------
-    >>> log = "67108864 16777216 float sum -1 584.5 114.81 200.91 0 581.9 115.33 201.82 0"
-    >>> frame = parse_nccl_tests(log)
+    >>> frame = parse_nccl_tests("67108864 16777216 float sum -1 584.5 114.81 200.91 0 581.9 115.33 201.82 0")
     >>> frame.select("operation", "ranks", "dtype", "nbytes", "in_place").row(1)
     ('all_reduce', 8, 'fp32', 67108864, True)
     """
@@ -425,16 +396,5 @@ def parse_nccl_tests(
 
 
 def list_devices(source: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
-    """List the devices that logs name.
-
-    Parameters
-    ----------
-    source : str, Path or sequence of them
-        As `read_nccl_tests` takes it.
-
-    Returns
-    -------
-    devices : tuple of str
-        Names as printed, sorted; none where the lists of devices were cut off [-].
-    """
+    """List the devices that logs name, as printed, sorted; none where the lists of devices were cut off."""
     return tuple(sorted({name.strip() for _, text in _read_logs(source) for name in _GPU.findall(text)}))

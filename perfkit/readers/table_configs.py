@@ -16,7 +16,7 @@ from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, join_place, reading
 from perfkit.ground.units import check_choice, check_positive, escape
 from perfkit.models.distributions import ReuseHistogram, Zipf
 from perfkit.models.skew import fit_zipf
-from perfkit.readers.datasheets import read_rows
+from perfkit.readers.datasheets import group_rows
 from perfkit.readers.index_arrays import read_indices
 from perfkit.readers.tbe_configs import parse_tbe_config
 from perfkit.workloads.tables import EmbeddingTable, TableSet
@@ -222,15 +222,12 @@ def list_published() -> list[str]:
     >>> list_published()[:2]
     ['mlperf-dlrm-v1', 'mlperf-dlrm-dcnv2']
     """
-    return [*dict.fromkeys(row["model"] for row in read_rows("published", "dlrm_tables.csv")), *_histograms()]
+    return [*group_rows("model", "published", "dlrm_tables.csv"), *_histograms()]
 
 
 def _histograms() -> dict[str, list[dict[str, str]]]:
     """Published histograms: name to bins."""
-    found: dict[str, list[dict[str, str]]] = {}
-    for row in read_rows("published", "dlrm_reuse.csv"):
-        found.setdefault(row["data_set"], []).append(row)
-    return found
+    return group_rows("data_set", "published", "dlrm_reuse.csv")
 
 
 def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
@@ -283,7 +280,7 @@ def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
 
 def _read_published(name: str, dim: int, rows: Any, itemsize: int, law: str) -> _Tables:
     if name not in _histograms():
-        listed = (row for row in read_rows("published", "dlrm_tables.csv") if row["model"] == name)
+        listed = group_rows("model", "published", "dlrm_tables.csv")[name]
         sizes = [(int(row["rows"]), int(row["dim"]), float(row["pooling"])) for row in listed]
         return [EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}") for i, size in enumerate(sizes)], {}
     each, tables = int(check_positive("rows", rows, integer=True)), int(_histograms()[name][0]["tables"])

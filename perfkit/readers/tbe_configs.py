@@ -106,9 +106,8 @@ class _Section(NamedTuple):
     def enter(self, key: str) -> "_Section":
         """A part of this part."""
         if not isinstance(self.values.get(key), Mapping):
-            raise ValueError(
-                f"{self.place}.{key} is {show(self.values.get(key))}; it must be a table of names and values"
-            )
+            shown = show(self.values.get(key))
+            raise ValueError(f"{self.place}.{key} is {shown}; it must be a table of names and values")
         return _Section(self.values[key], f"{self.place}.{key}", self.tables)
 
     def take(self, key: str, **rule: Any) -> float:
@@ -153,9 +152,8 @@ def _find_poolings(section: _Section) -> tuple[list[float], float]:
     low, drawn = means[0], section.values.get("Ls") is None
     if uniform:
         if sigma < low:
-            raise ValueError(
-                f"{section.place}.sigma_L is {sigma:g}, the upper end of L to sigma_L; it must be at least {low:g}"
-            )
+            text = f"{section.place}.sigma_L is {sigma:g}, the upper end of L to sigma_L"
+            raise ValueError(f"{text}; it must be at least {low:g}")
         return [(low + sigma) / 2] * len(means) if drawn else means, math.sqrt(((sigma - low + 1) ** 2 - 1) / 12)
     if sigma and drawn:  # the generator cuts a normal size to a whole number from 0
         above, density = NormalDist().cdf(low / sigma), NormalDist().pdf(low / sigma)
