@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -25,8 +25,9 @@ from perfkit.__main__ import run_command
 from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, write_text
+from perfkit.ground.hardware import Link
 from perfkit.ground.units import check_choice
-from perfkit.models.collectives import bus_factor
+from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.platform.gallery import start_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import POOR, assemble, fit_curves, fit_database, fit_gemms, fit_rails
@@ -38,14 +39,11 @@ if TYPE_CHECKING:
 #: Day the numbers were entered; the measurements bear none.
 DATE = "2026-11-21"
 _DATABASE = "aiconfigurator-core 0.12.0 (Apache-2.0)"
+_PARTS = ("collectives", "gemm", "attention", "elementwise")
 
 
-@dataclass(frozen=True)
-class Part:
-    """Fits that one source gives: to what they belong, and how they are read."""
-
-    group: str
-    read: Callable[[Platform], Mapping[str, Fit]]
+#: Fits that one source gives to a platform.
+Part: TypeAlias = Callable[[Platform], Mapping[str, Fit]]
 
 
 @dataclass(frozen=True)
@@ -129,15 +127,18 @@ def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
 def _volta_kernels(platform: Platform) -> dict[str, Fit]:
     """Kernels of a V100 at locked clocks, as shares of the datasheet's bandwidth instead of the measured one."""
     kernels, locked = gallery_v100.fit_kernels(_shared()), gallery_v100.build("v100-locked-1", _shared()).device
-    scale = locked.main_bandwidth / platform.device.main_bandwidth
+    scale = {"memory_efficiency": locked.main_bandwidth / platform.device.main_bandwidth}
     note = "measured at 1297 MHz; taken to reach the same share of the peak at the boost clock"
-    out = {}
-    for key, fit in kernels.items():
-        known = {name: value * scale if name == "memory_efficiency" else value for name, value in fit.items()}
-        errors = {name: value * scale if name == "memory_efficiency" else value for name, value in fit.stderr.items()}
-        notes = (*fit.notes, note)
-        out[key] = replace(fit, parameters=known, stderr=errors, spread=1.25 * fit.spread, notes=notes)
-    return out
+
+    def rescale(values: Mapping[str, float]) -> dict[str, float]:
+        return {name: value * scale.get(name, 1.0) for name, value in values.items()}
+
+    return {
+        key: replace(
+            fit, parameters=rescale(fit), stderr=rescale(fit.stderr), spread=1.25 * fit.spread, notes=(*fit.notes, note)
+        )
+        for key, fit in kernels.items()
+    }
 
 
 def _volta_collectives(platform: Platform) -> dict[str, Fit]:
@@ -172,16 +173,13 @@ def _volta_collectives(platform: Platform) -> dict[str, Fit]:
 
 def _from_database(system: str, sheet: str, ranks: int = 8) -> Recipe:
     """A node whose every measurement is in the kernel database."""
-    parts = [Part("collectives", partial(_database, system, "collectives"))]
-    parts += [Part("kernels", partial(_database, system, part)) for part in ("gemm", "attention", "elementwise")]
-    return Recipe(sheet, ranks, parts)
+    return Recipe(sheet, ranks, [partial(_database, system, part) for part in _PARTS])
 
 
 def _from_shared(system: str, sheet: str, log: tuple[str, str], *more: str) -> Recipe:
     """A node whose collectives and products lie beside the checkout; the database knows the rest."""
-    parts = [Part("collectives", partial(_shared_collectives, system)), Part("collectives", partial(_log, *log))]
-    parts += [Part("kernels", partial(_shared_gemms, system))]
-    return Recipe(sheet, 8, parts + [Part("kernels", partial(_database, system, part)) for part in more])
+    parts = [partial(_shared_collectives, system), partial(_log, *log), partial(_shared_gemms, system)]
+    return Recipe(sheet, 8, parts + [partial(_database, system, part) for part in more])
 
 
 _LOGS = "nccl-tests log of {}, {}"
@@ -203,22 +201,24 @@ RECIPES: Mapping[str, Recipe] = {
     "gb200-4": _from_database("gb200", "gb200", 4),
     "l40s-8": _from_database("l40s", "l40s"),
     "rtx-pro-6000-8": _from_database("rtx_pro_6000_server", "rtx-pro-6000"),
-    "v100-sxm-8": Recipe(
-        "v100-sxm", 8, [Part("collectives", _volta_collectives), Part("kernels", _volta_kernels)]
-    ),
+    "v100-sxm-8": Recipe("v100-sxm", 8, [_volta_collectives, _volta_kernels]),
     "a100-sxm-8x8": Recipe(
         "a100-sxm", 8, nodes=8, node="a100-sxm-8", rails=4,
-        parts=[Part("collectives", partial(_rail, "a100x16_2node_p4de_efa_allreduce.log", _A100_PAIR))],
+        parts=[partial(_rail, "a100x16_2node_p4de_efa_allreduce.log", _A100_PAIR)],
     ),
     "h100-sxm-8x8": Recipe(
         "h100-sxm", 8, nodes=8, node="h100-sxm-8", rails=8,
-        parts=[Part("collectives", partial(_rail, "h100x10_10node_g1_multi_collective.log", _H100_RAIL))],
+        parts=[partial(_rail, "h100x10_10node_g1_multi_collective.log", _H100_RAIL)],
     ),
 }  # fmt: skip
 
 
 #: All platforms of GPUs: of the recipes, and those of a study that locked the clocks.
 NAMES = (*RECIPES, *gallery_v100.NAMES)
+
+
+def _is_curve(key: str) -> bool:
+    return Key.parse(key).operation in OPERATIONS
 
 
 def read_parts(name: str) -> tuple[Platform, list[str]]:
@@ -232,12 +232,12 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
     platform = replace(platform, name=name, network=replace(platform.network, nodes=recipe.nodes, rails=recipe.rails))
     for part in recipe.parts:
         try:
-            fits = part.read(platform)
+            fits = part(platform)
         except (FileNotFoundError, AbsentError) as error:
             missing.append(str(error))
             continue
-        of_kernels = part.group == "kernels"
-        platform = assemble(platform, kernels=fits) if of_kernels else assemble(platform, collectives=fits)
+        kernels, curves = ({k: f for k, f in fits.items() if _is_curve(k) == which} for which in (False, True))
+        platform = assemble(platform, kernels=kernels, collectives=curves)
     return platform, missing
 
 
@@ -271,28 +271,25 @@ def _describe(platform: Platform) -> dict[str, str]:
 def _round(platform: Platform) -> Platform:
     """What fits know: six digits of a parameter, three of an error."""
 
-    def short(values: Mapping[str, float], digits: int) -> dict[str, float]:
-        return {name: float(f"{value:.{digits}g}") for name, value in values.items()}
+    def short(value: float, digits: int = 3) -> float:
+        return float(f"{value:.{digits}g}")
 
     def trim(fit: Fit) -> Fit:
-        figures = short({"spread": fit.spread, "bias": fit.bias, "time": fit.spread_time or 0.0}, 3)
-        ranges = {name: (float(f"{low:.6g}"), float(f"{high:.6g}")) for name, (low, high) in fit.ranges.items()}
         return replace(
-            fit, parameters=short(fit.parameters, 6), stderr=short(fit.stderr, 3), ranges=ranges,
-            spread=figures["spread"], bias=figures["bias"], spread_time=figures["time"] or None,
+            fit, parameters={name: short(value, 6) for name, value in fit.items()},
+            stderr={name: short(error) for name, error in fit.stderr.items()},
+            ranges={name: (short(low, 6), short(high, 6)) for name, (low, high) in fit.ranges.items()},
+            spread=short(fit.spread), bias=short(fit.bias), spread_time=fit.spread_time and short(fit.spread_time),
         )  # fmt: skip
 
-    links = {
-        name: replace(
-            link,
-            bandwidth=replace(link.bandwidth, value=float(f"{link.bandwidth.value:.6g}")),
-            latency=replace(link.latency, value=float(f"{link.latency.value:.3g}")),
-        )
-        for name, link in platform.network.links.items()
-    }
+    def trim_link(link: Link) -> Link:
+        wire, hop = (replace(q, value=short(q.value, n)) for q, n in ((link.bandwidth, 6), (link.latency, 3)))
+        return Link(wire, hop)
+
+    network = platform.network
     return replace(
         platform,
-        network=replace(platform.network, links=links),
+        network=replace(network, links={name: trim_link(link) for name, link in network.links.items()}),
         kernels={name: trim(fit) for name, fit in platform.kernels.items()},
         collectives={name: trim(fit) for name, fit in platform.collectives.items()},
     )

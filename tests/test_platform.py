@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable
@@ -226,21 +225,17 @@ def test_numbers_that_no_machine_has_are_refused_wherever_they_come_from(message
         Platform.from_toml(format_toml({"format": 2, **encode(raw)}), origin="h100.toml")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Quantity("fast", "B/s", "assumed", "x"),
-        lambda: replace(H100.device, peaks=5),
-        lambda: replace(H100.network, nodes=2.5),
-        lambda: replace(H100, kernels={"gemm": None}),
-        lambda: replace(GEMM, parameters={"launch": "1"}),
-        lambda: replace(GEMM, notes="one"),
-    ],
-    ids=range(6),
-)
-def test_parts_of_another_type_are_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"^\w+\.[\w.]+ is .*; it must be "):
-        make()
+WRONG: tuple[Callable[[], object], ...] = (
+    lambda: Quantity("fast", "B/s", "assumed", "x"), lambda: replace(H100.device, peaks=5),
+    lambda: replace(H100.network, nodes=2.5), lambda: replace(H100, kernels={"gemm": None}),
+    lambda: replace(GEMM, parameters={"launch": "1"}), lambda: replace(GEMM, notes="one"),
+)  # fmt: skip
+
+
+def test_parts_of_another_type_are_refused() -> None:
+    for make in WRONG:
+        with pytest.raises(ValueError, match=r"^\w+\.[\w.]+ is .*; it must be "):
+            make()
 
 
 OLD = """format = 1
@@ -282,21 +277,6 @@ def test_files_of_format_1_are_still_read() -> None:
     assert "fit the measurements again" in platform.provenance["collectives"], "of collectives in iterations"
     assert context.caches and not context.paces and not context.overlap
     assert Platform.from_toml(platform.to_toml()) == platform
-
-
-def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = H100.save(tmp_path / "p.toml")
-    assert load_platform(path) == H100
-    for call in ("fsync", "replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-            with pytest.raises(OSError, match="No space left"):
-                replace(H100, name="other").save(path)
-        assert [entry.name for entry in tmp_path.iterdir()] == ["p.toml"] and Platform.load(path) == H100
-    with pytest.raises(PlatformError, match=r"platform 'other': host gap is nan; .* \[s\]"):
-        broken = replace(H100.host["gap"], value=math.nan)
-        replace(H100, name="other", host={"gap": broken}).save(path)
-    assert Platform.load(path) == H100
 
 
 # Finding platforms.
@@ -509,34 +489,29 @@ def test_a_platform_shows_every_number() -> None:
 
 
 # The gallery against the measurements its fits were made from.
-def errors(predicted: np.ndarray, measured: np.ndarray) -> tuple[float, float, float]:
-    error = np.abs(predicted / measured - 1)
-    geomean = np.exp(np.log(np.maximum(error, 1e-4)).mean())
-    return 100 * float(geomean), 100 * float(error.mean()), 100 * float(np.quantile(error, 0.95))
+def read(folder: Path, name: str, what: pl.Expr) -> pl.DataFrame:
+    path = folder / f"{folder.name}_{'bf16_' * (folder.name == 'gemm')}{name[:8].replace('-', '_')}.csv"
+    return pl.read_csv(path, infer_schema_length=None).filter(what)
 
 
-@pytest.mark.parametrize("name", ["a100-sxm-8", "h100-sxm-8"])
-def test_gemms_that_were_held_out(name: str, shared_data: Path) -> None:
-    path = shared_data / "gemm" / f"gemm_bf16_{name[:8].replace('-', '_')}.csv"
-    held_out = (pl.col("split_random") == "test") & pl.col("train_like_mnk_ge_512")
-    data = pl.read_csv(path, infer_schema_length=None).filter(held_out)
-    m, n, k = (data[side].to_numpy().astype(float) for side in "mnk")
-    features = {"flops": 2 * m * n * k, "nbytes": 2 * (m * k + k * n + m * n)}
-    predicted = load_platform(name).kernel_time("gemm", features, dtype="bf16")
-    geomean, mean, p95 = errors(predicted, data["latency_us_sglang"].to_numpy() * 1e-6)
-    assert geomean < 5.5 and mean < 8.5 and p95 < 25  # DESIGN: 5.5 / 8.5 / 25
+def check_errors(predicted: np.ndarray, micros: pl.Series, geomean: float, mean: float, p95: float) -> None:
+    error = np.abs(predicted / (micros.to_numpy() * 1e-6) - 1)
+    found = np.exp(np.log(np.maximum(error, 1e-4)).mean()), error.mean(), np.quantile(error, 0.95)
+    assert np.all(np.array(found) < np.array([geomean, mean, p95]) / 100)
 
 
 @pytest.mark.parametrize(("name", "version"), [("a100-sxm-8", "2.27.3"), ("h100-sxm-8", "2.29.2")])
-def test_collectives_that_were_fitted(name: str, version: str, shared_data: Path) -> None:
-    path = shared_data / "nccl" / f"nccl_{name[:8].replace('-', '_')}.csv"
+def test_measurements_are_met(name: str, version: str, shared_data: Path) -> None:
+    platform = load_platform(name)
+    held_out = (pl.col("split_random") == "test") & pl.col("train_like_mnk_ge_512")
+    data = read(shared_data / "gemm", name, held_out)
+    m, n, k = (data[side].to_numpy().astype(float) for side in "mnk")
+    features = {"flops": 2 * m * n * k, "nbytes": 2 * (m * k + k * n + m * n)}
+    predicted = platform.kernel_time("gemm", features, dtype="bf16")
+    check_errors(predicted, data["latency_us_sglang"], 5.5, 8.5, 25)  # DESIGN
     chosen = (pl.col("dtype") == "half") & (pl.col("nccl_version_recorded") == version)
-    data = pl.read_csv(path, infer_schema_length=None).filter(chosen)
     keys = ["op", "num_gpus", "message_bytes"]
-    data = data.group_by(keys).agg(pl.col("latency_us").median()).sort(keys)
-    predicted = []
-    for operation, ranks, nbytes in data.select(keys).iter_rows():
-        operation = operation.replace("alltoall", "all_to_all")
-        predicted.append(float(load_platform(name).collective_time(operation, nbytes, ranks=ranks)))
-    geomean, mean, p95 = errors(np.array(predicted), data["latency_us"].to_numpy() * 1e-6)
-    assert geomean < 5 and mean < 8 and p95 < 24  # DESIGN: 5 / 8 / 24
+    data = read(shared_data / "nccl", name, chosen).group_by(keys).agg(pl.col("latency_us").median()).sort(keys)
+    asked = data.select(pl.col("op").replace("alltoall", "all_to_all"), *keys[1:]).iter_rows()
+    times = [float(platform.collective_time(name, nbytes, ranks=ranks)) for name, ranks, nbytes in asked]
+    check_errors(np.array(times), data["latency_us"], 5, 8, 24)  # DESIGN

@@ -65,25 +65,22 @@ class Match:
         """Smallest message that was fitted [B]."""
         return min(fit.ranges.get("nbytes", (0.0, 0.0))[0] for fit, *_ in self.parts)
 
-    def evaluate(self, nbytes: Array) -> Array:
-        """Times of messages [s]."""
-        each = [evaluate_collective(fit, nbytes, self.operation, ranks) ** weight for fit, ranks, weight in self.parts]
-        return np.asarray(np.prod(each, axis=0))
-
     def find_hop(self, ranks: int) -> tuple[float, float]:
         """Latency of a hop [s] and time per byte [s/B] of the link of a ring of so many ranks.
 
         The latency is what the smallest fitted size takes beyond its transfer, over the steps it makes: the start-up
         itself is a guess where no small size was measured.
         """
-        sizes = np.array([self.smallest, 1e18])  # one that is nothing but transfer
-        first, last = self.evaluate(sizes).tolist()
-        beta, steps = last / 1e18, float(forms.ring_steps(self.operation, ranks))
-        return max(first - beta * self.smallest, 0.0) / steps, beta / float(forms.bus_factor(self.operation, ranks))
+        operation, sizes = self.operation, np.array([self.smallest, 1e18])  # one that is nothing but transfer
+        first, last = np.prod([evaluate_collective(fit, sizes, operation, p) ** w for fit, p, w in self.parts], axis=0)
+        beta, steps = float(last) / 1e18, float(forms.ring_steps(operation, ranks))
+        return max(float(first) - beta * self.smallest, 0.0) / steps, beta / float(forms.bus_factor(operation, ranks))
 
     def price(self, nbytes: Array) -> CollectiveTime:
         """Price with spread; outside the fitted sizes, name the one sample that would help most."""
-        operation, notes, many = self.operation, [self.note] * bool(self.note), len(self.parts) > 1
+        operation, both = self.operation, np.stack([nbytes, 0.0 * nbytes])
+        time, start = np.prod([evaluate_collective(fit, both, operation, p) ** w for fit, p, w in self.parts], axis=0)
+        notes, many = [self.note] * bool(self.note), len(self.parts) > 1
         for fit, count, _ in self.parts:
             low, high = fit.ranges.get("nbytes", (0.0, math.inf))
             near = np.clip(nbytes, 0.98 * low, 1.02 * high) == nbytes  # the same size, rounded to whole elements
@@ -96,7 +93,7 @@ class Match:
         formula = "; ".join(f"{w:.2f} of {p} ranks: " * many + fill_in(fit) for fit, p, w in self.parts)
         spreads = [spread_beyond(fit, nbytes, operation, p) for fit, p, _ in self.parts]
         spread = np.hypot(np.maximum.reduce(spreads), self.spread)
-        return replace(_price_form(self.evaluate, nbytes, formula, *notes), spread=spread)
+        return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, spread, tuple(notes))
 
 
 @dataclass(frozen=True)

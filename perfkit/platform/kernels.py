@@ -218,7 +218,9 @@ def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Value
     formula = f"{title} on {platform.name}: {fill_in(fit)}; {rates}"
     spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
     notes = find_extrapolations(title, fit, features) + find_transfers(title.split()[0], fit)
-    return Estimate(time, spread, terms, formula, warn_once(notes, 4))
+    estimate = Estimate(time, spread, terms, formula, notes)  # which refuses what no machine takes
+    warn_once(notes, 4)
+    return estimate
 
 
 def _put_on_device(platform: Any, features: Mapping[str, Values], dtype: str) -> dict[str, Array]:
