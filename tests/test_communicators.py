@@ -36,19 +36,12 @@ def make_graph(
     return Graph(tuple(labels), features, np.array(accesses), groups=groups, ranks=ranks, waits=rows, **more)
 
 
-@pytest.mark.parametrize(
-    ("group", "rank", "peers"),
-    [
-        ((0, 1, 2, 3), 2, (0, 1, 2, 3)),
-        ((0, 1, 2, 3), 11, (8, 9, 10, 11)),
-        ((0, 2, 4, 6), 3, (1, 3, 5, 7)),
-        ((1, 9), 12, (4, 12)),
-        ((3,), 5, (5,)),
-        ((0, 3, 4), 4, (0, 3, 4)),
-    ],
-)
-def test_ranks_have_the_same_peers_in_a_mesh(group: tuple[int, ...], rank: int, peers: tuple[int, ...]) -> None:
-    assert tuple(find_peers(group, rank)) == peers
+def test_ranks_have_the_same_peers_in_a_mesh() -> None:
+    for group, rank, peers in (
+        ((0, 1, 2, 3), 2, (0, 1, 2, 3)), ((0, 1, 2, 3), 11, (8, 9, 10, 11)), ((0, 2, 4, 6), 3, (1, 3, 5, 7)),
+        ((1, 9), 12, (4, 12)), ((3,), 5, (5,)), ((0, 3, 4), 4, (0, 3, 4)),
+    ):  # fmt: skip
+        assert tuple(find_peers(group, rank)) == peers
 
 
 def test_a_straggler_splits_only_whom_it_meets() -> None:

@@ -33,7 +33,7 @@ def random_price(seed: int, ranks: int = 4, objective: str = "iteration", **give
 
 
 def test_bars_hold_seconds_and_bytes_and_the_first_ranks_are_marked() -> None:
-    chart = plots.plan_bars(ROWS, time=3.2e-3, capacity=5e9, notes="a note")
+    chart = plots.plan_bars(ROWS, time=3.2e-3, capacity=5e9, notes=["a note"])
     bars, (slowest,), (line,) = panel(chart, 0)
     assert {row["part"] for row in bars} == {"lookup", "update"} and len(bars) == 5, "empty parts are not drawn"
     assert (slowest["rank"], slowest["text"], line["value"]) == (2, "slowest", 3.2e-3)

@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import altair as alt
+
+if TYPE_CHECKING:
+    import polars
 
 #: A polars or pandas-like frame with ``to_dicts``, or rows as mappings.
 Frame: TypeAlias = Any
@@ -68,6 +71,28 @@ def read_rows(frame: Frame) -> list[Row]:
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         for row in rows
     ]
+
+
+def read_frame(frame: Frame, **columns: Any) -> "polars.DataFrame":
+    """Read some columns of rows.
+
+    Parameters
+    ----------
+    frame : frame or list of dict
+        Any rows.
+    **columns : object
+        What a column holds where a row lacks it, which gives its type.
+
+    Returns
+    -------
+    rows : polars.DataFrame
+        These columns.
+    """
+    import polars
+
+    types = {str: polars.String, int: polars.Int64, float: polars.Float64}
+    rows = [tuple(type(usual)(row.get(name) or usual) for name, usual in columns.items()) for row in read_rows(frame)]
+    return polars.DataFrame(rows, {name: types[type(usual)] for name, usual in columns.items()}, orient="row")
 
 
 def draw(rows: Sequence[Row], **settings: Any) -> alt.Chart:
@@ -223,23 +248,6 @@ def log_domain(values: Iterable[float | None], *, room: float = 1.25) -> tuple[f
     return (min(known) / room, max(known) * room) if known else (0.1, 10.0)
 
 
-def _choose_ticks(domain: tuple[float, float], unit: str) -> alt.Axis:
-    """Even steps within a decade, 1-2-5 over few decades, powers of ten over many, so that labels never collide."""
-    low, high = domain
-    decades = math.log10(high / low)
-    if decades < 1:
-        raw = (high - low) / 4
-        step = next(step for step in (1, 2, 5, 10) if step * 10 ** math.floor(math.log10(raw)) >= raw)
-        step *= 10 ** math.floor(math.log10(raw))
-        ticks = [float(f"{step * i:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    else:
-        every = 1 if decades < 7 else 2 if decades < 11 else 3
-        steps = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
-        powers = [power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-        ticks = [float(f"{step}e{power}") for power in powers if power % every == 0 for step in steps]
-    return alt.Axis(values=[tick for tick in ticks if low <= tick <= high], labelExpr=label_si(unit))
-
-
 def log_axis(name: str, title: str, domain: tuple[float, float], unit: str, channel: Any = alt.X) -> Any:
     """Make a logarithmic axis with SI units.
 
@@ -261,8 +269,18 @@ def log_axis(name: str, title: str, domain: tuple[float, float], unit: str, chan
     channel : altair.X or altair.Y
         The axis.
     """
+    low, high = domain
+    decades, first, last = math.log10(high / low), math.floor(math.log10(low)), math.floor(math.log10(high))
+    # even steps within a decade, 1-2-5 over few decades, powers of ten over many, so that labels never collide
+    steps, every = [1, 2, 5] if decades < 2.5 else [1, 3] if decades < 4 else [1], 1 + (decades >= 7) + (decades >= 11)
+    ticks = [float(f"{step}e{power}") for power in range(first, last + 1) if power % every == 0 for step in steps]
+    if decades < 1:
+        unit_step = 10.0 ** math.floor(math.log10((high - low) / 4))
+        step = next(step * unit_step for step in (1, 2, 5, 10) if step * unit_step >= (high - low) / 4)
+        ticks = [float(f"{step * i:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    axis = alt.Axis(values=[tick for tick in ticks if low <= tick <= high], labelExpr=label_si(unit))
     scale = alt.Scale(type="log", domain=list(domain), nice=False)
-    return channel(f"{name}:Q", title=title, scale=scale, axis=_choose_ticks(domain, unit))
+    return channel(f"{name}:Q", title=title, scale=scale, axis=axis)
 
 
 def amount_axis(name: str, title: str, unit: str, *, ticks: int = 6, scale: Any = alt.Undefined) -> alt.X:

@@ -1,26 +1,21 @@
 """Charts of iterations: predicted and measured, broken down by operation class and module, and over time."""
 
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import altair as alt
 import numpy as np
 
 from perfkit.ground.units import format_time
 from perfkit.plots import canvas
-from perfkit.plots.canvas import INK, Frame, Row, draw, layer, order, read_rows, tips
+from perfkit.plots.canvas import INK, Frame, draw, layer, order, read_frame, read_rows, tips
+
+if TYPE_CHECKING:
+    import polars
 
 #: Order in which an iteration goes through its phases; others come after.
 _PHASES = ("forward", "backward", "exchange", "optimizer", "update")
-_ROW_LIMIT = 1_500  # Altair refuses 5,000 rows; more than this makes notebooks heavy and shows nothing new
-
-
-def _subtitle(rows: Sequence[Row]) -> str:
-    if not rows:
-        return "no runs"
-    errors = np.abs([row["error"] for row in rows])
-    geomean = np.exp(np.log(np.maximum(errors, 1e-4)).mean())
-    runs = f"{len(rows)} run{'s' if len(rows) > 1 else ''}"
-    return f"{runs}: error {geomean:.1%} geometric mean, {errors.mean():.1%} mean, {errors.max():.1%} largest"
+#: Operation classes with a colour of their own, bars of modules, lanes and bars of a timeline, at most.
+_KINDS, _MODULES, _LANES, _BARS = 7, 30, 24, 1_500
 
 
 def predicted_vs_measured(runs: Frame, *, title: str = "Predicted and measured iteration time") -> alt.LayerChart:
@@ -62,12 +57,19 @@ def predicted_vs_measured(runs: Frame, *, title: str = "Predicted and measured i
         fillOpacity=alt.condition("datum.flagged", alt.value(0), alt.value(1)),
     )
     flagged = "; hollow: the two halves of the measurement disagreed" if any(row["flagged"] for row in rows) else ""
-    heading = alt.Title(title, subtitle=[_subtitle(rows), f"dashed: equal; band: within 10%{flagged}"])
+    errors, said = np.abs([row["error"] for row in rows]), "no runs"
+    if rows:
+        geomean = np.exp(np.log(np.maximum(errors, 1e-4)).mean())
+        said = f"{len(rows)} run{'s' * (len(rows) > 1)}: error {geomean:.1%} geometric mean, {errors.mean():.1%} mean, "
+        said += f"{errors.max():.1%} largest"
+    heading = alt.Title(title, subtitle=[said, f"dashed: equal; band: within 10%{flagged}"])
     return layer(band, diagonal, *ranges, points).properties(width=420, height=420, title=heading)
 
 
-def breakdown_bars(frame: Frame, *, title: str = "Where the time goes", kinds: int = 7) -> alt.Chart:
+def breakdown_bars(frame: Frame, *, title: str = "Where the time goes") -> alt.Chart:
     """Draw the parts of an iteration as stacked bars, one bar per phase or per phase of each run.
+
+    The longest operation classes have a colour of their own, the rest becomes ``other``.
 
     Parameters
     ----------
@@ -75,134 +77,117 @@ def breakdown_bars(frame: Frame, *, title: str = "Where the time goes", kinds: i
         Rows ``phase``, ``kind``, ``time_s`` [s] and, to compare several runs, ``run``.
     title : str, optional
         Heading.
-    kinds : int, optional
-        Operation classes that get a colour of their own, the longest first; the rest becomes ``other`` [-].
 
     Returns
     -------
     chart : altair.Chart
         Horizontal bars.
     """
-    totals: dict[str, float] = {}
-    for row in (rows := read_rows(frame)):
-        totals[row["kind"]] = totals.get(row["kind"], 0.0) + (row["time_s"] or 0.0)
-    ranked = sorted(totals, key=lambda kind: -totals[kind])
-    shown = ranked if len(ranked) <= kinds + 1 else [*ranked[:kinds], "other"]
-    bars: dict[tuple[str, str, str], float] = {}
-    for row in rows:
-        kind = row["kind"] if row["kind"] in shown else "other"
-        key = (row.get("run") or "", row["phase"] or kind, kind)
-        bars[key] = bars.get(key, 0.0) + (row["time_s"] or 0.0)
-    data = [
-        {"run": run, "phase": phase, "kind": kind, "time_s": time, "order": shown.index(kind)}
-        for (run, phase, kind), time in bars.items()
-        if time > 0
-    ]
-    phases = sorted(order(row["phase"] for row in data), key=lambda p: _PHASES.index(p) if p in _PHASES else 9)
+    import polars as pl
+
+    rows, seconds = read_frame(frame, run="", phase="", kind="", time_s=0.0), pl.sum("time_s")
+    ranked = (
+        rows.group_by("kind", maintain_order=True).agg(seconds).sort("time_s", descending=True, maintain_order=True)
+    )
+    kinds = ranked["kind"].to_list()
+    shown = kinds if len(kinds) <= _KINDS + 1 else [*kinds[:_KINDS], "other"]
+    rows = rows.with_columns(kind=pl.when(pl.col("kind").is_in(shown)).then("kind").otherwise(pl.lit("other")))
+    rows = rows.with_columns(phase=pl.when(pl.col("phase") == "").then("kind").otherwise("phase"))
+    bars = rows.group_by("run", "phase", "kind", maintain_order=True).agg(seconds).filter(pl.col("time_s") > 0)
+    data = [row | {"order": shown.index(row["kind"])} for row in bars.to_dicts()]
+    phases = sorted(order(bars["phase"]), key=lambda p: _PHASES.index(p) if p in _PHASES else 9)
     y = alt.Y("phase:N", title=None, sort=phases, axis=alt.Axis(labelLimit=220))
     color = canvas.colour("kind", shown, title="Operation class")
     x, tooltip = canvas.amount_axis("time_s", "Time", "s"), tips("phase", "kind", time_s=".3s")
     chart = canvas.draw_bars(data, x, y, color, tooltip)
-    if len(runs := order(row["run"] for row in data)) > 1:
+    if len(runs := order(bars["run"])) > 1:
         header = alt.Header(labelAngle=0, labelAlign="left", labelFontWeight="bold", labelLimit=200)
         chart = chart.encode(row=alt.Row("run:N", title=None, sort=runs, header=header, spacing=8))
     return chart.properties(width=460, height=alt.Step(28), title=title)
 
 
-def module_bars(frame: Frame, *, title: str = "Where the time goes, by module", modules: int = 30) -> alt.LayerChart:
+def module_bars(frame: Frame) -> alt.LayerChart:
     """Draw forward, backward and update of every module, and how long the device is idle for it.
+
+    The longest modules have a bar of their own, in the order they come; the others, and those that take less than 0.2 %
+    of the time, share one.
 
     Parameters
     ----------
     frame : frame or list of dict
         Rows ``module``, ``forward_s``, ``backward_s``, ``update_s`` and ``idle_s`` [s].
-    title : str, optional
-        Heading; the time of all modules stands below it.
-    modules : int, optional
-        Modules that get a bar of their own, the longest ones in the order they come; the others, and those that take
-        less than 0.2 % of the time, share one [-].
 
     Returns
     -------
     chart : altair.LayerChart
         One bar per module.
     """
+    import polars as pl
+
     phases = ("forward", "backward", "update")
-    columns = [f"{phase}_s" for phase in phases]
-    rows = [row | {"time_s": sum(row[key] for key in columns)} for row in read_rows(frame)]
-    least = 0.002 * sum(row["time_s"] for row in rows)
-    longest = sorted((row for row in rows if row["time_s"] > least), key=lambda row: -row["time_s"])
-    shown = {row["module"] for row in longest[:modules]}
-    bars: dict[str, Row] = {}
-    for row in rows:
-        name = row["module"] or "outside modules"
-        name = name if row["module"] in shown else f"{len(rows) - len(shown)} more modules"
-        bar = bars.setdefault(name, {"module": name, **dict.fromkeys((*columns, "idle_s", "time_s"), 0.0)})
-        bar.update({key: bar[key] + row[key] for key in (*columns, "idle_s", "time_s")})
+    times = dict.fromkeys([*(f"{phase}_s" for phase in phases), "idle_s"], 0.0)
+    rows = read_frame(frame, module="", **times).with_columns(time_s=pl.sum_horizontal(list(times)[:3]))
+    longest = rows.filter(pl.col("time_s") > 0.002 * pl.sum("time_s")).top_k(_MODULES, by="time_s")["module"].to_list()
+    named = pl.when(pl.col("module") == "").then(pl.lit("outside modules")).otherwise("module")
+    others = pl.lit(f"{len(rows) - len(longest)} more modules")
+    module = pl.when(pl.col("module").is_in(longest)).then(named).otherwise(others)
+    bars = rows.group_by(module=module, maintain_order=True).agg(pl.sum(*times, "time_s"))
     long = [
-        {"module": name, "phase": phase, "order": place, "seconds": bar[f"{phase}_s"], "time_s": bar["time_s"]}
-        for name, bar in bars.items()
+        {"module": bar["module"], "phase": phase, "order": place, "seconds": bar[f"{phase}_s"], "time_s": bar["time_s"]}
+        for bar in bars.to_dicts()
         for place, phase in enumerate(phases)
         if bar[f"{phase}_s"] > 0
     ]
-    y = alt.Y("module:N", title=None, sort=list(bars), axis=alt.Axis(labelLimit=260))
+    y = alt.Y("module:N", title=None, sort=bars["module"].to_list(), axis=alt.Axis(labelLimit=260))
     color, tooltip = canvas.colour("phase", phases, title="Phase"), tips("module", "phase", seconds=".3s", time_s=".3s")
     time = canvas.draw_bars(long, canvas.amount_axis("seconds", "Time", "s"), y, color, tooltip)
-    idle = [{"module": name, "idle_s": bar["idle_s"]} for name, bar in bars.items() if bar["idle_s"] > 0]
-    line = draw(idle).mark_bar(color=INK, height={"band": 0.16})
+    line = draw(bars.select("module", "idle_s").filter(pl.col("idle_s") > 0).to_dicts())
+    line = line.mark_bar(color=INK, height={"band": 0.16})
     line = line.encode(x="idle_s:Q", y=y, tooltip=tips("module", idle_s=".3s"))
-    total, waits = (format_time(sum(bar[key] for bar in bars.values())) for key in ("time_s", "idle_s"))
-    heading = alt.Title(title, subtitle=f"{total} in all; dark line: the device is idle, {waits} in all")
+    total, waits = (format_time(float(bars[key].sum())) for key in ("time_s", "idle_s"))
+    subtitle = f"{total} in all; dark line: the device is idle, {waits} in all"
+    heading = alt.Title("Where the time goes, by module", subtitle=subtitle)
     return layer(time, line).properties(width=460, height=alt.Step(18), title=heading)
 
 
-def _merge(bar: Row, row: Row) -> None:
-    """Add an operation to a bar, which names the longest one in it."""
-    bar["end_s"] = max(bar["end_s"], row["end_s"])
-    bar["busy_s"] += row["busy_s"]
-    bar["operations"] += row["operations"]
-    if row["longest_s"] > bar["longest_s"]:
-        bar |= {key: row[key] for key in ("longest", "longest_s")}
+def _join(rows: "polars.DataFrame", gap: float) -> "polars.DataFrame":
+    """Neighbours of one lane and phase, at most `gap` apart, as one bar, which names the longest operation in it."""
+    import polars as pl
+
+    rows = rows.sort("lane", "start_s", maintain_order=True)
+    apart = pl.col("start_s") - pl.col("end_s").cum_max().shift(1).over("lane") > gap
+    bar = (apart.fill_null(True) | (pl.struct("lane", "phase").rle_id().diff() != 0)).cum_sum().alias("bar")
+    return _add_up(rows, bar, "lane", "phase").drop("bar")
 
 
-def _join(rows: Iterable[Row], gap: float) -> list[Row]:
-    """Neighbours of one lane and phase, at most `gap` apart, as one bar."""
-    bars: list[Row] = []
-    for row in rows:
-        near = bars and (bars[-1]["lane"], bars[-1]["phase"]) == (row["lane"], row["phase"])
-        if near and row["start_s"] - bars[-1]["end_s"] <= gap:
-            _merge(bars[-1], row)
-        else:
-            bars.append(dict(row))
-    return bars
+def _add_up(rows: "polars.DataFrame", *keys: "str | polars.Expr") -> "polars.DataFrame":
+    import polars as pl
+
+    longest = pl.col("longest", "longest_s").get(pl.col("longest_s").arg_max())
+    sums = (pl.min("start_s"), pl.max("end_s"), pl.sum("busy_s", "operations"), longest)
+    return rows.group_by(*keys, maintain_order=True).agg(*sums)
 
 
-def _aggregate(rows: list[Row], limit: int) -> list[Row]:
+def _aggregate(rows: "polars.DataFrame") -> "polars.DataFrame":
     """Few bars that look as one per operation would: nothing finer than a thousandth of the width is drawn."""
-    rows = sorted(rows, key=lambda row: (row["lane"], row["start_s"]))
-    first = min((row["start_s"] for row in rows), default=0.0)
-    span = max((row["end_s"] for row in rows), default=0.0) - first
+    import polars as pl
+
+    first, last = (float(value or 0.0) for value in rows.select(pl.min("start_s"), pl.max("end_s")).row(0))
+    span = last - first
     bars = _join(rows, span / 1000)
-    if len(bars) <= limit:
+    if len(bars) <= _BARS:
         return bars
     # Phases alternate faster than the eye can follow: each slot of time shows the phase that fills most of it.
-    slots = max(1, limit // len({row["lane"] for row in rows}))
-    width, filled = span / slots, dict[tuple[str, int], dict[str, Row]]()
-    for row in rows:
-        phases = filled.setdefault((row["lane"], min(slots - 1, int((row["start_s"] - first) / width))), {})
-        if row["phase"] in phases:
-            _merge(phases[row["phase"]], row)
-        else:
-            phases[row["phase"]] = dict(row)
-    most = (
-        max(phases.values(), key=lambda bar: bar["busy_s"])
-        | {"start_s": first + slot * width, "end_s": first + (slot + 1) * width}
-        for (_, slot), phases in sorted(filled.items())
-    )
-    return _join(most, width / 2)
+    slots = max(1, _BARS // rows["lane"].n_unique())
+    width = span / slots
+    slot = ((pl.col("start_s") - first) / width).cast(pl.Int64).clip(0, slots - 1).alias("slot")
+    most = _add_up(rows, "lane", slot, "phase").sort("busy_s", descending=True, maintain_order=True)
+    most = most.group_by("lane", "slot", maintain_order=True).first()
+    begin = first + pl.col("slot") * width
+    return _join(most.with_columns(start_s=begin, end_s=begin + width), width / 2)
 
 
-def timeline_lanes(frame: Frame, *, title: str = "Timeline of one iteration", lanes: int = 24) -> alt.Chart:
+def timeline_lanes(frame: Frame) -> alt.Chart:
     """Draw what every rank and stream does over time, coloured by phase; pale where it often is idle.
 
     Parameters
@@ -210,41 +195,36 @@ def timeline_lanes(frame: Frame, *, title: str = "Timeline of one iteration", la
     frame : frame or list of dict
         Rows ``rank``, ``stream``, ``phase``, ``start_s`` and ``end_s`` [s] and, where known, ``name`` and ``module``;
         neighbours of one phase become one bar, so that iterations of any length stay readable.
-    title : str, optional
-        Heading.
-    lanes : int, optional
-        Lanes drawn, from rank 0 on [-].
 
     Returns
     -------
     chart : altair.Chart
         One lane per rank and stream; the horizontal axis zooms where the renderer is interactive.
     """
-    rows = []
-    for row in read_rows(frame):
-        if (seconds := row["end_s"] - row["start_s"]) > 0:
-            kept = {key: row[key] for key in ("rank", "stream", "phase", "start_s", "end_s")}
-            kept["longest"] = " · ".join(filter(None, (row.get("name"), row.get("module"))))
-            kept |= {"lane": f"rank {row['rank']} · {row['stream']}", "longest_s": seconds, "busy_s": seconds}
-            rows.append(kept | {"operations": 1})
-    streams = order(str(row["stream"]) for row in rows)
-    pairs = sorted({(row["rank"], streams.index(str(row["stream"]))) for row in rows})
-    names = [f"rank {rank} · {streams[stream]}" for rank, stream in pairs]
-    phases = order(row["phase"] for row in sorted(rows, key=lambda row: row["start_s"]))
-    drawn = _aggregate([row for row in rows if row["lane"] in names[:lanes]], _ROW_LIMIT)
-    for row in drawn:
-        row["busy"] = min(1.0, row.pop("busy_s") / (row["end_s"] - row["start_s"]))
-        del row["rank"], row["stream"], row["longest_s"]
+    import polars as pl
+
+    rows = read_frame(frame, rank=0, stream="", phase="", start_s=0.0, end_s=0.0, name="", module="")
+    seconds, label = pl.col("end_s") - pl.col("start_s"), pl.format("rank {} · {}", "rank", "stream")
+    longest = pl.concat_list("name", "module").list.eval(pl.element().filter(pl.element() != "")).list.join(" · ")
+    rows = rows.filter(seconds > 0).with_columns(
+        lane=label, longest=longest, longest_s=seconds, busy_s=seconds, operations=pl.lit(1)
+    )
+    phases = order(rows.sort("start_s", maintain_order=True)["phase"])
+    place = {stream: number for number, stream in enumerate(order(rows["stream"]))}
+    pairs = sorted({*rows.select("rank", "stream").rows()}, key=lambda pair: (pair[0], place[pair[1]]))
+    names = [f"rank {rank} · {stream}" for rank, stream in pairs]
+    drawn = _aggregate(rows.filter(pl.col("lane").is_in(names[:_LANES])))
+    drawn = drawn.with_columns(busy=(pl.col("busy_s") / (pl.col("end_s") - pl.col("start_s"))).clip(0, 1))
+    drawn = drawn.drop("busy_s", "longest_s")
     axis = "Time since the iteration began"
-    axis += f"; {len(names) - lanes} more lanes are not drawn" if len(names) > lanes else ""
-    pale = any(row["busy"] < 0.9 for row in drawn)
-    note = "paler: the stream is idle for a part of the bar" if pale else alt.Undefined
-    x, y = canvas.amount_axis("start_s", axis, "s", ticks=8), alt.Y("lane:N", title=None, sort=names[:lanes])
+    axis += f"; {len(names) - _LANES} more lanes are not drawn" if len(names) > _LANES else ""
+    note = "paler: the stream is idle for a part of the bar" if (drawn["busy"] < 0.9).any() else alt.Undefined
+    x, y = canvas.amount_axis("start_s", axis, "s", ticks=8), alt.Y("lane:N", title=None, sort=names[:_LANES])
     shade = alt.Opacity("busy:Q", scale=alt.Scale(domain=[0, 1], range=[0.15, 1]), legend=None)
     shown = tips("lane", "phase", "longest", start_s=".4s", end_s=".4s", operations="d", busy=".0%")
-    color, bars = canvas.colour("phase", phases, title="Phase"), draw(drawn, name="timeline")
-    bars = bars.mark_bar(height={"band": 0.8})
+    bars = draw(drawn.to_dicts(), name="timeline").mark_bar(height={"band": 0.8})
+    color = canvas.colour("phase", phases, title="Phase")
     bars = bars.encode(x=x, x2="end_s:Q", y=y, color=color, opacity=shade, tooltip=shown)
     zoom = alt.selection_interval(name="zoom", bind="scales", encodings=["x"])
-    heading = alt.Title(title, subtitle=note)
+    heading = alt.Title("Timeline of one iteration", subtitle=note)
     return bars.add_params(zoom).properties(width=620, height=alt.Step(24), title=heading)

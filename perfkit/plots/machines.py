@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
 
@@ -117,47 +118,38 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
     rows, ranged = [*measured, *fitted], any(row.get("q1_s") for row in measured)
     for row in rows:
         row["group"] = f"{row['ranks']} ranks" + (f", {row['way'].replace('_', '-')}" if row.get("way") else "")
-    single = min(len({row[key] for row in rows}) for key in ("operation", "group")) < 2
-    for row in rows:
-        row["series"] = f"{row['operation']}, {row['group']}" if single else row["operation"]
-        row["group"] = "" if single else row["group"]
         for time, name in (("time_s", "busbw"), ("q1_s", "busbw_high"), ("q3_s", "busbw_low")):
             row[time] = row.get(time) or row["time_s"]
             rate = bus_bandwidth(row["nbytes"], row[time], ranks=row["ranks"], operation=row["operation"])
             row[name] = float(rate)
-    looks, dash = _tell_apart(rows, bool(measured))
+    groups = sorted(order(row["group"] for row in rows), key=lambda name: (int(name.split()[0]), name))
+    single = min(len(groups), len({row["operation"] for row in rows})) < 2  # each has a colour of its own
+    for row in rows:
+        row["series"] = f"{row['operation']}, {row['group']}" if single else row["operation"]
+    legend, dash = alt.Legend(orient="bottom", columns=4, title=None), dict[str, Any]()
+    looks = canvas.mark_series("series", order(row["series"] for row in rows), legend=legend)
+    if not single:
+        looks["shape"] = canvas.mark_series("group", groups, legend=legend)["shape"]
+        dashes = alt.Scale(domain=groups, range=[list(_DASHES[i % len(_DASHES)]) for i in range(len(groups))])
+        lined: dict[str, Any] = {} if measured else {"symbolSize": 300, "symbolType": "stroke"}
+        wide = alt.Legend(orient="bottom", columns=4, title=None, **lined)
+        dash = {"strokeDash": alt.StrokeDash("group:N", scale=dashes, title=None, legend=wide)}
     x = canvas.log_axis("nbytes", "Message size", canvas.log_domain(row["nbytes"] for row in rows), "B")
     panels = []
     for name, low, high, label, unit in (
         ("time_s", "q1_s", "q3_s", "Time", "s"), ("busbw", "busbw_low", "busbw_high", "Bus bandwidth", "B/s"),
     ):  # fmt: skip
-        y = canvas.log_axis(
-            name, label, canvas.log_domain(row[key] for row in rows for key in (name, low, high)), unit, alt.Y
-        )
+        domain = canvas.log_domain(row[key] for row in rows for key in (name, low, high))
+        y = canvas.log_axis(name, label, domain, unit, alt.Y)
         lines = draw(fitted).mark_line(strokeWidth=2).encode(x=x, y=y, color=looks["color"], **dash)
         shown = tips("series", "group", **{"nbytes": ".3s", name: ".3s"})
-        dots = canvas.draw_points(measured, x, y, looks, shown, {"y": (low, high)}, size=30)
-        panels.append(layer(lines, *(dots if measured else [])).properties(width=310, height=280))
+        dots = canvas.draw_points(measured, x, y, looks, shown, {"y": (low, high)}, size=30) if measured else []
+        panels.append(layer(lines, *dots).properties(width=310, height=280))
     dots_mean = "" if not measured else "dots and bars: measured, with quartiles; " if ranged else "dots: measured; "
     return alt.hconcat(*panels, title=alt.Title(title, subtitle=f"{dots_mean}lines: modelled"), spacing=36)
 
 
-def _tell_apart(rows: Sequence[Row], dotted: bool) -> tuple[Row, Row]:
-    """Channels of points and of lines: colour by series; shape and dashes by group, or by series where all are one."""
-    legend = alt.Legend(orient="bottom", columns=4, title=None)
-    series, groups = (order(row[key] for row in rows) for key in ("series", "group"))
-    if len(groups) < 2:
-        return canvas.mark_series("series", series, legend=legend), {}
-    groups.sort(key=lambda name: (int(name.split()[0]), name))
-    dashes = alt.Scale(domain=groups, range=[list(_DASHES[i % len(_DASHES)]) for i in range(len(groups))])
-    wide = legend if dotted else alt.Legend(orient="bottom", columns=4, title=None, symbolSize=300, symbolType="stroke")
-    looks = canvas.mark_series("group", groups, legend=legend)
-    return looks | {"color": canvas.colour("series", series, legend=legend)}, {
-        "strokeDash": alt.StrokeDash("group:N", scale=dashes, title=None, legend=wide)
-    }
-
-
-def platform_ratios(frame: Frame, *, a: str, b: str, title: str = "") -> alt.LayerChart:
+def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
     """Draw how many times better one platform is than another, quantity by quantity.
 
     Parameters
@@ -168,8 +160,6 @@ def platform_ratios(frame: Frame, *, a: str, b: str, title: str = "") -> alt.Lay
         lacks are left out.
     a, b : str
         Names of the platforms.
-    title : str, optional
-        Heading.
 
     Returns
     -------
@@ -190,18 +180,14 @@ def platform_ratios(frame: Frame, *, a: str, b: str, title: str = "") -> alt.Lay
     looks = canvas.mark_series("group", order(row["group"] for row in rows))
     shown = tips("quantity", "unit", a=".3s", b=".3s", times=".3f")
     dots = canvas.draw_points(rows, x, y, looks, shown, {"x": ("low", "high")}, size=60)
-    heading = alt.Title(title or f"{b} against {a}", subtitle="dot: ratio; bar: its 80% interval")
+    heading = alt.Title(f"{b} against {a}", subtitle="dot: ratio; bar: its 80% interval")
     return layer(rule, *dots).properties(width=380, height=alt.Step(18), title=heading)
-
-
-def _sum(row: Row, ending: str) -> float:
-    return sum(value or 0.0 for key, value in row.items() if key.endswith(ending))
 
 
 def _panel(rows: list[Row], ending: str, limit: float | None, texts: tuple[str, str, str]) -> alt.LayerChart:
     """Stacked bars of one unit; the rank with the longest bar is marked, and so is a limit within reach."""
     unit, title, mark = texts
-    parts = [key for key in (rows[0] if rows else ()) if key.endswith(ending)]
+    parts = [key for key in (rows[0] if rows else ()) if key.endswith(ending) and key != ending]
     names = [key.removesuffix(ending).replace("_", " ") for key in parts]  # all, so that each keeps its colour
     long: list[Row] = [
         {"rank": row["rank"], "part": name, "value": row[key], "order": place}
@@ -209,30 +195,23 @@ def _panel(rows: list[Row], ending: str, limit: float | None, texts: tuple[str, 
         for place, (key, name) in enumerate(zip(parts, names, strict=True))
         if (row[key] or 0) > 0
     ]
-    totals = {row["rank"]: _sum(row, ending) for row in rows}
-    most = max(totals.values(), default=0.0)
-    near = [limit] if limit is not None and limit < 4 * most else []
-    end = 1.22 * max([most, *near])  # room for the mark beside the longest bar
+    first: Row = max(rows, key=lambda row: float(row[ending]), default={"rank": None, ending: 0.0})
+    near = [limit] if limit is not None and limit < 4 * first[ending] else []
+    end = 1.22 * max([first[ending], *near])  # room for the mark beside the longest bar
     x = canvas.amount_axis("value", title, unit, ticks=5, scale=alt.Scale(domain=[0, end or 1], nice=False))
     y = alt.Y("rank:O", title="Rank", axis=alt.Axis(labelAngle=0))
     legend = alt.Legend(orient="bottom", columns=3, values=[n for n in names if any(r["part"] == n for r in long)])
     bars = canvas.draw_bars(long, x, y, canvas.colour("part", names, legend=legend), tips("rank", "part", value=".3s"))
-    first = max(totals, key=lambda rank: totals[rank], default=None)
-    beside = max([most, *(value for value in near if value < 1.2 * most)])  # the mark stands clear of the dashed line
-    marked = [{"rank": first, "value": beside, "text": mark}] if most > 0 else []
-    words = draw(marked).mark_text(align="left", dx=5, color=INK, fontWeight="bold", fontSize=11)
+    beside = max([first[ending], *(value for value in near if value < 1.2 * first[ending])])  # clear of the dashed line
+    words = draw([{"rank": first["rank"], "value": beside, "text": mark}] if first[ending] else [])
+    words = words.mark_text(align="left", dx=5, color=INK, fontWeight="bold", fontSize=11)
     words = words.encode(x=alt.X("value:Q"), y=alt.Y("rank:O"), text="text:N")
     line = draw([{"value": value} for value in near]).mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.5)
     return layer(bars, words, line.encode(x=alt.X("value:Q"))).properties(width=330, height=alt.Step(24))
 
 
 def plan_bars(
-    frame: Frame,
-    *,
-    time: float | None = None,
-    capacity: float | None = None,
-    notes: str | list[str] = "",
-    title: str = "What every rank does and holds",
+    frame: Frame, *, time: float | None = None, capacity: float | None = None, notes: Sequence[str] = ()
 ) -> alt.HConcatChart:
     """Draw seconds and memory of every rank as stacked bars, and mark the slowest and the fullest rank.
 
@@ -245,10 +224,8 @@ def plan_bars(
         Time of an iteration, drawn dashed: what a bar lacks of it, its rank waits [s].
     capacity : float, optional
         Memory of a rank, drawn dashed where the fullest rank takes more than a quarter of it [B].
-    notes : str or list of str, optional
+    notes : sequence of str, optional
         Lines below the heading.
-    title : str, optional
-        Heading.
 
     Returns
     -------
@@ -256,19 +233,18 @@ def plan_bars(
         Time on the left, memory on the right.
     """
     rows = read_rows(frame)
-    fullest = max(rows, key=lambda row: _sum(row, "_bytes"), default=None)
-    busy = sorted(rows, key=lambda row: (-_sum(row, "_s"), row is not fullest))[:_MOST]
-    if fullest is not None and all(row is not fullest for row in busy):
-        busy[-1] = fullest
-    lines = [notes] if isinstance(notes, str) else list(notes)
-    if len(rows) > len(busy):
-        lines.append(f"{len(busy)} of {len(rows)} ranks: the busiest, and the fullest")
-    busy.sort(key=lambda row: row["rank"])
+    for row in rows:
+        row |= {end: sum(value or 0.0 for key, value in row.items() if key.endswith(end)) for end in ("_s", "_bytes")}
+    fullest = max(rows, key=lambda row: row["_bytes"], default=None)
+    busy = sorted(rows, key=lambda row: (-row["_s"], row is not fullest))
+    kept = [*busy[: _MOST - 1], fullest if fullest in busy[_MOST:] else busy[_MOST - 1]] if len(rows) > _MOST else rows
+    cut = f"{_MOST} of {len(rows)} ranks: the busiest, and the fullest" if len(rows) > _MOST else ""
+    kept = sorted(kept, key=lambda row: row["rank"])
     whole = f"; dashed: iteration, {format_time(time)}" if time else ""
     room = f"; a rank has {format_bytes(capacity)}" if capacity else ""
     panels = [
-        _panel(busy, "_s", time, ("s", f"Time{whole}", "slowest")),
-        _panel(busy, "_bytes", capacity, ("B", f"Memory{room}", "fullest")),
+        _panel(kept, "_s", time, ("s", f"Time{whole}", "slowest")),
+        _panel(kept, "_bytes", capacity, ("B", f"Memory{room}", "fullest")),
     ]
-    heading = alt.Title(title, subtitle=[line for line in lines if line])
+    heading = alt.Title("What every rank does and holds", subtitle=[line for line in (*notes, cut) if line])
     return alt.HConcatChart(hconcat=panels, title=heading).resolve_scale(color="independent")

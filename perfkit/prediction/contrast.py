@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from perfkit.ground.hardware import DTYPES, Quantity
+from perfkit.ground.hardware import DTYPES
 from perfkit.ground.results import Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_rate, format_table, format_time
 from perfkit.platform.estimates import Estimate, keep_quiet, warn_once
@@ -30,8 +30,6 @@ COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 SIZES = (64 * 2**10, 4 * 2**20, 256 * 2**20)
 
 Workload: TypeAlias = DLRM | Transformer
-_Value: TypeAlias = float | Quantity | Estimate | Prediction | None
-_Found: TypeAlias = tuple[str, str, Sequence[Estimate | Prediction | None]]
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,9 @@ class PlatformComparison(Tabular):
         return "\n".join([format_table(lines), *(f"warning: {text}" for text in self.warnings)])
 
     def __repr__(self) -> str:
-        last, names = self.rows[-1], f"{self.b.name} against {self.a.name}"
-        if last["group"] != "iteration":
-            return f"PlatformComparison({names}: {len(self.rows)} quantities)"
-        return f"PlatformComparison({names}: {last['quantity']}, time x {last['ratio']:.3g})"
+        last, said = self.rows[-1], f"{len(self.rows)} quantities"
+        said = f"{last['quantity']}, time x {last['ratio']:.3g}" if last["group"] == "iteration" else said
+        return f"PlatformComparison({self.b.name} against {self.a.name}: {said})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.explain())}</pre>"
@@ -139,44 +136,50 @@ def compare(
     most = min(platform.network.ranks for platform in pair)
     if ranks is not None and check_positive("ranks", ranks, integer=True) > most:
         raise ValueError(f"ranks is {ranks}; {pair[0].name} and {pair[1].name} both have {most}; take fewer")
-    counts = tuple(ranks or platform.network.ranks for platform in pair)
+    counts = [ranks or platform.network.ranks for platform in pair]
     with keep_quiet():
-        if workload is not None:
-            runs = [predict(workload, platform, ranks=n) for platform, n in zip(pair, counts, strict=True)]
-        found = [*_estimate(pair, counts, workload)]
-        if workload is not None:
-            found.append(("iteration", f"{workload.description}, {_on(counts)}", runs))
-    rows = [*_datasheets(pair), *(_row(group, name, "s", estimates) for group, name, estimates in found)]
-    notes = tuple(dict.fromkeys(text for *_, pairs in found for item in pairs if item for text in item.warnings))
+        found = [each for each in _list_quantities(pair, counts, workload) if any(x is not None for x in each[-1])]
+    rows = []
+    for group, quantity, unit, items in found:
+        one, other = (getattr(item, "value", getattr(item, "time", item)) for item in items)
+        row = {"group": group, "quantity": quantity, "unit": unit, "a": one, "b": other}
+        row["ratio"] = other / one if one and other is not None else None
+        for side, item in zip("ab", items, strict=True):
+            ends = item.interval() if isinstance(item, Estimate | Prediction) else (None, None)
+            row[f"{side}_low"], row[f"{side}_high"] = ends
+        rows.append(row)
+    notes = tuple(dict.fromkeys(text for *_, items in found for x in items for text in getattr(x, "warnings", ())))
     warn_once(notes, 3)
     return PlatformComparison(*pair, tuple(rows), notes)
 
 
-def _row(group: str, quantity: str, unit: str, pair: Sequence[_Value]) -> dict[str, Any]:
-    """One line of the table; an estimate brings its interval."""
-    priced = [item if isinstance(item, Estimate | Prediction) else None for item in pair]
-    values: list[Any] = [getattr(item, "value", getattr(item, "time", item)) for item in pair]
-    a, b = values
-    row = {"group": group, "quantity": quantity, "unit": unit, "a": a, "b": b}
-    row["ratio"] = b / a if a and b is not None else None
-    for side, item in zip("ab", priced, strict=True):
-        row[f"{side}_low"], row[f"{side}_high"] = item.interval() if item else (None, None)
-    return row
+def _list_quantities(
+    pair: tuple[Platform, Platform], counts: Sequence[int], workload: Workload | None
+) -> Iterator[tuple[str, str, str, list[Any]]]:
+    """Group, quantity and unit, and what both platforms have of it: datasheets, estimates and a predicted iteration.
 
-
-def _datasheets(pair: tuple[Platform, Platform]) -> Iterator[dict[str, Any]]:
-    """Peaks by dtype, the main memory, ranks and links."""
-    peaks, links = [p.device.peaks for p in pair], [p.network.links for p in pair]
+    Products are in the workload's number format, else in bf16, else in the first one that both have.
+    """
     for dtype in DTYPES:
-        if any(dtype in side for side in peaks):
-            yield _row("peak", f"{dtype} peak", "FLOP/s", [side.get(dtype) for side in peaks])
+        yield "peak", f"{dtype} peak", "FLOP/s", [platform.device.peaks.get(dtype) for platform in pair]
     for what, unit in (("capacity", "B"), ("bandwidth", "B/s")):
-        yield _row("memory", f"main memory {what}", unit, [getattr(p.device.memory[-1], what) for p in pair])
-    yield _row("network", "ranks", "-", [float(platform.network.ranks) for platform in pair])
+        yield "memory", f"main memory {what}", unit, [getattr(p.device.memory[-1], what) for p in pair]
+    yield "network", "ranks", "-", [float(platform.network.ranks) for platform in pair]
     for name in ("intra", "inter"):
-        if any(name in side for side in links):
-            rates = [side[name].bandwidth if name in side else None for side in links]
-            yield _row("network", f"{name} link bandwidth", "B/s", rates)
+        links = [platform.network.links.get(name) for platform in pair]
+        yield "network", f"{name} link bandwidth", "B/s", [link and link.bandwidth for link in links]
+    common = [dtype for dtype in DTYPES if all(dtype in platform.device.peaks for platform in pair)]
+    wanted = workload.dtype if workload is not None else "bf16"
+    where = " and ".join(map(str, dict.fromkeys(counts))) + " rank" + "s" * (max(counts) > 1)
+    for dtype, size in product([wanted] if wanted in common else common[:1], GEMMS):
+        found = [_attempt(platform.gemm, *size, dtype=dtype) for platform in pair]
+        yield "gemm", f"GEMM {' x '.join(map(str, size))}, {dtype}", "s", found
+    for operation, nbytes in product(COLLECTIVES, SIZES) if min(counts) > 1 else ():  # one rank exchanges nothing
+        found = [_attempt(p.collective, operation, nbytes, ranks=n) for p, n in zip(pair, counts, strict=True)]
+        yield "collective", f"{operation} of {format_bytes(nbytes)}, {where}", "s", found
+    if workload is not None:
+        runs = [predict(workload, platform, ranks=n) for platform, n in zip(pair, counts, strict=True)]
+        yield "iteration", f"{workload.description}, {where}", "s", runs
 
 
 def _attempt(estimate: Callable[..., Estimate], *sizes: Any, **settings: Any) -> Estimate | None:
@@ -185,24 +188,6 @@ def _attempt(estimate: Callable[..., Estimate], *sizes: Any, **settings: Any) ->
         return estimate(*sizes, **settings)
     except ValueError:
         return None
-
-
-def _estimate(pair: tuple[Platform, Platform], counts: Sequence[int], workload: Workload | None) -> Iterator[_Found]:
-    """Times of `GEMMS` (in the workload's number format, else bf16, else the first of both) and of `COLLECTIVES`."""
-    common = [dtype for dtype in DTYPES if all(dtype in platform.device.peaks for platform in pair)]
-    wanted = workload.dtype if workload is not None else "bf16"
-    for dtype in [wanted] if wanted in common else common[:1]:
-        for size in GEMMS:
-            found = [_attempt(platform.gemm, *size, dtype=dtype) for platform in pair]
-            yield "gemm", f"GEMM {' x '.join(map(str, size))}, {dtype}", found
-    for operation, nbytes in product(COLLECTIVES, SIZES) if min(counts) > 1 else ():  # one rank exchanges nothing
-        found = [_attempt(p.collective, operation, nbytes, ranks=n) for p, n in zip(pair, counts, strict=True)]
-        if any(found):
-            yield "collective", f"{operation} of {format_bytes(nbytes)}, {_on(counts)}", found
-
-
-def _on(counts: Sequence[int]) -> str:
-    return " and ".join(str(count) for count in dict.fromkeys(counts)) + " rank" + "s" * (max(counts) > 1)
 
 
 def _show(value: float | None, unit: str) -> str:
