@@ -8,16 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from perfkit.models.caches import (
-    cold_misses,
-    lru_hit_rate,
-    lru_misses,
-    miss_share,
-    page_walks,
-    reuse_distances,
-    rotating_misses,
-)
+from perfkit.models.caches import cold_misses, lru_hit_rate, lru_misses, miss_share, page_walks, rotating_misses
 from perfkit.models.distributions import Distribution, ReuseHistogram, Uniform, Zipf, unique_rows
+from perfkit.models.kernels import reuse_distances
 
 hitters = st.lists(st.floats(0, 0.2), max_size=5).map(tuple)
 zipfs = st.one_of(

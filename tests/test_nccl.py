@@ -22,7 +22,7 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce", "send_recv")  # send_recv 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 DTYPES = {"float": ("fp32", 4), "half": ("fp16", 2), "double": ("fp64", 8), "bfloat16": ("bf16", 2),
           "int8": ("int8", 1), "uint64": ("uint64", 8), "f8e4m3": ("fp8", 1)}  # fmt: skip
-STYLES = ("first", "old", "middle", "new", "rccl", "timestamps", "per-iteration")
+STYLES = ("old", "middle", "new", "rccl", "timestamps", "per-iteration")
 NOISE = (
     "host-1:77184:77623 [0] NCCL INFO Channel 05/1 : 0[0] -> 10[2] [send] via NET/AWS Libfabric/1(2)/GDRDMA",
     "host-1:22:28 [0] NCCL INFO Channel 00/02 :    0   1   2   3",
@@ -72,15 +72,12 @@ class Log:
 
     def columns(self) -> tuple[list[str], list[str]]:
         block = ["time", "algbw", "busbw", "error" if self.style == "old" else "#wrong"]
-        if self.style in ("first", "old"):
+        if self.style == "old":
             names = ["size", "count", "type"]
             names += ["redop"] if self.redop or self.operation == "all_to_all" else []
             names += ["root"] if self.operation in ROOTED else []
         else:
             names = ["size", "count", "type", "redop", "root"]
-        if self.style == "first":
-            names = [{"size": "bytes", "count": "N", "redop": "op"}.get(name, name) for name in names]
-            block[3] = "res"
         block += ["i_min", "i_max", "i_p99", "i_cv%"] if self.style == "per-iteration" else []
         return names, block
 
@@ -88,17 +85,15 @@ class Log:
         names, _ = self.columns()
         text = f"{nbytes:12d}  {nbytes // DTYPES[self.dtype][1]:12d}  {self.dtype:>8}"
         text += (
-            f"  {self.redop or ('none' if 'root' in names and len(names) == 5 else ''):>6}"
-            if {"redop", "op"} & set(names)
-            else ""
+            f"  {self.redop or ('none' if 'root' in names and len(names) == 5 else ''):>6}" if "redop" in names else ""
         )
         text += f"  {self.root:6d}" if "root" in names else ""
         for in_place, time in enumerate(seconds):
             algbw = nbytes / time / 1e9
             busbw = algbw * float(bus_factor(self.operation, self.ranks))
-            shown = f"{time * 1e3:7.3f}" if self.style == "first" else c_float(time * 1e6, 7)
+            shown = c_float(time * 1e6, 7)
             unsupported = in_place and self.operation in ("all_to_all", "send_recv")
-            wrong = "N/A" if unsupported or not self.validated else "2e-07" if self.style in ("first", "old") else "0"
+            wrong = "N/A" if unsupported or not self.validated else "2e-07" if self.style == "old" else "0"
             text += f"  {shown:>7}  {c_float(algbw, 6):>6}  {c_float(busbw, 6):>6}  {wrong:>5}"
             text += "   10.00    20.00    19.00     3.00" if self.style == "per-iteration" else ""
         return text + ("  2025-08-01 12:00:00" if self.style == "timestamps" else "")
@@ -107,9 +102,7 @@ class Log:
         program = PROGRAMS.get(self.operation, f"{self.operation}_perf")
         lines = ["# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807"] if self.style == "new" else []
         lines += [f"# Collective test starting: {program}"] if self.style in ("new", "rccl", "timestamps") else []
-        if self.style == "first":
-            lines += [f"+ mpirun ./build/{program} -b 8 -e 1G"]
-        elif self.style != "old":
+        if self.style != "old":
             lines += [f"/usr/bin/{program} -b 8 -e 1G -f 2"]
         each = math.gcd(self.ranks, self.gpus_per_node)
         lines += [
@@ -118,7 +111,7 @@ class Log:
         ]
         lines += ["rccl-tests: Version develop:5272cd1"] if self.style == "rccl" else []
         if self.listed:
-            place = "Pid  77184 on" if self.style in ("first", "old") else "Group  0 Pid  77184 on"
+            place = "Pid  77184 on" if self.style == "old" else "Group  0 Pid  77184 on"
             lines += ["# Using devices"]
             lines += [
                 f"#  Rank {r:2d} {place} host-{r // self.gpus_per_node} device  0 [0x0f] NVIDIA H100"
@@ -127,7 +120,7 @@ class Log:
         names, block = self.columns()
         lines += ["#", "#" + " " * 40 + "out-of-place" + " " * 20 + "in-place"]
         lines += [f"#       {'  '.join([*names, *block, *block])}{'  timestamp' if self.style == 'timestamps' else ''}"]
-        return lines + ([] if self.style == "first" else ["#        (B)    (elements)          (us)  (GB/s)  (GB/s)"])
+        return [*lines, "#        (B)    (elements)          (us)  (GB/s)  (GB/s)"]
 
     def lines(self) -> list[str]:
         tail = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 68.4048", "#"]
@@ -158,15 +151,14 @@ def logs(draw: st.DrawFn) -> Log:
     )  # fmt: skip
 
 
-def agree(frame: pl.DataFrame, expected: list[dict[str, Any]], style: str = "new") -> None:
+def agree(frame: pl.DataFrame, expected: list[dict[str, Any]]) -> None:
     """The frame holds what the log was written from, to the digits that it prints."""
     assert frame.height == len(expected)
     for row, truth in zip(frame.iter_rows(named=True), expected, strict=True):
-        shown = 5.1e-7 if style == "first" else 5.1e-9
         assert {name: row[name] for name in truth if name != "seconds"} == {
             k: v for k, v in truth.items() if k != "seconds"
         }
-        assert row["seconds"] == pytest.approx(truth["seconds"], rel=6e-2 if truth["seconds"] > 9 else 1e-4, abs=shown)
+        assert row["seconds"] == pytest.approx(truth["seconds"], rel=6e-2 if truth["seconds"] > 9 else 1e-4, abs=5.1e-9)
         algbw = row["nbytes"] / row["seconds"] if row["nbytes"] else 0.0
         assert row["algbw"] == pytest.approx(algbw)
         assert row["busbw"] == pytest.approx(algbw * bus_factor(truth["operation"], truth["ranks"]))
@@ -178,7 +170,7 @@ def test_what_was_written_is_read(log: Log, noise: list[tuple[int, str]]) -> Non
     for place, text in noise:
         lines.insert(place % (len(lines) + 1), log.prefix + text)
     frame = parse_nccl_tests("\n".join(lines), operation=log.operation if log.style == "old" else None)
-    agree(frame, log.expected(), log.style)
+    agree(frame, log.expected())
     first = frame["line"][0]
     assert lines[first - 1] == log.prefix + log.row(*log.times[0])
 
@@ -187,14 +179,14 @@ def test_what_was_written_is_read(log: Log, noise: list[tuple[int, str]]) -> Non
 def test_ranks_are_told_by_the_bandwidths_where_no_device_is_listed(log: Log) -> None:
     log = replace(log, listed=False, gpus_per_node=1)
     text = "\n".join(log.lines())
-    agree(parse_nccl_tests(text, operation=log.operation, ranks=log.ranks), log.expected(), log.style)
+    agree(parse_nccl_tests(text, operation=log.operation, ranks=log.ranks), log.expected())
     try:
         frame = parse_nccl_tests(text, operation=log.operation)
     except ValueError as error:  # too few digits
         low, high = re.search(r"they are (\d+) to (\d+|inf); pass ranks=", str(error)).groups()  # type: ignore[union-attr]
         assert int(low) <= log.ranks <= float(high) and low != high
     else:
-        agree(frame, log.expected(), log.style)
+        agree(frame, log.expected())
 
 
 @given(logs(), st.data())
@@ -214,7 +206,7 @@ def test_a_log_that_breaks_off_is_refused_and_its_complete_rows_can_be_kept(log:
         else:
             assert [w.category for w in caught][-1] is LogWarning
             assert f"{frame.height} measurements are kept" in str(caught[-1].message)
-            agree(frame, complete[: frame.height], log.style)
+            agree(frame, complete[: frame.height])
             assert frame.height in (2 * whole, 2 * whole + 2)  # all but the end of the line may be there
 
 
@@ -234,7 +226,7 @@ def test_a_row_that_other_output_cuts_in_two_is_refused_and_those_before_it_can_
     if whole:
         with pytest.warns(LogWarning, match=f"; {2 * whole} measurements are kept"):
             frame = parse_nccl_tests(text, operation=log.operation, partial=True)
-        agree(frame, log.expected()[: 2 * whole], log.style)
+        agree(frame, log.expected()[: 2 * whole])
 
 
 # Real logs.

@@ -10,14 +10,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
+from polars.selectors import by_name, numeric
 
 from perfkit.ground.files import reading
 from perfkit.ground.units import check_choice, escape
 from perfkit.models.collectives import OPERATIONS, bus_factor
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _PACKAGE, _TABLES = "aiconfigurator_core", "*/*/*/*_perf.parquet"
 _INSTALL = "`pip install --no-deps 'aiconfigurator-core>=0.12'`"
@@ -71,7 +71,7 @@ def find_database(root: str | Path | None = None) -> Path:
     )
 
 
-def list_tables(system: str | None = None, *, root: str | Path | None = None) -> "pl.DataFrame":
+def list_tables(system: str | None = None, *, root: str | Path | None = None) -> pl.DataFrame:
     """List the tables of a kernel database.
 
     Parameters
@@ -92,8 +92,6 @@ def list_tables(system: str | None = None, *, root: str | Path | None = None) ->
     ValueError
         For an unknown system; the message lists those that have tables.
     """
-    import polars as pl
-
     folder = find_database(root)
     own = list(folder.glob(f"{system}/{_TABLES}")) if any(place.name == system for place in folder.iterdir()) else []
     files = [path.relative_to(folder) for path in sorted(own or folder.glob(f"*/{_TABLES}"), key=str)]
@@ -106,7 +104,7 @@ def list_tables(system: str | None = None, *, root: str | Path | None = None) ->
 
 
 @_guard
-def read_collectives(system: str, *, version: str = "newest", root: str | Path | None = None) -> "pl.DataFrame":
+def read_collectives(system: str, *, version: str = "newest", root: str | Path | None = None) -> pl.DataFrame:
     """Read the collectives of one system, as NCCL's test programs measured them (oneCCL's on Intel), out of place.
 
     Parameters
@@ -136,8 +134,6 @@ def read_collectives(system: str, *, version: str = "newest", root: str | Path |
     recorded. On 8 H100 or H200 an all_reduce of fp16 takes 20 % less time than one of int8 from 64 MiB on: their
     switches reduce fp16 but not int8, so do not fit one law to both.
     """
-    import polars as pl
-
     held, algbw = set(list_tables(system, root=root)["table"]), pl.col("nbytes") / pl.col("seconds")
     busbw = pl.coalesce(
         pl.when(pl.col("operation") == name).then(algbw * bus_factor(name, pl.col("ranks"))) for name in OPERATIONS
@@ -157,7 +153,7 @@ def read_collectives(system: str, *, version: str = "newest", root: str | Path |
 @_guard
 def read_gemms(
     system: str, *, dtype: str | None = "bf16", version: str = "newest", root: str | Path | None = None
-) -> "pl.DataFrame":
+) -> pl.DataFrame:
     """Read the matrix products y[m, n] = x[m, k] · w[n, k]ᵀ of one system.
 
     Parameters
@@ -194,7 +190,7 @@ def read_gemms(
 @_guard
 def read_attention(
     system: str, *, dtype: str | None = "bf16", version: str = "newest", root: str | Path | None = None
-) -> "pl.DataFrame":
+) -> pl.DataFrame:
     """Read fused attention over whole sequences: causal (language models) and, where measured, full (encoders).
 
     Parameters
@@ -221,8 +217,6 @@ def read_attention(
     ValueError
         For an unknown system, version or number format, and a system that has no such attention.
     """
-    import polars as pl
-
     # An encoder has a key for every query and head, and no cache whose format could differ.
     past, window, heads = (pl.col(name).cast(pl.Int64) for name in ("step", "window_size", "num_key_value_heads"))
     names = {
@@ -236,7 +230,7 @@ def read_attention(
 
 
 @_guard
-def read_casts(system: str, *, version: str = "newest", root: str | Path | None = None) -> "pl.DataFrame":
+def read_casts(system: str, *, version: str = "newest", root: str | Path | None = None) -> pl.DataFrame:
     """Read the casts of a bf16 matrix to fp8 by a known scale: the only kernels here that memory alone bounds.
 
     Parameters
@@ -265,27 +259,20 @@ def read_casts(system: str, *, version: str = "newest", root: str | Path | None 
     on, collectors ``vllm`` and ``trtllm`` reach 64–91 % of the datasheet bandwidth. The kernel of ``sglang`` reaches
     a tenth of it: leave it out.
     """
-    import polars as pl
-
     nbytes = 3 * pl.col("m") * pl.col("k")
     names = {"dtype": None, "rows": "m", "columns": "k", "nbytes": nbytes, "seconds": None, **_WITNESS}
     return _read(system, "scale_matrix", ("quant_dtype", "fp8"), names, version, root)
 
 
-def _rename(column: str) -> "pl.Expr":
+def _rename(column: str) -> pl.Expr:
     """A recorded number format in perfkit's words."""
-    import polars as pl
-
     return pl.col(column).cast(pl.String).replace(_DTYPES)
 
 
 def _read(
     system: str, table: str, dtype: tuple[str, str | None], names: _Names, version: str, root: Any, library: str = ""
-) -> "pl.DataFrame":
+) -> pl.DataFrame:
     """Rows of a table with the columns `names`, in the number format `dtype[1]` that its column `dtype[0]` holds."""
-    import polars as pl
-    from polars.selectors import by_name, numeric
-
     tables, folder, (column, wanted) = list_tables(system, root=root), find_database(root), dtype
     check_choice(f"table of {system}", table, tables["table"].unique(maintain_order=True))
     columns = [(old if isinstance(old, pl.Expr) else pl.col(old or new)).alias(new) for new, old in names.items()]
@@ -313,10 +300,8 @@ def _read(
     return tidy.select(pl.exclude("file"), repeat, "file")
 
 
-def _read_file(path: Path, needed: Sequence[str]) -> "pl.DataFrame":
+def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
     """Some columns of one file, null those it may lack."""
-    import polars as pl
-
     with path.open("rb") as file:
         if file.read(64).startswith(b"version https://git-lfs"):
             raise ValueError(f"{path} is a git-LFS pointer, not the table: run `git lfs pull` there, or {_INSTALL}")
@@ -330,10 +315,8 @@ def _read_file(path: Path, needed: Sequence[str]) -> "pl.DataFrame":
     return scan.select(*needed, *optional).collect()
 
 
-def _choose(frame: "pl.DataFrame", version: str) -> "pl.DataFrame":
+def _choose(frame: pl.DataFrame, version: str) -> pl.DataFrame:
     """Rows of one version, or of the newest one of each collector."""
-    import polars as pl
-
     pairs = frame.select("collector", "collector_version").unique().sort(pl.all()).rows()
     newest = {who: max((v for other, v in pairs if other == who), key=_order) for who, _ in pairs}
     if version not in ("newest", "all"):

@@ -8,16 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from perfkit.ground.files import LARGEST_TEXT, reading
 from perfkit.ground.units import check_choice, check_positive, escape, show
 from perfkit.models.collectives import OPERATIONS, bus_factor
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _SUFFIXES = (".log", ".out", ".txt")
 _NAMES = {name.replace("_", ""): name for name in OPERATIONS}  # the programs are called alltoall_perf, sendrecv_perf
@@ -43,7 +41,7 @@ _START = re.compile(r"(?:nThreads?:?\s*(\d{1,9})\s+)?nGpus\S*\s+(\d{1,9})\s.*min
 _PROGRAM = re.compile(r"Collective test starting: (?:\S*/)?(\w+?)_perf")
 _COMMAND = re.compile(r"\b(\w+?)_perf(?:_mpi)?[\"']?\s+-")
 _DEVICE = re.compile(r"Rank\s+(\d{1,9})(?:\s+Group\s+(\d+))?(?:\s+Pid\s+\d+)?\s+on\s+(\S+)\s+device")
-_HEADER = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*algbw\s+busbw.*")
+_HEADER = re.compile(r"size\s+count\s+type\s.*algbw\s+busbw.*")
 _FOOTER = re.compile(r"Out of bounds values|Avg bus bandwidth|Collective test concluded")
 #: A row, whatever its launcher has written before it ("3: ", "[1,0]<stdout>:", "pod | ", a date).
 _ROW = re.compile(r"(?<![\w.-])\d{1,18}\s+\d+\s+([A-Za-z]\w*)(?!\S)")
@@ -76,7 +74,6 @@ class _Table:
     devices: dict[int, tuple[str, str]] = field(default_factory=dict)
     leading: tuple[str, ...] = ("size", "count", "type", "redop", "root")
     trailing: tuple[str, ...] = _BLOCK + _BLOCK
-    unit: float = 1e-6
     halves: list[tuple[Any, ...]] = field(default_factory=list)
 
     def count(self) -> tuple[int, int | None]:
@@ -87,11 +84,10 @@ class _Table:
         return ranks, len(set(hosts)) if hosts and len(hosts) == ranks else None
 
     def read_header(self, header: str) -> bool:
-        """Learn the columns, which grew over the years: "bytes N type op", later "size count type redop root"."""
-        names = header.replace("timestamp", "date clock").replace(" op ", " redop ").split()
+        """Learn the columns, which grew over the years: "size count type", later "size count type redop root"."""
+        names = header.replace("timestamp", "date clock").split()
         first = names.index("time") if "time" in names else len(names)
         self.leading, self.trailing, self.headed = tuple(names[:first]), tuple(names[first:]), True
-        self.unit = 1e-3 if header.startswith("bytes") else 1e-6  # the first version printed ms
         return names[first : first + 3] == list(_BLOCK[:3])
 
     def take_row(self, line: int, text: str) -> bool:
@@ -113,7 +109,7 @@ class _Table:
                 return False
             time, algbw, busbw, wrong = map(float, exact)
             digits = (0.501 * 10.0 ** int(number.as_tuple().exponent) for number in exact[1:3])
-            figures = (float(lead[0]), self.unit * time, algbw, busbw, *digits, wrong)
+            figures = (float(lead[0]), 1e-6 * time, algbw, busbw, *digits, wrong)
             halves.append((line, text, lead[2], redop, root, start > 0, *figures))
         self.halves += halves
         return True
@@ -177,9 +173,9 @@ def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
 class _Ratio:
     """Bounds of the bus factor of each row, busbw over algbw, within their printed digits."""
 
-    def __init__(self, rows: "pl.DataFrame", unit: float) -> None:
+    def __init__(self, rows: pl.DataFrame) -> None:
         nbytes, seconds, algbw, busbw, algbw_half, busbw_half = rows.select(_HALF[6:12]).to_numpy().T
-        digit = 0.00501 * unit  # half of the last that a time may show
+        digit = 0.00501e-6  # half of the last that a time may show
         room = 0.05 * nbytes + 1e9 * (algbw_half * (seconds + digit) + algbw * digit)
         self.torn = (abs(1e9 * algbw * seconds - nbytes) > room) | ((nbytes == 0) & (algbw > 0))
         self.telling = (algbw > 20 * algbw_half) & ~self.torn
@@ -201,7 +197,7 @@ class _Ratio:
         return found[2] if found[2:] else 1, math.inf if found[-1] == _COUNTS[-1] else found[-1]
 
 
-def _name_operation(table: _Table, rows: "pl.DataFrame", ratio: _Ratio, file: str) -> tuple[str, str]:
+def _name_operation(table: _Table, rows: pl.DataFrame, ratio: _Ratio, file: str) -> tuple[str, str]:
     """Operation by label, columns and figures, or last by the file name; and a note if something is odd."""
     if table.label:
         return table.label, ""
@@ -236,13 +232,11 @@ def _count_ranks(table: _Table, ratio: _Ratio, operation: str) -> int:
 
 def _read_table(
     table: _Table, file: str, operation: str | None, ranks: int | None, nodes: int | None
-) -> tuple["pl.DataFrame", _MisfitError | None]:
+) -> tuple[pl.DataFrame, _MisfitError | None]:
     """Rows before one that contradicts the others, and the error of that one; warns of what else is odd."""
-    import polars as pl
-
     rows = pl.DataFrame(table.halves, _HALF, orient="row", infer_schema_length=None)
     (listed, hosts), misfit = table.count(), None
-    ratio, where = _Ratio(rows, table.unit), f"{file} line {rows['line'][0]}"
+    ratio, where = _Ratio(rows), f"{file} line {rows['line'][0]}"
     try:
         name, odd = (operation, "") if operation else _name_operation(table, rows, ratio, file)
         count = ranks or _count_ranks(table, ratio, name)
@@ -276,10 +270,8 @@ def _read_table(
     return rows.with_columns(**about, nbytes=whole, algbw=algbw, busbw=busbw).select(_COLUMNS), misfit
 
 
-def _collect(logs: Iterable[tuple[str, str]], partial: bool, **given: Any) -> "pl.DataFrame":
+def _collect(logs: Iterable[tuple[str, str]], partial: bool, **given: Any) -> pl.DataFrame:
     """Read named texts into one frame."""
-    import polars as pl
-
     for name, value in given.items():
         if value is not None and name == "operation":
             check_choice(name, value, OPERATIONS)
@@ -327,7 +319,7 @@ def read_nccl_tests(
     ranks: int | None = None,
     nodes: int | None = None,
     partial: bool = False,
-) -> "pl.DataFrame":
+) -> pl.DataFrame:
     """Read logs of nccl-tests or rccl-tests.
 
     Parameters
@@ -353,7 +345,7 @@ def parse_nccl_tests(
     ranks: int | None = None,
     nodes: int | None = None,
     partial: bool = False,
-) -> "pl.DataFrame":
+) -> pl.DataFrame:
     """Read output of nccl-tests or rccl-tests: old and new formats, among other lines, several runs in one text.
 
     Parameters

@@ -129,9 +129,14 @@ def _make_tables(records: Iterable[tuple[str, Mapping[str, Any]]], name: str, it
         with reading(place, "change the table"):
             _check_itemsize(values["itemsize"])
             found.append(EmbeddingTable(**values))
-    if len(found) > MOST_ROWS:
-        raise ValueError(f"{name} lists more than {MOST_ROWS:,} tables; leave rows out")
+    _check_count(len(found), name)
     return found, {}
+
+
+def _check_count(count: int, name: str) -> None:
+    """Turn away more tables than any model has."""
+    if count > MOST_ROWS:
+        raise ValueError(f"{name} lists more than {MOST_ROWS:,} tables; leave some out")
 
 
 def _read_csv(path: Path, itemsize: int) -> _Tables:
@@ -167,8 +172,10 @@ def _number(text: str) -> Any:
 def _read_parquet(path: Path, itemsize: int) -> _Tables:
     import polars
 
-    rows = polars.scan_parquet(path).limit(MOST_ROWS + 1).collect().iter_rows(named=True)
-    return _make_tables(((f"{path.name} row {i}", row) for i, row in enumerate(rows)), path.name, itemsize)
+    frame = polars.scan_parquet(path).limit(MOST_ROWS + 1).collect()
+    _check_count(len(frame), path.name)
+    rows = enumerate(frame.iter_rows(named=True))
+    return _make_tables(((f"{path.name} row {i}", row) for i, row in rows), path.name, itemsize)
 
 
 def _read_json(path: Path, itemsize: int) -> _Tables:
@@ -185,6 +192,7 @@ def _read_json(path: Path, itemsize: int) -> _Tables:
     entries = content.get("tables") if isinstance(content, Mapping) and set(content) == {"tables"} else content
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ValueError(f'{name} must hold a list of tables such as {{"rows": 1000, "dim": 64}}, or a TBEDataConfig')
+    _check_count(len(entries), name)
     return _make_tables(((f"{name}[{i}]", entry) for i, entry in enumerate(entries)), name, itemsize)
 
 
@@ -194,8 +202,7 @@ def _read_tbe(content: Any, name: str, itemsize: int) -> _Tables:
         tables, batch = parse_tbe_config(config, place=f"{name}[{i}]" if several else name, itemsize=itemsize)
         found += [replace(table, name=f"{i}.{table.name}") if several else table for table in tables]
         batches.add(batch)
-        if len(found) > MOST_ROWS:
-            raise ValueError(f"{name} lists more than {MOST_ROWS:,} tables; leave some out")
+        _check_count(len(found), name)
     if len(batches) > 1:
         shown = ", ".join(map(str, sorted(batches)))
         raise ValueError(f"{name} has batches of {shown}; keep each in a file of its own")

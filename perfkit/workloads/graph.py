@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfkit.ground.results import Tabular
-from perfkit.models.caches import reuse_distances
+from perfkit.models.kernels import reuse_distances
 
 if TYPE_CHECKING:
     import polars
