@@ -314,9 +314,11 @@ def test_reuse_distances_of_a_small_tape() -> None:
     a, b, c = (tape.tensor(100), tape.tensor(10), tape.tensor(1000))
     tape.emit("first", "elementwise", [a], [b])
     tape.emit("second", "elementwise", [b], [c])
+    tape.emit("third_", "elementwise", [c, a], [c])
     graph = Draft(tape).graph()
     near = graph.distances[2]  # b is read right after it was written
     assert near < 4 * 110
+    assert graph.distances[-1] == 0, "what is changed in place has just been read"
     assert graph.footprint == 4 * 1110
     assert max(graph.distances) <= graph.footprint
 

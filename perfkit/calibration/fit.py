@@ -33,13 +33,30 @@ _SHARES = ((0.5, 0.7, 0.9), (0.4, 0.5, 0.6, 0.75, 0.9))
 _AROUND = (0.6, 0.8, 1.0, 1.25)  # and of measured ones
 
 
+def count_traffic(row: Row) -> float:
+    """Bytes that a measured kernel reads and writes: each operand once, and what it changes in place once more.
+
+    Parameters
+    ----------
+    row : mapping
+        Measured kernel; its ``nbytes`` hold each operand once [B].
+
+    Returns
+    -------
+    nbytes : float
+        As the operations of a graph count them [B].
+    """
+    in_place = row["kind"] == "elementwise" and row["variant"].endswith("_")
+    return float(row["nbytes"]) + (4.0 * float(row["sizes"]["elements"]) if in_place else 0.0)
+
+
 def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: float) -> dict[str, Array]:
     """Sizes of isolated kernels of one kind as the forms take them; a repeated call finds its data where it fits.
 
     Parameters
     ----------
     rows : sequence of mapping
-        Measured kernels: ``sizes``, ``kind`` and ``nbytes`` [B].
+        Measured kernels: ``sizes``, ``kind``, ``variant`` and ``nbytes``, the bytes of their operands [B].
     capacities : (float, float)
         Bytes that the two cache levels effectively hold [B].
     entries : float
@@ -51,9 +68,10 @@ def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: fl
         As `perfkit.prediction.cost.size_operations` returns for the operations of an iteration.
     """
     names = {name for row in rows for name in row["sizes"]}
-    sizes = {name: np.array([float(row["sizes"].get(name, 0.0)) for row in rows]) for name in names}
+    # files of early campaigns hold places that come out of a pooling as numbers below zero
+    sizes = {name: np.array([abs(float(row["sizes"].get(name, 0.0))) for row in rows]) for name in names}
     kind, nbytes = rows[0]["kind"], np.array([float(row["nbytes"]) for row in rows])
-    sizes |= {"nbytes": nbytes}
+    sizes["nbytes"] = np.array([count_traffic(row) for row in rows])
     for level, capacity in zip(("l2", "l3"), capacities, strict=True):
         sizes[f"beyond_{level}"] = nbytes * miss_share(nbytes, capacity=capacity)
     if not kind.startswith("embedding"):
@@ -278,7 +296,7 @@ def find_caches(
     """
     streams = [row for row in _streams(kernels) if row["nbytes"] > 3e4]
     pairs = [(row["nbytes"], 2.0 * row["nbytes"], np.percentile(row["stream"], 25)) for row in ladder]  # read, written
-    points = np.array(pairs or [(row["nbytes"], row["nbytes"], row["q1"]) for row in streams], dtype=float)
+    points = np.array(pairs or [(row["nbytes"], count_traffic(row), row["q1"]) for row in streams], dtype=float)
     largest = float(points[:, 0].max()) if len(points) else 0.0
     if len(points) < 8 or largest < 16.0 * points[:, 0].min():
         return (), (), largest
@@ -312,9 +330,10 @@ def _describe(
         return Quantity(float(value), unit, kind, said, day)
 
     peak = max(row["sizes"]["flops"] / row["q1"] for row in rows if row["kind"] == "gemm")
-    bounds, seen = [0.0, *capacities, np.inf], [(row["nbytes"], row["nbytes"] / row["q1"]) for row in _streams(rows)]
+    bounds = [0.0, *capacities, np.inf]
+    seen = [(row["nbytes"], count_traffic(row) / row["q1"]) for row in _streams(rows)]
     names, levels = [*("L1", "L2", "L3")[3 - len(capacities) :], "DRAM"], []
-    rates = rates or [max(row["nbytes"] / row["q1"] for row in rows)]  # at least what some kernel has moved
+    rates = rates or [max(count_traffic(row) / row["q1"] for row in rows)]  # at least what some kernel has moved
     whole = quantity(memory["value"], "B", said=memory["source"]) if memory["value"] else None
     for name, rate, (low, high) in zip(names, rates, pairwise(bounds), strict=True):
         best = max([rate, *(speed for size, speed in seen if max(2.0 * low, 1e5) < size <= high)])

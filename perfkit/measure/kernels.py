@@ -237,7 +237,7 @@ def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
                 sizes |= {"rows": channels, "n": batch * side**2}
             if kind == "pooling":
                 (window, stride), adaptive = ((3, 2), (2, 2), (3, 1))[number % 3], "adaptive" in variant
-                out = sizes["rows"] * -((-side // (2 if adaptive else stride)) ** 2)
+                out = sizes["rows"] * (-side // (2 if adaptive else stride)) ** 2
                 sizes |= {"window": window, "stride": stride, "m": out}
                 sizes["k"] = sizes["elements"] / out if adaptive else window**2
             yield Case(kind, variant, sizes)

@@ -190,8 +190,14 @@ class Graph(Tabular):
 
     @cached_property
     def distances(self) -> np.ndarray:
-        """Bytes touched since each access's buffer was last touched, the iteration taken as a cycle [B]."""
-        return reuse_distances(self.accesses[:, 1].astype(np.intp), self.accesses[:, 2])
+        """Bytes touched since each access's buffer was last touched, the iteration taken as a cycle [B].
+
+        What an operation changes in place is near: it has just been read.
+        """
+        operations, buffers, nbytes, writes = self.accesses.T
+        found = reuse_distances(buffers.astype(np.intp), nbytes)
+        places = operations * (buffers.max(initial=0.0) + 1.0) + buffers
+        return np.where((writes == 1.0) & np.isin(places, places[writes == 0.0]), 0.0, found)
 
     @cached_property
     def footprint(self) -> float:
