@@ -46,6 +46,7 @@ class Costs:
         #: What real iterations were found to add; ranks of a node that take part; whether they have a device.
         self.iteration: Fit | None = platform.context.find_iteration("dlrm", ranks)
         self.node, self.accelerated = min(platform.network.ranks_per_node, ranks), platform.device.kind != "cpu"
+        self.fused = workload.embedding != "separate"
         #: Tables by their sizes, so that nothing depends on the order they are given in; those worth copying.
         self.order = np.lexsort(np.array([(t.exponent, t.pooling, t.dim, t.rows) for t in workload.tables]).T)
         self.worth = np.array([t.rows <= COPIED * workload.batch for t in workload.tables])
@@ -55,7 +56,7 @@ class Costs:
 
     def launch(self) -> Array:
         """Start-up of kernels that work on all tables of a rank, by `SECONDS` [s]."""
-        return self._time([], self.workload.batch, np.zeros(0, dtype=bool), 1.0)[-1]
+        return self._time([], self.workload.batch, np.zeros(0, dtype=bool), 1.0)[1]
 
     def seconds(self, graph: Graph, platform: Platform | None = None) -> Array:
         """Time of operations inside an iteration [s]."""
@@ -74,10 +75,8 @@ class Costs:
         `part` is the share of the columns in the shard; costs are by `COLUMNS`.
         """
         if kind not in ("row_wise", "table_row_wise"):
-            # Copies are priced with those worth copying, or else with all that are not.
-            split, sizes = (
-                ("copies", self.worth[numbers]) if kind == "data_parallel" else ("columns", part + 0 * numbers)
-            )
+            copies = kind == "data_parallel"  # priced with those worth copying, or else with all that are not
+            split, sizes = ("copies", self.worth[numbers]) if copies else ("columns", part + 0 * numbers)
             cost = np.zeros((len(numbers), len(COLUMNS)))
             for size in np.unique(sizes):
                 cost[sizes == size] = self._price(numbers[sizes == size], split, size)
@@ -95,18 +94,13 @@ class Costs:
 
     def _price(self, numbers: np.ndarray, split: str, size: float) -> Array:
         """Costs of one shard of some tables, with all tables split alike; found once."""
-        given, bags, scale, fused = (
-            self.workload.tables,
-            self.workload.batch,
-            float(self.ranks),
-            self.workload.embedding,
-        )
+        given, bags, scale = self.workload.tables, self.workload.batch, float(self.ranks)
         known = self._known.setdefault((split, size), np.full((len(given), len(COLUMNS)), np.nan))
         missing = np.unique(numbers[np.isnan(known[numbers, 0])])
         if not len(missing):
             return known[numbers]
         # A fused kernel of a GPU finds nothing of other tables in the caches; else all tables compete for them.
-        members = missing if fused != "separate" and self.accelerated else self.order
+        members = missing if self.fused and self.accelerated else self.order
         tables, copied = [given[n] for n in members], (self.worth[members] == size) & (split == "copies")
         if split == "copies":
             bags, scale = max(bags // self.ranks, 1), 1.0
@@ -117,12 +111,14 @@ class Costs:
             pooling, scale = [share_lookups(t, over, first=first) for t in tables], scale / over
             tables = [replace(t, rows=-(-t.rows // over), pooling=p) for t, p in zip(tables, pooling, strict=True)]
         known[members] = _size(self.workload, tables, bags, copied)
-        times = self._time(tables, bags, copied, scale)[:-1]
-        known[members, : len(SECONDS)] = steady(times)  # a search goes the same way on every processor
+        seconds, _ = self._time(tables, bags, copied, scale)
+        known[members, : len(SECONDS)] = steady(seconds)  # a search goes the same way on every processor
         return known[numbers]
 
-    def _time(self, tables: Sequence[EmbeddingTable], bags: int, copied: np.ndarray, scale: float) -> Array:
-        """Seconds of each table by `SECONDS`, and in one more row the start-up of kernels that work on all of them."""
+    def _time(
+        self, tables: Sequence[EmbeddingTable], bags: int, copied: np.ndarray, scale: float
+    ) -> tuple[Array, Array]:
+        """Seconds of each table by `SECONDS`, and the start-up of kernels that work on all of them."""
         listed = _list_operations(self, tables, bags, np.append(copied, False), scale)
         groups = [group for group in listed if len(group.members)]
         graph, starts = _join(groups, tuple(tables))
@@ -130,26 +126,25 @@ class Costs:
         known: Mapping[str, float] = self.platform.context.caches or {}
         sizes = {**known, "l2": l2 * scale, "l3": l3 * scale, **({"pages": pages * scale} if pages < np.inf else {})}
         near = replace(self.platform, context=replace(self.platform.context, caches=Fit("caches", sizes)))
-        times, out = np.split(self.seconds(graph, near), starts[1:]), np.zeros((len(tables) + 1, len(SECONDS)))
-        for group, start, time in zip(groups, starts, times, strict=True):
+        out, launch = np.zeros((len(tables) + 1, len(SECONDS))), np.zeros(len(SECONDS))
+        for group, start, time in zip(groups, starts, np.split(self.seconds(graph, near), starts[1:]), strict=True):
+            first, at = slice(start, start + 1), AT[group.name]
             # The host takes for each as long as after one of its own class.
-            host = self.issue(
-                Graph(graph.labels[start : start + 1], graph.features[start : start + 1], np.zeros((0, 4)))
-            )
-            time, host = (time, host) if self.accelerated else (time + host, 0.0 * host)
-            own, at = group.members < len(tables), AT.get(group.name, 0)
-            launch = time[~own]
-            if not group.shared:
-                out[group.members[own], AT["host"]] += host
-            elif group.name in ("lookup", "pack", "backward"):  # dense weights start an update in any case
-                out[-1, [at, AT["host"]]] += *launch, *host
-            out[group.members[own], at] += np.maximum(time - launch, 0.0)[own] if group.shared else time[own]
-        growth = np.append(_grow(self.workload.optimizer, tables, 32.0 if self.accelerated else 64.0), 1.0)
-        fused = self.workload.embedding
-        within = (fused != "separate") & ~np.append(copied, True)  # rows are updated in the backward pass
-        out[:, AT["backward"]] *= np.where(within & (fused == "fused"), growth, 1.0)
+            [host] = self.issue(Graph(graph.labels[first], graph.features[first], np.zeros((0, 4))))
+            time, host = (time, host) if self.accelerated else (time + host, 0.0)
+            if group.shared:
+                [empty] = time[group.members == len(tables)]
+                time = np.maximum(time - empty, 0.0)
+                if group.name != "update":  # which dense weights start in any case
+                    launch[[at, AT["host"]]] += empty, host
+            else:
+                out[group.members, AT["host"]] += host
+            out[group.members, at] += time
+        growth = _grow(self.workload.optimizer, tables, 32.0 if self.accelerated else 64.0)
+        out, within = out[:-1], self.fused & ~copied  # rows are updated in the backward pass
+        out[:, AT["backward"]] *= np.where(within & (self.workload.embedding == "fused"), growth, 1.0)
         out[:, AT["update"]] *= np.where(within, 1.0, growth)
-        return out
+        return out, launch
 
 
 class _Group(NamedTuple):
@@ -171,7 +166,7 @@ def _list_operations(
 ) -> Iterator[_Group]:
     """Classes of operations on tables in program order, as if one rank ran them all; each works on an empty one too."""
     workload, each = costs.workload, np.arange(len(copied))
-    last, fused = each == len(tables), workload.embedding != "separate"
+    last, fused = each == len(tables), costs.fused
     one = fused and costs.accelerated  # on a CPU each table counts as a kernel of its own
     rows, dim, pooling, item = np.array([*((t.rows, t.dim, t.pooling, t.itemsize) for t in tables), (0.0,) * 4]).T
     narrow = ITEMSIZE[workload.dtype] if isinstance(workload, DLRM) else workload.tables[-1].itemsize
@@ -182,15 +177,13 @@ def _list_operations(
     indices, offsets, out, sent, gradient, weight, order, rest = (k * len(each) + each for k in range(8))
     back, flat = (k * len(each) + 0 * each for k in (8, 9))
     looked = {"lookups": lookups, "bags": bag, "dim": dim, "table": each * ~last, "elements": gathered}
-    index, variant = (
-        ((indices, _INDEX * lookups, 0), (offsets, _INDEX * bag, 0)),
-        "fused" if fused else "_embedding_bag",
-    )
-    yield _Group("lookup", ("embedding_forward", variant), each, looked, (*index, (out, pooled * wide, 1)), one)
+    index = (indices, _INDEX * lookups, 0), (offsets, _INDEX * bag, 0)
+    label = "embedding_forward", "fused" if fused else "_embedding_bag"
+    yield _Group("lookup", label, each, looked, (*index, (out, pooled * wide, 1)), one)
     sizes, packed = {"elements": pooled, "rows": bag, "bare": 1.0}, ((out, pooled * wide, 0), (sent, pooled * wide, 1))
     yield _Group("pack", ("copy", "cat"), each, sizes, packed, True)
     other = (rest, last * costs.footprint * scale, 0), (back, last * pooled.sum() * narrow, 1)
-    yield _Group("", ("copy", "clone"), each[-1:], {}, other)
+    yield _Group("pack", ("copy", "clone"), each[-1:], {}, other)  # everything else, of no table
     sparse, arrived = ~copied & (workload.sparse or fused), ((back, pooled * narrow, 0), *index)
 
     def find(which: np.ndarray) -> np.ndarray:
@@ -206,8 +199,8 @@ def _list_operations(
     else:  # gradients of single tables are found in the reverse order
         sizes, found = looked | {"rows": lookups, "bare": 1.0}, (*arrived, (gradient, gathered * wide, 1))
         yield _Group("backward", ("embedding_backward", "sparse"), find(sparse)[::-1], sizes, found)
-    sizes, members = looked if fused else looked | {"elements": weights, "rows": rows, "bare": 1.0}, find(~sparse)
-    members = members if fused else members[::-1]
+    sizes = looked if fused else looked | {"elements": weights, "rows": rows, "bare": 1.0}
+    members = find(~sparse) if fused else find(~sparse)[::-1]
     yield _Group("backward", ("embedding_backward", "dense"), members, sizes, (*arrived, gradients), one)
     sizes, written, reduced = {"elements": weights}, (flat, weights * wide, 1), (flat, weights * wide, 0)
     yield _Group("update", ("copy", "cat"), find(copied), sizes, (dense, written), True)
@@ -223,19 +216,15 @@ def _list_operations(
 def _join(groups: Sequence[_Group], tables: tuple[EmbeddingTable, ...]) -> tuple[Graph, list[int]]:
     """Operations of classes as a graph, and the first one of each class."""
     labels: list[tuple[str, str, str, str, str]] = []
-    features, accesses, starts = [], [], []
+    features, accesses, starts, n = [], [], [], len(tables) + 1
     for name, label, members, sizes, touched, _ in groups:
         starts.append(len(labels))
         own, phase = len(labels) + np.arange(len(members)), name if name in PHASES else "forward"
         labels += [(label[1], *label, phase, "embeddings")] * len(members)
-        columns = [
-            np.broadcast_to(sizes.get(size, size in ("launches", "calls")), len(tables) + 1) for size in FEATURES
-        ]
+        columns = [np.broadcast_to(sizes.get(size, size in ("launches", "calls")), n) for size in FEATURES]
         features.append(np.stack(columns, axis=1, dtype=float)[members])
-        accesses += [
-            np.stack(np.broadcast_arrays(own, buffer[members], nbytes[members], write), axis=1)
-            for buffer, nbytes, write in touched
-        ]
+        for buffer, nbytes, write in touched:
+            accesses.append(np.stack(np.broadcast_arrays(own, buffer[members], nbytes[members], write), axis=1))
     every = np.concatenate(accesses)
     every = every[np.argsort(every[:, 0], kind="stable")]
     return Graph(tuple(labels), np.concatenate(features), every, tables), starts
@@ -261,7 +250,4 @@ def _size(workload: DLRM | TableSet, tables: Sequence[EmbeddingTable], bags: int
         "inputs": inputs, "outputs": outputs, "averaged": weights * copied,
         "gradients": outputs + np.where(copied | (not (workload.sparse or fused)), weights, sparse),
     }  # fmt: skip
-    out = np.zeros((len(tables), len(COLUMNS)))
-    for name, values in found.items():
-        out[:, AT[name]] = values
-    return out
+    return np.stack([found.get(name, 0.0 * rows) for name in COLUMNS], axis=1)

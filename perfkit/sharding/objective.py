@@ -228,17 +228,12 @@ def _exchange(curve: Curve, cost: Array, pooled: Array, options: Options) -> tup
 
 
 def set_up(
-    workload: DLRM | TableSet,
-    platform: Platform | str | Path,
-    ranks: int,
-    memory: float | None,
-    objective: str,
-    inputs: str,
+    workload: DLRM | TableSet, platform: Platform | str | Path, ranks: int, memory: float | None, kind: str, inputs: str
 ) -> Problem:
     """Make a placement problem of a workload on ranks of a platform; `memory` of a rank is in bytes."""
     check_type("workload", workload, DLRM | TableSet)
     where, ranks = load_platform(platform), int(check_positive("ranks", ranks, integer=True))
-    check_choice("objective", objective, OBJECTIVES)
+    check_choice("objective", kind, OBJECTIVES)
     check_choice("inputs", inputs, ("local", "exchanged"))  # who reads indices: ranks that need them, or any
     if ranks > where.network.ranks:
         raise ValueError(f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer")
@@ -255,8 +250,8 @@ def set_up(
         sent = sum(each.features["nbytes"] for each in collectives if each.name == "all_reduce")
     pooled = 2 * workload.batch / ranks * sum(t.dim * t.itemsize for t in workload.tables)
     reserved = pooled if isinstance(workload, TableSet) else costs.footprint
-    problem = Problem(costs, objective, capacity - reserved, reserved)
-    if objective == "additive":
+    problem = Problem(costs, kind, capacity - reserved, reserved)
+    if kind == "additive":
         return problem
     curves = _find_curves(costs, sent, inputs)
     *launch, issue = costs.launch()

@@ -189,12 +189,10 @@ class PlanPrice(Tabular):
         return plots.plan_bars(frame, time=self.time, capacity=self.capacity, notes=notes)
 
     def __repr__(self) -> str:
-        low, high = self.interval()
-        full = f"memory {format_bytes(float(self.memory.max()))} of {format_bytes(self.capacity)}"
-        return (
-            f"PlanPrice({format_time(self.time)} ({format_time(low)}–{format_time(high)}), {full}"
-            f"{'' if self.fits else ', does not fit'}; {self.bottleneck})"
-        )
+        low, high = map(format_time, self.interval())
+        full = f"{format_bytes(float(self.memory.max()))} of {format_bytes(self.capacity)}"
+        words = f"{format_time(self.time)} ({low}–{high}), memory {full}{'' if self.fits else ', does not fit'}"
+        return f"PlanPrice({words}; {self.bottleneck})"
 
 
 def price_placements(costs: Costs, plan: Plan) -> Shards:
@@ -363,9 +361,8 @@ class ShardingResult(Tabular):
         price, kinds = self.prediction, [p.kind for p in self.plan.placements]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         lines = [repr(self), f"  {counts}; no plan can take less than {format_time(self.bound)}"]
-        lines += [
-            f"  {share / price.time:6.1%}  {format_time(share):>9}  {name}" for name, share in price.parts.items()
-        ]
+        for name, share in price.parts.items():
+            lines.append(f"  {share / price.time:6.1%}  {format_time(share):>9}  {name}")
         memory = price.memory
         low, high, most = map(format_bytes, (float(memory.min()), float(memory.max()), price.capacity))
         lines.append(f"  memory of tables: {low} to {high} a rank, of {most}")
@@ -377,11 +374,9 @@ class ShardingResult(Tabular):
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        name = self.prediction._problem.costs.platform.name
-        return (
-            f"ShardingResult({len(self.plan.owners)} tables on {self.plan.ranks} ranks of {name}: "
-            f"{format_time(self.prediction.time)}, at most {self.gap:.2%} above the best)"
-        )
+        where = f"{self.plan.ranks} ranks of {self.prediction._problem.costs.platform.name}"
+        time = f"{format_time(self.prediction.time)}, at most {self.gap:.2%} above the best"
+        return f"ShardingResult({len(self.plan.owners)} tables on {where}: {time})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.explain())}</pre>"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,14 +16,14 @@ _TIGHT = 0.3  # share of the memory from which on it is looked at
 _PARTNERS = 16  # ranks considered for a trade at a time
 #: First options: largest shard of a table that is split by columns, over the average load of a rank [-].
 _SPLITS = (0.7, 0.35, 2.0)
-_STAGES = 60
 _HEATS = (3e-3, 0.1, 1e-3)  # first temperatures over the time, for one anneal after another; the last improves the best
 _TRIALS = (3, 11)  # anneals before the last: few of large problems, more of small ones, which are done sooner
 _TRIALS_WORK, _UNIT = 0.36, 2e-3  # share of the work for them, and work that one should have for every table
-_DESCENT = 30  # steps from each start
-_TOGETHER = 4  # tables that are placed again at a time
+_DESCENT, _STAGES, _TOGETHER = 30, 60, 4  # steps from each start, stages of an anneal, tables placed again at a time
 #: Work of the parts of a step, the clock of the search on every machine [s]; docs/formulas.md, table 8.2.
 _STEP, _PAIR, _OPTION, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
+#: What is told of a search: the part of the work that is done, and the best time so far [s].
+Progress: TypeAlias = Callable[[float, float], None] | None
 
 
 class Found(NamedTuple):
@@ -57,8 +57,7 @@ class State:
         for group in constraints.apart:
             for table in group:
                 near[table] += group
-        most = max(map(len, near))
-        #: Tables on none of whose ranks a table may be: itself and those that it is kept apart from.
+        most = max(map(len, near))  # tables on none of whose ranks one may be: itself and those that it is apart from
         self.near = np.array([own + own[:1] * (most - len(own)) for own in near])
         self.on = np.zeros((len(near), self.ranks), dtype=bool)
         self.clear()
@@ -209,8 +208,7 @@ def _raise(loads: Array, squarings: int) -> Array:
 def _construct(state: State, choice: np.ndarray, key: Array) -> None:
     """Place tables, the largest first, where they add least; where none has room, on the emptiest."""
     state.clear(choice)
-    everywhere = state.options.parts[choice] == 0
-    first = np.flatnonzero(everywhere | ~np.isin(np.arange(len(choice)), state.free))
+    first = np.flatnonzero((state.options.parts[choice] == 0) | ~np.isin(np.arange(len(choice)), state.free))
     rest = np.argsort(-key, kind="stable")
     for table in (*first, *rest[~np.isin(rest, first)]):
         found = state.find_ranks(choice[table])
@@ -263,7 +261,7 @@ class Search:
     interrupted: bool = False
 
     def done(self) -> bool:
-        """Whether the best placement is good enough."""
+        """Whether the best placement is good enough: within 1e-4 of the bound."""
         return self.best.overflow == 0 and self.best.time <= self.bound * (1 + 1e-4)
 
     def _spend(self, seconds: float, steps: int = 1) -> None:
@@ -285,15 +283,13 @@ class Search:
                 break
         return sorted(found, key=lambda each: each[:2])[: len(_HEATS)]
 
-    def anneal(
-        self, start: Found, seconds: float, hot: float, progress: Callable[[float, float], None] | None = None
-    ) -> None:
+    def anneal(self, start: Found, seconds: float, hot: float, progress: Progress = None) -> None:
         """Spend work on a placement."""
         state, begin, count = self.state, self.work, 0
-        if self.done():
-            return
         state.restore(start)
         for stage in range(_STAGES):
+            if self.done():
+                break
             heat, squarings, state.slack = _schedule(stage / _STAGES, hot)
             if state.slack == 1 and state.snapshot().overflow > self.best.overflow:
                 state.restore(self.best)
@@ -305,8 +301,6 @@ class Search:
                     self.best = state.snapshot(self.best)
             if progress is not None:
                 progress((stage + 1) / _STAGES, self.best.time)
-            if self.done():
-                break
 
     def _draw(self, costs: Array, heat: float) -> int:
         """Draw one of several changes at a temperature."""
@@ -359,10 +353,8 @@ class Search:
         if not len(tables):
             return self._trade(heat, full)
         before = float(state.press().sum())
-        picked = (
-            self._pick(tables, n == 0 if many else self.rng.random() < 0.5) for n in range(_TOGETHER if many else 1)
-        )
-        old = {table: state.take(table) for table in dict.fromkeys(picked)}
+        fullest = [number == 0 for number in range(_TOGETHER)] if many else [self.rng.random() < 0.5]
+        old = {table: state.take(table) for table in dict.fromkeys([self._pick(tables, each) for each in fullest])}
         done = [table for table in self.rng.permutation(list(old)).tolist() if self._place(table, heat)]
         worse = float(state.press().sum()) - before
         kept = not many or self.rng.random() < np.exp(min(-worse / heat, 0.0))
@@ -383,16 +375,13 @@ def _schedule(done: float, hot: float) -> tuple[float, int, float]:
     return hot * (3e-6 / hot) ** part, 4 + int(4 * part), 1.2 if part < 0.8 else 1.0
 
 
-def search_plan(
-    state: State, seconds: float, seed: int, steps: int | None, progress: Callable[[float, float], None] | None
-) -> Search:
+def search_plan(state: State, seconds: float, seed: int, steps: int | None, progress: Progress) -> Search:
     """Search for the placement with the least time.
 
     A sixth of the work goes into starts: tables in the order of their largest load, seconds or memory, each
     where it adds least, with options from the bound's relaxation or whole tables, large ones split by columns. Then the
     best start is improved: a rank gives a shard away or trades it for another, or a table gets another option, at a
-    temperature that falls. A power mean over ranks takes the place of the maximum and becomes it in the end. A gap to
-    the bound of 1e-4 is good enough.
+    temperature that falls. A power mean over ranks takes the place of the maximum and becomes it in the end.
     """
     bound, bases = state.problem.bound(state.options)
     search = Search(state, np.random.default_rng(seed), bound, steps, Found(np.inf, np.inf, state.choice, state.rank))
