@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfkit.workloads.dlrm import DLRM, record_layers
-from perfkit.workloads.draft import Draft
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.shards import hold_tables
@@ -108,8 +108,7 @@ class EagerDLRM:
     def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = True) -> tuple[Graph, ...]:
         """What the GPU computes in one iteration."""
         model = self.model
-        placements = self.model.place(plan, 1).placements
-        held, tape = hold_tables(placements, model.tables, 0, ranks=1), _EagerTape(ITEMSIZE[model.dtype])
+        (held,), tape = hold_tables(model.place(plan, 1), model.tables), _EagerTape(ITEMSIZE[model.dtype])
         inputs = tape.tensor(model.batch, model.features)
         lookups = sum(round(model.batch * table.pooling) for table in model.tables)
         offsets = model.batch * len(model.tables) + 1
@@ -121,4 +120,4 @@ class EagerDLRM:
         tape.module, elements = "", sum(weight.numel for weight in dense)
         reads = [*dense, *(tape.gradients[weight] for weight in dense)]
         tape.emit("add_", "elementwise", reads, dense, elements=elements, launches=len(dense))
-        return (Draft(tape).graph(name=model.name, family=self.family, dtype=model.dtype),)
+        return (make_graph(tape, name=model.name, family=self.family, dtype=model.dtype),)

@@ -34,6 +34,7 @@ from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
+from perfkit.prediction.cost import time_configurations
 from perfkit.prediction.ranks import Kind
 from perfkit.prediction.result import predict
 from perfkit.prediction.simulation import RankTimes, simulate
@@ -102,6 +103,16 @@ def _compose(nbytes: np.ndarray) -> Any:
     return platform.price_collective("all_reduce", nbytes, 64)
 
 
+def _draw_many(rng: np.random.Generator, n: int) -> dict[str, DLRM | Transformer]:
+    """Workloads whose sizes are arrays."""
+    heads, batches, sequences, vocabularies = (rng.integers(1, most, n) for most in (17, 65, 513, 50_000))
+    sizes: dict[str, Any] = {"batch": batches, "sequence": sequences, "vocabulary": vocabularies, "hidden": 64 * heads}
+    rows, pooling = ([rng.integers(1, most, n) for _ in range(26)] for most in (1_000_000, 30))
+    widths = [8 * rng.integers(1, 129, n) for _ in range(4)]
+    model = DLRM(batch=8 * batches, rows=rows, pooling=pooling, bottom=widths[:1], top=widths[1:], features=13)
+    return {"Transformers": Transformer.bert(heads=heads, dtype="bf16", **sizes), "DLRMs": model}
+
+
 def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | None) -> list[Job]:
     """Everything that is timed."""
     jobs = [
@@ -136,6 +147,9 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
     for name, how in (("a device", (True, 0.0)), ("shared cores", (False, 1.0))):
         run = partial(simulate, ranks, [np.full(99, 1e-3)] * 8, device=how[0], contention=how[1])
         jobs.append(Job(f"simulate 8 ranks of 10,000 operations on {name}", repeat(run), bar=1.0))
+    for name, many in _draw_many(rng, 10_000).items():
+        call = partial(time_configurations, many, "h100-sxm-8")
+        jobs.append(Job(f"10,000 {name} of one structure, on h100-sxm-8", repeat(call), bar=1.0, slow=True))
     jobs.append(Job("read a log of 1,000 rows", repeat(partial(parse_nccl_tests, _log(1000))), bar=0.05))
     with suppress(FileNotFoundError):
         find_database()

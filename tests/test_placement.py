@@ -52,9 +52,8 @@ def test_shards_tile_the_table(data: st.DataObject) -> None:
 
 def test_whole_tables_are_numbers() -> None:
     plan = Plan(2, (Placement("table_wise", (1,)), 0))
-    assert plan.owners == (1, 0) and plan == Plan.from_owners(np.array([1, 0]), ranks=2) and plan.is_table_wise
+    assert plan.owners == (1, 0) and plan == Plan.from_owners(np.array([1, 0]), ranks=2)
     assert plan.tables_of(1) == (0,)
-    assert not MIXED.is_table_wise
     assert hash(plan) == hash(Plan(2, (1, 0), ("x", "y"))), "names are for files alone"
 
 

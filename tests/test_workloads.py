@@ -15,8 +15,8 @@ from perfkit.measure import samples
 from perfkit.models.caches import Uniform, Zipf
 from perfkit.workloads import dlrm, transformer
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.draft import Draft
 from perfkit.workloads.graph import COLLECTIVES, FEATURES, KINDS, PHASES, Graph
+from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.tape import Tape
@@ -271,7 +271,7 @@ GRAPHS = {
     "mixed": Transformer.gpt2(**TINY, dtype="bf16", mixed=True, fused=True, attention="eager").graphs(accelerator=True)[
         0
     ],
-    "empty": Draft(Tape()).graph(),
+    "empty": make_graph(Tape()),
 }
 
 
@@ -315,7 +315,7 @@ def test_reuse_distances_of_a_small_tape() -> None:
     tape.emit("first", "elementwise", [a], [b])
     tape.emit("second", "elementwise", [b], [c])
     tape.emit("third_", "elementwise", [c, a], [c])
-    graph = Draft(tape).graph()
+    graph = make_graph(tape)
     near = graph.distances[2]  # b is read right after it was written
     assert near < 4 * 110
     assert graph.distances[-1] == 0, "what is changed in place has just been read"

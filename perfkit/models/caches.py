@@ -7,10 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from perfkit.ground.units import Array, Values
-from perfkit.models.distributions import Distribution, distinct_rows, join_buckets, unique_rows
+from perfkit.models.distributions import Buckets, Distribution, distinct_rows, join_buckets, unique_rows
 from perfkit.models.distributions import Uniform as Uniform
 from perfkit.models.distributions import Zipf as Zipf
-from perfkit.models.roofline import smooth_maximum
 
 #: Bytes of a page of memory [B].
 PAGE = 4096.0
@@ -24,9 +23,12 @@ class _Tables:
     """Lookups into several tables that may share caches: which rows are touched over time."""
 
     def __init__(
-        self, distributions: Sequence[Distribution], lookups: npt.ArrayLike, groups: npt.ArrayLike | None = None
+        self,
+        distributions: Sequence[Distribution] | Buckets,
+        lookups: npt.ArrayLike,
+        groups: npt.ArrayLike | None = None,
     ) -> None:
-        self.buckets = buckets = join_buckets(tuple(distributions))
+        self.buckets = buckets = join_buckets(distributions)
         rates = buckets.rates * np.repeat(np.asarray(lookups, dtype=float), buckets.sizes)
         self.rows = np.where(rates > 1e-280, buckets.rows, 0.0)  # a table nobody looks into takes no room
         self.rates = np.maximum(rates, 1e-280)
@@ -87,7 +89,7 @@ class _Tables:
 
 
 def lru_misses(
-    distributions: Sequence[Distribution],
+    distributions: Sequence[Distribution] | Buckets,
     lookups: npt.ArrayLike,
     row_bytes: npt.ArrayLike,
     *,
@@ -146,13 +148,13 @@ def lru_misses(
     times = tables.fill(lambda rows, growth: (rows * nbytes, growth * nbytes), capacity, dense_bytes)
     if not cold:
         return tables.missed(times)
-    members = np.diff(tables.first, append=len(distributions))
+    members = np.diff(tables.first, append=len(tables.buckets.sizes))
     lookups, filling = np.asarray(lookups, dtype=float), np.repeat(np.minimum(times, 1.0), members, axis=-1)
     return distinct_rows(distributions, lookups * filling) / lookups + (1 - filling) * tables.missed(times)
 
 
 def page_walks(
-    distributions: Sequence[Distribution],
+    distributions: Sequence[Distribution] | Buckets,
     lookups: npt.ArrayLike,
     row_bytes: npt.ArrayLike,
     *,
@@ -310,8 +312,6 @@ def miss_share(distance: Values, *, capacity: float, sharpness: float = 4.0) -> 
     -----
     .. math:: m(d) = \frac{1}{1 + (C/d)^q}
 
-    Evaluated relative to the larger of both, so that no power overflows.
-
     Examples
     --------
     >>> [round(float(miss_share(d * 1e6, capacity=1e6)), 3) for d in (0, 0.5, 1, 2, 1000)]
@@ -319,7 +319,9 @@ def miss_share(distance: Values, *, capacity: float, sharpness: float = 4.0) -> 
     """
     if capacity == math.inf:
         return 0.0 * distance
-    return (distance / smooth_maximum(distance, capacity, sharpness=sharpness)) ** sharpness
+    most = np.maximum(distance, capacity)
+    far, near = ((size / most * (size / most)) ** (sharpness / 2) for size in (distance, capacity))
+    return far / (far + near)
 
 
 def rotating_misses(

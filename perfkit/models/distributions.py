@@ -13,6 +13,7 @@ from perfkit.ground.units import Array, check_positive
 
 Index: TypeAlias = npt.NDArray[np.int64]
 ALMOST_ONE = 1 - 2.0**-53  # keeps log(1 - p) finite for a table of one row
+_MANY = 1000  # tables from which on their joined buckets are not kept
 _EXACT_RANKS = 48  # first ranks that get a bucket of their own
 
 
@@ -295,7 +296,7 @@ def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> A
     return distinct_rows([distribution], np.asarray(lookups, dtype=float)[..., None])[..., 0]
 
 
-def distinct_rows(distributions: Sequence[Distribution], lookups: npt.ArrayLike) -> Array:
+def distinct_rows(distributions: "Sequence[Distribution] | Buckets", lookups: npt.ArrayLike) -> Array:
     """Distinct rows of several tables at once, see `unique_rows`.
 
     Parameters
@@ -315,10 +316,10 @@ def distinct_rows(distributions: Sequence[Distribution], lookups: npt.ArrayLike)
     >>> distinct_rows([Uniform(100), Uniform(2)], [1, 1e6]).round(6).tolist()
     [1.0, 2.0]
     """
-    lookups, buckets = np.asarray(lookups, dtype=float), join_buckets(tuple(distributions))
+    lookups, buckets = np.asarray(lookups, dtype=float), join_buckets(distributions)
     gone = np.expm1(-np.repeat(lookups, buckets.sizes, axis=-1) * buckets.rates)
     found = np.minimum(np.add.reduceat(-gone * buckets.rows, buckets.starts, axis=-1), lookups)
-    for i, law in enumerate(distributions):
+    for i, law in enumerate(() if distributions is buckets else distributions):
         if isinstance(law, ReuseHistogram):
             found[..., i] = _unique_of_histogram(law, lookups[..., i] / law.lookups)
     return np.asarray(found)
@@ -334,20 +335,48 @@ class Buckets(NamedTuple):
     starts: Index
 
 
-@lru_cache(maxsize=512)
-def join_buckets(distributions: tuple[Distribution, ...]) -> Buckets:
+def join_buckets(distributions: "Sequence[Distribution] | Buckets") -> Buckets:
     """Join the buckets of several tables.
 
     Parameters
     ----------
-    distributions : tuple of Uniform, Zipf, ReuseHistogram or Part
-        Which rows of each table are looked up.
+    distributions : sequence of Uniform, Zipf, ReuseHistogram or Part, or Buckets
+        Which rows of each table are looked up; what is joined already stays.
 
     Returns
     -------
     buckets : Buckets
         Decay rate, rows and share of the table's lookups by bucket [-]; buckets and first bucket by table [-].
     """
+    if isinstance(distributions, Buckets):
+        return distributions
+    return (_join if len(distributions) < _MANY else _join.__wrapped__)(tuple(distributions))
+
+
+def spread_evenly(rows: Array) -> Buckets:
+    """Buckets of tables whose rows are looked up equally often: as `Uniform`, for many tables.
+
+    Parameters
+    ----------
+    rows : array
+        Rows of each table [-].
+
+    Returns
+    -------
+    buckets : Buckets
+        One for each table.
+
+    Examples
+    --------
+    >>> distinct_rows(spread_evenly(np.array([100.0, 2.0])), [1, 1e6]).round(6).tolist()
+    [1.0, 2.0]
+    """
+    rates, ones = -np.log1p(-np.minimum(1.0 / rows, ALMOST_ONE)), np.ones(len(rows), dtype=np.int64)
+    return Buckets(rates, rows, ones.astype(float), ones, np.arange(len(rows)))
+
+
+@lru_cache(maxsize=512)
+def _join(distributions: tuple[Distribution, ...]) -> Buckets:
     pairs = [distribution.buckets() for distribution in distributions]
     sizes = np.array([len(rows) for _, rows in pairs])
     probabilities, rows = (np.concatenate(parts) for parts in zip(*pairs, strict=True))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from perfkit.ground.units import Array, Values
 from perfkit.models.caches import PAGE, cover_pages, lru_misses, miss_share, page_walks, rotating_misses
-from perfkit.models.distributions import Distribution, distinct_rows
+from perfkit.models.distributions import Buckets, Distribution, distinct_rows, join_buckets
 from perfkit.models.roofline import round_up
 
 _INDEX = 8.0  # torch's int64 indices and offsets
@@ -215,7 +215,7 @@ class LookupSizes:
 
 
 def size_lookup(
-    distributions: Sequence[Distribution],
+    distributions: Sequence[Distribution] | Buckets,
     lookups: npt.ArrayLike,
     dim: npt.ArrayLike,
     *,
@@ -232,7 +232,7 @@ def size_lookup(
 
     Parameters
     ----------
-    distributions : sequence of Uniform, Zipf, ReuseHistogram or Part, length n
+    distributions : sequence of Uniform, Zipf, ReuseHistogram or Part, length n, or Buckets
         Which rows of each table are looked up; `resize` gives that of a share of the rows.
     lookups : array, shape (n,)
         Lookups of one iteration into each table [-].
@@ -273,24 +273,34 @@ def size_lookup(
     >>> sizes.unique.round(1).tolist(), sizes.misses.round(3).tolist()
     ([393.6, 393.6], [[0.5, 0.5]])
     """
-    n = len(distributions)
+    n = len(distributions.sizes if isinstance(distributions, Buckets) else distributions)
     members = np.zeros(n, dtype=int) if groups is None else np.asarray(groups)
     sizes = (lookups, np.multiply(dim, itemsize), members) + (() if batches is None else (batches,))
-    given = tuple(tuple(np.broadcast_to(v, n).tolist()) for v in sizes)
-    dense = tuple(np.broadcast_to(dense_bytes, int(members[-1]) + 1).tolist())
-    return _size(tuple(distributions), given, dense, tuple(capacities), entries, granularity, cold)
+    given, dense = [np.broadcast_to(v, n) for v in sizes], np.broadcast_to(dense_bytes, int(members[-1]) + 1)
+    rest = (tuple(capacities), entries, granularity, cold)
+    if isinstance(distributions, Buckets):  # too many to be compared with others
+        return _size.__wrapped__(distributions, given, dense, *rest)
+    return _size(tuple(distributions), tuple(tuple(v.tolist()) for v in given), tuple(dense.tolist()), *rest)
 
 
 @lru_cache(maxsize=64)
 def _size(
-    laws: tuple[Distribution, ...], given: Any, dense: Any, capacities: Any, entries: float, least: float, cold: bool
+    laws: tuple[Distribution, ...] | Buckets,
+    given: Any,
+    dense: Any,
+    capacities: Any,
+    entries: float,
+    least: float,
+    cold: bool,
 ) -> LookupSizes:
     """Do what `size_lookup` says, once for the same arguments."""
     lookups, width, members, *batches = map(np.array, given)
     dense, row = np.array(dense), row_traffic(width, 1.0, least)
-    rows, unique = np.array([law.rows for law in laws], dtype=float), distinct_rows(laws, lookups)
-    shared, beside = (np.arange(len(laws)), np.zeros(1)) if cold else (members, dense)
-    misses = lru_misses(laws, lookups, row, capacity=capacities, dense_bytes=beside, groups=shared, cold=cold)
+    buckets, unique, known = join_buckets(laws), distinct_rows(laws, lookups), list(dict.fromkeys(capacities))
+    rows = np.add.reduceat(buckets.rows, buckets.starts)
+    shared, beside = (np.arange(len(rows)), np.zeros(1)) if cold else (members, dense)
+    misses = lru_misses(laws, lookups, row, capacity=known, dense_bytes=beside, groups=shared, cold=cold)
+    misses = misses[[known.index(capacity) for capacity in capacities]]  # a single cache counts for both
     walks = page_walks(laws, lookups, row, entries=entries, dense_bytes=dense, groups=members)
     if batches:
         touched = distinct_rows(laws, lookups * np.stack([batches[0] - 1.0, batches[0]]))

@@ -4,13 +4,14 @@ On a CPU core the terms add up. For resources that overlap, as on a GPU, see `pe
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from perfkit.ground.units import Array, Values
-from perfkit.models.distributions import Index
 from perfkit.models.roofline import round_up
 
 _Sizes = Mapping[str, Array]
@@ -231,37 +232,38 @@ def reuse_distances(tensors: npt.ArrayLike, nbytes: npt.ArrayLike) -> Array:
     >>> reuse_distances([0, 1, 0, 2], [10, 5, 10, 1]).tolist()
     [11.0, 16.0, 15.0, 16.0]
     """
-    names, tensor = np.unique(np.asarray(tensors), return_inverse=True)
-    sizes = np.zeros(len(names))
-    np.maximum.at(sizes, tensor, np.asarray(nbytes, dtype=float))
-    n = len(tensor)
-    tensor = np.concatenate([tensor, tensor])
+    tensor, last, turns = _find_uses(np.asarray(tensors, dtype=np.int64).tobytes())
+    sizes, n = np.zeros(int(tensor.max(initial=-1)) + 1), len(tensor) // 2
+    np.maximum.at(sizes, tensor[:n], np.asarray(nbytes, dtype=float))
     weight = sizes[tensor]
-    order = np.argsort(tensor, kind="stable")
-    last = np.full(2 * n, -1)
+    touched, twice = np.cumsum(weight), np.zeros(2 * n)
+    for order, high, low, start in turns:
+        summed = np.concatenate([[0.0], np.cumsum(weight[order] * high)])
+        twice[order[low]] += summed[low] - summed[start]
+    return np.asarray((touched - touched[last] - twice)[n:])
+
+
+@lru_cache(maxsize=4)
+def _find_uses(accesses: bytes) -> tuple[Any, Any, list[tuple[Any, ...]]]:
+    """Tensors of two rounds by number and where each was last used; and what adds up the weights of earlier uses whose
+    own last use is later: by the highest bit in which two ranks differ, in which the lower one has a 0.
+
+    For each bit elements in order, which of them have a 1, places of the others, and where the group of each begins.
+    """
+    tensor = np.tile(np.unique(np.frombuffer(accesses, dtype=np.int64), return_inverse=True)[1], 2)
+    n, order = len(tensor), np.argsort(tensor, kind="stable")
+    last = np.full(n, -1)
     again = tensor[order[1:]] == tensor[order[:-1]]
     last[order[1:][again]] = order[:-1][again]
-    touched = np.cumsum(weight)
-    # Rank of the last use, ties in order, so that "last use is later" becomes "rank is higher".
-    rank = np.empty(2 * n, dtype=np.int64)
-    rank[np.argsort(last, kind="stable")] = np.arange(2 * n)
-    twice = _heavier_before(rank, weight)
-    here = np.arange(n, 2 * n)
-    return np.asarray(touched[here] - touched[last[here]] - twice[here])
-
-
-def _heavier_before(rank: Index, weight: Array) -> Array:
-    """Sum the weights of earlier elements of higher rank: the highest bit in which such a pair differs is 0 here."""
-    result = np.zeros(len(rank))
-    group = np.zeros(len(rank), dtype=np.int16 if len(rank) < 2**15 else np.int64)  # short integers sort by radix
-    order = np.arange(len(rank))  # elements by the bits seen so far, then by position
-    for bit in range(int(len(rank) - 1).bit_length() - 1, -1, -1):
+    rank, turns = np.empty(n, dtype=np.int64), []
+    rank[np.argsort(last, kind="stable")] = np.arange(n)  # ties in order
+    group, order = np.zeros(n, dtype=np.int16 if n < 2**15 else np.int64), np.arange(n)  # short ones sort by radix
+    for bit in range(int(n - 1).bit_length() - 1, -1, -1):
         high = ((rank[order] >> bit) & 1).astype(group.dtype)
-        summed = np.cumsum(weight[order] * high)
         starts = np.flatnonzero(np.diff(group, prepend=-1))
-        before = np.repeat(np.concatenate([[0.0], summed])[starts], np.diff(starts, append=len(rank)))
-        result[order] += np.where(high == 0, summed - before, 0.0)
+        low = np.flatnonzero(high == 0)
+        turns.append((order, high, low, np.repeat(starts, np.diff(starts, append=n))[low]))
         group = group * 2 + high
         shuffle = np.argsort(group, kind="stable")
         order, group = order[shuffle], group[shuffle]
-    return result
+    return tensor, last, turns

@@ -3,7 +3,8 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -17,22 +18,28 @@ from perfkit.models.embedding import row_traffic, size_lookup
 from perfkit.models.kernels import in_context
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import FORMS, check_time, find_transfers
+from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_stand_in
 from perfkit.platform.platform import Platform
-from perfkit.prediction.ranks import Kind
+from perfkit.prediction.ranks import Kind, Workload
 from perfkit.prediction.simulation import RankTimes
 from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.sizes import count_configurations, select_sizes
+from perfkit.workloads.tables import list_laws
 
 #: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table 2.2.
 _AGAIN = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
 
 _UPDATES = {"embedding_update", "embedding_backward.fused"}  # these read rows and write them
 _DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are not near
+#: Sizes of kernels that are not timed by terms.
+_ROOFLINE = {"batch", "m", "n", "k", "flops", "nbytes", "row_bytes", "rows_l3", "again", "passes", "windows", "peak"}
 _USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}  # parameters of `in_context`
 #: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1.
 _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.1, "measured": 0.1}
 #: Spread of isolated kernels inside an iteration, without calibrated iterations [-]; docs/formulas.md, table 9.1.
 _CONTEXT = 0.08
+_TOGETHER = 250  # configurations priced in one pass: their sizes fit into caches
 _Class: TypeAlias = tuple[str, str, str]  # kind, variant and number format
 _Models: TypeAlias = tuple[list[Fit | None], list[Fit | None], dict[str, Array]]
 
@@ -63,39 +70,44 @@ def _size_rows(
     graph: Graph, capacities: tuple[float, float], entries: float, granularity: float, itemsize: float
 ) -> dict[str, Array]:
     """Embedding rows by operation: bytes touched, distinct ones, bytes from behind each cache, and page walks."""
-    out = {name: np.zeros(len(graph)) for name in ("row_bytes", "unique_bytes", "page_walks", "rows_l2", "rows_l3")}
-    touched = np.flatnonzero(graph.column("lookups") > 0)
+    names, lookups = ("row_bytes", "unique_bytes", "page_walks", "rows_l2", "rows_l3"), graph.column("lookups")
+    out = {name: np.zeros(lookups.shape) for name in names}
+    touched = np.flatnonzero(lookups.any(axis=tuple(range(1, lookups.ndim))))
     if not len(touched):
         return out
     itemsize = graph.tables[0].itemsize if graph.tables else itemsize
-    counts, dim = graph.column("lookups")[touched], graph.column("dim")[touched]
+    counts, dim = lookups[touched], graph.column("dim")[touched]
     out["row_bytes"][touched] = counts * row_traffic(dim, itemsize, granularity)
     distant = miss_share(graph.traffic / PAGE, capacity=entries)  # rows of a gradient that was zeroed just before
     kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
     words = variants == "dense_rows"  # looked up by another operation, and taken as uniform
-    if words.any():
-        laws = [Uniform(int(rows)) for rows in graph.column("rows")[touched[words]]]
-        out["page_walks"][touched[words]] = distant[touched[words]] * distinct_rows(laws, counts[words])
+    if words.any() and entries < math.inf:
+        even = [Uniform(int(rows)) for rows in graph.column("rows")[touched[words]]]
+        out["page_walks"][touched[words]] = distant[touched[words]] * distinct_rows(even, counts[words])
     forward = kinds == "embedding_forward"
     if not forward.any():
         return out
-    number, fused = graph.column("table").astype(int)[touched], bool((variants == "fused").any())
+    number, fused = graph.column("table")[touched], bool((variants == "fused").any())
+    number, given = number.reshape(len(number), -1)[:, 0].astype(int), counts[forward].T  # by configuration
+    laws = list_laws([graph.tables[t] for t in number[forward]], len(given) if given.ndim > 1 else 0)
     found = size_lookup(
-        [graph.tables[t].distribution for t in number[forward]], counts[forward], dim[forward],
+        laws, given.ravel(), dim[forward].T.ravel(),
         capacities=capacities, entries=entries, itemsize=itemsize, granularity=granularity,
-        dense_bytes=graph.footprint, cold=fused,  # a fused kernel goes from table to table
+        dense_bytes=graph.footprint, groups=np.repeat(np.arange(given.size // len(given.T)), len(given.T)),
+        cold=fused,  # a fused kernel goes from table to table
     )  # fmt: skip
+    own = {key: v.reshape(*v.shape[:-1], *given.shape).swapaxes(-1, -given.ndim) for key, v in vars(found).items()}
     places = {table: place for place, table in enumerate(number[forward])}
     place = np.array([places.get(table, 0) for table in number])  # of the table that each operation works on
-    out["unique_bytes"][touched[~words]] = found.unique_bytes[place[~words]]
+    out["unique_bytes"][touched[~words]] = own["unique_bytes"][place[~words]]
     looked, update = (variants == "fused") if fused else forward, kinds == "embedding_update"
-    for level, misses, again in zip(("rows_l2", "rows_l3"), found.misses, found.update_misses, strict=True):
+    for level, misses, again in zip(("rows_l2", "rows_l3"), own["misses"], own["update_misses"], strict=True):
         out[level][touched[looked]] = misses[place[looked]] * out["row_bytes"][touched[looked]]
-        out[level][touched[update]] = (again * found.unique_bytes)[place[update]]
-    out["page_walks"][touched[forward]] = found.walks
-    out["page_walks"][touched[update]] = found.update_walks[place[update]]
+        out[level][touched[update]] = (again * own["unique_bytes"])[place[update]]
+    out["page_walks"][touched[forward]] = own["walks"]
+    out["page_walks"][touched[update]] = own["update_walks"][place[update]]
     found_again = variants == "dense"
-    out["page_walks"][touched[found_again]] = (found.unique[place] * distant[touched])[found_again]
+    out["page_walks"][touched[found_again]] = (own["unique"][place] * distant[touched])[found_again]
     return out
 
 
@@ -133,25 +145,19 @@ def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", r
     Every operand comes from the memory level that its reuse distance in the iteration asks for: that is the difference
     between ``hot`` and ``cold``. What an iteration adds beyond is in `perfkit.models.kernels.in_context`.
     """
-    check_choice("dtype", dtype, platform.device.peaks)
-    classes, number = _classify(graphs, platform, dtype)
-    models = platform.memo.get(classes) or platform.memo.setdefault(classes, _find_models(platform, classes))
-    sizes = {name: values[number] for name, values in models[2].items()}
-    sizes |= _size_operations(graphs, platform, dtype, ranks, apart="additive" in models[2]["form"])
-    hot, cold = _price_alone(sizes, platform)
-    # further kernels of the operation, or none where it is a part of the one before
-    hot = sizes["timed"] * np.maximum(hot + (sizes["launches"] - 1) * sizes["launch"], 0.0)
-    context = {name: sizes[f"context.{name}"] for name in _USUAL}
-    seconds = sizes["timed"] * in_context({"hot": hot, "cold": cold, "page_walks": sizes["page_walks"]}, **context)
+    classes, models, number = _classify(graphs, platform, dtype)
+    columns = (*_time_operations(graphs, platform, dtype, ranks, models, number), models[2]["assumed"][number], number)
     ends = np.cumsum([len(graph) for graph in graphs])[:-1]
-    columns = (seconds, hot, cold, sizes["page_walks"], sizes["assumed"], number)
     parts = zip(graphs, *(np.split(values, ends) for values in columns), strict=True)
     return [_account(graph, platform, classes, models, *part) for graph, *part in parts]
 
 
-def _classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[tuple[_Class, ...], np.ndarray]:
-    """Operation classes, and the class of every operation; a format without a peak counts as the general one."""
-    classes: dict[_Class, int] = {}
+def _classify(
+    graphs: Sequence[Graph], platform: Platform, dtype: str
+) -> tuple[tuple[_Class, ...], _Models, np.ndarray]:
+    """Operation classes, what prices them, and the class of every operation; a format without a peak is the general."""
+    check_choice("dtype", dtype, platform.device.peaks)
+    known: dict[_Class, int] = {}
     numbers = []
     for graph in graphs:
         names, of = graph.classes
@@ -159,38 +165,47 @@ def _classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[
         if graph.dtypes:
             formats = [own if own in platform.device.peaks else dtype for own in graph.dtypes]
             keys, of = [(*names[n][:2], own) for n, own in zip(of, formats, strict=True)], np.arange(len(graph))
-        numbers.append(np.array([classes.setdefault(key, len(classes)) for key in keys], dtype=np.intp)[of])
-    return tuple(classes), np.concatenate(numbers)
+        numbers.append(np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.intp)[of])
+    classes = tuple(known)
+    models = platform.memo.get(classes) or platform.memo.setdefault(classes, _find_models(platform, classes))
+    return classes, models, np.concatenate(numbers)
 
 
-def _size_operations(
-    graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, *, apart: bool
-) -> dict[str, Array]:
-    """Sizes of all operations for the kernel forms, with the bytes beyond each cache if they are counted `apart`."""
+def _time_operations(
+    graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, models: _Models, number: np.ndarray
+) -> tuple[Array, Array, Array, Array]:
+    """Time of every operation inside an iteration, of the kernel alone, of distant operands [s], and page walks."""
+    more = [1] * (graphs[0].features.ndim - 2)  # an axis of configurations
+    sizes = {name: values[number].reshape(-1, *more) for name, values in models[2].items()}
     caches, granularity = platform.share_caches(ranks), 64.0 if platform.device.kind == "cpu" else 32.0
     rows = [_size_rows(graph, caches, platform.page_entries, granularity, DTYPES[dtype]) for graph in graphs]
-    columns = np.ascontiguousarray(np.concatenate([graph.features for graph in graphs]).T)
-    sizes = dict(zip(FEATURES, columns, strict=True))
+    features = graphs[0].features if len(graphs) == 1 else np.concatenate([graph.features for graph in graphs])
+    sizes |= {name: features[:, column] for column, name in enumerate(FEATURES)}
     sizes |= {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
     sizes["nbytes"] = np.concatenate([graph.traffic for graph in graphs])
-    if apart:
-        for level, capacity in zip(("l2", "l3"), caches, strict=True):
-            far = []
-            for graph in graphs:
-                nbytes = graph.accesses[:, 2] * miss_share(graph.distances, capacity=capacity)
-                far.append(np.bincount(graph.accesses[:, 0].astype(np.intp), nbytes, len(graph)))
-            sizes[f"beyond_{level}"] = np.concatenate(far) + sizes[f"rows_{level}"]
-    return sizes
+    for level, capacity in zip(("l2", "l3"), caches, strict=True) if "additive" in models[2]["form"] else ():
+        far = []
+        for graph in graphs:
+            nbytes = graph.accesses[:, 2] * miss_share(graph.distances, capacity=capacity)
+            far.append(np.bincount(graph.accesses[:, 0].astype(np.intp), nbytes, len(graph)))
+        sizes[f"beyond_{level}"] = np.concatenate(far) + sizes[f"rows_{level}"]
+    hot, cold = _price_alone(sizes, platform)
+    # further kernels of the operation, or none where it is a part of the one before
+    hot = sizes["timed"] * np.maximum(hot + (sizes["launches"] - 1) * sizes["launch"], 0.0)
+    context = {name: sizes[f"context.{name}"] for name in _USUAL}
+    found = in_context({"hot": hot, "cold": cold, "page_walks": sizes["page_walks"]}, **context)
+    return sizes["timed"] * found, hot, cold, sizes["page_walks"]
 
 
 def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Array]:
     """Time of the isolated kernels with near operands, and what distant ones add: nothing under a roofline."""
     hot = (sizes["nbytes"] + sizes["row_bytes"]) / float(platform.device.bandwidth(1e12))  # without a model
-    cold = np.zeros(len(hot))
-    for form in FORMS.keys() & set(sizes["form"].tolist()):
+    cold = np.zeros(hot.shape)
+    for form in FORMS.keys() & set(sizes["form"].ravel().tolist()):
         members = np.flatnonzero(sizes["form"] == form)
-        part = {name: values[members] for name, values in sizes.items()}
-        fit = {name.removeprefix(f"{form}."): part[name] for name in part if name.startswith(f"{form}.")}
+        part = {name: values[members] for name, values in sizes.items() if form == "additive" or name in _ROOFLINE}
+        parameters = {name.partition(".")[2]: name for name in sizes if name.startswith(f"{form}.")}
+        fit = {name: sizes[key][members] for name, key in parameters.items()}
         if form != "additive":
             part |= _find_traffic(part, platform)
         single = np.maximum(2.0 * part["batch"] * part["m"] * part["n"] * part["k"], 1.0)
@@ -213,7 +228,7 @@ def _find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array
     seconds = nbytes / slow
     if near and near[0]:
         seconds = np.asarray(smooth_maximum(far / slow, (nbytes - far) / near[0].value, sharpness=2.0))
-    bandwidth = np.divide(nbytes, seconds, out=np.full(len(nbytes), slow), where=seconds > 0)
+    bandwidth = np.divide(nbytes, seconds, out=np.full(nbytes.shape, slow), where=seconds > 0)
     return {"nbytes": nbytes, "bandwidth": bandwidth}
 
 
@@ -238,6 +253,44 @@ def _account(
         elif fit.stands_for and index in number:
             stand_ins[fit.notes[0]] += float(totals[index])
     return Costs(seconds, hot, cold, walks, spreads[number], assumed, number, unmodelled, stand_ins)
+
+
+def time_configurations(workload: Workload, platform: Platform | str | Path) -> Array:
+    """Time of one iteration on one rank for every configuration of a workload whose sizes are arrays.
+
+    Parameters
+    ----------
+    workload : Workload
+        A DLRM or a Transformer of one structure; sizes are numbers, or arrays with one for each configuration.
+    platform : Platform, str or Path
+        A platform, a name of the gallery or a file.
+
+    Returns
+    -------
+    times : array
+        Steady-state time from one iteration to the next [s], as `predict` finds it for each.
+
+    Notes
+    -----
+    On one rank the slower of host and device sets the pace. Kernels of a CPU, and those that are timed by what is left
+    in caches, depend on the order of operations: there one configuration is priced after the other.
+    """
+    where, count = load_platform(platform), max(count_configurations(workload), 1)
+    device = where.device.kind != "cpu"
+    together = device and where.page_entries == math.inf
+    size, found = _TOGETHER if together else 1, np.empty(count)
+    for begin in range(0, count, size):
+        chosen = slice(begin, begin + size) if together else begin
+        [graph] = select_sizes(workload, chosen).graphs(1, accelerator=device)
+        _, models, number = _classify([graph], where, graph.dtype)
+        seconds = _time_operations([graph], where, graph.dtype, 1, models, number)[0]
+        whole = where.context.find_iteration(workload.family, 1)
+        order = replace(graph, features=graph.features.reshape(len(graph), len(FEATURES), -1)[..., 0])
+        times = time_rank(Kind(order, (0,), 1.0, {}, []), np.zeros(len(graph)), where, whole)
+        often = np.ones(len(graph)) if graph.repeats is None else graph.repeats
+        busy, host = often @ seconds * (whole["scale"] if whole else 1.0), often @ (times.host + times.spacing * device)
+        found[chosen] = np.maximum(busy, host) if device else busy + host
+    return found
 
 
 def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
@@ -272,7 +325,7 @@ def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
     first = calls * (gap + before) + bare * (gap + empty) + launch * np.minimum(launches, 1.0)
     first += np.where((calls == 0) & (launches > 0), between, 0.0)
     opens = np.flatnonzero(calls)
-    first[opens] += np.roll(after[opens], 1)
+    first[opens] += np.roll(after[opens], int(graph.repeats is None))
     return first, np.maximum(launches - 1, 0.0) * (between + launch)
 
 

@@ -1,19 +1,19 @@
 """Deep learning recommendation models: embedding tables, their interaction and two multilayer perceptrons."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.workloads import layers
-from perfkit.workloads.draft import Draft
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.iteration import average, make_graph, record_graphs, step
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.shards import Held, hold_tables
+from perfkit.workloads.sizes import check_size
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
 
@@ -52,58 +52,41 @@ PRESETS: dict[str, dict[str, Any]] = {
         "embedding": "exact",
     },
 }  # fmt: skip
-_SETTINGS = {"interaction": ("dot", "cross"), "optimizer": ("sgd", "adagrad"),
-             "embedding": ("separate", "fused", "exact")}  # fmt: skip
-_DEFAULTS = {name: known[0] for name, known in _SETTINGS.items()}
+_CHOICES = {"interaction": ("dot", "cross"), "optimizer": ("sgd", "adagrad"),
+            "embedding": ("separate", "fused", "exact")}  # fmt: skip
+_SWITCHES = ("sparse", "fused", "mixed", "overlap", "compiled")
+_DEFAULTS: dict[str, Any] = {
+    **{name: known[0] for name, known in _CHOICES.items()}, **dict.fromkeys(_SWITCHES, False), "sparse": True,
+    "exponent": 0.0, "dtype": "fp32", "cross": (3, 512), "table_dtype": "",
+}  # fmt: skip
 
 
-def _end_with(name: str, widths: Any, last: int) -> tuple[int, ...]:
+def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
     """Widths of layers that end with a given width."""
     check_type(name, widths, Sequence)
-    checked = tuple(int(check_positive(name, width, integer=True)) for width in widths)
-    return checked if checked and checked[-1] == last else (*checked, last)
+    checked = tuple(check_size(name, width) for width in widths)
+    return checked if checked and np.array_equal(checked[-1], last) else (*checked, last)
 
 
-def _per_table(name: str, value: object, tables: int) -> tuple[Any, ...]:
-    """One value for every table, or a sequence with one for each."""
-    listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-    values = tuple(value) if listed else (value,) * tables  # type: ignore[arg-type]
-    if len(values) != tables:
-        raise ValueError(
-            f"{name} has {len(values)} entries; the model has {tables} tables; give one number or one a table"
-        )
-    return tuple(v.item() if isinstance(v, np.generic) else v for v in values)
-
-
-def _make_tables(base: Mapping[str, Any], exponent: Any, width: int, itemsize: int) -> tuple[EmbeddingTable, ...]:
+def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[EmbeddingTable, ...]:
     """The tables of a model; sizes are those of all tables or one for each."""
-    listed = isinstance(base["rows"], Sequence | np.ndarray) and not isinstance(base["rows"], str)
-    counts = [int(check_positive("rows", r, integer=True)) for r in (base["rows"] if listed else (base["rows"],))]
-    if not counts:
-        raise ValueError("rows is empty; a DLRM needs at least one table; give the rows of each table")
-    columns = (_per_table(n, v, len(counts)) for n, v in (("pooling", base["pooling"]), ("exponent", exponent)))
+    columns, count = [], 1
+    for name in ("rows", "pooling", "exponent"):
+        value = base[name]
+        listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        values = [v.item() if isinstance(v, np.generic) else v for v in (value if listed else [value] * count)]
+        count = len(values) if name == "rows" else count
+        if not values:
+            raise ValueError("rows is empty; a DLRM needs at least one table; give the rows of each table")
+        if len(values) != count:
+            raise ValueError(
+                f"{name} has {len(values)} entries; the model has {count} tables; give one number or one a table"
+            )
+        columns.append(values)
     return tuple(
-        EmbeddingTable(count, width, p, e, itemsize, f"table {i}")
-        for i, (count, p, e) in enumerate(zip(counts, *columns, strict=True))
+        EmbeddingTable(rows, width, pooling, exponent, itemsize, f"table {i}")
+        for i, (rows, pooling, exponent) in enumerate(zip(*columns, strict=True))
     )
-
-
-def _check_settings(base: Mapping[str, Any], cross: Any, sparse: bool) -> tuple[int, ...]:
-    """Refuse settings that do not exist or do not go together; returns the sizes of the cross layers."""
-    for name, known in _SETTINGS.items():
-        check_choice(name, base[name], known)
-    if base["optimizer"] == "adagrad" and (
-        base["embedding"] == "fused" or (base["embedding"] == "separate" and sparse)
-    ):
-        raise ValueError(
-            f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients; rows of "
-            "equal number must be added up first; take embedding='exact', sparse=False, or capture the step"
-        )
-    check_type("cross", cross, tuple)
-    sizes = tuple(int(check_positive("cross", size, integer=True)) for size in cross)
-    if len(sizes) != 2:
-        raise ValueError(f"cross is {show(cross)}; it must be the number of layers and their rank, such as (3, 512)")
-    return sizes
 
 
 @dataclass(frozen=True, init=False)
@@ -118,55 +101,43 @@ class DLRM:
     Parameters
     ----------
     preset : str, optional
-        Name of a configuration in `PRESETS`; further arguments override its entries.
+        Name of a configuration in `PRESETS`; settings override its entries.
     batch : int
         Samples of one iteration over all ranks [-].
-    rows : int or sequence of int
-        Rows of each table [-].
-    dim : int
-        Columns of every table; also the width of the last bottom layer [-].
-    pooling : float or sequence of float
-        Lookups per sample and table [-].
-    exponent : float or sequence of float
-        Zipf exponent of the looked-up rows, 0 for uniform [-].
-    bottom : sequence of int
-        Widths of the bottom MLP; a last layer of `dim` is appended where it is missing [-].
-    top : sequence of int
-        Widths of the top MLP; a last layer of 1 is appended where it is missing [-].
-    features : int
-        Dense input features [-].
-    sparse : bool
-        Whether table gradients hold one row per lookup instead of the whole table.
-    embedding : str
-        ``separate`` (one bag operation a table), ``fused`` (one kernel looks up all tables, and one updates their
-        rows in the backward pass, lookup by lookup; `sparse` then has no say) or ``exact`` (likewise, but lookups are
-        sorted and each distinct row is updated once).
-    fused : bool
-        Whether the optimizer updates all dense weights by one kernel.
-    mixed : bool
-        Whether weights, gradients and all that is not a product stay fp32 while products run in `dtype` (autocast).
-    dtype : str
-        Data type of products, and unless `mixed` of weights, activations and gradients.
-    optimizer : str
-        ``sgd`` or ``adagrad``.
-    interaction : str
-        ``dot`` (products of all pairs of vectors) or ``cross`` (low-rank cross layers over all of them, DCNv2).
-    cross : (int, int)
-        Cross layers and their rank [-].
-    overlap : bool
-        Whether the exchange of rows runs while the bottom MLP works, both ways, and gradients of each MLP are reduced
-        in buckets as they arrive, as DistributedDataParallel does; else every collective is waited for at once, as a
-        blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
-    compiled : bool
-        Whether activations, biases and sums of gradients happen inside products, an interaction takes one kernel each
-        way, and gradients need no copies to be reduced, as HugeCTR and compilers have it.
-    table_dtype : str
-        Data type of the tables, by default that of weights; pooled rows come in that of activations.
+    **settings : int, float, str, bool or sequence
+        What differs from the preset, see below; sizes in [-].
 
     Raises
     ------
     ValueError
         For unknown presets, data types and optimizers, sizes that are not above zero or lists of different lengths.
+
+    Notes
+    -----
+    Sizes are numbers, or arrays with one for each of several configurations. Settings are:
+
+    - ``rows``, ``pooling``, ``exponent``: rows of each table, lookups per sample and Zipf exponent of the looked-up
+      rows (0 for uniform); one for all tables or a sequence with one for each.
+    - ``dim``: columns of every table; also the width of the last bottom layer.
+    - ``bottom``, ``top``: widths of the MLPs; a last layer of `dim` or 1 is appended where it is missing.
+    - ``features``: dense input features.
+    - ``sparse``: whether table gradients hold one row per lookup instead of the whole table.
+    - ``embedding``: ``separate`` (one bag operation a table), ``fused`` (one kernel looks up all tables, one updates
+      their rows in the backward pass, lookup by lookup; `sparse` then has no say) or ``exact`` (likewise, but lookups
+      are sorted and each distinct row is updated once).
+    - ``fused``: whether the optimizer updates all dense weights by one kernel.
+    - ``mixed``: whether weights, gradients and all that is not a product stay fp32 while products run in `dtype`
+      (autocast).
+    - ``dtype``: data type of products, and unless `mixed` of weights, activations and gradients.
+    - ``table_dtype``: data type of the tables, by default that of weights; pooled rows come in that of activations.
+    - ``optimizer``: ``sgd`` or ``adagrad``.
+    - ``interaction``: ``dot`` (products of all pairs of vectors) or ``cross`` (low-rank cross layers over all of them,
+      DCNv2); ``cross``: how many cross layers, and their rank.
+    - ``overlap``: whether the exchange of rows runs while the bottom MLP works, both ways, and gradients of each MLP
+      are reduced in buckets as they arrive, as DistributedDataParallel does; else every collective is waited for at
+      once, as a blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
+    - ``compiled``: whether activations, biases and sums of gradients happen inside products, an interaction takes one
+      kernel each way, and gradients need no copies to be reduced, as HugeCTR and compilers have it.
 
     Examples
     --------
@@ -193,48 +164,34 @@ class DLRM:
     table_dtype: str
     family: str = field(default="dlrm", repr=False)
 
-    def __init__(
-        self,
-        preset: str | None = None,
-        *,
-        batch: int = 2048,
-        rows: int | Sequence[int] | None = None,
-        dim: int | None = None,
-        pooling: float | Sequence[float] | None = None,
-        exponent: float | Sequence[float] = 0.0,
-        bottom: Sequence[int] | None = None,
-        top: Sequence[int] | None = None,
-        features: int | None = None,
-        sparse: bool = True,
-        embedding: str | None = None,
-        fused: bool = False,
-        mixed: bool = False,
-        dtype: str = "fp32",
-        optimizer: str | None = None,
-        interaction: str | None = None,
-        cross: tuple[int, int] = (3, 512),
-        overlap: bool = False,
-        compiled: bool = False,
-        table_dtype: str = "",
-    ) -> None:
+    def __init__(self, preset: str | None = None, *, batch: Any = 2048, **settings: Any) -> None:
         base = _DEFAULTS | PRESETS["dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)]
-        given = {"rows": rows, "dim": dim, "pooling": pooling, "bottom": bottom, "top": top, "features": features,
-                 "embedding": embedding, "optimizer": optimizer, "interaction": interaction}  # fmt: skip
-        base |= {key: value for key, value in given.items() if value is not None}
-        switches = {"sparse": sparse, "fused": fused, "mixed": mixed, "overlap": overlap, "compiled": compiled}
-        check_switches(check_choice("dtype", dtype, ITEMSIZE), **switches)
-        formats = {"dtype": dtype, "table_dtype": table_dtype or ("fp32" if mixed else dtype)}
-        check_choice("table_dtype", formats["table_dtype"], ITEMSIZE)
-        width = int(check_positive("dim", base["dim"], integer=True))
-        values = {
-            "name": preset or "dlrm", "family": "dlrm", "batch": int(check_positive("batch", batch, integer=True)),
-            "tables": _make_tables(base, exponent, width, ITEMSIZE[formats["table_dtype"]]), **switches, **formats,
-            "bottom": _end_with("bottom", base["bottom"], width), "top": _end_with("top", base["top"], 1),
-            "features": int(check_positive("features", base["features"], integer=True)),
-            "cross": _check_settings(base, cross, sparse), **{key: base[key] for key in _DEFAULTS},
-        }  # fmt: skip
-        for key, value in values.items():
-            object.__setattr__(self, key, value)
+        for key in settings:
+            check_choice("argument", key, base)
+        base |= settings
+        for name, known in _CHOICES.items():
+            check_choice(name, base[name], known)
+        check_switches(check_choice("dtype", base["dtype"], ITEMSIZE), **{key: base[key] for key in _SWITCHES})
+        base["table_dtype"] = base["table_dtype"] or ("fp32" if base["mixed"] else base["dtype"])
+        check_choice("table_dtype", base["table_dtype"], ITEMSIZE)
+        summed = base["embedding"] == "exact" or (base["embedding"] == "separate" and not base["sparse"])
+        if base["optimizer"] == "adagrad" and not summed:
+            raise ValueError(
+                f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients; rows of "
+                "equal number must be added up first; take embedding='exact', sparse=False, or capture the step"
+            )
+        check_type("cross", base["cross"], tuple)
+        base["cross"] = tuple(check_positive("cross", size, integer=True) for size in base["cross"])
+        if len(base["cross"]) != 2:
+            raise ValueError(
+                f"cross is {show(base['cross'])}; it must be the number of layers and their rank, such as (3, 512)"
+            )
+        width = check_size("dim", base.pop("dim"))
+        tables = _make_tables(base, width, ITEMSIZE[base["table_dtype"]])
+        base |= {"bottom": _end_with("bottom", base["bottom"], width), "top": _end_with("top", base["top"], 1)}
+        base |= {"features": check_size("features", base["features"]), "batch": check_size("batch", batch)}
+        base |= {"name": preset or "dlrm", "family": "dlrm", "tables": tables}
+        vars(self).update({field.name: base[field.name] for field in fields(self)})
 
     @property
     def description(self) -> str:
@@ -267,7 +224,7 @@ class DLRM:
         """
         ranks = int(check_positive("ranks", ranks, integer=True))
         check_type("plan", plan, Plan | None)
-        if self.batch % ranks:
+        if np.any(self.batch % ranks):
             raise ValueError(f"batch is {self.batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
         plan = plan or Plan.round_robin(len(self.tables), ranks=ranks)
         if plan.ranks != ranks or len(plan.owners) != len(self.tables):
@@ -294,41 +251,38 @@ class DLRM:
         graphs : tuple of Graph
             One per rank; ranks that hold no part of a table share one.
         """
-        placed = self.place(plan, ranks)
-        owners = {rank for each in placed.placements if each.kind != "data_parallel" for rank in each.ranks}
-        others = next((rank for rank in range(placed.ranks) if rank not in owners), 0)  # these hold the same
-        known = {rank: _record(self, placed, rank, accelerator) for rank in {*owners, others}}
-        return tuple(known.get(rank, known[others]) for rank in range(placed.ranks))
+        return record_graphs(_record, self, ("batch",), self.place(plan, ranks), accelerator)
 
 
-@lru_cache(maxsize=256)
-def _record(model: DLRM, plan: Plan, rank: int, accelerator: bool) -> Graph:
-    """One rank's iteration, recorded once for ranks whose tables differ in nothing but their names."""
-    held = hold_tables(plan.placements, model.tables, rank, ranks=plan.ranks)
-    looked, copies = (
-        tuple((t.rows, t.dim, t.pooling, t.exponent, t.itemsize, "", t.law) for t in tables)
-        for tables in (held.looked, held.copies)
-    )
-    graph = _record_rank(model, held._replace(looked=(), copies=()), (looked, copies), accelerator)
-    return replace(graph, tables=(*held.looked, *held.copies))
+def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
+    """Record the iteration of every rank, once for those whose tables differ in nothing but their names."""
+    known: dict[Any, Graph] = {}
+    graphs = []
+    for held in hold_tables(plan, model.tables):
+        looked, copies = (
+            tuple((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables)
+            for tables in (held.looked, held.copies)
+        )
+        key = (looked, copies, held.whole, held.sums) if plan.ranks > 1 else ()
+        tables = (*held.looked, *held.copies)
+        graph = known.get(key) or known.setdefault(key, _record_rank(model, held, accelerator))
+        graphs.append(graph if graph.tables == tables else replace(graph, tables=tables))
+    return tuple(graphs)
 
 
-@lru_cache(maxsize=256)
-def _record_rank(model: DLRM, held: Held, sizes: Any, accelerator: bool) -> Graph:
-    """Record the iteration of a rank whose tables, looked up and copied, are given by their sizes."""
-    looked, copies = (tuple(EmbeddingTable(*each) for each in tables) for tables in sizes)
-    held, ranks = held._replace(looked=looked, copies=copies), len(held.widths)
+def _record_rank(model: DLRM, held: Held, accelerator: bool) -> Graph:
+    """Record the iteration of a rank."""
+    ranks = len(held.widths)
     overlap = model.overlap and ranks > 1
     tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=overlap, compiled=model.compiled)
     inputs = tape.tensor(model.batch // ranks, model.features, itemsize=tape.wide)
     layers.binary_cross_entropy(tape, record_layers(tape, model, inputs, held))
     tape.backward()
-    draft = Draft(tape)
     if ranks > 1 and not overlap:
-        draft.average()
-    draft.step(model.optimizer, lists=accelerator, fused=model.fused)
+        average(tape)
+    step(tape, model.optimizer, lists=accelerator, fused=model.fused)
     groups = held.groups if ranks > 1 else ()
-    return draft.graph(name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
+    return make_graph(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
 
 
 def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor:
@@ -399,7 +353,7 @@ def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tens
         if members == ranks:
             receive.append(wait)
         else:  # each rank of the node passes its samples on
-            pooled += [sent.view(model.batch, sent.numel // model.batch) for sent in wait()]
+            pooled += [sent.view(model.batch, sent.shape[1] // members) for sent in wait()]
     if ranks == 1:
         receive.append(lambda: looked)
     elif any(held.widths):

@@ -1,7 +1,7 @@
 """One training iteration as columns: every operation with its sizes, and every tensor it reads and writes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,10 @@ FEATURES = (
 )  # fmt: skip
 
 
+#: What is the same for all sizes.
+_STRUCTURE = ("classes", "phases", "kernels", "collectives", "transfers")
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation of an iteration, as `Graph` hands it out.
@@ -83,7 +87,8 @@ class Graph(Tabular):
     features : array
         One row per operation, one column per entry of `FEATURES`, each in its unit [-].
     accesses : array
-        Operation index, buffer number, bytes [B] and 1 for a write, one row per tensor read or written.
+        Operation index, buffer number, bytes [B] and 1 for a write, one row per tensor read or written. Where sizes are
+        arrays over configurations, these have a last axis of them, here and among the features.
     tables : tuple of EmbeddingTable
         Tables the embedding operations refer to by number.
     parameters : int
@@ -99,6 +104,8 @@ class Graph(Tabular):
     waits : array or None
         One row per wait: position of an operation that starts no sooner than a collective has ended, and the number of
         that collective in program order [-]; None where every collective is waited for at once.
+    repeats : array or None
+        How often each operation runs where one of a layer stands for those of several; None for once [-].
     """
 
     labels: tuple[tuple[str, str, str, str, str], ...]
@@ -113,6 +120,7 @@ class Graph(Tabular):
     ranks: int = 1
     groups: tuple[tuple[int, ...], ...] = ()
     waits: np.ndarray | None = None
+    repeats: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -186,7 +194,12 @@ class Graph(Tabular):
     @cached_property
     def traffic(self) -> np.ndarray:
         """Bytes each operation reads and writes, each operand counted once [B]."""
-        return np.bincount(self.accesses[:, 0].astype(np.intp), weights=self.accesses[:, 2], minlength=len(self))
+        if self.accesses.ndim < 3:
+            return np.bincount(self.accesses[:, 0].astype(np.intp), weights=self.accesses[:, 2], minlength=len(self))
+        total, operations = np.zeros((len(self), self.accesses.shape[2])), self.accesses[:, 0, 0].astype(np.intp)
+        starts = np.flatnonzero(np.diff(operations, prepend=-1))
+        total[operations[starts]] = np.add.reduceat(self.accesses[:, 2], starts, axis=0)
+        return total
 
     @cached_property
     def distances(self) -> np.ndarray:
@@ -200,13 +213,41 @@ class Graph(Tabular):
         return np.where((writes == 1.0) & np.isin(places, places[writes == 0.0]), 0.0, found)
 
     @cached_property
-    def footprint(self) -> float:
+    def footprint(self) -> Any:
         """Distinct bytes one iteration touches, embedding rows aside [B]."""
         if not len(self.accesses):
             return 0.0
-        order = np.argsort(self.accesses[:, 1], kind="stable")
-        starts = np.flatnonzero(np.diff(self.accesses[order, 1], prepend=-1))
-        return float(np.maximum.reduceat(self.accesses[order, 2], starts).sum())
+        storages = self.accesses[:, 1].reshape(len(self.accesses), -1)[:, 0]
+        order = np.argsort(storages, kind="stable")
+        starts = np.flatnonzero(np.diff(storages[order], prepend=-1))
+        return np.maximum.reduceat(self.accesses[order, 2], starts).sum(axis=0)
+
+    @cached_property
+    def _holes(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Places of sizes that were not known when it was recorded, and their numbers: of features and of accesses."""
+        flat = [array.ravel() for array in (self.features, self.accesses)]
+        return [(places, (-1.0 - v[places]).astype(np.intp)) for v in flat for places in [np.flatnonzero(v < 0)]]
+
+    def fill(self, sizes: np.ndarray) -> "Graph":
+        """Put sizes in place of their numbers.
+
+        Parameters
+        ----------
+        sizes : array
+            What a `perfkit.workloads.sizes.Program` has found [-].
+
+        Returns
+        -------
+        graph : Graph
+            The same operations with these sizes.
+        """
+        filled = []
+        for array, (places, numbers) in zip((self.features, self.accesses), self._holes, strict=True):
+            filled.append(array.copy())
+            filled[-1].ravel()[places] = sizes[numbers]
+        found = replace(self, features=filled[0], accesses=filled[1])
+        vars(found).update({name: getattr(self, name) for name in _STRUCTURE})
+        return found
 
     def table(self) -> "polars.DataFrame":
         """Every operation with its labels, sizes and traffic as a Polars frame.

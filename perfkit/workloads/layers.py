@@ -3,11 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perfkit.models.distributions import unique_rows
+import numpy as np
+
+from perfkit.models.distributions import distinct_rows
 from perfkit.models.embedding import STATE, exact_backward_bytes, row_traffic
 from perfkit.models.roofline import attention_flops
 from perfkit.workloads.operations import Tensor
-from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.sizes import Size
+from perfkit.workloads.tables import EmbeddingTable, list_laws
 from perfkit.workloads.tape import Tape, copy
 
 
@@ -76,31 +79,31 @@ def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, 
     """Attention with the scores in memory; heads are gathered by copies, as matmul does with permuted views."""
     batch, sequence, hidden = q.shape
     count, width = batch * heads, hidden // heads
-    q, v = (_regroup(tape, x, count, sequence, width) for x in (q, v))
-    k = _regroup(tape, k, count, width, sequence, lazy=True)
+    q, v = (_regroup(tape, x, width, count, sequence, width) for x in (q, v))
+    k = _regroup(tape, k, width, count, width, sequence, lazy=True)
     scores = tape.record("scale", bmm(tape, _gather(tape, q), _gather(tape, k)))
     if causal:
         scores = tape.record("add", scores, tape.tensor(sequence, sequence))
     scores = tape.record("softmax", cast(tape, scores, tape.wide))
     mixed = bmm(tape, scores, _gather(tape, v))
-    return _gather(tape, _regroup(tape, mixed, batch, sequence, hidden), width)
+    return _gather(tape, _regroup(tape, mixed, width, batch, sequence, hidden), width)
 
 
-def _regroup(tape: Tape, x: Tensor, *shape: int, lazy: bool = False) -> Tensor:
+def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -> Tensor:
     """A permuted view; its gradient is permuted back by a copy, at once or (`lazy`) by what consumes it."""
-    out = Tensor(x.storage, shape, x.itemsize, True)
+    out = Tensor(x.storage, shape, x.itemsize, True, x.layer)
 
     def backward() -> None:
         gradient = tape.gradient(out).view(*x.shape)
         if lazy:
             tape.strided.add(gradient.storage)
-        tape.arrive(x, gradient if lazy else copy(tape, gradient, min(shape[-1], x.shape[-1])))
+        tape.arrive(x, gradient if lazy else copy(tape, gradient, run))
 
     tape.node(backward)
     return out
 
 
-def _gather(tape: Tape, x: Tensor, run: int = 0) -> Tensor:
+def _gather(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
     """A copy of a permuted view; the gradient passes through."""
     out = copy(tape, x, run)
     out.root = x.root
@@ -110,7 +113,7 @@ def _gather(tape: Tape, x: Tensor, run: int = 0) -> Tensor:
 def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
     """Equal parts of the last dimension as views; their gradients are concatenated."""
     *leading, width = x.shape
-    views = [Tensor(x.storage, (*leading, width // parts), x.itemsize, True) for _ in range(parts)]
+    views = [Tensor(x.storage, (*leading, width // parts), x.itemsize, True, x.layer) for _ in range(parts)]
     tape.record("split", x, views, rows=parts * x.numel // width)
     return views
 
@@ -118,7 +121,7 @@ def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
 def cat(tape: Tape, parts: list[Tensor]) -> Tensor:
     """Concatenation along the last dimension; the gradients are slices of one tensor."""
     rows = parts[0].shape[0]
-    return tape.record("cat", parts, out=(rows, sum(part.numel // rows for part in parts)), rows=rows * len(parts))
+    return tape.record("cat", parts, out=(rows, sum(part.shape[1] for part in parts)), rows=rows * len(parts))
 
 
 # -- interactions ----------------------------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ def look_up(tape: Tape, weight: Tensor, indices: int, *leading: int) -> Tensor:
 
 
 def embedding_bags(
-    tape: Tape, tables: Sequence[EmbeddingTable], bags: int, kind: str, *, optimizer: str = ""
+    tape: Tape, tables: Sequence[EmbeddingTable], bags: Any, kind: str, *, optimizer: str = ""
 ) -> list[Tensor]:
     """Sum-pooled lookups of tables.
 
@@ -192,7 +195,7 @@ def embedding_bags(
     """
     pooled: list[Tensor] = []
     for table in tables:
-        lookups, number, wide = round(bags * table.pooling), len(tape.tables), tape.wide
+        lookups, number, wide = count_lookups(bags, table), len(tape.tables), tape.wide
         tape.tables.append(table)
         weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
         tape.local.add(weight)
@@ -207,20 +210,29 @@ def embedding_bags(
         if kind in ("fused", "fused_exact"):
             tape.updated.add(weight)
         if kind == "fused_exact":  # all of it is traffic
-            operands.append(tape.tensor(exact_traffic(table, bags, optimizer), itemsize=1))
+            given = (exact_traffic, table, bags, optimizer)
+            nbytes = bags.program.add(*given) if isinstance(bags, Size) else exact_traffic(*given[1:])
+            operands.append(tape.tensor(nbytes, itemsize=1))
         sizes |= {"launches": 0, "calls": 0} if joined else {}
         out = tape.tensor(bags, table.dim, itemsize=wide, grad=True)
         pooled.append(tape.record(kind, *operands, out=out, joined=joined, **sizes))
     return pooled
 
 
-def exact_traffic(table: EmbeddingTable, bags: int, optimizer: str) -> int:
+def count_lookups(bags: Any, table: EmbeddingTable) -> Any:
+    """Lookups of one iteration into a table: a whole number."""
+    lookups = bags * table.pooling
+    return np.rint(lookups) if isinstance(lookups, np.ndarray) else round(lookups)
+
+
+def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
     """Bytes that a sort and one update of each distinct row with its states move, the gradient of the output aside."""
-    lookups, row = round(bags * table.pooling), row_traffic(table.dim, table.itemsize, 32)
-    unique = float(unique_rows(table.distribution, lookups))
+    lookups, row = count_lookups(bags, table), row_traffic(table.dim, table.itemsize, 32)
+    shape = np.broadcast_shapes(np.shape(lookups), np.shape(table.rows))
+    unique = distinct_rows(list_laws([table], sum(shape)), np.broadcast_to(lookups, shape or 1)).reshape(shape)
     whole = exact_backward_bytes(unique, bags, lookups, table.dim, itemsize=table.itemsize)
     state = 32.0 if optimizer == "rowwise_adagrad" else STATE[optimizer] * row
-    return round(whole - bags * table.dim * table.itemsize + 2.0 * unique * state)
+    return np.rint(whole - bags * table.dim * table.itemsize + 2.0 * unique * state)
 
 
 def exchange(

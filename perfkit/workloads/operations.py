@@ -14,47 +14,56 @@ from perfkit.models.roofline import gemm_flops
 _SORT = 10
 
 _Own: TypeAlias = dict[str, Any]
+_Label: TypeAlias = tuple[str, str, str]
 
 
 class Tensor:
-    """A shape with a storage; views share storage and gradient.
+    """A shape with a storage; views share storage and gradient. A size is a number, or an array over configurations.
 
     Parameters
     ----------
     storage : int
         Number of the storage [-].
-    shape : tuple of int
+    shape : tuple of int or array
         Sizes [-].
     itemsize : int
         Bytes of one element [B].
     grad : bool
         Whether a gradient flows into it.
+    layer : int
+        Layer it belongs to, -1 for none [-].
+    root : Tensor, optional
+        What it is a view of.
     """
 
-    __slots__ = ("grad", "itemsize", "nbytes", "numel", "root", "shape", "storage")
+    __slots__ = ("grad", "itemsize", "layer", "nbytes", "numel", "root", "shape", "storage")
 
-    def __init__(self, storage: int, shape: tuple[int, ...], itemsize: int, grad: bool = False) -> None:
-        self.storage, self.shape, self.itemsize, self.grad = storage, shape, itemsize, grad
+    def __init__(
+        self,
+        storage: int,
+        shape: tuple[Any, ...],
+        itemsize: int,
+        grad: bool = False,
+        layer: int = -1,
+        root: "Tensor | None" = None,
+    ) -> None:
+        self.storage, self.shape, self.itemsize, self.grad, self.layer = storage, shape, itemsize, grad, layer
+        self.root = root or self
         self.numel = prod(shape)
         self.nbytes = self.numel * itemsize
-        self.root: Tensor = self
 
-    def view(self, *shape: int) -> "Tensor":
+    def view(self, *shape: Any) -> "Tensor":
         """The same storage and gradient under another shape, or a part of it."""
-        other = Tensor(self.storage, shape, self.itemsize, self.grad)
-        other.root = self.root
-        return other
+        return Tensor(self.storage, shape, self.itemsize, self.grad, self.layer, self.root)
 
 
 class Line(NamedTuple):
     """One operation: its name, kind and variant, the names of the tensors it reads and writes, and its sizes."""
 
-    name: str
-    kind: str
-    variant: str
+    label: _Label
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    size: Callable[..., _Own]
+    size: Callable[[_Label, Sequence[Tensor], Sequence[Tensor], _Own], _Own]
 
 
 class Rule(NamedTuple):
@@ -67,45 +76,40 @@ class Rule(NamedTuple):
     bare: int = 0
 
 
-def _size_product(line: Line, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
+def _size_product(label: _Label, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
     """Batch, rows, columns and depth of a product; its variant tells which operand is transposed."""
     if "k" in own:
         return own
-    (left, right), (a, b) = reads[-2:], tuple(line.variant)
-    m, k = (left.numel // left.shape[-1], left.shape[-1]) if line.kind == "gemm" else left.shape[-2:]
-    n = right.shape[-2] if b == "t" else right.shape[-1]
-    m, k = (k, m) if a == "t" else (m, k)
-    batch = 1 if line.kind == "gemm" else left.shape[0]
+    (left, right), (_, kind, layout) = (t.shape for t in reads[-2:]), label
+    batch, m, k = (1, prod(left[:-1]), left[-1]) if kind == "gemm" else left
+    m, k = (k, m) if layout[0] == "t" else (m, k)
+    n = right[-2] if layout[1] == "t" else right[-1]
     return {"flops": gemm_flops(m, n, k, batch=batch), "batch": batch, "m": m, "n": n, "k": k}
 
 
-def _size_rows(x: Tensor) -> dict[str, Any]:
-    return {"elements": x.numel, "rows": x.numel // x.shape[-1], "n": x.shape[-1]}
+def _size_rows(label: _Label, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
+    return {"elements": writes[0].numel, "rows": prod(writes[0].shape[:-1]), "n": writes[0].shape[-1]}
 
 
-def _size_gradient(line: Line, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
+def _size_gradient(label: _Label, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
     return {**own, "elements": writes[0].numel, "rows": writes[0].shape[0]}
 
 
-#: Sizes of an operation from the tensors it reads and writes and what its layer states: by name, class or kind.
-SIZES: Mapping[str, Callable[..., dict[str, Any]]] = {
-    "elementwise": lambda line, reads, writes, own: {"elements": writes[0].numel},
-    "binary_cross_entropy_with_logits": lambda line, reads, writes, own: {"elements": reads[0].numel},
-    "rowwise": lambda line, reads, writes, own: _size_rows(writes[0]),
-    "nll_loss_forward": lambda line, reads, writes, own: {"elements": reads[0].numel, "rows": reads[0].numel},
-    "copy": lambda line, reads, writes, own: {"elements": writes[0].numel, **own},
-    "new_zeros": lambda line, reads, writes, own: {"elements": writes[0].numel},
-    "index_put": lambda line, reads, writes, own: {"elements": reads[-1].numel, **own, "launches": _SORT},
-    "gemm": _size_product,
-    "bmm": _size_product,
-    "attention": lambda line, reads, writes, own: own,
-    "attention.backward": lambda line, reads, writes, own: {**own, "flops": 2.5 * own["flops"]},
-    "attention.backward_causal": lambda line, reads, writes, own: {**own, "flops": 2.5 * own["flops"]},
-    "embedding_forward": lambda line, reads, writes, own: own,
-    "embedding_backward": lambda line, reads, writes, own: own,
-    "embedding_backward.exact": lambda line, reads, writes, own: {"launches": _SORT, **own, "lookups": 0},
-    "embedding_dense_backward": _size_gradient,
-    "_embedding_bag_backward": _size_gradient,
+#: Sizes of an operation from the tensors it reads and writes and what its layer states: by name, variant or kind.
+SIZES: Mapping[str, Callable[[_Label, Sequence[Tensor], Sequence[Tensor], _Own], _Own]] = {
+    "elementwise": lambda label, reads, writes, own: {"elements": reads[0].numel},
+    "rowwise": _size_rows,
+    "nll_loss_forward": lambda label, reads, writes, own: {"elements": reads[0].numel, "rows": reads[0].numel},
+    "copy": lambda label, reads, writes, own: {"elements": writes[0].numel, **own},
+    "new_zeros": lambda label, reads, writes, own: {"elements": writes[0].numel},
+    "index_put": lambda label, reads, writes, own: {"elements": reads[-1].numel, **own, "launches": _SORT},
+    **dict.fromkeys(("gemm", "bmm"), _size_product),
+    **dict.fromkeys(("attention", "embedding_forward", "embedding_backward"), lambda label, reads, writes, own: own),
+    **dict.fromkeys(
+        ("backward", "backward_causal"), lambda label, reads, writes, own: {**own, "flops": 2.5 * own["flops"]}
+    ),
+    "exact": lambda label, reads, writes, own: {"launches": _SORT, **own, "lookups": 0},
+    **dict.fromkeys(("embedding_dense_backward", "_embedding_bag_backward"), _size_gradient),
 }
 
 
@@ -116,8 +120,8 @@ def _parse(text: str) -> tuple[Line, ...]:
         name, kind = head.split()
         kind, _, variant = kind.partition(".")
         reads, writes = (tuple(part.split()) for part in tensors.split("->"))
-        size = SIZES.get(name) or SIZES.get(f"{kind}.{variant}") or SIZES[kind]
-        lines.append(Line(name, kind, variant or name, reads, writes, size))
+        size = SIZES.get(name) or SIZES.get(variant) or SIZES[kind]
+        lines.append(Line((name, kind, variant or name), reads, writes, size))
     return tuple(lines)
 
 
@@ -206,6 +210,5 @@ RULES: Mapping[str, Rule] = {
     ),
 }  # fmt: skip
 
-#: What is left of them where a compiler puts elementwise operations into the products before them, and behind them on
-#: the way back.
-COMPILED: Mapping[str, Rule] = dict.fromkeys(("relu", "gelu", "gelu_tanh", "scale"), _rule("x", ""))
+#: Layers that a compiler puts into the products before them, and behind them on the way back.
+FOLDED = ("relu", "gelu", "gelu_tanh", "scale")

@@ -86,7 +86,10 @@ class Placement:
             check_positive("columns of a shard", width, integer=True)
 
     def cut(self, table: EmbeddingTable, number: int = 0) -> list[Shard]:
-        """Cut a table into the shards of this placement.
+        """Cut a table into the shards of this placement, in the order of `ranks`.
+
+        Rows are cut into blocks of the same height, rounded up, so that the last ones can be lower or empty. Raises a
+        ValueError for fewer rows than shards, or columns that do not add up to those of the table.
 
         Parameters
         ----------
@@ -94,20 +97,6 @@ class Placement:
             The table.
         number : int
             Its number [-].
-
-        Returns
-        -------
-        shards : list of Shard
-            One for every rank, in the order of `ranks`.
-
-        Raises
-        ------
-        ValueError
-            For fewer rows than shards, or columns that do not add up to those of the table.
-
-        Notes
-        -----
-        Rows are cut into blocks of the same height, rounded up, so that the last ones can be lower or empty.
         """
         n, name = len(self.ranks), table.name or f"table {number}"
         if self.kind in SPLIT_BY_COLUMNS:
@@ -116,17 +105,16 @@ class Placement:
             widths = self.columns or (table.dim // n,) * n
             if sum(widths) != table.dim:
                 raise ValueError(f"the shards of {name!r} have {sum(widths)} columns together; the table {table.dim}")
-            starts = (0, *accumulate(widths))
-            spans = zip(self.ranks, starts, widths, strict=False)
-            return [Shard(number, rank, 0, table.rows, start, width) for rank, start, width in spans]
-        if self.kind in BY_ROWS:
-            if table.rows < n:
-                raise ValueError(f"{name!r} has {table.rows} rows; it cannot be split by rows over {n} ranks")
-            block = -(-table.rows // n)
-            tops = [min(i * block, table.rows) for i in range(n + 1)]
-            spans = zip(self.ranks, tops, tops[1:], strict=False)
-            return [Shard(number, rank, top, end - top, 0, table.dim) for rank, top, end in spans]
-        return [Shard(number, rank, 0, table.rows, 0, table.dim) for rank in self.ranks]
+            parts = zip(self.ranks, accumulate(widths, initial=0), widths, strict=False)
+            return [Shard(number, rank, 0, table.rows, start, width) for rank, start, width in parts]
+        if self.kind not in BY_ROWS:
+            return [Shard(number, rank, 0, table.rows, 0, table.dim) for rank in self.ranks]
+        if table.rows < n:
+            raise ValueError(f"{name!r} has {table.rows} rows; it cannot be split by rows over {n} ranks")
+        block = -(-table.rows // n)
+        tops = [min(i * block, table.rows) for i in range(n + 1)]
+        parts = zip(self.ranks, tops, np.diff(tops).tolist(), strict=False)
+        return [Shard(number, rank, top, height, 0, table.dim) for rank, top, height in parts]
 
 
 @dataclass(frozen=True)
@@ -193,11 +181,6 @@ class Plan:
             Number of tables [-].
         ranks : int
             Number of ranks [-].
-
-        Returns
-        -------
-        plan : Plan
-            The placement.
         """
         counts = {"tables": (tables, 10_000_000), "ranks": (ranks, None)}
         tables, ranks = (int(check_positive(n, v, integer=True, maximum=m)) for n, (v, m) in counts.items())
@@ -213,11 +196,6 @@ class Plan:
             Rank of every table, or its `Placement`.
         ranks : int
             Number of ranks [-].
-
-        Returns
-        -------
-        plan : Plan
-            The placement.
         """
         check_type("owners", owners, Sequence)
         return cls(ranks, tuple(o.item() if isinstance(o, np.generic) else o for o in owners))
@@ -227,28 +205,13 @@ class Plan:
         """Placement of every table, in table order."""
         return tuple(o if isinstance(o, Placement) else Placement("table_wise", (o,)) for o in self.owners)
 
-    @property
-    def is_table_wise(self) -> bool:
-        """Whether every table lies whole on one rank."""
-        return not any(isinstance(owner, Placement) for owner in self.owners)
-
     def tables_of(self, rank: int) -> tuple[int, ...]:
-        """Numbers of the tables on one rank.
+        """Numbers of the tables on one rank; a ValueError names a table that is not whole on one.
 
         Parameters
         ----------
         rank : int
             Rank number [-].
-
-        Returns
-        -------
-        tables : tuple of int
-            Table numbers in table order.
-
-        Raises
-        ------
-        ValueError
-            Where a table is not whole on one rank.
         """
         for table, owner in enumerate(self.owners):
             if isinstance(owner, Placement):
@@ -259,22 +222,12 @@ class Plan:
         return tuple(table for table, owner in enumerate(self.owners) if owner == rank)
 
     def cut(self, tables: Sequence[EmbeddingTable]) -> list[Shard]:
-        """Cut tables into shards.
+        """Cut tables into shards, in table order; a ValueError tells why that cannot be.
 
         Parameters
         ----------
         tables : sequence of EmbeddingTable
             The tables of this plan.
-
-        Returns
-        -------
-        shards : list of Shard
-            All shards, in table order.
-
-        Raises
-        ------
-        ValueError
-            For another number of tables, or tables that cannot be split like that.
         """
         if len(tables) != len(self.owners):
             raise ValueError(f"plan places {len(self.owners)} tables; there are {len(tables)}; make a plan for these")
@@ -299,7 +252,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str, *, origin: str = "plan") -> "Plan":
-        """Read a plan from JSON.
+        """Read a plan from JSON; a ValueError tells the place and the reason of anything else.
 
         Parameters
         ----------
@@ -307,34 +260,19 @@ class Plan:
             What `to_json` wrote [-].
         origin : str, optional
             What errors call it [-].
-
-        Returns
-        -------
-        plan : Plan
-            The placement.
-
-        Raises
-        ------
-        ValueError
-            With the place and the reason, for anything that is not a plan of this format.
         """
         with reading(origin, "compare with Plan.round_robin(2, ranks=2).to_json()"):
             data = json.loads(text)
-            if not isinstance(data, dict):
-                raise ValueError(f"plan is {show(data)}; it must be a table")
+            check_type("plan", data, dict)
             if type(data.get("format")) is not int or data["format"] != _FORMAT:
                 raise ValueError(f"format is {data.get('format')!r}; this perfkit reads format {_FORMAT}")
-            if set(data) != {"format", "ranks", "tables"}:
-                raise ValueError(f"keys are {', '.join(map(str, data))}; they must be format, ranks and tables")
-            tables = data["tables"]
-            if not isinstance(tables, list):
-                raise ValueError(f"tables is {show(tables)}; it must be a list")
-            if len(tables) > MOST_ROWS:
-                raise ValueError(f"tables has {len(tables)} entries; it may have {MOST_ROWS}")
-            entries = [_read_placement(entry, f"tables[{i}]") for i, entry in enumerate(tables)]
-            owners, names = tuple(placement for placement, _ in entries), tuple(name for _, name in entries)
-            ranks = check_positive("ranks", decode(int, data["ranks"], "ranks"), integer=True)
-            return cls(ranks, owners, names if all(names) else ())
+            listed = data.get("tables")
+            if isinstance(listed, list) and len(listed) > MOST_ROWS:
+                raise ValueError(f"tables has {len(listed)} entries; it may have {MOST_ROWS}")
+            file: _File = decode(_File, data)
+            owners = tuple(_place(entry, f"tables[{i}]") for i, entry in enumerate(file.tables))
+            names = tuple(entry.name for entry in file.tables)
+            return cls(file.ranks, owners, names if all(names) else ())
 
     def save(self, path: str | Path) -> Path:
         """Write the plan to a file, whole or not at all.
@@ -343,11 +281,6 @@ class Plan:
         ----------
         path : str or Path
             File to write; an existing one is replaced [-].
-
-        Returns
-        -------
-        path : Path
-            The file [-].
         """
         return write_text(path, self.to_json())
 
@@ -359,11 +292,6 @@ class Plan:
         ----------
         path : str or Path
             The file [-].
-
-        Returns
-        -------
-        plan : Plan
-            The placement.
 
         Raises
         ------
@@ -423,11 +351,6 @@ class Plan:
         ranks : int
             Number of ranks [-].
 
-        Returns
-        -------
-        plan : Plan
-            The placement.
-
         Raises
         ------
         ValueError
@@ -443,7 +366,7 @@ class Plan:
             found: dict[str, Any] = {"kind": entry.get("sharding_type"), "ranks": entry.get("ranks") or []}
             if found["kind"] in SPLIT_BY_COLUMNS:
                 found["columns"] = [shard["sizes"][1] for shard in entry.get("shards", ())]
-            owners.append(_read_placement(found, place)[0])
+            owners.append(_place(decode(_Entry, found, place), place))
         return cls(ranks, tuple(owners), tuple(names))
 
 
@@ -455,10 +378,16 @@ class _Entry:
     name: str = ""
 
 
-def _read_placement(value: Any, place: str) -> tuple[Placement, str]:
-    """Read the placement of one table from a file, and its name, empty where none is given."""
-    entry: _Entry = decode(_Entry, value, place)
+@dataclass(frozen=True)
+class _File:
+    format: int
+    ranks: int
+    tables: tuple[_Entry, ...]
+
+
+def _place(entry: _Entry, place: str) -> Placement:
+    """The placement that an entry of a file describes."""
     try:
-        return Placement(entry.kind, entry.ranks, entry.columns), entry.name
+        return Placement(entry.kind, entry.ranks, entry.columns)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from perfkit.workloads.placement import BY_ROWS, Placement
+from perfkit.workloads.placement import BY_ROWS, Plan
 from perfkit.workloads.tables import EmbeddingTable
 
 
@@ -57,47 +57,50 @@ def share_lookups(table: EmbeddingTable, parts: int, *, first: bool) -> float:
     return table.pooling * ((1 - hottest) / parts + hottest * first)
 
 
-def hold_tables(placements: Sequence[Placement], tables: Sequence[EmbeddingTable], rank: int, *, ranks: int) -> Held:
-    """Work out what a rank holds.
+def hold_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Held, ...]:
+    """Work out what each rank holds.
 
     Parameters
     ----------
-    placements : sequence of Placement
-        One for each table.
+    plan : Plan
+        Where every table lies.
     tables : sequence of EmbeddingTable
         The tables.
-    rank : int
-        The rank [-].
-    ranks : int
-        Ranks of all of them [-].
 
     Returns
     -------
-    held : Held
-        Its tables and parts of tables.
+    held : tuple of Held
+        Tables and parts of tables of each rank.
     """
-    everyone = tuple(range(ranks))
-    split = sorted({p.ranks for p in placements if p.kind in BY_ROWS and len(p.ranks) > 1} - {everyone})
-    groups = (everyone, *split)
-    alone: list[EmbeddingTable] = []
-    copies: list[EmbeddingTable] = []
-    sums: list[list[EmbeddingTable]] = [[] for _ in groups]
-    widths = [0] * ranks
-    for number, (placement, table) in enumerate(zip(placements, tables, strict=True)):
+    everyone = tuple(range(plan.ranks))
+    split = {p.ranks for p in plan.placements if p.kind in BY_ROWS and len(p.ranks) > 1} - {everyone}
+    groups = (everyone, *sorted(split))
+    alone, copies = ([list[EmbeddingTable]() for _ in everyone] for _ in range(2))
+    sums = [[list[EmbeddingTable]() for _ in groups] for _ in everyone]
+    widths = [0] * plan.ranks
+    for number, (placement, table) in enumerate(zip(plan.placements, tables, strict=True)):
         members, by_rows = placement.ranks, placement.kind in BY_ROWS and len(placement.ranks) > 1
+        parts: dict[tuple[int, bool], EmbeddingTable] = {}
         for shard in placement.cut(table, number):
-            if placement.kind != "data_parallel" and not (by_rows and members == everyone):
-                widths[shard.rank] += shard.columns // len(members) if by_rows else shard.columns
-            if shard.rank != rank:
-                continue
             if placement.kind == "data_parallel":
-                copies.append(table)
-            elif by_rows:
-                pooling = share_lookups(table, len(members), first=shard.first_row == 0)
-                part = replace(table, rows=max(shard.rows, 1), pooling=pooling)
-                sums[groups.index(members)].append(part)
-            else:
-                alone.append(table if shard.columns == table.dim else replace(table, dim=shard.columns))
-    looked = (*alone, *(table for group in sums for table in group))
-    counts = tuple((number, len(group)) for number, group in enumerate(sums) if group)
-    return Held(looked, len(alone), counts, tuple(copies), tuple(widths), groups)
+                copies[shard.rank].append(table)
+                continue
+            if not (by_rows and members == everyone):
+                widths[shard.rank] += shard.columns // len(members) if by_rows else shard.columns
+            if not by_rows:
+                own = table if shard.columns is table.dim else replace(table, dim=shard.columns)
+                alone[shard.rank].append(own)
+                continue
+            key = (max(shard.rows, 1), shard.first_row == 0)
+            if key not in parts:
+                pooling = share_lookups(table, len(members), first=key[1])
+                parts[key] = replace(table, rows=key[0], pooling=pooling)
+            sums[shard.rank][groups.index(members)].append(parts[key])
+    return tuple(
+        Held(
+            (*alone[rank], *(table for group in sums[rank] for table in group)), len(alone[rank]),
+            tuple((number, len(group)) for number, group in enumerate(sums[rank]) if group),
+            tuple(copies[rank]), tuple(widths), groups,
+        )
+        for rank in everyone
+    )  # fmt: skip

@@ -5,14 +5,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from perfkit.ground.results import Tabular
 from perfkit.ground.units import check_choice, check_positive, check_type, format_bytes, show
-from perfkit.models.distributions import Distribution, Uniform, Zipf, unique_rows
+from perfkit.models.distributions import Buckets, Distribution, Uniform, Zipf, join_buckets, spread_evenly, unique_rows
 from perfkit.models.embedding import STATE
+from perfkit.workloads.sizes import check_size, select_sizes
 
 if TYPE_CHECKING:
     import polars
@@ -66,8 +67,9 @@ class EmbeddingTable:
 
     def __post_init__(self) -> None:
         for size in ("rows", "dim", "itemsize"):  # as Python's own whole numbers, which never overflow
-            object.__setattr__(self, size, check_positive(size, getattr(self, size), integer=True))
-        check_positive("pooling", self.pooling)
+            object.__setattr__(self, size, check_size(size, getattr(self, size)))
+        given: Any = self.pooling  # a number, or an array over configurations
+        check_positive("pooling", given.min().item() if isinstance(given, np.ndarray) else given)
         check_positive("exponent", self.exponent, zero=True, maximum=10)
         check_type("name", self.name, str)
         check_positive("spread", self.spread, zero=True)
@@ -207,6 +209,29 @@ def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
         One for each.
     """
     return [table.name or f"table {number}" for number, table in enumerate(tables)]
+
+
+def list_laws(tables: Sequence[EmbeddingTable], configurations: int = 0) -> Sequence[Distribution] | Buckets:
+    """Which rows of each table are looked up, configuration by configuration where sizes are arrays.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingTable
+        The tables.
+    configurations : int
+        How many there are, 0 where sizes are numbers [-].
+
+    Returns
+    -------
+    laws : sequence of Distribution, or Buckets
+        What `perfkit.models.embedding.size_lookup` takes.
+    """
+    if not configurations:
+        return [table.distribution for table in tables]
+    if any(table.exponent or table.law for table in tables):
+        return join_buckets([select_sizes(t, i).distribution for i in range(configurations) for t in tables])
+    rows = [np.broadcast_to(np.asarray(table.rows, dtype=float), configurations) for table in tables]
+    return spread_evenly(np.stack(rows, axis=1).ravel())
 
 
 def draw_tables(n: int, *, seed: int = 0, correlation: float = 0.0, itemsize: int = 4) -> tuple[EmbeddingTable, ...]:

@@ -1,22 +1,18 @@
 """A symbolic eager framework: records the operations PyTorch would dispatch, both ways, without computing."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from perfkit.ground.units import check_type
-from perfkit.workloads.graph import FEATURES
-from perfkit.workloads.operations import COMPILED, RULES, Line, Rule, Tensor
+from perfkit.workloads.operations import FOLDED, RULES, Line, Rule, Tensor
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Bytes of one number by data type [B].
 ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
-
-_COLUMN = {name: index for index, name in enumerate(FEATURES)}
 #: Name of what a gradient adds to a reduction of several.
 PIECE = "piece of a bucket"
-_LAUNCHES, _CALLS, _BARE = (_COLUMN[name] for name in ("launches", "calls", "bare"))
 
 
 def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
@@ -70,48 +66,49 @@ class Tape:
     ) -> None:
         self.itemsize, self.wide = itemsize, 4 if mixed else itemsize
         self.overlap, self.compiled = overlap, compiled
-        self.rules = {**RULES, **COMPILED} if compiled else RULES
         self.index = 8  # bytes of an index
         self.phase, self.module, self.layer = "forward", "", -1
         self.trained: list[Tensor] = []
         self.local: set[Tensor] = set()  # weights whose gradients are not averaged
-        self.sparse: dict[Tensor, dict[str, float]] = {}  # sizes of updates by row
+        self.sparse: dict[Tensor, dict[str, Any]] = {}  # sizes of updates by row
         self.updated: set[Tensor] = set()  # by the backward pass already
         self.buckets: dict[Tensor, int] = {}  # which module's buckets a gradient is reduced in
         self.tables: list[EmbeddingTable] = []
         self.labels: list[tuple[str, str, str, str, str]] = []
-        self.features: list[list[float]] = []
-        self.accesses: list[tuple[int, int, float, int]] = []
+        self.sizes: list[dict[str, Any]] = []
+        self.layers: list[int] = []  # of every operation
+        self.touched: list[tuple[int, int, int, int]] = []  # operation, storage, 1 for a write, layer
+        self.nbytes: list[Any] = []  # of what is touched
+        self.homes: list[int] = []  # layer of every storage
+        self.middle, self.repeats = 0, 1  # layer that stands for several, and for how many
+        self.pieces: list[tuple[int, Tensor, Tensor, int]] = []  # of buckets: their module, gradient and layer
         self.waits: list[tuple[int, int]] = []
-        self.layers: list[int] = []  # of every operation and storage
-        self.storages: list[int] = []
         self.gradients: dict[Tensor, Tensor] = {}
         self.narrowed: dict[Tensor, Tensor] = {}
         self.strided: set[int] = set()  # storages of gradients that are permuted
-        self.bare, self._grouped, self._opened = 0, False, False
+        self.bare, self._opened = 0, 0
         self._nodes: list[tuple[str, int, Callable[[], Any]]] = []
         self._parts: list[_Part] = []
         self._arrived: list[Tensor] = []
-        self._due: Counter[Tensor] = Counter()
-        self._weights: set[Tensor] = set()
+        self._due: dict[Tensor, int] = {}  # gradients of a weight that are still to arrive
 
-    def tensor(self, *shape: int, itemsize: int = 0, grad: bool = False) -> Tensor:
+    def tensor(self, *shape: Any, itemsize: int = 0, grad: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
-        self.storages.append(self.layer)
-        return Tensor(len(self.storages) - 1, shape, itemsize or self.itemsize, grad)
+        self.homes.append(self.layer)
+        return Tensor(len(self.homes) - 1, shape, itemsize or self.itemsize, grad, self.layer)
 
-    def parameter(self, *shape: int, itemsize: int = 0) -> Tensor:
+    def parameter(self, *shape: Any, itemsize: int = 0) -> Tensor:
         """A trained tensor."""
         weight = self.tensor(*shape, itemsize=itemsize or self.wide, grad=True)
         self.trained.append(weight)
-        self._weights.add(weight)
+        self._due[weight] = 0
         return weight
 
     def record(
         self,
         name: str,
         *operands: Tensor | list[Tensor],
-        out: Tensor | tuple[int, ...] = (),
+        out: Tensor | tuple[Any, ...] = (),
         joined: bool = False,
         **sizes: Any,
     ) -> Tensor:
@@ -119,17 +116,19 @@ class Tape:
 
         The result `y` is as `out` says, or else like the first operand; `sizes` are what shapes do not tell.
         """
-        rule, flat = self.rules[name], [t for o in operands for t in (o if isinstance(o, list) else [o])]
-        if not (rule.forward or rule.backward or rule.gives):
-            return flat[0]  # it happens inside another kernel
+        flat = [t for o in operands for t in (o if isinstance(o, list) else (o,))]
+        if self.compiled and name in FOLDED:
+            return flat[0]
+        rule, trained = RULES[name], [tensor for tensor in flat if tensor.grad]
         tensors: dict[str, Any] = dict(zip(rule.operands, operands, strict=True))
-        trained = [tensor for tensor in flat if tensor.grad]
         if isinstance(out, Tensor):
             tensors["y"] = out
         else:
             itemsize = max(tensor.itemsize for tensor in trained or flat)
             tensors["y"] = self.tensor(*(out or flat[0].shape), itemsize=itemsize, grad=bool(trained))
-        self._due.update(tensor for tensor in trained if tensor in self._weights)
+        for weight in trained:
+            if weight in self._due:
+                self._due[weight] += 1
         for line in rule.forward:
             self._run(line, tensors, sizes)
         if joined:
@@ -137,7 +136,8 @@ class Tape:
         elif trained:
             self._parts = [(tensors, sizes)]
             self.node(partial(self._answer, rule, self._parts))
-        return tensors["y"]
+        y: Tensor = tensors["y"]
+        return y
 
     def node(self, backward: Callable[[], Any]) -> None:
         """Append one backward step, which runs before all that were appended earlier."""
@@ -150,17 +150,15 @@ class Tape:
 
         Inside one backward node all operations belong to one call of the framework.
         """
-        index = len(self.labels)
+        index, layer = len(self.labels), self.layer
         self.labels.append((name, kind, variant or name, self.phase, self.module))
-        self.layers.append(self.layer)
-        row = [0.0] * len(FEATURES)
-        row[_LAUNCHES], row[_CALLS], row[_BARE] = 1.0, 0.0 if self._grouped and self._opened else 1.0, self.bare
-        self.bare, self._opened = 0, True
-        for key, value in sizes.items():
-            row[_COLUMN[key]] = value
-        self.features.append(row)
-        self.accesses += [(index, t.storage, t.nbytes, 0) for t in reads]
-        self.accesses += [(index, t.storage, t.nbytes, 1) for t in writes]
+        self.layers.append(layer)
+        self.sizes.append({"launches": 1, "calls": self._opened != 1, "bare": self.bare, **sizes})
+        self.bare, self._opened = 0, self._opened and 1
+        for write, tensors in enumerate((reads, writes)):
+            for t in tensors:
+                self.touched.append((index, t.storage, write, t.layer if layer < 0 else layer))
+                self.nbytes.append(t.nbytes)
         return index
 
     def _run(self, line: Line, tensors: dict[str, Any], sizes: dict[str, Any]) -> None:
@@ -170,24 +168,15 @@ class Tape:
             return
         reads: list[Tensor] = []
         for name in line.reads:
-            found = self._find(name, tensors)
-            reads += found if isinstance(found, list) else [found]
+            found = _find(self, name, tensors)
+            reads += found if isinstance(found, list) else (found,)
         for name in line.writes:
             if name not in tensors:
                 like = tensors[name[1:] if name[0] == "d" else "x"]
                 tensors[name] = self.tensor(*like.shape, itemsize=like.itemsize)
         writes = [tensors[name] for name in line.writes]
-        self.emit(line.name, line.kind, reads, writes, line.variant, **line.size(line, reads, writes, sizes))
-
-    def _find(self, name: str, tensors: dict[str, Any]) -> Any:
-        """A tensor of a rule, or the gradient that has arrived at one, with its elements in order."""
-        if name not in tensors:
-            target = tensors[name[1:]]
-            if isinstance(target, list):
-                return [self.gradient(tensor) for tensor in target]
-            gradient = self.gradient(target)
-            tensors[name] = copy(self, gradient) if gradient.storage in self.strided else gradient
-        return tensors[name]
+        name, kind, variant = line.label
+        self.emit(name, kind, reads, writes, variant, **line.size(line.label, reads, writes, sizes))
 
     def _answer(self, rule: Rule, parts: Sequence[_Part]) -> None:
         """Run layers of one call on the way back and pass the gradients on."""
@@ -197,14 +186,12 @@ class Tape:
                 self._run(line, tensors, sizes)
         for tensors, _ in parts:
             for given, name in rule.gives:
-                target = tensors[name]
-                if isinstance(target, list):
-                    gradient = self._find(given, tensors)
-                    for tensor in target:
-                        self.arrive(tensor, gradient.view(*tensor.shape), passed=tensors["y"].itemsize)
-                elif target.grad:
-                    passed = tensors["y"].itemsize if given == "dy" else 0
-                    self.arrive(target, self._find(given, tensors), passed=passed)
+                passed, target = tensors["y"].itemsize if given == "dy" else 0, tensors[name]
+                for tensor in target if isinstance(target, list) else (target,):
+                    if tensor.grad:
+                        gradient = _find(self, given, tensors)
+                        part = gradient.view(*tensor.shape) if target is not tensor else gradient
+                        self.arrive(tensor, part, passed=passed)
 
     def gradient(self, tensor: Tensor) -> Tensor:
         """The gradient that has arrived at a tensor, in the shape the tensor is seen in."""
@@ -222,16 +209,17 @@ class Tape:
         if passed and passed != tensor.itemsize:
             wide, gradient = gradient, self.tensor(*gradient.shape, itemsize=tensor.itemsize)
             self.emit("_to_copy", "elementwise", [wide], [gradient], elements=wide.numel)
-        first = self.gradients.get(tensor.root)
+        root = tensor.root
+        first = self.gradients.get(root)
         if first is not None and not self.compiled:  # else the product that makes it adds it
             total = self.tensor(*first.shape, itemsize=first.itemsize)
             self.emit("add", "elementwise", [first, gradient], [total], elements=total.numel)
             gradient = total
-        self.gradients[tensor.root] = gradient
-        if tensor.root in self._weights:
-            self._due[tensor.root] -= 1
-            if self._due[tensor.root] <= 0:
-                self._arrived.append(tensor.root)
+        self.gradients[root] = gradient
+        if root in self._due:
+            self._due[root] -= 1
+            if self._due[root] <= 0:
+                self._arrived.append(root)
 
     def backward(self) -> None:
         """Run the backward steps, each one call, and after each the calls that keep gradients of weights.
@@ -241,14 +229,18 @@ class Tape:
         """
         self.phase = "backward"
         for self.module, self.layer, run in reversed(self._nodes):  # noqa: B020
-            self._grouped, self._opened = True, False
+            self._opened = 2  # the next operation opens a call, and further ones belong to it
             run()
-            self.bare += not self._opened
-            self._grouped = False
+            self.bare += self._opened == 2
+            self._opened = 0
             for weight in self._arrived:
                 self.keep(weight)
             self._arrived.clear()
         self._nodes.clear()
+        pieces = [] if self.compiled else sorted(self.pieces, key=itemgetter(0))
+        for _, gradient, part, self.layer in pieces:
+            sizes = {"elements": part.numel, "rows": part.numel // part.shape[-1], "calls": 0}
+            self.emit("copy_", "copy", [part], [gradient], **sizes)
         self.phase, self.layer = "update", -1
 
     def keep(self, weight: Tensor) -> None:
@@ -262,10 +254,22 @@ class Tape:
             self.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0)
         sizes: dict[str, Any] = {"nbytes": part.nbytes, "elements": part.numel, "rows": part.numel // part.shape[-1]}
         self.emit(PIECE, "collective", [part], [part], table=self.buckets[weight], **sizes)
+        self.pieces.append((self.buckets[weight], gradient, part, weight.layer))
 
 
-def copy(tape: Tape, x: Tensor, run: int = 0) -> Tensor:
+def _find(tape: Tape, name: str, tensors: dict[str, Any]) -> Any:
+    """A tensor of a rule, or the gradient that has arrived at one, with its elements in order."""
+    if name not in tensors:
+        target = tensors[name[1:]]
+        if isinstance(target, list):
+            return [tape.gradient(tensor) for tensor in target]
+        gradient = tape.gradient(target)
+        tensors[name] = copy(tape, gradient) if gradient.storage in tape.strided else gradient
+    return tensors[name]
+
+
+def copy(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
     """A copy of a permuted view with its elements in order, `run` at a time."""
     out = tape.tensor(*x.shape, itemsize=x.itemsize, grad=True)
-    tape.emit("clone", "copy", [x], [out], elements=x.numel, rows=x.numel // (run or x.shape[-1]))
+    tape.emit("clone", "copy", [x], [out], elements=x.numel, rows=x.numel // (x.shape[-1] if run is None else run))
     return out

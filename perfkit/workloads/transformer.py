@@ -1,15 +1,17 @@
 """Transformer language models: BERT with a masked-token head and GPT-2, as one training iteration."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from perfkit.ground.units import check_choice, check_positive
 from perfkit.workloads import layers
-from perfkit.workloads.draft import RECORDED, Draft
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.iteration import average, make_graph, record_graphs, step
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.sizes import check_size, count_configurations
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
 
 #: Published configurations: BERT of arXiv 1810.04805 (vocabulary 30522), GPT-2 (vocabulary 50257).
@@ -19,6 +21,8 @@ PRESETS: dict[str, dict[str, int]] = {
     "gpt2": {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 50257, "positions": 1024},
     "gpt2-xl": {"layers": 48, "hidden": 1600, "heads": 25, "vocabulary": 50257, "positions": 1024},
 }
+#: Sizes that may be arrays over configurations.
+SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 
 
 @dataclass(frozen=True)
@@ -97,17 +101,18 @@ class Transformer:
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
-        for key in ("batch", "sequence", "layers", "hidden", "heads", "vocabulary", "positions"):
-            most = 10_000 if key == "layers" else None  # every layer is recorded, and memory is finite
-            object.__setattr__(self, key, int(check_positive(key, getattr(self, key), integer=True, maximum=most)))
+        layers = check_positive("layers", self.layers, integer=True, maximum=10_000)  # memory is finite
+        sizes = {key: check_size(key, getattr(self, key)) for key in SIZES}
+        for key, size in {"layers": layers, **sizes}.items():
+            object.__setattr__(self, key, size)
         check_choice("attention", self.attention, ("fused", "eager"))
         check_choice("dtype", self.dtype, ITEMSIZE)
         check_choice("optimizer", self.optimizer, ("adamw", "sgd"))
         switches = {"fused": self.fused, "mixed": self.mixed, "overlap": self.overlap, "compiled": self.compiled}
         check_switches(self.dtype, **switches)
-        if self.hidden % self.heads:
+        if np.any(self.hidden % self.heads):
             raise ValueError(f"heads is {self.heads}; it must divide hidden, {self.hidden}; change one of them")
-        if self.sequence > self.positions:
+        if np.any(self.sequence > self.positions):
             raise ValueError(
                 f"sequence is {self.sequence}; the model has {self.positions} positions; shorten it or raise positions"
             )
@@ -165,7 +170,7 @@ class Transformer:
             switches = ("attention", "dtype", "optimizer", "fused", "mixed", "overlap", "compiled")
             check_choice("argument", key, [*PRESETS[preset], *switches])
         values = {**PRESETS[preset], **changes}
-        changed = any(values[key] != size for key, size in PRESETS[preset].items() if key != "positions")
+        changed = any(np.any(values[key] != size) for key, size in PRESETS[preset].items() if key != "positions")
         return cls(family if changed else preset, causal, batch, sequence, **values)
 
     @property
@@ -198,13 +203,12 @@ class Transformer:
         ranks = int(check_positive("ranks", ranks, integer=True))
         if plan is not None:
             raise ValueError("plan is given; a Transformer has no tables to place; leave it out")
-        if self.batch % ranks:
+        if np.any(self.batch % ranks):
             raise ValueError(f"batch is {self.batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
-        return (_record(self, ranks, accelerator),) * ranks
+        return record_graphs(_record, self, ("batch", "sequence"), ranks, accelerator) * ranks
 
 
-@lru_cache(maxsize=64)
-def _record(model: Transformer, ranks: int, accelerator: bool) -> Graph:
+def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
     """Record one rank's iteration."""
     overlap, hidden = model.overlap and ranks > 1, model.hidden
     tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=overlap, compiled=model.compiled)
@@ -216,7 +220,9 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> Graph:
     if not model.causal:
         types = layers.look_up(tape, tape.parameter(2, hidden), tokens, batch, model.sequence)
         x = layers.layer_norm(tape, tape.record("add", x, types))
-    for tape.layer in range(min(model.layers, RECORDED)):
+    most = 1 if count_configurations(model) else 3
+    tape.middle, tape.repeats = most // 2, max(model.layers - most + 1, 1)
+    for tape.layer in range(min(model.layers, most)):
         x = _layer(tape, model, x, f"layers.{tape.layer}")
     tape.module, tape.layer = "head", -1
     if not model.causal:
@@ -227,11 +233,10 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> Graph:
     if overlap:
         tape.buckets = dict.fromkeys(tape.trained, 0)
     tape.backward()
-    draft = Draft(tape, model.layers)
     if ranks > 1 and not overlap:
-        draft.average()
-    draft.step(model.optimizer, lists=accelerator, fused=model.fused)
-    return draft.graph(name=model.name, family=model.family, dtype=model.dtype, ranks=ranks)
+        average(tape)
+    step(tape, model.optimizer, lists=accelerator, fused=model.fused)
+    return (make_graph(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks),)
 
 
 def _layer(tape: Tape, model: Transformer, x: Tensor, module: str) -> Tensor:

@@ -1,0 +1,231 @@
+"""From a tape to the graph of an iteration: gradients averaged over ranks, weights updated, layers repeated."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from perfkit.ground.units import Array
+from perfkit.models.embedding import STATE
+from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.operations import Tensor
+from perfkit.workloads.sizes import Program, count_configurations
+from perfkit.workloads.tape import PIECE, Tape
+
+#: Bytes at which DistributedDataParallel sends off the first bucket of gradients, and every later one [B].
+BUCKETS = (2**20, 25 * 2**20)
+
+#: Passes of the optimizers over a weight `w` with its gradient `g`, optimizer states `s` and `t`, a step counter `n`
+#: and fresh tensors `a` and `b`: name and variant, and what is read and written. Lists of weights take one more.
+PASSES: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("add_: w g -> w",),
+    "adagrad": (
+        "add_.add_scalar_: n -> n", "addcmul_: s g -> s", "sqrt: s -> a", "add_.add_scalar_: a -> a",
+        "addcdiv_: w g a -> w",
+    ),
+    "adagrad in lists": (
+        "add_.add_scalar_: n -> n", "addcmul_: s g -> s", "sqrt: s -> a", "add_.add_scalar_: a -> a",
+        "mul.mul_scalar: g -> b", "addcdiv_: w b a -> w",
+    ),
+    "adamw": (
+        "add_.add_scalar_: n -> n", "mul_: w -> w", "lerp_: s g -> s", "mul_: t -> t", "addcmul_: t g -> t",
+        "sqrt: t -> a", "div.div_scalar: a -> b", "add_.add_scalar_: b -> b", "addcdiv_: w s b -> w",
+    ),
+}  # fmt: skip
+_COLUMN = {name: index for index, name in enumerate(FEATURES)}
+_NBYTES, _ROWS, _TABLE, _ELEMENTS, _BARE = (_COLUMN[n] for n in ("nbytes", "rows", "table", "elements", "bare"))
+_Label = tuple[str, str, str, str, str]
+_Record = Callable[..., tuple[Graph, ...]]
+
+
+def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: Any) -> tuple[Graph, ...]:
+    """Graphs of a model: recorded once for all values of the sizes of these names, and at once for arrays of sizes."""
+    return (record if count_configurations(model) else partial(_recall, record, names))(model, *given)
+
+
+@lru_cache(maxsize=64)
+def _recall(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
+    """Graphs with the sizes of the model in place of those that were not known when its structure was recorded."""
+    structure = copy(model)
+    vars(structure).update(dict.fromkeys(names, 0))
+    program, forms = _record_structure(record, names, structure, *given)
+    values, found = program.run(*(getattr(model, name) for name in names)), dict[int, Graph]()
+    for form in forms:
+        if id(form) not in found:
+            found[id(form)] = form.fill(values)
+    return tuple(found[id(form)] for form in forms)
+
+
+@lru_cache(maxsize=64)
+def _record_structure(
+    record: _Record, names: tuple[str, ...], model: Any, *given: Any
+) -> tuple[Program, tuple[Graph, ...]]:
+    """A program for the sizes of these names, and graphs in which its results stand by number."""
+    program, structure = Program(), copy(model)
+    vars(structure).update({name: program.add(None, name) for name in names})
+    return program, record(structure, *given)
+
+
+def average(tape: Tape) -> None:
+    """Average the dense gradients over ranks: flattened, reduced in one piece, divided."""
+    own, tape.module = [weight for weight in tape.trained if weight not in tape.local], ""
+    counts = [_count(tape, weight) for weight in own]
+    elements = sum(weight.numel * count for weight, count in zip(own, counts, strict=True))
+    flat = tape.tensor(elements, itemsize=tape.wide)
+    tape.emit("cat", "copy", [tape.gradients[weight] for weight in own], [flat], elements=elements, rows=sum(counts))
+    tape.emit("all_reduce", "collective", [flat], [flat], nbytes=flat.nbytes)
+    tape.emit("div_", "elementwise", [flat], [flat], elements=elements)
+    tape.gradients |= {w: Tensor(flat.storage, w.shape, tape.wide, layer=w.layer) for w in own}
+
+
+def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False) -> None:
+    """Update weights: one after the other, in lists, or all by one fused kernel; rows where looked up."""
+    tape.module = ""
+    weights = [weight for weight in tape.trained if weight not in tape.updated]
+    groups = [[weight] for weight in weights]
+    if lists or fused:  # rows come last, in the order in which their gradients came
+        rows = [[weight] for weight in reversed(weights) if weight in tape.sparse]
+        groups = [[weight for weight in weights if weight not in tape.sparse], *rows]
+    for group in filter(None, groups):
+        if group[0] in tape.sparse:
+            reads, sizes = [tape.gradients[group[0]]], tape.sparse[group[0]]
+            tape.emit("add_", "embedding_update", reads, [], "sparse", **sizes)
+        else:
+            _pass_over(tape, group, optimizer, fused=fused)
+
+
+def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: bool) -> None:
+    """Passes over dense weights: one, or a list of them."""
+    listed = len(weights) > 1
+    counts = [_count(tape, weight) if listed else 1 for weight in weights]
+    elements = sum(weight.numel * count for weight, count in zip(weights, counts, strict=True))
+    passes = PASSES.get(f"{optimizer} in lists" if listed else optimizer, PASSES[optimizer])
+    if fused:
+        kept = " ".join("wst"[: 1 + int(STATE[optimizer])])
+        passes = (f"_fused_{optimizer}_: {kept} g -> {kept}",)
+    known: dict[str, list[Tensor]] = {"w": [*weights], "g": [tape.gradients[weight] for weight in weights]}
+    for line in passes:
+        head, _, tensors = line.partition(": ")
+        name, _, variant = head.partition(".")
+        touched = [part.split() for part in tensors.split(" -> ")]
+        for tensor in {*touched[0], *touched[1]} - {*known}:
+            known[tensor] = []
+            for weight in weights:
+                tape.layer = weight.layer
+                shape, itemsize = ((1,), tape.itemsize) if tensor == "n" else (weight.shape, weight.itemsize)
+                known[tensor].append(tape.tensor(*shape, itemsize=itemsize))
+        reads, writes = ([t for tensor in names for t in known[tensor]] for names in touched)
+        size = sum(counts) if touched[1] == ["n"] else elements
+        prefix, tape.layer = "_foreach_" if listed and not fused else "", -1 if listed else weights[0].layer
+        tape.emit(prefix + name, "elementwise", reads, writes, variant or name, elements=size)
+    tape.layer = -1
+
+
+def _count(tape: Tape, weight: Tensor) -> int:
+    """How many weights of all layers one of a recorded layer stands for."""
+    return tape.repeats if weight.layer == tape.middle else 1
+
+
+def make_graph(tape: Tape, **about: Any) -> Graph:
+    """The graph of what a tape has recorded; `about` are further fields of it, such as its name.
+
+    Layers that were not recorded are repeated, unless sizes are arrays: then `Graph.repeats` tells how often.
+    """
+    shape = next((value.shape for value in tape.nbytes if isinstance(value, np.ndarray)), ())
+    owners = np.array(tape.layers, dtype=int)
+    features, nbytes = np.zeros((len(tape.sizes), len(FEATURES), *shape)), np.zeros((len(tape.nbytes), *shape))
+    for row, sizes in zip(features, tape.sizes, strict=True):
+        for name, value in sizes.items():
+            row[_COLUMN[name]] = value
+    for place, value in enumerate(tape.nbytes):
+        nbytes[place] = value
+    labels, touched, waits = tape.labels, np.array(tape.touched, dtype=int).reshape(-1, 4), tape.waits
+    if tape.repeats > 1 and shape:
+        listed = np.array([own < 0 and label[3] == "update" for own, label in zip(owners, labels, strict=True)])
+        nbytes[(touched[:, 3] == tape.middle) & listed[touched[:, 0]]] *= tape.repeats
+        about["repeats"] = np.where(owners == tape.middle, float(tape.repeats), 1.0)
+    elif tape.repeats > 1:
+        labels, features, touched, nbytes = _repeat(tape, owners, features, touched, nbytes)
+    if tape.buckets:
+        labels, features, touched, nbytes, waits = _reduce(tape, labels, features, touched, nbytes)
+    accesses = np.empty((len(touched), 4, *shape))
+    accesses[:, 2] = nbytes
+    for column, own in ((0, 0), (1, 1), (3, 2)):
+        accesses[:, column] = touched[:, own].reshape(-1, *[1] * len(shape))
+    if tape.overlap:
+        sent = np.flatnonzero([label[1] == "collective" for label in labels])
+        rows = [(place, np.searchsorted(sent, row)) for place, row in waits]
+        about["waits"] = np.array(rows, dtype=np.intp).reshape(-1, 2)
+    parameters = sum(weight.numel * _count(tape, weight) for weight in tape.trained)
+    return Graph(tuple(labels), features, accesses, tuple(tape.tables), parameters, **about)
+
+
+def _repeat(tape: Tape, owners: Any, features: Array, touched: Any, nbytes: Array) -> tuple[Any, Array, Any, Array]:
+    """Repeat the middle one of the layers, with storages of its own."""
+    homes, labels = np.array(tape.homes), tape.labels
+    number = np.zeros(len(homes), dtype=int)  # of a storage within its layer, or within what is in none
+    for home in range(-1, 3):
+        number[homes == home] = np.arange((homes == home).sum())
+    outside, inside = (homes < 0).sum(), number[homes >= 0].max() + 1
+    rows, layer = _unroll(owners, tape.repeats)
+    place = np.empty((len(owners), tape.repeats + 3), dtype=int)  # of every operation, by layer
+    place[rows] = np.arange(len(rows))[:, None]
+    place[rows, layer] = np.arange(len(rows))
+    taken, own = _unroll(touched[:, 3], tape.repeats)
+    operation, storage, write, owner = touched[taken].T
+    home = homes[storage]
+    storage = number[storage] + np.where(home < 0, 0, outside + (own + home - owner) * inside)
+    texts = [label[4].replace(f"layers.{own}", "layers.{}", 1) for label, own in zip(labels, tape.layers, strict=True)]
+    found = [(*labels[row][:4], texts[row].format(at)) for row, at in zip(rows.tolist(), layer.tolist(), strict=True)]
+    return found, features[rows], np.stack([place[operation, own], storage, write], axis=1), nbytes[taken]
+
+
+def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows with those of the middle of three layers repeated, and the layer of each, in the order of its neighbours."""
+    rows, found, last = [], [], 0
+    for start, end in np.flatnonzero(np.diff(owners == 1, prepend=False, append=False)).reshape(-1, 2):
+        numbers = np.arange(1, repeats + 1)[:: 1 if owners[start - 1] == 0 else -1]
+        rows += [np.arange(last, start), np.tile(np.arange(start, end), repeats)]
+        found += [owners[last:start], np.repeat(numbers, end - start)]
+        last = end
+    row = np.concatenate([*rows, np.arange(last, len(owners))])
+    layer = np.concatenate([*found, owners[last:]])
+    return row, np.where(owners[row] == 2, repeats + 1, layer)
+
+
+def _reduce(
+    tape: Tape, labels: Sequence[_Label], features: Array, touched: Any, nbytes: Array
+) -> tuple[list[_Label], Array, Any, Array, list[tuple[int, int]]]:
+    """Reduce gradients as DistributedDataParallel does, each of several modules in buckets of its own.
+
+    A bucket is reduced when it is full, while the backward pass goes on, and waited for before its first gradient is
+    copied back. Buckets are filled in the order of arrival, as from the second iteration on.
+    """
+    pieces = np.flatnonzero([label[0] == PIECE for label in labels])
+    end = next(place for place, label in enumerate([*labels, ("",) * 3 + ("update",)]) if label[3] == "update")
+    copies = np.full(len(pieces), end) if tape.compiled else np.arange(end - len(pieces), end)
+    modules, sizes = features[pieces, _TABLE], features[pieces, _NBYTES].tolist()
+    kept, into, waits = np.ones(len(labels), dtype=bool), np.arange(len(labels)), list(tape.waits)
+    kept[pieces] = False
+    total, begun, first = 0.0, 0, True
+    order = np.argsort(modules, kind="stable").tolist()
+    for turn, member in enumerate(order):
+        total, last = total + sizes[member], pieces[member]
+        ends = turn + 1 == len(order) or modules[order[turn + 1]] != modules[member]
+        if ends or total >= BUCKETS[not first]:
+            into[pieces[order[begun : turn + 1]]], kept[last], features[last, _NBYTES] = last, True, total
+            waits.append((copies[begun], last))
+            total, begun, first = 0.0, turn + 1, ends
+    for piece in pieces[~kept[pieces]]:
+        features[piece + 1, _BARE] += features[piece, _BARE]
+    features[pieces[:, None], [_ROWS, _TABLE, _ELEMENTS]] = 0.0
+    new, reads = np.concatenate([[0], np.cumsum(kept)]), np.isin(touched[:, 0], pieces)
+    touched[:, 0] = new[into[touched[:, 0]]]
+    order = np.argsort(2 * touched[:, 0] + reads * touched[:, 2], kind="stable")  # a bucket is read and then written
+    found = [
+        ("all_reduce", "collective", "all_reduce", *label[3:]) if label[0] == PIECE else label
+        for label, keep in zip(labels, kept, strict=True) if keep
+    ]  # fmt: skip
+    return found, features[kept], touched[order], nbytes[order], [(int(new[a]), int(new[b])) for a, b in waits]

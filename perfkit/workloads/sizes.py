@@ -1,0 +1,119 @@
+"""Sizes of a workload: numbers, arrays over configurations, or not known until its structure is recorded."""
+
+import operator
+from collections.abc import Callable
+from copy import copy
+from dataclasses import is_dataclass
+from typing import Any
+
+import numpy as np
+
+from perfkit.ground.units import Array, check_positive, check_sizes
+
+
+def check_size(name: str, value: Any, maximum: float | None = None) -> Any:
+    """Let a whole number above 0 through, or an array of them: one for each configuration.
+
+    Examples
+    --------
+    >>> check_size("batch", 8.0), check_size("batch", np.array([8, 16]))
+    (8, array([ 8., 16.]))
+    """
+    if not isinstance(value, np.ndarray):
+        return check_positive(name, value, integer=True, maximum=maximum)
+    sizes = check_sizes(name, value)
+    odd = value[(sizes < 1) | (sizes % 1 > 0)]
+    check_positive(name, odd[0].item() if odd.size else sizes.max(), integer=True, maximum=maximum)
+    return sizes
+
+
+def select_sizes(value: Any, index: Any) -> Any:
+    """A workload with the sizes of some configurations in place of those of all; whole numbers where it is one."""
+    if isinstance(value, np.ndarray):
+        part = value[index]
+        return part if part.ndim else int(part) if part == int(part) else float(part)
+    if isinstance(value, tuple):
+        return tuple(select_sizes(each, index) for each in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    part = copy(value)
+    vars(part).update({name: select_sizes(each, index) for name, each in vars(value).items()})
+    return part
+
+
+def count_configurations(value: Any) -> int:
+    """How many configurations the sizes of a workload are arrays over; 0 where all are numbers.
+
+    Raises
+    ------
+    ValueError
+        For arrays that differ in length or have several axes.
+    """
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1:
+            raise ValueError(f"a size has the shape {value.shape}; it must be a number, or one for each configuration")
+        return len(value)
+    parts = value if isinstance(value, tuple) else vars(value).values() if is_dataclass(value) else ()
+    found = {count_configurations(part) for part in parts} - {0}
+    if len(found) > 1:
+        raise ValueError(f"sizes are of {' and '.join(map(str, sorted(found)))} configurations; give as many of each")
+    return found.pop() if found else 0
+
+
+class Size:
+    """A size that is found later, by a program; in arrays it stands as a negative number."""
+
+    __slots__ = ("number", "program")
+
+    def __init__(self, program: "Program", number: int) -> None:
+        self.program, self.number = program, number
+
+    def __float__(self) -> float:
+        return -1.0 - self.number
+
+    def __mul__(self, other: Any) -> "Size":
+        return self if isinstance(other, int) and other == 1 else self.program.add(operator.mul, self, other)
+
+    def __add__(self, other: Any) -> "Size":
+        return self.program.add(operator.add, self, other)
+
+    def __floordiv__(self, other: Any) -> "Size":
+        return self.program.add(operator.floordiv, self, other)
+
+    def __round__(self) -> "Size":
+        return self.program.add(round, self)
+
+    __rmul__, __radd__ = __mul__, __add__
+
+
+class Program:
+    """How sizes follow from the first ones, which it is run with.
+
+    Examples
+    --------
+    >>> program = Program()
+    >>> batch, sequence = program.add(None, "batch"), program.add(None, "sequence")
+    >>> float(batch * sequence * 4)
+    -4.0
+    >>> program.run(8, 128).tolist()
+    [8.0, 128.0, 1024.0, 4096.0]
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, ...]] = []
+        self.known: dict[tuple[Any, ...], Size] = {}
+
+    def add(self, function: Callable[..., Any] | None, *given: Any) -> Size:
+        """A size that a function finds from others, the same for the same ones; no function for one that is given."""
+        step = (function, *given)
+        if step not in self.known:
+            self.known[step] = Size(self, len(self.steps))
+            self.steps.append(step)
+        return self.known[step]
+
+    def run(self, *sizes: float) -> Array:
+        """All sizes, in the order of their numbers."""
+        values: list[Any] = [*sizes]
+        for function, *given in self.steps[len(sizes) :]:
+            values.append(function(*(values[g.number] if isinstance(g, Size) else g for g in given)))
+        return np.array(values, dtype=float)

@@ -1,0 +1,78 @@
+"""Sizes that are arrays over configurations: the same times as one prediction after the other."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfkit.prediction.cost import time_configurations
+from perfkit.prediction.result import predict
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.sizes import select_sizes
+from perfkit.workloads.transformer import Transformer
+
+pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+HALF = {"dtype": "fp16", "mixed": True}
+
+
+def transformers(rng: np.random.Generator, n: int, build: Callable[..., Any] = Transformer.bert, **more: Any) -> Any:
+    heads, batch, sequence, vocabulary = (rng.integers(1, most, n) for most in (17, 65, 513, 40_000))
+    sizes = {"batch": batch, "sequence": sequence, "vocabulary": vocabulary, "heads": heads, "hidden": 64 * heads}
+    return build(**sizes, **more)
+
+
+def dlrms(rng: np.random.Generator, n: int, tables: int = 26, **more: Any) -> DLRM:
+    rows, pooling = ([rng.integers(1, most, n) for _ in range(tables)] for most in (10**6, 30))
+    bottom, *top = (8 * rng.integers(1, 129, n) for _ in range(4))
+    batch = 8 * rng.integers(1, 1025, n)
+    return DLRM(batch=batch, rows=rows, pooling=pooling, bottom=[bottom], top=top, dim=64, features=13, **more)
+
+
+@pytest.mark.parametrize(
+    ("draw", "platform", "n", "settings"),
+    [
+        (transformers, "h100-sxm-8", 60, {}),
+        (transformers, "v100-sxm-8", 20, {"attention": "eager", "fused": True, **HALF}),
+        (transformers, "v100-locked-1", 20, {"compiled": True, "layers": 2, "optimizer": "sgd"}),
+        (transformers, "a100-sxm-8", 20, {"build": Transformer.gpt2, "layers": 5, "dtype": "bf16"}),
+        (transformers, "zen5-2", 4, {"layers": 4}),
+        (dlrms, "h100-sxm-8", 60, {"embedding": "fused"}),
+        (dlrms, "a100-sxm-8", 20, {}),
+        (dlrms, "v100-locked-1", 20, {"sparse": False, "tables": 4}),
+        (dlrms, "h100-sxm-8", 20, {"embedding": "exact", "optimizer": "adagrad", "exponent": 1.05, "tables": 3}),
+        (dlrms, "h100-sxm-8", 20, {"interaction": "cross", "compiled": True, "tables": 5, **HALF}),
+        (dlrms, "zen3-2", 6, {"exponent": [0.0, 0.5, 1.0], "tables": 3}),
+    ],
+)
+def test_arrays_of_sizes_take_as_long_as_each_alone(
+    draw: Callable[..., Any], platform: str, n: int, settings: dict[str, Any]
+) -> None:
+    workload = draw(np.random.default_rng(n), n, **settings)
+    alone = [predict(select_sizes(workload, index), platform).time for index in range(n)]
+    assert time_configurations(workload, platform) == pytest.approx(alone, rel=1e-9)
+
+
+def test_one_configuration_is_an_array_of_one() -> None:
+    model = Transformer.bert(batch=4)
+    assert time_configurations(model, "h100-sxm-8").tolist() == pytest.approx([predict(model, "h100-sxm-8").time])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Transformer.bert(batch=np.array([2, 0])), "batch is 0; it must be a whole number above 0"),
+        (lambda: Transformer.bert(sequence=np.array([2.5])), "sequence is 2.5; it must be a whole number above 0"),
+        (lambda: Transformer.bert(hidden=np.array([768, 770])), "heads is 12; it must divide hidden"),
+        (lambda: DLRM(pooling=[np.array([1.0, -1.0])] * 8), "pooling is -1.0; it must be a number above 0"),
+    ],
+)
+def test_bad_arrays_are_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_arrays_must_be_of_as_many_configurations() -> None:
+    model = Transformer.bert(batch=np.array([1, 2]), sequence=np.array([8, 16, 32]), heads=1)
+    with pytest.raises(ValueError, match="sizes are of 2 and 3 configurations"):
+        time_configurations(model, "h100-sxm-8")
