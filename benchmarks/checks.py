@@ -45,7 +45,8 @@ def format_errors(comparison: Comparison) -> str:
 def format_bias(comparison: Comparison) -> str:
     """Bias of groups of runs with its standard error, in percent."""
     runs = comparison.runs
-    sizes = [sum(table.nbytes for table in getattr(load(_model(run["config"])), "tables", ())) for run in runs]
+    models = [load({key: value for key, value in run["config"].items() if key != "owners"}) for run in runs]
+    sizes = [sum(table.nbytes for table in getattr(model, "tables", ())) for model in models]
     groups = {
         f"under {1e3 * _SHORT:.0f} ms, one rank": [r["measured_s"] < _SHORT and r["ranks"] == 1 for r in runs],
         f"under {1e3 * _SHORT:.0f} ms, two ranks": [r["measured_s"] < _SHORT and r["ranks"] > 1 for r in runs],
@@ -59,10 +60,6 @@ def format_bias(comparison: Comparison) -> str:
             error = errors.std(ddof=1) / np.sqrt(len(errors))
             rows.append((name, f"{len(errors)}", f"{errors.mean():+.1f}", f"{error:.1f}"))
     return format_table(rows, numbers=True)
-
-
-def _model(config: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in config.items() if key != "owners"}
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -153,20 +153,8 @@ def format_rows(rows: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str
              f"{ms['predicted']} ms ({ms['low']} to {ms['high']})", f"{row['predicted'] / row['measured'] - 1:+.1%}",
              *(share.replace("nan%", "") for share in shares), f"{row['published_error']:+.1%}".replace("+nan%", ""))
         )  # fmt: skip
-    heads = (
-        "GPU",
-        "n",
-        "geomean",
-        "bar",
-        "mean",
-        "p95",
-        "bias",
-        "of kernels",
-        "of host",
-        "inside 80 %",
-        "study: own",
-        "shared",
-    )
+    heads = ("GPU", "n", "geomean", "bar", "mean", "p95", "bias", "of kernels", "of host", "inside 80 %", "study: own",
+             "shared")  # fmt: skip
     keys = ("bias", "kernels", "host")
     lines = [heads]
     for f in figures:

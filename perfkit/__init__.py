@@ -68,12 +68,8 @@ __all__ = list(_HOME)
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'perfkit' has no attribute {name!r}")
-    home = import_module(_HOME[name])
-    value = (
-        import_module(f"{_HOME[name]}.{name}")
-        if hasattr(home, "__path__") and name[0].islower()
-        else getattr(home, name)
-    )
+    known = vars(import_module(_HOME[name]))
+    value = known[name] if name in known else import_module(f"{_HOME[name]}.{name}")
     globals()[name] = value
     return value
 

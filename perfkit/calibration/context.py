@@ -141,21 +141,20 @@ def _put_beside(run: _Run, costs: Costs) -> _Run:
 _Find: TypeAlias = Callable[[str], Mapping[str, float]]
 
 
-def _pool(runs: Sequence[_Run], name: str) -> list[Array]:
-    """Columns of all operations of a class or, where `name` is that of a kind, of all its classes."""
-    parts = [columns for run in runs for key, columns in run.classes.items() if name in (key, key.partition(".")[0])]
-    return [*np.concatenate(parts, axis=1)] if parts else []
-
-
 def _learn(runs: Sequence[_Run], fit: Callable[..., Mapping[str, float]]) -> _Find:
     """What iterations add to a class, as some runs say: to its variant, else to all of its kind, else nothing."""
+    parts: dict[str, list[Array]] = {}
+    for name, columns in ((name, columns) for run in runs for name, columns in run.classes.items()):
+        for key in (name, name.partition(".")[0]):
+            parts.setdefault(key, []).append(columns)
 
     @cache
     def find(name: str) -> Mapping[str, float]:
-        if pooled := _pool(runs, name):
-            *sizes, assumed = pooled
-            return fit(*sizes, pull=0.1 if assumed.all() else 10.0)  # an assumption is hardly a prior
-        return find(name.partition(".")[0]) if "." in name else {}
+        key = name if name in parts else name.partition(".")[0]
+        if key not in parts:
+            return {}
+        *sizes, assumed = np.concatenate(parts[key], axis=1)
+        return fit(*sizes, pull=0.1 if assumed.all() else 10.0)  # an assumption is hardly a prior
 
     return find
 

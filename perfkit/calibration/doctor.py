@@ -66,10 +66,6 @@ def _versions(root: Path) -> _Found:
     return "MISSING" not in found.values(), ", ".join(f"{name} {text}" for name, text in found.items())
 
 
-def _torch(root: Path) -> _Found:
-    return True, version("torch")
-
-
 def _system(root: Path) -> _Found:
     ok = {"Linux": True, "Darwin": None}.get(system.system(), False)
     return ok, f"{system.system()} {system.release()} {system.machine()}"
@@ -179,7 +175,7 @@ def _gpus(root: Path) -> _Found:
 #: What is looked at, how, and what to do where it is not fine.
 CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
     ("versions", _versions, "install perfkit again: pip install -e ."),
-    ("torch", _torch, "to measure: pip install -e '.[measure]'"),
+    ("torch", lambda root: (True, version("torch")), "to measure: pip install -e '.[measure]'"),
     ("system", _system, "calibrate on Linux; macOS cannot pin processes, so expect wider intervals there"),
     ("cores", _cores, "raise the container's CPU limit; collectives need 2 cores and are left out on one"),
     ("memory", _memory, f"close programs until {format_bytes(MEMORY)} are free, or the machine will swap"),

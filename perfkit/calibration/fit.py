@@ -107,9 +107,7 @@ def _fit_kernels(
 ) -> dict[str, Fit]:
     """Kernel fits of all classes; one size says nothing about others: its class counts as not measured."""
     fits = {}
-    for key, rows in groups.items():
-        if len(rows) < 2:
-            continue
+    for key, rows in ((key, rows) for key, rows in groups.items() if len(rows) > 1):
         sizes = size_cases(rows, (held["l2"], held["l3"]), held.get("pages", np.inf))
         swept = {name: n for name, n in sizes.items() if name in ("flops", "elements", "lookups") and n.max() > 0}
         ranges = {name: (float(n.min()), float(n.max())) for name, n in swept.items()}
@@ -217,10 +215,9 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
 
 
 def _check(measurements: Mapping[str, Any]) -> None:
-    if type(measurements["format"]) is not int or measurements["format"] != 1:
-        raise ValueError(
-            f"format is {show(measurements['format'])}; this perfkit reads measurements of format 1; measure again"
-        )
+    version = measurements["format"]
+    if type(version) is not int or version != 1:
+        raise ValueError(f"format is {show(version)}; this perfkit reads measurements of format 1; measure again")
     for part, names in {"kernels": ("median", "q1", "nbytes"), "collectives": ("q1", "mean", "nbytes")}.items():
         for i, row in enumerate(measurements[part]):
             label = " ".join(str(row[key]) for key in ("kind", "variant", "operation") if key in row)
@@ -249,10 +246,9 @@ def _fit(measurements: Mapping[str, Any], name: str | None) -> Platform:
         notes=("effective capacities, chosen from a coarse grid",),
     )  # fmt: skip
     # Of older measurements of several ranks nothing says how much of the cores they got.
-    runs = [
-        run for row in measurements["iterations"] for run in row["runs"] if "core_share" in run or len(row["runs"]) == 1
-    ]
+    runs = [run for r in measurements["iterations"] for run in r["runs"] if "core_share" in run or len(r["runs"]) == 1]
     disturbances = name_disturbances(kernels=rows, collectives=collectives, iterations=runs)
+    origin = {**measurements["machine"], **measurements["versions"], "measured": day, "id": source, **disturbances}
     device, network = _describe(measurements, facts["memory"], levels, rates)
     platform = Platform(
         name=name or f"{measurements['device']}-{ranks}",
@@ -261,13 +257,7 @@ def _fit(measurements: Mapping[str, Any], name: str | None) -> Platform:
         kernels=kernels,
         collectives=_fit_collectives(collectives, ranks, source),
         context=Context(caches=caches, paces=paces),
-        provenance={
-            **measurements["machine"],
-            **measurements["versions"],
-            "measured": day,
-            "id": source,
-            **disturbances,
-        },
+        provenance=origin,
     )
     platform = add_context(platform, measurements)
     dated = [{key: replace(fit, date=day) for key, fit in fits.items()} for fits in (kernels, platform.collectives)]
@@ -337,9 +327,8 @@ def _describe(
     whole = quantity(memory["value"], "B", said=memory["source"]) if memory["value"] else None
     for name, rate, (low, high) in zip(names, rates, pairwise(bounds), strict=True):
         best = max([rate, *(speed for size, speed in seen if max(2.0 * low, 1e5) < size <= high)])
-        levels.append(
-            MemoryLevel(name, quantity(high, "B", "fitted") if high < np.inf else whole, quantity(best, "B/s"))
-        )
+        size = quantity(high, "B", "fitted") if high < np.inf else whole
+        levels.append(MemoryLevel(name, size, quantity(best, "B/s")))
     name = measurements["machine"]["processor"] + ", one core per rank"
     device = Device(name, measurements["device"], {"fp32": quantity(peak, "FLOP/s")}, tuple(levels))
     ranks, calls = int(measurements["ranks"]), measurements["collectives"]

@@ -143,11 +143,8 @@ def _figures(
         caption = "The parts sum to the predicted time; host is the time in which the device waits for its host."
         found.append((f"{name}: {prediction!r}", prediction.chart("breakdown"), caption))
         found.append(("", prediction.chart("timeline"), "Neighbouring operations of one phase are drawn as one bar."))
-    kernels = [
-        {"kind": row["kind"], "flops": row["sizes"].get("flops"), "nbytes": row["nbytes"], "time_s": row["median"]}
-        for row in measurements.get("kernels", ())
-    ]
-    if any(row["flops"] for row in kernels):
+    kernels = [{**row, **row["sizes"], "time_s": row["median"]} for row in measurements.get("kernels", ())]
+    if any(row.get("flops") for row in kernels):
         roofs = {level.name: level.bandwidth.value for level in platform.device.memory if level.bandwidth is not None}
         peaks = {dtype: peak.value for dtype, peak in platform.device.peaks.items()}
         caption = "Kernels measured in isolation under the peaks and bandwidths of the platform."

@@ -88,13 +88,11 @@ def _find_sizes(columns: Array) -> Array:
 
 def _find_trust(target: Array, predicted: Array) -> Array:
     """How much points count: half and double alike, as in a squared logarithm, outliers less by Huber's norm."""
-    from statsmodels.robust.norms import HuberT
-    from statsmodels.robust.scale import mad
-
     predicted = np.maximum(predicted, 1e-3 * target)
     logs = np.log(target / predicted)
     level = np.clip(logs / (1.0 - predicted / target + 1e-12 * (logs == 0)), 0.1, 10.0)
-    return np.sqrt(level * HuberT(2.5).weights(logs / max(mad(logs, center=0.0), 0.15)))  # a spread of 15 % or more
+    spread = max(1.4826022185056018 * float(np.median(np.abs(logs))), 0.15)  # of a normal distribution, at least 15 %
+    return np.sqrt(level * np.minimum(2.5 * spread / np.maximum(np.abs(logs), 1e-9), 1.0))
 
 
 def find_spread(relative: Array) -> tuple[float, float]:
