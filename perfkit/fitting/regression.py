@@ -34,7 +34,7 @@ def solve_terms(
     """
     from scipy.optimize import nnls
 
-    size = found = _find_sizes(columns)
+    size, found = _find_sizes(columns), np.zeros(columns.shape[1])
     scaled, pull = columns / size, np.diag(strength / size)
     for number in range(rounds):
         w = weights * (_find_trust(target, scaled @ found) if number else 1.0)

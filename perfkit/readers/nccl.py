@@ -193,8 +193,10 @@ class _Ratio:
             agrees = self.agrees(operation, listed)[self.telling]
             return (listed, listed) if not len(agrees) or agrees.mean() > 0.5 else (1, 0)
         factors = bus_factor(operation, _COUNTS) if operation in OPERATIONS else np.full(_COUNTS.shape, np.nan)
-        found = [1, 0, *_COUNTS[~((factors < self.low.max()) | (factors > self.high.min()))].tolist()]
-        return found[2] if found[2:] else 1, math.inf if found[-1] == _COUNTS[-1] else found[-1]
+        found = _COUNTS[~((factors < self.low.max()) | (factors > self.high.min()))]
+        if not len(found):
+            return 1, 0
+        return int(found[0]), math.inf if found[-1] == _COUNTS[-1] else int(found[-1])
 
 
 def _name_operation(table: _Table, rows: pl.DataFrame, ratio: _Ratio, file: str) -> tuple[str, str]:
