@@ -205,6 +205,7 @@ OUT_OF_RANGE = {
     "collective all_reduce.2 beta is 0.0; .* above 0": {
         "collectives": {"all_reduce.2": replace(CURVE, parameters={**CURVE, "beta": 0.0})}
     },
+    "context overlap: contention is missing": {"context": Context(overlap=odd("overlap"))},
     "context overlap contention is 1.5": {"context": Context(overlap=odd("overlap", contention=1.5))},
     "context caches pages is -1.0": {"context": Context(caches=odd("caches", l2=1, l3=1, pages=-1.0))},
     "host gap: stderr is 1e\\+308": {"host": {"gap": replace(GAP, stderr=1e308)}},

@@ -64,8 +64,8 @@ class Context(Typed):
         fits : dict of str to Fit
             By the name of the part and of the entry, such as ``iterations dlrm`` [-].
         """
-        parts = {part.name: getattr(self, part.name) or {} for part in fields(self)}
-        grouped = {name: {"": part} if isinstance(part, Fit) else part for name, part in parts.items()}
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        grouped = {name: {"": part} if isinstance(part, Fit) else part or {} for name, part in parts.items()}
         return {f"{name} {key}".rstrip(): fit for name, group in grouped.items() for key, fit in group.items()}
 
     def map(self, change: Callable[[Fit], Fit]) -> "Context":

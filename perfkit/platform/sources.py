@@ -19,7 +19,8 @@ from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
 from perfkit.platform.collectives import Match
-from perfkit.platform.gallery import UNFITTED, load_platform, platforms
+from perfkit.platform.file import list_gallery
+from perfkit.platform.gallery import UNFITTED, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers import kernel_database as database
 from perfkit.readers.datasheets import list_datasheets, read_datasheet
@@ -371,12 +372,11 @@ def find_base(system: str | None) -> Platform:
     """
     if system is None:
         raise ValueError("base is missing; name the platform whose collectives the logs replace, such as h100-sxm-8")
-    names = [f"{sheet}-{n}" for sheet in _find_sheets(system) for n in (4, 8)]
-    found = [name for name in platforms()["name"] if name in names]
+    found = [name for sheet in _find_sheets(system) for n in (4, 8) if (name := f"{sheet}-{n}") in list_gallery()]
     if not found:
         advice = "name the platform to start from, or a system of the kernel database, such as h100_sxm"
         raise ValueError(f"base is missing and the gallery has no node of {system!r}; {advice}")
-    return load_platform(str(found[0]))
+    return load_platform(found[0])
 
 
 def _find_sheets(system: str) -> list[str]:
