@@ -226,6 +226,67 @@ def test_the_users_module_is_left_as_it_was(trained: bool) -> None:
     step()
 
 
+class _Masked(nn.Module):
+    """Asks what BERT, ViT and Whisper ask: of its mask, its lengths, its initial weights and a random number."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.words, self.linear, self.drop = nn.Embedding(100, 3000), nn.Linear(3000, 3000), drop
+        nn.init.trunc_normal_(self.linear.weight, std=0.02)
+
+    def forward(self, tokens: Any, mask: Any = None) -> Any:
+        mask = torch.ones(tokens.shape) if mask is None else mask
+        x = self.words(tokens)[:, : int(mask.sum(1).max())]
+        if not torch.all(mask == 1):
+            x = x * mask[:, : x.shape[1], None]
+        return x if torch.rand([]) < self.drop else self.linear(x)
+
+
+class _Routed(nn.Module):
+    """Two of eight experts for each token; how many tokens an expert gets is asked in three ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.gate = way, nn.Linear(16, 8, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+
+    def forward(self, x: Any) -> Any:
+        weight, chosen = torch.topk(F.softmax(self.gate(x), 1), 2, -1)
+        out, mask = torch.zeros_like(x), F.one_hot(chosen, 8).permute(2, 1, 0)
+        hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero() if self.way == "hit" else range(8)
+        for expert in hit:
+            if self.way == "masked":
+                rows = chosen[:, 0] == expert
+                out[rows] += self.experts[expert](x[rows]) * weight[rows][:, :1]
+                continue
+            place, token = (
+                torch.where(expert == chosen.T) if self.way == "equal" else torch.where(mask[expert].squeeze(0))
+            )
+            out.index_add_(0, token, self.experts[expert](x[token]) * weight[token, place, None])
+        return out
+
+
+def test_what_follows_from_small_known_numbers_is_known() -> None:
+    tokens = torch.randint(100, (4, 16))
+    whole = capture(_Masked(), tokens, optimizer="sgd")
+    short = capture(_Masked, {"tokens": tokens, "mask": (torch.arange(16) < 5).expand(4, 16).long()}, optimizer="sgd")
+    assert [g[int(g.kernels["gemm", "nt"][0])].features["m"] for g in (whole, short)] == [64, 20]
+    assert (whole.name, len(short) - len(whole)) == ("_Masked", 2), "a mask that is not 1 is multiplied"
+    assert ("gemm", "nt") not in capture(_Masked(2.0), tokens).kernels, "the layer is left out"
+    shared = capture(_Masked(), [tokens], loss=lambda out: out.square().sum(), ranks=2, device="cuda")
+    assert shared.column("nbytes").sum() == 4 * shared.parameters
+    with pytest.raises(ValueError, match=r"make_step is a _Masked; .* capture\(model, inputs\)"):
+        capture(_Masked())
+
+
+@pytest.mark.parametrize(("way", "rows"), [("hit", 400), ("equal", 400), ("masked", 200)])
+def test_experts_get_equally_many_tokens_and_a_warning_says_so(way: str, rows: int) -> None:
+    with pytest.warns(UserWarning, match="such as those of experts, are taken to be equally many for each"):
+        graph = capture(_Routed(way), torch.randn(1600, 16))
+    assert [graph[int(i)].features["m"] for i in graph.kernels["gemm", "nt"]] == [1600] + [rows] * 8
+    assert not [label for label in graph.labels if label[1] == "other"]
+
+
 def _decide(weight: Any) -> Any:
     return weight.sum() if weight.sum() > 3 else weight.sum() * 2  # a branch
 
@@ -369,6 +430,7 @@ def test_a_model_of_a_trillion_numbers_is_captured_and_predicted() -> None:
     assert predict(graph, "h100-sxm-8").time > 100 * 2e10 / 3.35e12, "every weight is read"
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("optimizer", SPARSE)
 def test_no_table_is_made_real_to_be_updated(optimizer: Any) -> None:
     """Fifteen terabytes: an operation that fell back on real tensors would not end."""

@@ -1,5 +1,6 @@
 """Collectives of a captured step: their sizes and ranks, and where each is waited for."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ class Exchanges:
     """
 
     def __init__(self, recorder: Any) -> None:
-        self._recorder = recorder
+        self._recorder = weakref.proxy(recorder)  # else its storages live until someone looks for circles
         self._groups: list[tuple[int, ...]] = []
         self._launched: list[int] = []  # operations recorded when a collective was launched, itself included
         self._waits: dict[int, int] = {}  # by number of the collective: operations recorded when it is waited for
@@ -77,7 +78,7 @@ class Exchanges:
         if given.get("async_op") is False:  # its caller waits at once
             self._finish(number)
             return
-        self._buffers.update({self._recorder.number(t): number for t in writes})
+        self._buffers.update({self._recorder.values.number(t): number for t in writes})
         if work is not None:
             self._open[id(work)] = number, work
             if not find_caller("distributed_c10d.py"):  # a module over ranks: the backward pass waits at its end
@@ -94,7 +95,7 @@ class Exchanges:
 
     def touch(self, tensors: Sequence[Tensor]) -> None:
         """The end of a backward pass uses these tensors: it has waited for what fills them."""
-        keys = [self._recorder.number(t) for t in tensors]
+        keys = [self._recorder.values.number(t) for t in tensors]
         self._finish(*(self._buffers.pop(key) for key in keys if key in self._buffers))
 
     def end_backward(self) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfkit.models.distributions import Uniform, Zipf, unique_rows
+from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.models.skew import find_exponent
 from perfkit.recording.exchanges import Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
-from perfkit.recording.sandbox import MOST_KNOWN
+from perfkit.recording.values import Values, is_whole
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
@@ -62,7 +62,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
-        self.fake, self.on, self.agreeing = fake, False, False
+        self.values, self.on, self.agreeing = Values(fake), False, False
         self.exchanges = Exchanges(self)
         self.phase, self.leading = "forward", False
         self.modules: list[str] = []
@@ -74,8 +74,6 @@ class Recorder(TorchDispatchMode):
         self._tables: list[EmbeddingTable] = []
         self._trained: dict[int, int] = {}
         self._schemas: dict[Any, _Schema] = {}
-        self._storages: dict[int, tuple[int, Any]] = {}
-        self._copies: dict[int, tuple[Any, Any]] = {}  # real storages, and what is worked on in place of them
         self._looked_up: dict[tuple[int, ...], tuple[int, float]] = {}  # table and bags, by weight and by indices
         self._marks: list[tuple[int, str]] = []
         self._node: tuple[int, str] | None = None
@@ -105,7 +103,7 @@ class Recorder(TorchDispatchMode):
             self.bare += not self._opened
             self._node, self._opened = (number, name), False
             if name == _KEEP:
-                self._trained[self.number(node.variable)] = node.variable.numel()
+                self._trained[self.values.number(node.variable)] = node.variable.numel()
         self.phase, self.leading = "backward", False
         if self.modules:  # computed again for the backward pass
             return inside
@@ -122,13 +120,13 @@ class Recorder(TorchDispatchMode):
         given = [t for t in walk_tensors([args, kwargs]) if isinstance(t, Tensor)]
         if func.namespace == "c10d":
             out, work = answer(func, args)
-        elif self.agreeing and (all(map(_is_whole, given)) if given else kwargs.get("dtype") is torch.int32):
+        elif self.agreeing and (all(map(is_whole, given)) if given else kwargs.get("dtype") is torch.int32):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         elif schema.name == "clone" and given[0].layout is torch.sparse_coo:
             return args[0].detach()
         else:
-            out = self._work_out(func, schema, args, kwargs, given)
+            out = self.values.work_out(func, schema, args, kwargs, given)
         if self.on and not self.agreeing:
             module, complete = self._locate(given), schema.complete(args, kwargs)
             if schema.collective:
@@ -140,50 +138,6 @@ class Recorder(TorchDispatchMode):
             elif "c10d" not in func.namespace:
                 self._append(schema, complete, given, out, module)
         return out
-
-    def _work_out(self, func: Any, schema: _Schema, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
-        """The result; fake tensors know neither the rows of sparse ones nor those of real ones, which are lent."""
-        sparse = any(t.layout is torch.sparse_coo for t in given)
-        if schema.name == "lift_fresh":  # made by torch.tensor
-            return args[0] if _is_whole(args[0]) else func(*args)
-        if schema.in_place and (sparse or all(_is_unknown(t) for t in given)):  # a table would be made real
-            return args[0] if isinstance(args[0], Tensor) else None
-        if schema.name == "_embedding_bag_backward" and schema.complete(args, kwargs)[9]:
-            return _sparse_rows(args[0], args[1].numel(), (args[6], args[0].shape[1]))
-        if schema.name == "_coalesce":  # each row once: as many as are expected to differ
-            rows = args[0].shape[0]
-            law = next((table.distribution for table in self._tables if table.rows == rows), Uniform(rows))
-            count = round(float(unique_rows(law, args[0]._nnz())))
-            return _sparse_rows(args[0]._values(), count, args[0].shape)._coalesced_(True)
-        if schema.name == "sparse_mask":
-            return _sparse_rows(args[0], args[1]._nnz(), args[1].shape)._coalesced_(True)
-        if all(isinstance(t, FakeTensor) for t in given):
-            return func(*args, **kwargs)
-        return func(*self.pretend(args), **{key: self.pretend(value) for key, value in kwargs.items()})
-
-    def pretend(self, tree: Any) -> Any:
-        """Fake tensors for real ones, which would be worked on for real; whole numbers stay known."""
-        if isinstance(tree, FakeTensor):
-            return tree
-        if not isinstance(tree, Tensor):
-            return type(tree)(map(self.pretend, tree)) if isinstance(tree, list | tuple) else tree
-        if not (_is_whole(tree) or tree.numel() == 1) or tree.numel() > MOST_KNOWN or tree.requires_grad:
-            return self.fake.from_tensor(tree)
-        storage = tree.untyped_storage()
-        with _disable_current_modes():
-            if storage._cdata not in self._copies:  # which may be changed, the real ones may not
-                self._copies[storage._cdata] = storage, storage.clone()
-            known = torch.empty(0, dtype=tree.dtype)
-            known.set_(self._copies[storage._cdata][1], tree.storage_offset(), tree.shape, tree.stride())
-        return self.fake.fake_tensor_converter.from_real_tensor(self.fake, known, make_constant=True)
-
-    def number(self, tensor: Tensor) -> int:
-        """Number of a tensor's storage."""
-        tensor = self.pretend(tensor)
-        if tensor.layout is torch.sparse_coo:
-            tensor = tensor._values()
-        storage = tensor.untyped_storage()
-        return self._storages.setdefault(storage._cdata, (len(self._storages), storage))[0]
 
     def _append(self, schema: _Schema, args: list[Any], given: Sequence[Tensor], out: Any, module: str) -> None:
         """Append an operation with the sizes of the vocabulary."""
@@ -228,7 +182,7 @@ class Recorder(TorchDispatchMode):
         for flag, tensors in enumerate((reads, writes)):
             for tensor in {id(t): t for t in tensors}.values():
                 if nbytes := count_bytes(tensor):
-                    self._accesses.append((index, self.number(tensor), nbytes, flag))
+                    self._accesses.append((index, self.values.number(tensor), nbytes, flag))
 
     def transfer(self, direction: str, tensor: Tensor) -> None:
         """Append a copy between host and device that the host waits for."""
@@ -238,17 +192,19 @@ class Recorder(TorchDispatchMode):
     def _find_table(self, name: str, args: list[Any], sizes: dict[str, float]) -> dict[str, float]:
         """Number of the table that rows are looked up in, which is noted when it is first seen."""
         if name == "_embedding_bag_backward":
-            return {"table": self._looked_up[self.number(args[1]), args[6]][0]}
-        weight = self.number(args[0])
+            return {"table": self._looked_up[self.values.number(args[1]), args[6]][0]}
+        weight = self.values.number(args[0])
         number, bags = self._looked_up.get((weight,), (0, sizes["lookups"]))
         if name != "_embedding_bag":
             return {"table": number, "bags": bags}
         rows, dim = args[0].shape
         if (weight,) not in self._looked_up:
             number, pooling = len(self._tables), sizes["lookups"] / max(sizes["bags"], 1.0) or 1.0
-            exponent, name = _fit_exponent(self.pretend(args[1]).constant, rows), f"table {number}"
-            self._tables.append(EmbeddingTable(rows, dim, pooling, exponent, args[0].element_size(), name))
-        self._looked_up[weight,] = self._looked_up[self.number(args[1]), rows] = number, sizes["bags"]
+            exponent, name = _fit_exponent(self.values.pretend(args[1]).constant, rows), f"table {number}"
+            table = EmbeddingTable(rows, dim, pooling, exponent, args[0].element_size(), name)
+            self._tables.append(table)
+            self.values.laws.setdefault(rows, table.distribution)
+        self._looked_up[weight,] = self._looked_up[self.values.number(args[1]), rows] = number, sizes["bags"]
         return {"table": number}
 
     def graph(self, name: str, family: str, ranks: int) -> Graph:
@@ -265,22 +221,6 @@ class Recorder(TorchDispatchMode):
             sum(self._trained.values()), name or "step", family, main, dtypes if set(dtypes) - {main} else (), ranks,
             self.exchanges.list_groups(ranks), self.exchanges.list_waits(),
         )  # fmt: skip
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether it is a real tensor of whole numbers, such as indices: they decide sizes."""
-    return not (isinstance(tensor, FakeTensor) or tensor.is_floating_point() or tensor.is_complex())
-
-
-def _is_unknown(tensor: Tensor) -> bool:
-    """Whether it is a tensor without values, or one that no value is asked of."""
-    return isinstance(tensor, FakeTensor) and tensor.constant is None
-
-
-def _sparse_rows(like: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:
-    """A sparse gradient with a given number of rows, which fake tensors do not know."""
-    where = torch.empty((1, count), dtype=torch.long)
-    return torch.sparse_coo_tensor(where, like.new_empty((count, *shape[1:])), shape, check_invariants=False)
 
 
 def _fit_exponent(indices: Tensor | None, rows: int) -> float:

@@ -8,6 +8,7 @@ part of PyTorch                             since    what for
 torch._subclasses.fake_tensor               2.0      tensors without values; `data_ptr` is asked for by deep copies
 fake_tensor.CONSTANT_NUMEL_LIMIT            2.0      real whole numbers stay known through operations
 nn.Module._apply                            1.0      conversions swap parameters, which fake ones cannot
+nn.init._no_grad_trunc_normal_              1.2      draws until all numbers are in range
 LazyModuleMixin.__init__                    1.8      lazy modules are refused by name
 _foreach_utils, optimizer: lists of types   2.1      optimizers on a GPU work on lists of tensors
 distributed_c10d._world                     2.1      ranks that do not exist, in place of those there may be
@@ -36,7 +37,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import distributed
 from torch.nn.parameter import is_lazy
@@ -67,9 +68,9 @@ def _refuse(frames: traceback.StackSummary, cause: BaseException | None = None) 
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()
             place = f'{frame.filename}, line {frame.lineno}: "{code}"'
     raise ValueError(
-        f"capture computes no values, and the step needs one in {place}; sizes and branches may depend on real whole "
-        "numbers, such as indices and lengths made outside of torch, so pass these; else write it with torch.where or "
-        "fixed sizes, or capture each branch as a step of its own"
+        f"capture computes no values, and the step needs one in {place}; sizes and branches may depend on whole "
+        "numbers that are passed, such as indices and lengths, and on small tensors that are filled or drawn; else "
+        "write it with torch.where or fixed sizes, or capture each branch as a step of its own"
     ) from cause
 
 
@@ -166,8 +167,8 @@ def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = 
         for key, old in held.items():
             with torch.no_grad():
                 new: Any = old if old is None else fn(old)
-            if isinstance(old, nn.Parameter) and isinstance(old, FakeTensor):
-                old.data = new
+            if new is not old and isinstance(old, nn.Parameter) and isinstance(old, FakeTensor):
+                old.data, old.constant = new, None
             elif new is not old:
                 held[key] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
     return module
@@ -183,9 +184,11 @@ def _list_patches(device: str, waited: Callable[[Any], None], agreeing: Callable
     lists = {"_foreach_supported_types": types, "_get_foreach_kernels_supported_devices": lambda: names}
     patches: list[tuple[Any, dict[str, Any]]] = [
         (FakeTensor, {"data_ptr": lambda _: 0}),
+        (FakeTensorMode, {"__deepcopy__": lambda mode, _: mode}),  # its weak references cannot be copied
         (fake_tensor, {"CONSTANT_NUMEL_LIMIT": MOST_KNOWN}),
         (LazyModuleMixin, {"__init__": refuse_lazy}),
         (nn.Module, {"_apply": _convert}),
+        (nn.init, {"_no_grad_trunc_normal_": lambda tensor, *_, **__: tensor}),
         (_foreach_utils, lists), (optimizer, lists), (sys, {"excepthook": sys.excepthook}),
     ]  # fmt: skip
     if not dist.is_available():
@@ -258,7 +261,7 @@ def open_sandbox(
     with _ALONE, ExitStack() as stack:
         stack.enter_context(_keep_state())
         for owner, values in _list_patches(device, waited, agreeing):
-            stack.enter_context(patch.multiple(owner, **values))
+            stack.enter_context(patch.multiple(owner, create=True, **values))
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if dist.is_available() and (ranks > 1 or dist.is_initialized()):

@@ -1,7 +1,7 @@
 """Capture of any PyTorch training step: a recorder follows its calls, modules and optimizers in a sandbox."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -18,10 +18,12 @@ from perfkit.ground.units import check_choice, check_positive
 from perfkit.recording.recorder import Recorder
 from perfkit.recording.sandbox import Unknown, find_alive, find_caller, open_sandbox, refuse_lazy
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.vocabulary import walk_tensors
 
 _VALUES = (
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__, Tensor.__int__, Tensor.__bool__,
 )  # fmt: skip
+_OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
 
 
 def _at_home(device: Any) -> Any:
@@ -68,7 +70,7 @@ class _Calls(TorchFunctionMode):
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What is known, or a number that nothing may be decided by."""
-        known = self.recorder.pretend(args[0]).constant
+        known = None if args[0].requires_grad else self.recorder.values.pretend(args[0]).constant
         if known is not None:
             with _disable_current_modes():
                 return func(known, *args[1:], **kwargs)
@@ -80,9 +82,34 @@ class _Calls(TorchFunctionMode):
         return Unknown(1.0)
 
 
+def _train(model: Any, inputs: Any, optimizer: Any, loss: Any, ranks: int) -> Callable[[], None]:
+    """The step of a model with these inputs."""
+    module = (model if isinstance(model, nn.Module) else model()).train()
+    module = nn.parallel.DistributedDataParallel(module) if ranks > 1 else module
+    updates = optimizer(module.parameters(), lr=1e-4)
+
+    def step() -> None:
+        updates.zero_grad()
+        if isinstance(inputs, Mapping):
+            out = module(**inputs)
+        else:
+            out = module(*inputs) if isinstance(inputs, list | tuple) else module(inputs)
+        found = loss(out) if loss else getattr(out, "loss", None)
+        if found is None:
+            numbers = [t.float().mean() for t in walk_tensors(out) if t.is_floating_point()]
+            found = sum(numbers[1:], start=numbers[0])
+        found.backward()
+        updates.step()
+
+    return step
+
+
 def capture(
-    make_step: Callable[[], Callable[[], Any]],
+    make_step: Any,
+    inputs: Any = None,
     *,
+    optimizer: str = "adamw",
+    loss: Callable[[Any], Tensor] | None = None,
     ranks: int = 1,
     rank: int = 0,
     name: str = "",
@@ -93,12 +120,19 @@ def capture(
 
     Parameters
     ----------
-    make_step : callable
+    make_step : callable or torch.nn.Module
         Builds model and optimizer and returns the step, a callable without arguments. Tensors take no memory, so a
-        model may be larger than any machine. A step over an existing module works too and does not change it. Real
-        whole numbers, such as indices, stay real, because they decide sizes.
+        model may be larger than any machine. A step over an existing module works too and does not change it. With
+        `inputs` it is the model or what builds it, and the step is forward, backward and optimizer.
+    inputs : tensor, sequence or mapping, optional
+        Arguments of the model.
+    optimizer : str
+        ``adamw``, ``sgd`` or ``adagrad``, where `inputs` are given.
+    loss : callable, optional
+        Loss of what the model returns; else its attribute ``loss``, or the mean of its numbers.
     ranks, rank : int
-        Ranks that take part, and which of them is captured [-].
+        Ranks that take part, and which of them is captured [-]. Where `inputs` are given, those of one rank, gradients
+        are averaged by DistributedDataParallel.
     name, family : str
         Name of the step, and its family of workloads on platforms that were calibrated by families.
     device : str
@@ -118,22 +152,39 @@ def capture(
     Warns
     -----
     UserWarning
-        If there are several ranks and no collective.
+        If there are several ranks and no collective, or rows are chosen by computed scores.
+
+    Notes
+    -----
+    Small tensors that are filled, counted or drawn, and what follows from nothing but these and real whole numbers, are
+    known where the step asks for them. Where it asks how many rows were chosen by computed scores, such as those of
+    experts, every alternative is taken to be chosen equally often.
 
     Examples
     --------
     >>> import torch
+    >>> capture(torch.nn.Linear(1000, 1000), torch.ones(32, 1000)).kernels[("gemm", "nt")].size
+    1
     >>> def make_step():
     ...     model = torch.nn.Linear(1000, 1000)
     ...     return lambda: model(torch.randn(32, 1000)).sum().backward()
-    >>> capture(make_step).kernels[("gemm", "nt")].size
-    1
+    >>> capture(make_step).parameters
+    1001000
     """
+    if inputs is not None:
+        check_choice("optimizer", optimizer, _OPTIMIZERS)
+        name = name or getattr(make_step, "__name__", type(make_step).__name__)
+        make_step = partial(_train, make_step, inputs, _OPTIMIZERS[optimizer], loss, ranks)
+    elif isinstance(make_step, nn.Module):
+        raise ValueError(
+            f"make_step is a {type(make_step).__name__}; give what it is called with too, as in "
+            "capture(model, inputs), or a function that returns a step"
+        )
     check_choice("device", device, ("cpu", "cuda"))
     ranks = int(check_positive("ranks", ranks, integer=True))
     recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
     sandbox = open_sandbox(ranks, rank, device, recorder.exchanges.wait, partial(setattr, recorder, "agreeing"))
-    with sandbox, _follow(recorder), recorder.fake, recorder, _Calls(recorder, device):
+    with sandbox, _follow(recorder), recorder.values.fake, recorder, _Calls(recorder, device):
         step = make_step()
         if not callable(step):
             raise ValueError(f"make_step returned {step!r}; it must return the step, a callable without arguments")
@@ -144,6 +195,8 @@ def capture(
         recorder.exchanges.end_backward()
         del step
     graph = recorder.graph(name, family, ranks)
+    for note in recorder.values.notes:
+        warnings.warn(note, stacklevel=2)
     if ranks > 1 and not len(graph.collectives):
         warnings.warn(
             f"the step has no collective between its {ranks} ranks; for data-parallel training wrap the model in "

@@ -297,7 +297,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("copy_ _foreach_copy_", "copy", "copy_", _moved, (0,)),  # the target is written, not read
     Entry("repeat roll flip constant_pad_nd reflection_pad* replication_pad* slice_backward select_backward "
           "slice_scatter select_scatter tril triu upsample* repeat_interleave unfold_backward diag_embed as_strided_* "
-          "pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle *_copy", "copy", "", _moved),
+          "nonzero pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle *_copy", "copy", "", _moved),
     Entry("_to_copy _fused_*_", "elementwise", "", _elements),  # another data type; all weights by one kernel
     Entry("_foreach_*_ _foreach_*", "elementwise", _function, _elements),  # a list of tensors by one kernel
     Entry("<pointwise> hardswish glu log_sigmoid_forward _prelu_kernel "
