@@ -273,6 +273,10 @@ def test_what_follows_from_small_known_numbers_is_known() -> None:
     assert [g[int(g.kernels["gemm", "nt"][0])].features["m"] for g in (whole, short)] == [64, 20]
     assert (whole.name, len(short) - len(whole)) == ("_Masked", 2), "a mask that is not 1 is multiplied"
     assert ("gemm", "nt") not in capture(_Masked(2.0), tokens).kernels, "the layer is left out"
+    generator = torch.Generator().manual_seed(3)
+    state = generator.get_state()
+    assert len(capture(lambda: lambda: torch.randn(int(torch.randint(1, 9, (), generator=generator)), 5).sum())) == 3
+    assert torch.equal(generator.get_state(), state)
     shared = capture(_Masked(), [tokens], loss=lambda out: out.square().sum(), ranks=2, device="cuda")
     assert shared.column("nbytes").sum() == 4 * shared.parameters
     with pytest.raises(ValueError, match=r"make_step is a _Masked; .* capture\(model, inputs\)"):

@@ -132,7 +132,8 @@ class _Recommendation(nn.Module):
         pooled = [table(i, o) for table, i, o in zip(self.tables, indices, offsets, strict=True)]
         if parallel:
             flight: dict[str, Any] = {"overlap": overlap}
-            received = _Exchange.apply(self._join(pooled, batch), self.widths, flight)
+            send = torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0] if pooled else self._send_nothing(batch)
+            received = _Exchange.apply(send, self.widths, flight)
             if overlap:
                 x = self.bottom(x)
                 received = _Arrive.apply(received, flight)
@@ -145,10 +146,8 @@ class _Recommendation(nn.Module):
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return self.top(torch.cat([x, products[:, self.i, self.j]], 1))
 
-    def _join(self, pooled: list[Tensor], batch: int) -> Tensor:
-        if pooled:
-            return torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]
-        # nothing to send, but the other ranks wait for this one in the backward exchange too
+    def _send_nothing(self, batch: int) -> Tensor:
+        """No table is here, but the other ranks wait for this one in the backward exchange too."""
         return next(self.bottom.parameters()).new_empty(batch * self.plan.ranks, 0).requires_grad_()
 
 

@@ -40,6 +40,7 @@ class Values:
         self.notes: dict[str, None] = {}
         self._storages: dict[int, tuple[int, Any]] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}  # real storages, and what is worked on in place of them
+        self._generators: dict[int, tuple[Any, Any]] = {}
         self._shares: dict[int, float] = {}  # of entries that are true or of one value, by storage
 
     def number(self, tensor: Tensor) -> int:
@@ -92,6 +93,8 @@ class Values:
             return self._choose(given[0])
         if name.startswith("index") and len(args) > 1 and isinstance(args[1], list):
             args = (args[0], [place for index in args[1] for place in self._split(index)], *args[2:])
+        if (own := kwargs.get("generator")) is not None:  # which stays as it is
+            kwargs = {**kwargs, "generator": self._generators.setdefault(id(own), (own, own.clone_state()))[1]}
         out = func(*self.pretend(args), **{key: self.pretend(value) for key, value in kwargs.items()})
         if name in ("topk", "argmax") or (name in _FOLLOWING and not known):
             self._follow(name, schema.complete(args, kwargs), given, out)
