@@ -1,24 +1,25 @@
 """Whole training iterations of real steps, and the operations inside them, timed in turns between references."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from perfkit.measure.operations import count_operands
 from perfkit.measure.samples import load
-from perfkit.measure.timing import Reference, find_wait, summarize_samples
+from perfkit.measure.timing import Reference, clock, find_wait, summarize_samples
 from perfkit.recording.modules import build_step
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.vocabulary import VIEWS
 
 #: Time between two references [s]: machines change their speed within a second.
 _BLOCK = 0.025
+#: Turns of each of several steps.
+_ROUNDS = 6
 
 
 class OperationTimer(TorchDispatchMode):
@@ -53,60 +54,11 @@ class OperationTimer(TorchDispatchMode):
             self._synchronize()
         self.seconds.append(time.perf_counter() - start)
         self.names.append(name)
-        self.nbytes.append(_nbytes((args, kwargs)) + _nbytes(out))
+        self.nbytes.append(count_operands((args, kwargs)) + count_operands(out))
         return out
 
 
-def _nbytes(tree: Any) -> float:
-    """Bytes of the tensors of a tree, each counted once."""
-    tensors = [t._values() if t.layout is torch.sparse_coo else t for t in tree_leaves(tree) if isinstance(t, Tensor)]
-    return float(sum({(t.data_ptr(), t.numel()): t.numel() * t.element_size() for t in tensors}.values()))
-
-
-def _take_turns(
-    steps: Sequence[Callable[[], Any]],
-    turns: Iterable[tuple[int, int]],
-    wait: Callable[[], None],
-    *,
-    warm: bool = True,
-    after: Callable[[], Any] = lambda: None,
-) -> list[dict[str, Any]]:
-    """Time steps in turns of some iterations; an untimed one first fills the caches again."""
-    found: list[dict[str, list[Any]]] = [{"turns": [], "idle": [], "shares": [], "returned": []} for _ in steps]
-    for number, count in turns:
-        step, own, seconds = steps[number], found[number], []
-        if warm:
-            step()
-        begin, cpu = time.perf_counter(), time.process_time()
-        for _ in range(count):
-            thread, start = time.thread_time(), time.perf_counter()
-            own["returned"].append(step())
-            wait()
-            took = time.perf_counter() - start
-            seconds.append(took)
-            own["idle"].append(took - (time.thread_time() - thread))
-        own["shares"].append((time.process_time() - cpu) / (time.perf_counter() - begin))
-        own["turns"].append(seconds)
-        after()
-    return [
-        {
-            **summarize_samples([s for turn in own["turns"] for s in turn], float(np.mean(own["shares"]))),
-            "rounds": [float(np.median(turn)) for turn in own["turns"]],
-            "idle": float(np.median(own["idle"])),
-            "returned": own["returned"],
-        }
-        for own in found
-    ]
-
-
-def _time_once(step: Callable[[], Any], wait: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    step()
-    wait()
-    return max(time.perf_counter() - start, 1e-5)
-
-
-def _agree(counts: list[int], device: str) -> list[int]:
+def _agree(counts: Sequence[int], device: str) -> list[int]:
     """What rank 0 decided."""
     agreed = torch.tensor(counts, device=device)
     if _find_ranks()[1] > 1:
@@ -125,6 +77,72 @@ def _build(workload: dict[str, Any], owners: Sequence[int] | None, device: str, 
     rank, ranks = _find_ranks()
     plan = None if owners is None else Plan.from_owners(owners, ranks=ranks)
     return build_step(load(workload), plan=plan, rank=rank, ranks=ranks, device=device, seed=seed)[0]
+
+
+def time_in_turns(
+    steps: Sequence[Callable[[], Any]],
+    *,
+    seconds: float,
+    device: str = "cpu",
+    seed: int = 0,
+    minimum: int = 6,
+    after: Callable[[int], Any] = lambda count: None,
+) -> list[dict[str, Any]]:
+    """Time several steps in turns, so that other load on the machine affects all of them alike.
+
+    Parameters
+    ----------
+    steps : sequence of callable
+        The same on all ranks.
+    seconds : float
+        Time for each step, spread over all turns [s].
+    device : str
+        Torch device.
+    seed : int
+        Seed of the orders: in each of six rounds another one [-].
+    minimum : int
+        Fewest iterations of a step that is timed alone, in turns of 25 ms [-].
+    after : callable, optional
+        Called after every turn, with its iterations.
+
+    Returns
+    -------
+    results : list of dict
+        For each step its timing, ``blocks``: the median of every turn [s], ``idle``: the median time of an iteration in
+        which this thread did not compute [s], and ``returned``: the return values of the step.
+    """
+    wait, alone = find_wait(device), len(steps) == 1
+    once = [max(min([clock([step], wait) for _ in range(4)][2:]), 1e-5) for step in steps]
+    if alone:
+        wanted = [max(minimum, min(400, int(seconds / once[0]))), max(1, min(50, round(_BLOCK / once[0])))]
+        count, each = _agree(wanted, device)
+        turns = [(0, min(each, count - start)) for start in range(0, count, each)]
+    else:
+        counts = _agree([int(np.clip(round(seconds / _ROUNDS / one), 2, 200)) for one in once], device)
+        shuffled = np.random.default_rng([6, seed])  # the same on all ranks, which have to run the same step
+        turns = [(i, counts[i]) for _ in range(_ROUNDS) for i in shuffled.permutation(len(steps)).tolist()]
+    found: list[dict[str, list[Any]]] = [{"blocks": [], "idle": [], "shares": [], "returned": []} for _ in steps]
+    for number, count in turns:
+        step, own, block = steps[number], found[number], []
+        if max(turns)[1] > 1:  # an untimed one first fills the caches again
+            step()
+        begin, cpu = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            thread = time.thread_time()
+            block.append(clock([lambda own=own, step=step: own["returned"].append(step())], wait))  # type: ignore[misc]
+            own["idle"].append(block[-1] - (time.thread_time() - thread))
+        own["shares"].append((time.process_time() - cpu) / (time.perf_counter() - begin))
+        own["blocks"].append(block)
+        after(count)
+    return [
+        {
+            **summarize_samples([t for block in own["blocks"] for t in block], float(np.mean(own["shares"]))),
+            "blocks": [float(f"{np.median(block):.5g}") for block in own["blocks"]],
+            "idle": max(0.0, float(np.median(own["idle"]))),
+            "returned": [one for one in own["returned"] if one is not None],
+        }
+        for own in found
+    ]
 
 
 def time_iteration(
@@ -160,41 +178,35 @@ def time_iteration(
     -------
     result : dict
         Timing of one iteration; ``blocks``: medians of iterations in a row [s], and ``references`` before, between and
-        after them, see `perfkit.measure.timing.Reference` [s]; ``core_share`` that the references got [-]; ``names``,
-        ``nbytes`` [B] and median ``operation_seconds`` [s] in program order, and ``operation_references`` around them;
+        after them, see `perfkit.measure.timing.Reference` [s]; ``core_share`` that the references got [-]; ``names``
+        and median ``operation_seconds`` [s] in program order, and ``operation_references`` around them;
         of several ranks on a CPU also ``idle``: the median time of an iteration that this thread did not compute,
         because it waited for a collective or a collective had its core [s].
     """
-    wait, reference = find_wait(device), Reference(device)
-    step = _build(workload, owners, device, seed)
-    for _ in range(2):
-        step()
-    wait()
-    once = _time_once(step, wait)
-    wanted = [max(minimum, min(400, int(seconds / once))), max(1, min(50, round(_BLOCK / once)))]
-    count, each = _agree(wanted, device)
+    reference, step = Reference(device), _build(workload, owners, device, seed)
 
-    def look() -> list[float]:
+    def look(count: int) -> list[float]:
         """The references once, or three times after a step so long that there is time for it; four digits are known."""
-        times = np.median([reference() for _ in range(3 if each == 1 else 1)], axis=0)
+        times = np.median([reference() for _ in range(3 if count == 1 else 1)], axis=0)
         return [float(f"{t:.4g}") for t in times]
 
-    paces, blocks = [look()], [(0, min(each, count - start)) for start in range(0, count, each)]
-    (turns,) = _take_turns([step], blocks, wait, warm=each > 1, after=lambda: paces.append(look()))
-    medians, idle, _ = (turns.pop(name) for name in ("rounds", "idle", "returned"))
-    result: dict[str, Any] = {**turns, "references": paces, "operation_seconds": []}
-    result["blocks"] = [float(f"{median:.5g}") for median in medians]
-    if _find_ranks()[1] > 1 and device == "cpu":
-        result["idle"] = idle
-    rows, paces = [], [look()]
+    paces = [look(1)]
+    (result,) = time_in_turns(
+        [step], seconds=seconds, device=device, minimum=minimum, after=lambda count: paces.append(look(count))
+    )
+    del result["returned"]
+    if _find_ranks()[1] == 1 or device != "cpu":
+        del result["idle"]
+    rows, each = [], 1 if result["median"] > _BLOCK else 2
+    inside = [look(each)]
     for _ in range(operations):
         with OperationTimer(device) as timer:
             step()
         rows.append(timer.seconds)
-        paces.append(look())
-        result |= {"names": timer.names, "nbytes": timer.nbytes}
-    if rows:
-        result |= {"operation_references": paces, "operation_seconds": np.median(rows, axis=0).tolist()}
+        inside.append(look(each))
+        result["names"] = timer.names
+    result |= {"references": paces, "operation_seconds": np.median(rows, axis=0).tolist() if rows else []}
+    result |= {"operation_references": inside} if rows else {}
     return {**result, "core_share": reference.core_share}
 
 
@@ -203,7 +215,6 @@ def time_placements(
     workload: dict[str, Any],
     placements: Sequence[Sequence[int] | None],
     seconds: float,
-    rounds: int = 6,
     device: str = "cpu",
     seed: int = 0,
 ) -> list[dict[str, Any]]:
@@ -212,44 +223,5 @@ def time_placements(
     Every placement has a model of its own in memory.
     """
     steps = [_build(workload, owners, device, seed) for owners in placements]
-    results = time_in_turns(steps, seconds=seconds, rounds=rounds, device=device, seed=seed)
+    results = time_in_turns(steps, seconds=seconds, device=device, seed=seed)
     return [{**result, "operation_seconds": []} for result in results]
-
-
-def time_in_turns(
-    steps: Sequence[Callable[[], Any]], *, seconds: float, rounds: int = 6, device: str = "cpu", seed: int = 0
-) -> list[dict[str, Any]]:
-    """Time several steps in turns, so that other load on the machine affects all of them alike.
-
-    Parameters
-    ----------
-    steps : sequence of callable
-        The same on all ranks.
-    seconds : float
-        Time for each step, spread over all rounds [s].
-    rounds : int
-        Turns of every step, in a new order each time [-].
-    device : str
-        Torch device.
-    seed : int
-        Seed of the orders [-].
-
-    Returns
-    -------
-    results : list of dict
-        For each step its timing, ``rounds``: the median of every turn [s], ``idle``: the median time of an iteration in
-        which this thread did not compute [s], and ``returned``: the return values of the step, if any.
-    """
-    wait, once = find_wait(device), []
-    for step in steps:
-        step()
-        once.append(min(_time_once(step, wait) for _ in range(2)))
-    counts = _agree([int(np.clip(round(seconds / rounds / one), 2, 200)) for one in once], device)
-    shuffled = np.random.default_rng([6, seed])  # the same on all ranks, which have to run the same step
-    order = [i for _ in range(rounds) for i in shuffled.permutation(len(steps)).tolist()]
-    results = _take_turns(steps, [(i, counts[i]) for i in order], wait)
-    for result in results:
-        result["idle"] = max(0.0, result["idle"])
-        if not any(result["returned"]):
-            del result["returned"]
-    return results

@@ -1,6 +1,5 @@
 """Isolated kernels: which operations to time, and with which sizes."""
 
-from ast import literal_eval
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,37 +14,33 @@ INDEX_BATCHES = 8
 #: Largest working set of one case [B], where the last cache is not known to be larger than most.
 _LARGEST = 160e6
 
-
-def _read_functions(text: str) -> dict[str, tuple[str, list[Any], dict[str, Any]]]:
-    """Overload, arguments and named arguments by variant, which stands before a colon where it is not the name."""
-    found = {}
-    for entry in text.split(";"):
-        variant, _, call = entry.rpartition(":")
-        overload, *words = call.split()
-        parts = [word.rpartition("=") for word in words]
-        given = [(name, value if value in _TENSORS else literal_eval(value)) for name, _, value in parts]
-        named = {name: value for name, value in given if name}
-        found[variant.strip() or overload.split(".")[0]] = overload, [v for name, v in given if not name], named
-    return found
-
-
-#: Operands of a function that are tensors: numbers that are read, and truth values.
-_TENSORS = ("x", "y", "z", "mask")
-#: Elementwise functions. A name that ends with an underscore works in place on the first operand.
-_BASIC = _read_functions("""
-    relu x; threshold_backward x y 0; add.Tensor x y; sub.Tensor x y; mul.Tensor x y; mul_scalar: mul.Tensor x 0.999;
-    div_scalar: div.Tensor x 0.999; sqrt x; gelu x; gelu_backward x y; gelu_tanh: gelu x approximate='tanh';
-    gelu_backward_tanh: gelu_backward x y approximate='tanh'; sigmoid x; binary_cross_entropy_with_logits x y;
-    add_.Tensor x y alpha=-1e-9; mul_.Tensor x 1.0; lerp_.Scalar x y 0.1; addcmul_ x y y value=1e-9;
-    addcdiv_ x y z value=1e-9; add_scalar_: add_.Tensor x 1e-9; div_.Scalar x 1.0
-""")
-_MORE = _read_functions("""
-    relu_ x; tanh x; tanh_backward x y; sigmoid_backward x y; silu x; silu_backward x y; hardswish x;
-    hardswish_backward x y; hardtanh x 0.0 0.9; hardtanh_ x 0.0 0.9; hardtanh_backward x y 0.0 0.9; leaky_relu x 0.01;
-    exp x; log x; erf x; pow_scalar: pow.Tensor_Scalar x 3.0; rsqrt x; neg x; div.Tensor x y;
-    add_scalar: add.Tensor x 0.5; bernoulli_.float x 0.9; native_dropout x 0.1 True;
-    native_dropout_backward x mask 1.1; masked_fill.Scalar x mask -1e9; where.self mask x y
-""")
+#: Elementwise functions: the operation, and its operands. Letters are tensors of numbers that are read, ``mask`` is one
+#: of truth values. A name that ends with an underscore works in place on the first operand.
+_BASIC: dict[str, tuple[Any, ...]] = {
+    "relu": ("relu", "x"), "threshold_backward": ("threshold_backward", "x", "y", 0), "add": ("add.Tensor", "x", "y"),
+    "sub": ("sub.Tensor", "x", "y"), "mul": ("mul.Tensor", "x", "y"), "mul_scalar": ("mul.Tensor", "x", 0.999),
+    "div_scalar": ("div.Tensor", "x", 0.999), "sqrt": ("sqrt", "x"), "gelu": ("gelu", "x"),
+    "gelu_backward": ("gelu_backward", "x", "y"), "gelu_tanh": ("gelu", "x", {"approximate": "tanh"}),
+    "gelu_backward_tanh": ("gelu_backward", "x", "y", {"approximate": "tanh"}), "sigmoid": ("sigmoid", "x"),
+    "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits", "x", "y"),
+    "add_": ("add_.Tensor", "x", "y", {"alpha": -1e-9}), "mul_": ("mul_.Tensor", "x", 1.0),
+    "lerp_": ("lerp_.Scalar", "x", "y", 0.1), "addcmul_": ("addcmul_", "x", "y", "y", {"value": 1e-9}),
+    "addcdiv_": ("addcdiv_", "x", "y", "z", {"value": 1e-9}), "add_scalar_": ("add_.Tensor", "x", 1e-9),
+    "div_": ("div_.Scalar", "x", 1.0),
+}  # fmt: skip
+_MORE: dict[str, tuple[Any, ...]] = {
+    "relu_": ("relu_", "x"), "tanh": ("tanh", "x"), "tanh_backward": ("tanh_backward", "x", "y"),
+    "sigmoid_backward": ("sigmoid_backward", "x", "y"), "silu": ("silu", "x"),
+    "silu_backward": ("silu_backward", "x", "y"), "hardswish": ("hardswish", "x"),
+    "hardswish_backward": ("hardswish_backward", "x", "y"), "hardtanh": ("hardtanh", "x", 0.0, 0.9),
+    "hardtanh_": ("hardtanh_", "x", 0.0, 0.9), "hardtanh_backward": ("hardtanh_backward", "x", "y", 0.0, 0.9),
+    "leaky_relu": ("leaky_relu", "x", 0.01), "exp": ("exp", "x"), "log": ("log", "x"), "erf": ("erf", "x"),
+    "pow_scalar": ("pow.Tensor_Scalar", "x", 3.0), "rsqrt": ("rsqrt", "x"), "neg": ("neg", "x"),
+    "div": ("div.Tensor", "x", "y"), "add_scalar": ("add.Tensor", "x", 0.5),
+    "bernoulli_": ("bernoulli_.float", "x", 0.9), "native_dropout": ("native_dropout", "x", 0.1, True),
+    "native_dropout_backward": ("native_dropout_backward", "x", "mask", 1.1),
+    "masked_fill": ("masked_fill.Scalar", "x", "mask", -1e9), "where": ("where.self", "mask", "x", "y"),
+}  # fmt: skip
 FUNCTIONS = _BASIC | _MORE
 _ROWWISE = (
     "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "native_layer_norm",
@@ -84,64 +79,57 @@ class Case:
     sizes: dict[str, float]
 
 
-def _spread(rng: np.random.Generator, n: int, *ranges: tuple[float, float]) -> Iterator[Any]:
+def _spread(rng: np.random.Generator, n: int, *ranges: tuple[float, float]) -> np.ndarray:
     """Stratified draws of each range, side by side: one in each of n equal parts of its logarithm, shuffled."""
     columns = []
     for low, high in ranges:
         positions = (np.arange(n) + rng.random(n)) / n
         rng.shuffle(positions)
         columns.append(low * (high / low) ** positions)
-    return zip(*columns, strict=True)
-
-
-def _product(kind: str, variant: str, batch: int, m: int, n: int, k: int, passes: float = 1.0) -> Case:
-    return Case(kind, variant, size_product(m, n, k, batch=batch, passes=passes))
+    return np.stack(columns, axis=1)
 
 
 def _gemms(rng: np.random.Generator, n: int) -> Iterator[Case]:
     for layout in ("nt", "nn", "tn"):
-        heights = [*_spread(rng, n, (16, 2048), (16, 2048))]
+        heights = _spread(rng, n, (16, 2048), (16, 2048))
         wide = np.where(rng.random(n) < 0.15, 7.0, 1.0)  # a vocabulary is wider than any hidden layer
         for (m, k), factor, (width,) in zip(heights, wide, _spread(rng, n, (16, 2048)), strict=True):
-            rows, columns, inner = round(m), round(width * factor), round(k)
+            rows, inner = round(m), round(k)
             if layout == "tn" and rng.random() < 0.3:
                 rows, inner = inner, rows
-            yield _product("gemm", layout, 1, rows, columns, inner)
+            yield Case("gemm", layout, size_product(rows, round(width * factor), inner))
 
 
 def _bmms(rng: np.random.Generator, n: int) -> Iterator[Case]:
     for layout in ("nn", "nt", "tn"):
         # interaction of embedding vectors: many tiny products
         for batch, features, dim in _spread(rng, n // 2, (64, 2048), (4, 28), (16, 128)):
-            b, f, d = int(batch), round(features), round(dim)
-            m, width, k = {"nt": (f, f, d), "nn": (f, d, f), "tn": (d, f, f)}[layout]
-            yield _product("bmm", layout, b, m, width, k)
+            f, d = round(features), round(dim)
+            sizes = {"nt": (f, f, d), "nn": (f, d, f), "tn": (d, f, f)}[layout]
+            yield Case("bmm", layout, size_product(*sizes, batch=int(batch)))
         # attention heads: fewer, larger ones
         for batch, sequence, dim in _spread(rng, n - n // 2, (2, 128), (24, 300), (16, 128)):
-            b, s, d = int(batch), round(sequence), round(dim)
-            m, width, k = {"nn": (s, s, d), "nt": (s, s, d), "tn": (s, d, s)}[layout]
-            if layout == "nn" and rng.random() < 0.5:
-                width, k = k, width
-            yield _product("bmm", layout, b, m, width, k)
+            s, d = round(sequence), round(dim)
+            turned = layout == "tn" or (layout == "nn" and rng.random() < 0.5)
+            yield Case("bmm", layout, size_product(s, *((d, s) if turned else (s, d)), batch=int(batch)))
 
 
 def _attentions(rng: np.random.Generator, n: int) -> Iterator[Case]:
     for causal, share in (("", 2.0), ("_causal", 1.0)):
         for heads, sequence, dim in _spread(rng, n, (2, 160), (24, 512), (16, 128)):
-            h, s, d = round(heads), round(sequence), round(dim / 8) * 8
-            yield _product("attention", "forward" + causal, h, s, s, d, share)
-            yield _product("attention", "backward" + causal, h, s, s, d, 2.5 * share)
+            s, d = round(sequence), round(dim / 8) * 8
+            for phase, passes in (("forward", share), ("backward", 2.5 * share)):
+                yield Case("attention", phase + causal, size_product(s, s, d, batch=round(heads), passes=passes))
 
 
 def _elementwise(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:
-    for variant, (_, arguments, _) in _BASIC.items():
-        tensors = len({*_TENSORS} & {*arguments})
+    for variant, (_, *given) in _BASIC.items():
+        tensors = len({one for one in given if isinstance(one, str)})
         top = 2e5 if variant in ("binary_cross_entropy_with_logits", "sub", "mul") else _LARGEST / 4 / (tensors + 1)
         sizes = [*_spread(rng, n, (64, top))]
         if top > 2e5:  # two more from main memory: what a byte from there costs is needed everywhere
-            sizes += _spread(rng, 2, (0.4 * top * largest / _LARGEST, top * largest / _LARGEST))
-        for (size,) in sizes:
-            yield Case("elementwise", variant, {"elements": round(size)})
+            sizes += [*_spread(rng, 2, (0.4 * top * largest / _LARGEST, top * largest / _LARGEST))]
+        yield from (Case("elementwise", variant, {"elements": round(size)}) for (size,) in sizes)
 
 
 def _rowwise(rng: np.random.Generator, n: int) -> Iterator[Case]:
@@ -164,8 +152,8 @@ def _copies(rng: np.random.Generator, n: int) -> Iterator[Case]:
                 batch = max(16, min(2048, round(size / parts**2)))
                 sizes = {"elements": batch * parts * (parts - 1) // 2, "rows": batch, "n": parts}
             elif variant == "cat":
-                batch = max(16, min(4096, round(size / parts / width)))
-                sizes = {"elements": batch * parts * width, "rows": batch * parts, "n": parts}
+                rows = parts * max(16, min(4096, round(size / parts / width)))
+                sizes = {"elements": rows * width, "rows": rows, "n": parts}
             else:
                 rows = max(4, round(size / width))
                 sizes = {"elements": rows * width, "rows": rows}
@@ -183,7 +171,7 @@ def _far_copies(rng: np.random.Generator, largest: float) -> Iterator[Case]:
 def _embeddings(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:
     draws = [*_spread(rng, n, (1e3, 1e6), (16, 128), (64, 2048), (1, 32))]
     # and many lookups into large tables, where pages and rows are far: rare in independent draws, decisive in a DLRM
-    draws += _spread(rng, n // 2, (6e4, 1e6), (16, 128), (256, 2048), (4, 32))
+    draws += [*_spread(rng, n // 2, (6e4, 1e6), (16, 128), (256, 2048), (4, 32))]
     for rows, width, batch, pooling in draws:
         exponent, dim, lookups = rng.uniform(0, 1.2), round(width), round(batch) * round(pooling)
         sizes = {"lookups": lookups, "bags": round(batch), "dim": dim, "exponent": exponent, "table_rows": round(rows),
@@ -201,9 +189,9 @@ def _embeddings(rng: np.random.Generator, n: int, largest: float) -> Iterator[Ca
 
 def _convolutions(rng: np.random.Generator, n: int) -> Iterator[Case]:
     shapes = _spread(rng, n * len(_WINDOWS), (1, 32), (4, 64), (8, 512), (8, 512))
-    for number, (batch, image, into, out) in enumerate(shapes):
+    for number, (batch, edge, read, written) in enumerate(shapes):
         height, width, stride, groups = _WINDOWS[number % len(_WINDOWS)]
-        image, into, out = max(round(image), height, width), 8 * round(into / 8), 8 * round(out / 8)
+        image, into, out = max(round(edge), height, width), 8 * round(read / 8), 8 * round(written / 8)
         if groups == 0:
             groups = out = into
         elif groups > 1:  # as many channels leave a group as enter it, mostly a multiple of four
@@ -214,9 +202,9 @@ def _convolutions(rng: np.random.Generator, n: int) -> Iterator[Case]:
         while (work := 2.0 * (image // stride) ** 2 * out * into // groups * height * width) > limit:
             image //= 2
         most = min(limit / max(work, 1.0), _NUMBERS / (max(into, out) * image**2))
-        batch, side = max(1, min(round(batch), int(most))), -(-image // stride)
-        sizes = {"batch": groups, "m": batch * side**2, "n": out // groups, "k": into // groups * height * width}
-        sizes |= {"elements": batch * side**2 * out, "rows": batch, "flops": 2.0 * sizes["m"] * out * sizes["k"]}
+        images, side = max(1, min(round(batch), int(most))), -(-image // stride)
+        sizes = size_product(images * side**2, out // groups, into // groups * height * width, batch=groups)
+        sizes |= {"elements": images * side**2 * out, "rows": images}
         sizes |= {"image": image, "height": height, "width": width, "stride": stride}
         suffix = "" if groups == 1 else "_depthwise" if groups == into else "_grouped"
         suffix = "_pointwise" if (height * width, stride, groups) == (1, 1, 1) else suffix
@@ -230,14 +218,14 @@ def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
         draws = _spread(rng, n, (2e3, 2e6 if kind == "copy" else 6e6), (4, 64), (8, 512))
         for number, (size, length, width) in enumerate(draws):
             side, channels = round(length / 2) * 2, round(width / 8) * 8
-            batch = max(2, round(size / channels / side**2))
-            sizes: dict[str, float] = {"elements": batch * channels * side**2, "rows": batch * channels, "n": side**2,
-                                       "image": side, "channels": channels}  # fmt: skip
+            rows = channels * max(2, round(size / channels / side**2))
+            sizes: dict[str, float] = {"elements": rows * side**2, "rows": rows, "n": side**2, "image": side}
+            sizes["channels"] = channels
             if variant.startswith("native_batch"):
-                sizes |= {"rows": channels, "n": batch * side**2}
+                sizes |= {"rows": channels, "n": rows // channels * side**2}
             if kind == "pooling":
                 (window, stride), adaptive = ((3, 2), (2, 2), (3, 1))[number % 3], "adaptive" in variant
-                out = sizes["rows"] * (-side // (2 if adaptive else stride)) ** 2
+                out = rows * (-side // (2 if adaptive else stride)) ** 2
                 sizes |= {"window": window, "stride": stride, "m": out}
                 sizes["k"] = sizes["elements"] / out if adaptive else window**2
             yield Case(kind, variant, sizes)

@@ -1,7 +1,9 @@
 """This machine in words and numbers: processor, cores, caches, memory, versions, and the source of each fact."""
 
+import math
 import os
 import platform as system
+import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,19 +50,19 @@ def gather_facts(root: Path = Path("/")) -> dict[str, Fact]:
     """
     cpu, memory = "sys/devices/system/cpu/cpu0", "proc/meminfo"
     said: dict[str, tuple[str, Callable[[Path], Any], tuple[float, float]]] = {
-        "processor": ("proc/cpuinfo", _processor, (0, 0)),
+        "processor": ("proc/cpuinfo", _find_processor, (0, 0)),
         "clock": (f"{cpu}/cpufreq/cpuinfo_max_freq", lambda path: float(path.read_text()) * 1e3, (1e7, 1e11)),
-        "core_limit": ("sys/fs/cgroup/cpu.max", _quota, (0.01, 1e6)),
-        "memory": (memory, lambda path: _memory(path)["MemTotal"], (2**20, 2**60)),
-        "free_memory": (memory, _free_memory, (2**16, 2**60)),
-        **{level: (f"{cpu}/cache/{level}", _cache_size, bounds) for level, bounds in _CACHES.items()},
+        "core_limit": ("sys/fs/cgroup/cpu.max", _find_limit, (0.01, 1e6)),
+        "memory": (memory, lambda path: _read_sizes(path)["MemTotal"], (2**20, 2**60)),
+        "free_memory": (memory, _find_free, (2**16, 2**60)),
+        **{level: (f"{cpu}/cache/{level}", _find_cache, bounds) for level, bounds in _CACHES.items()},
     }
     facts = {name: _ask(root / place, read, bounds) for name, (place, read, bounds) in said.items()}
     if facts["processor"].value is None:
         facts["processor"] = Fact(system.processor() or system.machine() or "unknown", "platform.processor()")
     cores = list_cores(root)
     facts["cores"] = Fact(len(cores), "os.sched_getaffinity" if hasattr(os, "sched_getaffinity") else "os.cpu_count")
-    whole = {frozenset(_siblings(core, root)) for core in cores}
+    whole = {frozenset(_list_siblings(core, root)) for core in cores}
     facts["whole_cores"] = Fact(len(whole), str(root / "sys/devices/system/cpu/cpu*/topology/thread_siblings_list"))
     facts["system"] = Fact(f"{system.system()} {system.machine()}", "platform.system()")
     names = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
@@ -79,54 +81,48 @@ def _ask(path: Path, read: Callable[[Path], Any], bounds: tuple[float, float]) -
     return Fact(None, f"{path} says {value:g}, which is not believed")
 
 
-def _processor(path: Path) -> str | None:
-    core = path.read_text().split("\n\n")[0]
-    facts = {key.strip(): text.strip() for key, _, text in (line.partition(":") for line in core.splitlines())}
-    name = facts.get("model name", "")
-    if name and not any(letter.isdigit() for letter in name):  # a virtual machine hides which one it is
+def _find_processor(path: Path) -> str | None:
+    facts = dict(re.findall(r"^(.*?)[ \t]*:[ \t]*(.*)$", path.read_text().split("\n\n")[0], re.MULTILINE))
+    name = str(facts.get("model name", ""))
+    if name and not re.search(r"\d", name):  # a virtual machine hides which one it is
         name += f" (family {facts.get('cpu family', '?')}, model {facts.get('model', '?')})"
     return name or None
 
 
-def _quota(path: Path) -> float | None:
+def _find_limit(path: Path) -> float | None:
     quota, period = path.read_text().split()
     return None if quota == "max" else float(quota) / float(period)
 
 
-def _memory(path: Path) -> dict[str, float]:
-    pairs = (line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-    return {name: 1024.0 * float(text.split()[0]) for name, text in pairs if text.split()[0].isdigit()}
+def _read_sizes(path: Path) -> dict[str, float]:
+    return {name: 1024.0 * float(size) for name, size in re.findall(r"(\w+):\s+(\d+)", path.read_text())}
 
 
-def _free_memory(path: Path) -> float:
+def _find_free(path: Path) -> float:
     """What can be allocated: no more than a container may still take."""
-    sizes, free = _memory(path), []
-    free.append(sizes["MemAvailable"] if "MemAvailable" in sizes else sizes["MemFree"] + sizes.get("Cached", 0.0))
+    sizes, group = _read_sizes(path), path.parent.parent / "sys/fs/cgroup"
+    free = [sizes["MemAvailable"] if "MemAvailable" in sizes else sizes["MemFree"] + sizes.get("Cached", 0.0)]
     with suppress(OSError, ValueError):
-        group = path.parent.parent / "sys/fs/cgroup"
         free.append(float((group / "memory.max").read_text()) - float((group / "memory.current").read_text()))
     return max(min(free), 0.0)
 
 
-def _cache_size(path: Path) -> float:
+def _find_cache(path: Path) -> float:
     """Size of the data cache of a level, which is the last part of the path."""
     for folder in sorted(path.parent.glob("index*")):
-        if (folder / "type").read_text().strip() in ("Data", "Unified") and (
-            "L" + (folder / "level").read_text().strip() == path.name
-        ):
-            text = (folder / "size").read_text().strip()
-            return float(text.rstrip("KMG")) * _UNITS.get(text[-1], 1)
+        kind, level, size = ((folder / name).read_text().strip() for name in ("type", "level", "size"))
+        if kind in ("Data", "Unified") and f"L{level}" == path.name:
+            return float(size.rstrip("KMG")) * _UNITS.get(size[-1], 1)
     raise LookupError(path.name)
 
 
-def _siblings(core: int, root: Path) -> set[int]:
+def _list_siblings(core: int, root: Path) -> set[int]:
     """Logical processors that share a core, as Linux lists them: ``0-1`` or ``0,64``."""
     found = {core}
-    with suppress(OSError, ValueError):
+    with suppress(OSError):
         text = (root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
-        for part in text.strip().split(","):
-            first, _, last = part.partition("-")
-            found |= set(range(int(first), int(last or first) + 1))
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+            found |= {*range(int(first), int(last or first) + 1)}
     return found
 
 
@@ -144,7 +140,7 @@ def list_cores(root: Path = Path("/")) -> list[int]:
         Their numbers.
     """
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
-    first = [core for core in allowed if min(_siblings(core, root) & {*allowed}) == core]
+    first = [core for core in allowed if min(_list_siblings(core, root) & {*allowed}) == core]
     return first + [core for core in allowed if core not in first]
 
 
@@ -157,8 +153,7 @@ def count_cores() -> int:
         Their number [-].
     """
     facts = gather_facts()
-    limit = facts["core_limit"].value
-    return max(1, min(int(facts["cores"].value or 1), int(limit) if isinstance(limit, float) else 2**31))
+    return max(1, int(min(facts["cores"].value, facts["core_limit"].value or math.inf)))
 
 
 def describe_machine() -> dict[str, str]:

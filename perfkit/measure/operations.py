@@ -2,267 +2,227 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
 
 from perfkit.measure.kernels import FUNCTIONS, INDEX_BATCHES, Case
 from perfkit.measure.timing import Reference, find_disagreement, find_wait, time_calls
+from perfkit.recording.modules import draw_rows
+from perfkit.workloads.vocabulary import find_entry
 
-if TYPE_CHECKING:
-    import torch
-
-_Calls = list[Callable[[], Any]]
+_Given: TypeAlias = tuple[Any, ...]
+_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+_EACH = [True] * 3  # gradients of a layer: of its input, weight and bias
 
 
 class _Operands:
-    """Operands on a device; adds up the bytes that one call touches."""
+    """Operands of one case on a device; its sizes are attributes."""
 
-    def __init__(self, device: str, seed: int) -> None:
-        import torch
-
+    def __init__(self, case: Case, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.torch, self.aten, self.device = torch, torch.ops.aten, device
-        self.rng, self.nbytes = np.random.default_rng(seed), 0.0
+        self.device, self.rng = device, np.random.default_rng(seed)
+        self.sizes = {name: (size if name == "exponent" else int(size)) for name, size in case.sizes.items()}
+        self.sizes["causal"] = case.variant.endswith("_causal")
 
-    def touch(self, elements: float, itemsize: int = 4) -> None:
-        """Count what is written, or read beside the numbers."""
-        self.nbytes += elements * itemsize
+    def __getattr__(self, name: str) -> Any:
+        return self.sizes[name]
 
-    def rand(self, *shape: int) -> "torch.Tensor":
-        """Numbers that are read."""
-        tensor = self.torch.rand(*shape, device=self.device).add_(0.1)
-        self.touch(tensor.numel())
-        return tensor
+    def rand(self, *shape: int) -> torch.Tensor:
+        return torch.rand(shape, device=self.device).add_(0.1)
 
-    def index(self, most: int, *shape: int) -> "torch.Tensor":
-        """Whole numbers that are read."""
-        tensor = self.torch.randint(0, most, shape, device=self.device)
-        self.touch(tensor.numel(), 8)
-        return tensor
+    def index(self, most: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, most, shape, device=self.device)
 
-    def mask(self, elements: int) -> "torch.Tensor":
+    def mask(self) -> torch.Tensor:
         """Triangles, as masks of attention have them: where random, a mask costs a CPU its branch prediction."""
-        self.touch(elements, 1)
-        position = self.torch.arange(elements, device=self.device)
+        position = torch.arange(self.elements, device=self.device)
         return position % 64 > position // 64 % 64
 
-    def rows(self, s: dict[str, Any]) -> list["torch.Tensor"]:
-        """Batches of row numbers, one after the other in calls: Zipf over the rows, popular rows scattered."""
-        from perfkit.recording.modules import draw_rows
+    def picture(self, side: int) -> torch.Tensor:
+        return self.rand(self.elements // self.channels // self.image**2, self.channels, side, side)
 
-        self.touch(s["lookups"], 8)
-        settings = s["table_rows"], s["exponent"], s["lookups"]
-        batches = [draw_rows(self.rng, *settings) for _ in range(s.get("index_batches", INDEX_BATCHES))]
-        return [self.torch.from_numpy(rows).to(self.device) for rows in batches]
+    def heads(self) -> list[torch.Tensor]:
+        return [self.rand(1, self.m, self.batch, self.k).transpose(1, 2) for _ in range(3)]
 
-    def find(self, overload: str) -> Callable[..., Any]:
-        """An operation by its name, with the overload after a dot."""
-        name, _, end = overload.partition(".")
-        return getattr(getattr(self.aten, name), end or "default")
+    def triangle(self) -> list[Any]:
+        return [None, *torch.tril_indices(self.n, self.n, -1, device=self.device)]
 
-    def call(self, overload: str, *args: Any, out: float = 0, **named: Any) -> _Calls:
-        """Calls of an operation that writes so many numbers."""
-        function = self.find(overload)
-        self.touch(out)
-        return [lambda: function(*args, **named)]
+    def lookups_of(self, table: torch.Tensor, *more: Any) -> list[_Given]:
+        """Table, rows and bags of calls that take turns: Zipf over the rows, popular rows scattered."""
+        draws = [draw_rows(self.rng, len(table), self.exponent, self.lookups) for _ in range(INDEX_BATCHES)]
+        offsets = torch.arange(self.bags, device=self.device) * (self.lookups // self.bags)
+        return [(table, torch.from_numpy(rows).to(self.device), offsets, *more) for rows in draws]
 
 
-def _call_gemm(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    m, n, k = s["m"], s["n"], s["k"]
-    if variant == "nt":
-        return o.call("addmm", o.rand(n), o.rand(m, k), o.rand(n, k).t(), out=m * n)
-    return o.call("mm", o.rand(k, m).t() if variant == "tn" else o.rand(m, k), o.rand(k, n), out=m * n)
+def _convolve(o: _Operands) -> _Given:
+    window, into, out = (o.height, o.width), o.k // (o.height * o.width), o.n * o.batch
+    x, w = o.rand(o.rows, into * o.batch, o.image, o.image), o.rand(out, into, *window)
+    return x, w, None, [o.stride] * 2, [(edge - 1) // 2 for edge in window], [1, 1], False, [0, 0], o.batch
 
 
-def _call_bmm(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    batch, m, n, k = s["batch"], s["m"], s["n"], s["k"]
-    a = o.rand(batch, k, m).transpose(1, 2) if variant == "tn" else o.rand(batch, m, k)
-    b = o.rand(batch, n, k).transpose(1, 2) if variant == "nt" else o.rand(batch, k, n)
-    return o.call("bmm", a, b, out=batch * m * n)
+def _clone(o: _Operands) -> _Given:
+    heads = max(h for h in (1, 2, 4) if o.rows % h == 0)
+    x = o.rand(o.rows // heads, heads, o.elements // o.rows).transpose(0, 1)
+    return x, {"memory_format": torch.contiguous_format}
 
 
-def _call_attention(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    causal, shape, forward = variant.endswith("_causal"), (1, s["m"], s["batch"], s["k"]), variant.startswith("forward")
-    q, k, v = (o.rand(*shape).transpose(1, 2) for _ in range(3))
-    o.touch(q.numel() * (1 if forward else 4))
-    g = None if forward else o.rand(*shape).transpose(1, 2)
-    if o.device == "cpu":
-        name = "_scaled_dot_product_flash_attention_for_cpu"
-        if forward:
-            return o.call(name, q, k, v, 0.0, causal)
-        return o.call(name + "_backward", g, q, k, v, *o.find(name)(q, k, v, 0.0, causal), 0.0, causal)
-    attend = o.torch.nn.functional.scaled_dot_product_attention
-    if forward:
-        return [lambda: attend(q, k, v, is_causal=causal)]
-    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    out = attend(leaves[0], leaves[1], leaves[2], is_causal=causal)
-    return [lambda: o.torch.autograd.grad(out, leaves, g, retain_graph=True)]
+def _return_bags(o: _Operands, sparse: bool) -> list[_Given]:
+    g, calls = o.rand(o.bags, o.dim), o.lookups_of(torch.empty(o.table_rows, o.dim, device=o.device), False, 0, sparse)
+    found = [
+        (rows, offsets, *_find("_embedding_bag")(table, rows, offsets, *more)[1:])
+        for table, rows, offsets, *more in calls
+    ]
+    return [(g, *places, o.table_rows, False, 0, sparse, None) for places in found]
 
 
-def _call_elementwise(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    n = s["elements"]
-    overload, pattern, named = FUNCTIONS[variant]
-    tensors = {p: o.mask(n) if p == "mask" else o.rand(n) for p in dict.fromkeys(pattern) if isinstance(p, str)}
-    if variant == "native_dropout":
-        o.touch(n, 1)
-    args = [tensors[p] if isinstance(p, str) else p for p in pattern]
-    return o.call(overload, *args, out=0 if variant.endswith("_") else n, **named)
+def _return_words(o: _Operands) -> list[_Given]:
+    g, table = o.rand(o.bags, o.dim), torch.empty(o.table_rows, 1)
+    return [(g, rows, o.table_rows, -1, False) for _, rows, _ in o.lookups_of(table)]
 
 
-def _call_rowwise(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    if "image" in s:
-        return _call_on_pictures(o, variant, s)
-    rows, n = s["rows"], s["n"]
-    if variant == "embedding":
-        table = o.torch.rand(14000, n, device=o.device)
-        return o.call(variant, table, o.index(14000, rows), out=rows * n)
-    x = o.rand(rows, n)
-    if variant == "sum":
-        return o.call("sum.dim_IntList", x, [0], True)
-    if variant == "nll_loss_forward":
-        return o.call(variant, x, o.index(n, rows), None, 1, -100)
-    if variant == "nll_loss_backward":
-        labels = o.torch.randint(0, n, (rows,), device=o.device)
-        loss, total = o.aten.nll_loss_forward.default(x, labels, None, 1, -100)
-        return o.call(variant, o.torch.ones_like(loss), x, labels, None, 1, -100, total)
-    if variant.endswith("softmax"):
-        return o.call(variant, x, 1, False, out=x.numel())
-    if variant.endswith("_data"):
-        return o.call(variant, x, o.rand(rows, n), 1, x.dtype, out=x.numel())
-    weight, bias = o.rand(n), o.rand(n)
-    if variant == "native_layer_norm":
-        return o.call(variant, x, [n], weight, bias, 1e-5, out=x.numel())
-    _, mean, inverse = o.aten.native_layer_norm.default(x, [n], weight, bias, 1e-5)
-    return o.call(variant, o.rand(rows, n), x, [n], mean, inverse, weight, bias, [True] * 3, out=x.numel())
+def _update(o: _Operands) -> list[_Given]:
+    values, calls = o.rand(o.lookups, o.dim), o.lookups_of(o.rand(o.table_rows, o.dim))
+    sparse = partial(torch.sparse_coo_tensor, values=values, size=calls[0][0].shape, check_invariants=False)
+    return [(table, sparse(rows[None]), {"alpha": -1e-9}) for table, rows, _ in calls]
 
 
-def _call_on_pictures(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    """Normalizations over channels or groups of them, and reductions of pictures."""
-    side, channels, n = s["image"], s["channels"], s["n"]
-    batch = s["elements"] // channels // side**2
-    x, weight, bias = o.rand(batch, channels, side, side), o.rand(channels), o.rand(channels)
-    if not variant.startswith("native"):
-        dim = [1] if variant in ("mean", "amax") else 1
-        overload = "mean.dim" if variant == "mean" else variant
-        return o.call(overload, x.view(-1, n), dim, out=x.numel() if variant == "cumsum" else 0)
-    name, back = variant.removesuffix("_backward"), variant.endswith("_backward")
-    place = (batch, channels, side**2, 8)
-    if "group" in variant:
-        if not back:
-            return o.call(name, x, weight, bias, *place, 1e-5, out=x.numel())
-        _, mean, inverse = o.find(name)(x, weight, bias, *place, 1e-5)
-        return o.call(variant, o.rand(*x.shape), x, mean, inverse, weight, *place, [True] * 3, out=x.numel())
-    given = (x, weight, bias, o.rand(channels), o.rand(channels), True, 0.1, 1e-5)
-    if not back:
-        return o.call(name, *given, out=x.numel())
-    _, mean, inverse = o.find(name)(*given)
-    found = (mean, inverse, True, 1e-5, [True] * 3)
-    return o.call(variant, o.rand(*x.shape), x, weight, *given[3:5], *found, out=x.numel())
+#: Arguments of every operation but elementwise ones, from operands and sizes, by class and variant or by variant; last
+#: those that have a name. Of calls that take turns a list.
+ARGUMENTS: dict[str, Callable[[_Operands], "_Given | list[_Given]"]] = {
+    "gemm.nt": lambda o: (o.rand(o.n), o.rand(o.m, o.k), o.rand(o.n, o.k).t()),
+    "gemm.nn": lambda o: (o.rand(o.m, o.k), o.rand(o.k, o.n)),
+    "gemm.tn": lambda o: (o.rand(o.k, o.m).t(), o.rand(o.k, o.n)),
+    "bmm.nt": lambda o: (o.rand(o.batch, o.m, o.k), o.rand(o.batch, o.n, o.k).transpose(1, 2)),
+    "bmm.nn": lambda o: (o.rand(o.batch, o.m, o.k), o.rand(o.batch, o.k, o.n)),
+    "bmm.tn": lambda o: (o.rand(o.batch, o.k, o.m).transpose(1, 2), o.rand(o.batch, o.k, o.n)),
+    "attention.forward": lambda o: (*o.heads(), 0.0, o.causal),
+    "convolution.forward": _convolve,
+    **dict.fromkeys(("_softmax", "_log_softmax"), lambda o: (o.rand(o.rows, o.n), 1, False)),
+    "native_layer_norm": lambda o: (o.rand(o.rows, o.n), [o.n], o.rand(o.n), o.rand(o.n), 1e-5),
+    "native_batch_norm": lambda o: (o.picture(o.image), *(o.rand(o.channels) for _ in range(4)), True, 0.1, 1e-5),
+    "native_group_norm": lambda o: (
+        o.picture(o.image), o.rand(o.channels), o.rand(o.channels), o.rows // o.channels, o.channels, o.n, 8, 1e-5,
+    ),
+    "sum": lambda o: (o.rand(o.rows, o.n), [0], True),
+    **dict.fromkeys(("mean", "amax"), lambda o: (o.rand(o.rows, o.n), [1])),
+    **dict.fromkeys(("argmax", "cumsum"), lambda o: (o.rand(o.rows, o.n), 1)),
+    "nll_loss_forward": lambda o: (o.rand(o.rows, o.n), o.index(o.n, o.rows), None, 1, -100),
+    "embedding": lambda o: (o.rand(14000, o.n), o.index(14000, o.rows)),
+    "clone": _clone,
+    "new_zeros": lambda o: (o.rand(1), [o.elements]),
+    "cat": lambda o: ([o.rand(o.rows // o.n, o.elements // o.rows) for _ in range(o.n)], 1),
+    "index": lambda o: (o.rand(o.rows, o.n, o.n), o.triangle()),
+    "index_put": lambda o: (o.rand(o.rows, o.n, o.n), o.triangle(), o.rand(o.rows, o.n * (o.n - 1) // 2), True),
+    # the gradient of all columns but one
+    "slice_backward": lambda o: (o.rand(o.rows, o.n), [o.rows, o.n + 1], 1, 1, o.n + 1, 1),
+    "copy_": lambda o: (o.rand(o.rows, o.n), o.rand(o.rows, o.n)),
+    "gather": lambda o: (o.rand(o.rows, o.n), 1, o.index(o.n, o.rows, o.n)),
+    "scatter_add": lambda o: (o.rand(o.rows, o.n), 1, o.index(o.n, o.rows, o.n), o.rand(o.rows, o.n)),
+    "upsample_nearest2d": lambda o: (o.picture(o.image // 2), [o.image] * 2, 2.0, 2.0),
+    "upsample_bilinear2d": lambda o: (o.picture(o.image // 2), [o.image] * 2, False, 2.0, 2.0),
+    **dict.fromkeys(
+        ("max_pool2d_with_indices", "avg_pool2d"),
+        lambda o: (o.picture(o.image), [o.window] * 2, [o.stride] * 2, [o.window // 3] * 2),
+    ),
+    "_adaptive_avg_pool2d": lambda o: (o.picture(o.image), [-(-o.image // 2)] * 2),
+    "_embedding_bag": lambda o: o.lookups_of(o.rand(o.table_rows, o.dim), False, 0, True),
+    "embedding_backward.sparse": lambda o: _return_bags(o, True),
+    "embedding_backward.dense": lambda o: _return_bags(o, False),
+    "embedding_backward.dense_rows": _return_words,
+    "embedding_update.sparse": _update,
+}  # fmt: skip
 
-
-def _call_copy(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    elements, rows, n = s["elements"], s["rows"], s.get("n", 0)
-    if variant == "clone":
-        heads = max(h for h in (1, 2, 4) if rows % h == 0)
-        x = o.rand(rows // heads, heads, elements // rows).transpose(0, 1)
-        return o.call(variant, x, out=elements, memory_format=o.torch.contiguous_format)
-    if variant == "new_zeros":
-        return o.call(variant, o.torch.empty(1, device=o.device), [elements], out=elements)
-    if variant == "cat":
-        return o.call(variant, [o.rand(rows // n, elements // rows) for _ in range(n)], 1, out=elements)
-    if variant in ("index", "index_put"):
-        where: list[Any] = [None, *o.torch.tril_indices(n, n, -1, device=o.device)]
-        x = o.rand(rows, n, n)
-        if variant == "index":
-            return o.call("index.Tensor", x, where, out=elements)
-        return o.call(variant, x, where, o.rand(rows, len(where[1])), True, out=x.numel())
-    if variant.startswith("upsample"):
-        return _call_upsample(o, variant, s)
-    x = o.rand(rows, n)
-    if variant == "slice_backward":  # the gradient of all columns but one
-        return o.call(variant, x, [rows, n + 1], 1, 1, n + 1, 1, out=rows * (n + 1))
-    if variant == "copy_":
-        return o.call(variant, o.rand(rows, n), x)
-    index = o.index(n, rows, n)
-    if variant == "gather":
-        return o.call(variant, x, 1, index, out=x.numel())
-    return o.call(variant, o.rand(rows, n), 1, index, x, out=x.numel())
-
-
-def _call_upsample(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    side, half, shape = s["image"], s["image"] // 2, (s["rows"] // s["channels"], s["channels"])
-    if variant.endswith("_backward"):
-        g = o.rand(*shape, side, side)
-        return o.call(variant, g, [side, side], [*shape, half, half], 2.0, 2.0, out=s["elements"] // 4)
-    corners = (False,) if "bilinear" in variant else ()
-    return o.call(variant, o.rand(*shape, half, half), [side, side], *corners, 2.0, 2.0, out=s["elements"])
-
-
-def _call_convolution(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    groups, window, stride = s["batch"], (s["height"], s["width"]), [s["stride"]] * 2
-    into, out, side = s["k"] // (window[0] * window[1]) * groups, s["n"] * groups, -(-s["image"] // s["stride"])
-    x, w = o.rand(s["rows"], into, s["image"], s["image"]), o.rand(out, into // groups, *window)
-    place = (stride, [(window[0] - 1) // 2, (window[1] - 1) // 2], [1, 1], False, [0, 0], groups)
-    if variant.startswith("forward"):
-        return o.call("convolution", x, w, None, *place, out=s["elements"])
-    g, wanted = o.rand(s["rows"], out, side, side), [True, True, False]
-    return o.call("convolution_backward", g, x, w, None, *place, wanted, out=x.numel() + w.numel())
-
-
-def _call_pooling(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    side, window, name = s["image"], s["window"], variant.removesuffix("_backward")
-    x = o.rand(s["rows"] // s["channels"], s["channels"], side, side)
-    place: tuple[Any, ...] = ([window] * 2, [s["stride"]] * 2, [window // 3] * 2)
-    more: tuple[Any, ...] = (False, True, None)
-    if adaptive := name.startswith("_adaptive"):
-        place, more = ([-(-side // 2)] * 2,), ()
-    found = o.find(name)(x, *place)
-    if name.startswith("max"):
-        found, indices = found
-        more = ([1, 1], False, indices)
-        o.touch(found.numel(), 8)
-    if name == variant:
-        return o.call(name, x, *place, out=found.numel())
-    return o.call(variant, o.rand(*found.shape), x, *(() if adaptive else place), *more)
-
-
-def _call_embedding_forward(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    table, bags = o.torch.rand(s["table_rows"], s["dim"], device=o.device), s["bags"]
-    offsets = o.torch.arange(bags, device=o.device) * (s["lookups"] // bags)
-    o.touch(bags * s["dim"])
-    return [partial(o.find(variant), table, i, offsets, False, 0, True) for i in o.rows(s)]
-
-
-def _call_embedding_backward(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    rows, bags, g, indices = s["table_rows"], s["bags"], o.rand(s["bags"], s["dim"]), o.rows(s)
-    o.touch(s["elements"])
-    if variant == "dense_rows":
-        return [partial(o.find("embedding_dense_backward"), g, i, rows, -1, False) for i in indices]
-    table, sparse = o.torch.empty(rows, s["dim"], device=o.device), variant == "sparse"
-    offsets = o.torch.arange(bags, device=o.device) * (s["lookups"] // bags)
-    forward, backward = o.find("_embedding_bag"), o.find("_embedding_bag_backward")
-    found = [(i, offsets, *forward(table, i, offsets, False, 0, sparse)[1:]) for i in indices]
-    return [partial(backward, g, *own, rows, False, 0, sparse, None) for own in found]
-
-
-def _call_embedding_update(o: _Operands, variant: str, s: dict[str, Any]) -> _Calls:
-    shape = (s["table_rows"], s["dim"])
-    table, values = o.torch.rand(shape, device=o.device), o.rand(s["lookups"], s["dim"])
-    gradients = [o.torch.sparse_coo_tensor(i[None], values, shape, check_invariants=False) for i in o.rows(s)]
-    return [partial(o.find("add_.Tensor"), table, g, alpha=-1e-9) for g in gradients]
-
-
-#: How each operation class is called: with operands, variant and sizes.
-_CALLS: dict[str, Callable[[_Operands, str, dict[str, Any]], _Calls]] = {
-    "gemm": _call_gemm, "bmm": _call_bmm, "attention": _call_attention, "elementwise": _call_elementwise,
-    "rowwise": _call_rowwise, "copy": _call_copy, "convolution": _call_convolution, "pooling": _call_pooling,
-    "embedding_forward": _call_embedding_forward, "embedding_backward": _call_embedding_backward,
-    "embedding_update": _call_embedding_update,
+#: Gradients: of which operation, and their arguments from the gradient of its result, its result and its arguments.
+GRADIENTS: dict[str, tuple[str, Callable[..., _Given]]] = {
+    "attention.backward": ("attention.forward", lambda g, y, q, k, v, *more: (g, q, k, v, *y, *more)),
+    "convolution.backward": ("convolution.forward", lambda g, y, *given: (g, *given, [True, True, False])),
+    "_softmax_backward_data": ("_softmax", lambda g, y, x, *_: (g, y, 1, x.dtype)),
+    "_log_softmax_backward_data": ("_log_softmax", lambda g, y, x, *_: (g, y, 1, x.dtype)),
+    "native_layer_norm_backward": ("native_layer_norm", lambda g, y, x, n, w, b, _: (g, x, n, *y[1:], w, b, _EACH)),
+    "native_batch_norm_backward": (
+        "native_batch_norm", lambda g, y, x, w, b, mean, square, *_: (g, x, w, mean, square, *y[1:], True, 1e-5, _EACH),
+    ),
+    "native_group_norm_backward": (
+        "native_group_norm", lambda g, y, x, w, b, *place: (g, x, *y[1:], w, *place[:4], _EACH),
+    ),
+    "nll_loss_backward": ("nll_loss_forward", lambda g, y, *given: (g, *given, y[1])),
+    "upsample_nearest2d_backward": (
+        "upsample_nearest2d", lambda g, y, x, size, *scales: (g, size, [*x.shape], *scales),
+    ),
+    "max_pool2d_with_indices_backward": (
+        "max_pool2d_with_indices", lambda g, y, *given: (g, *given, [1, 1], False, y[1]),
+    ),
+    "avg_pool2d_backward": ("avg_pool2d", lambda g, y, *given: (g, *given, False, True, None)),
+    "_adaptive_avg_pool2d_backward": ("_adaptive_avg_pool2d", lambda g, y, x, _: (g, x)),
+}  # fmt: skip
+#: Names of those that are called otherwise, with the overload after a dot.
+NAMES = {
+    "gemm.nt": "addmm", "gemm.nn": "mm", "gemm.tn": "mm", "bmm.nt": "bmm", "bmm.nn": "bmm", "bmm.tn": "bmm",
+    "attention.forward": _FLASH, "attention.backward": f"{_FLASH}_backward", "convolution.forward": "convolution",
+    "convolution.backward": "convolution_backward", "sum": "sum.dim_IntList", "mean": "mean.dim",
+    "index": "index.Tensor", "embedding_backward.sparse": "_embedding_bag_backward",
+    "embedding_backward.dense": "_embedding_bag_backward", "embedding_backward.dense_rows": "embedding_dense_backward",
+    "embedding_update.sparse": "add_.Tensor",
 }  # fmt: skip
 
 
-def prepare(case: Case, *, device: str = "cpu", seed: int = 0) -> tuple[_Calls, float]:
+def count_operands(tree: Any) -> float:
+    """Bytes of tensors, each counted once; of a sparse one those of its values.
+
+    Parameters
+    ----------
+    tree : any
+        Arguments or results of an operation.
+
+    Returns
+    -------
+    nbytes : float
+        Of all of them [B].
+    """
+    found = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    found = [each._values() if each.layout is torch.sparse_coo else each for each in found]
+    return float(sum({(each.data_ptr(), each.numel()): each.numel() * each.element_size() for each in found}.values()))
+
+
+def _find(name: str) -> Any:
+    name, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, name), overload or "default")
+
+
+def _list_calls(o: _Operands, key: str) -> "list[partial[Any]]":
+    """One call, or several that take turns."""
+    name, made = NAMES.get(key, key), ARGUMENTS.get(key, lambda o: ())(o)
+    if key in GRADIENTS:
+        forward, rule = GRADIENTS[key]
+        (call,) = _list_calls(o, forward)
+        result = call()
+        first = result[0] if isinstance(result, tuple) else result
+        made = rule(o.rand(*first.shape), result, *call.args)
+    elif not made:
+        name, *operands = FUNCTIONS[key]
+        tensors = {one: o.mask() if one == "mask" else o.rand(o.elements) for one in operands if isinstance(one, str)}
+        made = tuple(tensors[one] if isinstance(one, str) else one for one in operands)
+    calls = []
+    for given in made if isinstance(made, list) else [made]:
+        named = given[-1] if isinstance(given[-1], dict) else {}
+        calls.append(partial(_find(name), *given[: len(given) - bool(named)], **named))
+    return calls
+
+
+def _attend_on_gpu(o: _Operands, phase: str) -> "partial[Any]":
+    """Attention by the kernel that PyTorch chooses."""
+    attend: Any = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=o.causal)
+    if phase == "forward":
+        return partial(attend, *o.heads())
+    leaves = [leaf.detach().requires_grad_() for leaf in o.heads()]
+    result = attend(*leaves)
+    return partial(torch.autograd.grad, result, leaves, o.rand(*result.shape), retain_graph=True)
+
+
+def prepare(case: Case, *, device: str = "cpu", seed: int = 0) -> "tuple[list[partial[Any]], float]":
     """Allocate one case's operands and say how to run it.
 
     Parameters
@@ -279,11 +239,20 @@ def prepare(case: Case, *, device: str = "cpu", seed: int = 0) -> tuple[_Calls, 
     calls : list of callables
         Run in rotation; several where fresh data decides the time (embedding indices).
     nbytes : float
-        Bytes of all operands read and written, embedding rows aside [B].
+        Bytes of all operands read and written, each once, without what `perfkit.workloads.vocabulary` takes as not
+        read: rows of embeddings, and what only lends its shape [B].
     """
-    operands = _Operands(device, seed)
-    sizes = {key: (value if key == "exponent" else int(value)) for key, value in case.sizes.items()}
-    return _CALLS[case.kind](operands, case.variant, sizes), operands.nbytes
+    kind, variant, o = case.kind, case.variant, _Operands(case, device, seed)
+    phase = variant.partition("_")[0]  # groups of convolutions, and attention with and without a mask, are called alike
+    keys = [key for key in (f"{kind}.{variant}", variant, f"{kind}.{phase}") if key in ARGUMENTS or key in GRADIENTS]
+    on_gpu = kind == "attention" and device != "cpu"
+    calls = [_attend_on_gpu(o, phase)] if on_gpu else _list_calls(o, [*keys, variant][0])
+    call, result = calls[0], calls[0]()
+    unread = find_entry(call.func.__name__.partition(".")[0]).unread
+    if kind == "embedding_update":  # of the table only the rows of the gradient change
+        unread, result = (0,), ()
+    read = [operand for place, operand in enumerate(call.args) if place not in unread]
+    return calls, count_operands([read, result[0] if kind == "embedding_forward" else result])
 
 
 def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float, device: str = "cpu") -> list[dict[str, Any]]:

@@ -13,12 +13,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
-from perfkit.ground.files import write_text
 from perfkit.measure.machine import count_cores, gather_facts, list_cores
 
 #: Settings of measuring processes. Without them glibc returns large blocks after every free, so that each fresh output
@@ -140,32 +140,30 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
         raise ModuleNotFoundError("torch is not installed; pip install 'perfkit[measure]' brings it", name="torch")
     check_ranks(ranks, job.get("device", "cpu"), crowd=4)
     settings = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": str(ranks), "PERFKIT_PARENT": str(os.getpid())}
+    settings["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     if ranks > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
         if (loopback := gather_facts()["loopback"].value) is None:
             raise MeasurementError("ranks cannot meet: this machine has no loopback; see ip link, or take one rank")
         settings["GLOO_SOCKET_IFNAME"] = loopback
-    settings["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     with tidy(), tempfile.TemporaryDirectory(prefix="perfkit-") as folder:
-        place, processes = Path(folder), []
-        write_text(place / "job.json", json.dumps(job))
+        place, processes = Path(folder), list[Any]()
+        (place / "job.json").write_text(json.dumps(job))
+        start = partial(
+            subprocess.Popen, [sys.executable, "-c", START, folder], stdin=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             for rank in range(ranks):
-                command = [sys.executable, "-c", START, folder]
                 with open(place / f"log.{rank}", "w") as log:
-                    processes.append(
-                        subprocess.Popen(command, env={**settings, "RANK": str(rank)}, stdout=log, stderr=log,
-                                         stdin=subprocess.DEVNULL, start_new_session=True)
-                    )  # fmt: skip
+                    processes.append(start(env={**settings, "RANK": str(rank)}, stdout=log, stderr=log))
             _wait(processes, place, timeout)
             return [json.loads((place / f"result.{rank}").read_text()) for rank in range(ranks)]
         finally:
             for process in processes:
-                if process.poll() is None:
-                    process.kill()
+                process.kill()
                 process.wait()
 
 
-def _wait(processes: "list[subprocess.Popen[bytes]]", place: Path, timeout: float) -> None:
+def _wait(processes: "list[subprocess.Popen[Any]]", place: Path, timeout: float) -> None:
     """Wait for all ranks; the first failure ends the wait."""
     deadline = time.monotonic() + timeout
     while set(codes := [process.poll() for process in processes]) != {0}:
@@ -181,18 +179,19 @@ def _wait(processes: "list[subprocess.Popen[bytes]]", place: Path, timeout: floa
                 error.add_note(said[-3000:])
                 raise error
         if time.monotonic() > deadline:
-            raise MeasurementError(
-                f"measuring took longer than {timeout:.0f} s; try again when the machine is less busy"
-            )
+            raise MeasurementError(f"measuring took longer than {timeout:.0f} s; try again when it is less busy")
         time.sleep(0.01)
 
 
-def _run(job: dict[str, Any], rank: int, ranks: int, meeting: str, local: int) -> Any:
-    """Run one task as one of several ranks that meet at a store: on one thread, pinned to a core for CPU work."""
+def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
+    """Run one task as one of several ranks that meet at a store: on one thread, pinned to a core for CPU work.
+
+    Returns the result of this rank; of ranks that a launcher has started, those of all.
+    """
     import torch
     import torch.distributed as dist
 
-    device = job.get("device", "cpu")
+    device, rank, ranks = job.get("device", "cpu"), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text("-15")
     if device == "cuda":
@@ -205,7 +204,14 @@ def _run(job: dict[str, Any], rank: int, ranks: int, meeting: str, local: int) -
         backend = "nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, meeting, timeout=timedelta(minutes=10), rank=rank, world_size=ranks)
     task: Any = resolve_name(_TASKS.get(job["task"], job["task"]))
-    return task(**{key: value for key, value in job.items() if key != "task"})
+    results = [task(**{key: value for key, value in job.items() if key != "task"})]
+    if ranks > 1:
+        if meeting == "env://":
+            every: list[Any] = [None] * ranks
+            dist.all_gather_object(every, results[0])
+            results = every
+        dist.destroy_process_group()
+    return results
 
 
 def join_ranks(job: dict[str, Any]) -> list[Any]:
@@ -221,19 +227,12 @@ def join_ranks(job: dict[str, Any]) -> list[Any]:
     results : list
         One per rank, the same on all.
     """
-    import torch.distributed as dist
-
-    rank, ranks, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     try:
-        result = _run(job, rank, ranks, "env://", local)
-        results: list[Any] = [None] * ranks
-        dist.all_gather_object(results, result)
-        dist.destroy_process_group()
+        return _run(job, "env://", int(os.environ["LOCAL_RANK"]))
     finally:
         if cores is not None:
             os.sched_setaffinity(0, cores)
-    return results
 
 
 def work_in(folder: str) -> NoReturn:
@@ -244,15 +243,10 @@ def work_in(folder: str) -> NoReturn:
     folder : str
         Holds ``job.json``; receives ``result.RANK``.
     """
-    code, place = 1, Path(folder)
-    rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    code, place, rank = 1, Path(folder), os.environ["RANK"]
     try:
-        result = _run(json.loads((place / "job.json").read_text()), rank, ranks, f"file://{folder}/store", rank)
+        (result,) = _run(json.loads((place / "job.json").read_text()), f"file://{folder}/store", int(rank))
         (place / f"result.{rank}").write_text(json.dumps(result))
-        if ranks > 1:
-            import torch.distributed as dist
-
-            dist.destroy_process_group()
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -1,7 +1,9 @@
 """Timing of repeated calls, collectives and working sets, and the machine's speed meanwhile, by three short calls."""
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,28 @@ def find_wait(device: str) -> Callable[[], None]:
     return lambda: None
 
 
+def clock(calls: Iterable[Callable[[], Any]], wait: Callable[[], None]) -> float:
+    """Time calls that follow one another.
+
+    Parameters
+    ----------
+    calls : iterable of callables
+        What to run.
+    wait : callable
+        Waits for the device to finish.
+
+    Returns
+    -------
+    seconds : float
+        Of all together [s].
+    """
+    start = time.perf_counter()
+    for call in calls:
+        call()
+    wait()
+    return time.perf_counter() - start
+
+
 def time_calls(
     calls: Sequence[Callable[[], Any]], *, seconds: float, wait: Callable[[], None], minimum: int = 6
 ) -> dict[str, Any]:
@@ -94,24 +118,12 @@ def time_calls(
     timing : dict
         Of one call, see `summarize_samples` [s].
     """
-    for call in [*calls[:2], *calls[:2]]:
-        call()
-    wait()
-    start = time.perf_counter()
-    calls[0]()
-    wait()
-    once = time.perf_counter() - start
-    group = max(1, min(5000, int(_SAMPLE / max(once, 1e-7))))
+    clock([*calls[:2], *calls[:2]], wait)
+    group = max(1, min(5000, int(_SAMPLE / max(clock(calls[:1], wait), 1e-7))))
     samples: list[float] = []
-    position = 0
-    begin, cpu = time.perf_counter(), time.process_time()
+    turns, begin, cpu = itertools.cycle(calls), time.perf_counter(), time.process_time()
     while len(samples) < _MOST and (len(samples) < minimum or time.perf_counter() - begin < seconds):
-        start = time.perf_counter()
-        for _ in range(group):
-            calls[position]()
-            position = (position + 1) % len(calls)
-        wait()
-        samples.append((time.perf_counter() - start) / group)
+        samples.append(clock(itertools.islice(turns, group), wait) / group)
     share = (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9)
     return summarize_samples(samples, share)
 
@@ -136,28 +148,24 @@ class Reference:
         import torch
 
         self._wait = find_wait(device)
-        self._wall, self._core, self._turn = 0.0, 0.0, 0
+        self._wall, self._core = 0.0, 0.0
         rng = torch.Generator().manual_seed(0)
         a, b, c = (torch.rand(256, 256, generator=rng).to(device) for _ in range(3))
         parts = torch.ones(32, 2**17, 16, device=device)  # every page is touched: fresh ones fault when first met
         far, out = torch.randint(0, 2**17, (32768,), generator=rng).to(device), torch.empty(32768, 16, device=device)
-        self._multiply: Callable[[], object] = lambda: torch.mm(a, b, out=c)
-        self._add: Callable[[], object] = lambda: parts[self._turn % 32].add_(1.0)
-        self._gather: Callable[[], object] = lambda: torch.index_select(parts[self._turn % 32], 0, far, out=out)
+        self._multiply = partial(torch.mm, a, b, out=c)
+        streams = [(partial(part.add_, 1.0), partial(torch.index_select, part, 0, far, out=out)) for part in parts]
+        self._streams = itertools.cycle([*streams[1:], streams[0]])
 
     def __call__(self) -> np.ndarray:
         """Run all three; returns the time of each [s]."""
-        self._turn += 1
-        self._multiply(), self._multiply(), self._wait()
-        core, marks = time.thread_time(), [time.perf_counter()]
-        for call in (self._multiply, self._multiply, self._add, self._gather):
-            call()
-            self._wait()
-            marks.append(time.perf_counter())
+        add, gather = next(self._streams)
+        clock([self._multiply] * 2, self._wait)
+        core, wall = time.thread_time(), time.perf_counter()
+        product, stream, rows = (clock(calls, self._wait) for calls in ([self._multiply] * 2, [add], [gather]))
         self._core += time.thread_time() - core
-        self._wall += marks[-1] - marks[0]
-        product, again, stream, gather = np.diff(marks)
-        return np.array([(product + again) / 2, stream, gather])
+        self._wall += time.perf_counter() - wall
+        return np.array([product / 2, stream, rows])
 
     @property
     def core_share(self) -> float:
@@ -194,16 +202,15 @@ def _make_collective(operation: str, nbytes: int, device: str) -> tuple[Callable
 
     ranks = dist.get_world_size()
     n = max(nbytes // 4 // ranks, 1) * ranks
-    whole, part = torch.rand(n, device=device), torch.rand(n // ranks, device=device)
+    whole, part, other = (torch.rand(size, device=device) for size in (n, n // ranks, n))
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    other = torch.empty_like(whole)
     calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "broadcast": lambda: dist.broadcast(whole, 0),
-        "all_gather": lambda: gather(whole, part),
-        "reduce_scatter": lambda: scatter(part, whole),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        "all_reduce": partial(dist.all_reduce, whole),
+        "broadcast": partial(dist.broadcast, whole, 0),
+        "all_gather": partial(gather, whole, part),
+        "reduce_scatter": partial(scatter, part, whole),
+        "all_to_all": partial(dist.all_to_all_single, other, whole),
     }
     return calls[operation], 4 * n
 
@@ -220,25 +227,18 @@ def time_collectives(
     import torch.distributed as dist
 
     wait, reference = find_wait(device), Reference(device)
-    prepared = [(o, *_make_collective(o, s, device)) for o in operations for s in sizes]
-    rows: list[dict[str, Any]] = [{"operation": o, "nbytes": n, "samples": []} for o, _, n in prepared]
-    for _ in range(4):
-        for row, (_, call, _) in zip(rows, prepared, strict=True):
+    made = [(operation, *_make_collective(operation, size, device)) for operation in operations for size in sizes]
+    rows: list[dict[str, Any]] = [{"operation": o, "nbytes": n, "samples": []} for o, _, n in made]
+    for _ in range(_SWEEPS):
+        for row, (_, call, _) in zip(rows, made, strict=True):
             call()
-            begin, count = time.perf_counter(), 0
-            agreed = torch.ones(1, device=device)
-            while True:
-                dist.barrier()
-                start = time.perf_counter()
-                call()
-                wait()
-                row["samples"].append(time.perf_counter() - start)
-                count += 1
-                if count % 8 == 0:  # rank 0 decides when it is enough, or ranks would wait for each other
-                    agreed.fill_(time.perf_counter() - begin < seconds / 4)
-                    dist.broadcast(agreed, 0)
-                    if not agreed.item():
-                        break
+            begin, agreed = time.perf_counter(), torch.ones(1, device=device)
+            while agreed.item():  # rank 0 decides when it is enough, or ranks would wait for each other
+                for _ in range(8):
+                    dist.barrier()
+                    row["samples"].append(clock([call], wait))
+                agreed.fill_(time.perf_counter() - begin < seconds / _SWEEPS)
+                dist.broadcast(agreed, 0)
             reference()
     return [{**row, "core_share": reference.core_share} for row in rows]
 
@@ -251,28 +251,17 @@ def time_ladder(*, largest: float, device: str = "cpu") -> list[dict[str, Any]]:
     """
     import torch
 
-    wait = find_wait(device)
+    wait, rng = find_wait(device), torch.Generator().manual_seed(0)
     steps = np.arange(np.log2(_SMALLEST), np.log2(max(largest, 4 * _SMALLEST)) + 0.01, 0.5)
-    whole = torch.zeros(int(2.0 ** steps[-1]) // _ROW, _ROW // 4, device=device)
-    out, rng = torch.empty(4096, _ROW // 4, device=device), torch.Generator().manual_seed(0)
-    rows: list[dict[str, Any]] = [
-        {"nbytes": int(2.0**step) // _ROW * _ROW, "stream": [], "gather": []} for step in steps
-    ]
-
-    def clock(call: Callable[[], object], times: int) -> float:
-        start = time.perf_counter()
-        for _ in range(times):
-            call()
-        wait()
-        return (time.perf_counter() - start) / times
-
+    counts = [int(2.0**step) // _ROW for step in steps]
+    whole, out = (torch.zeros(n, _ROW // 4, device=device) for n in (counts[-1], 4096))
+    rows: list[dict[str, Any]] = [{"nbytes": count * _ROW, "stream": [], "gather": []} for count in counts]
     for sweep in range(_SWEEPS):
         for row in rows[:: 1 if sweep % 2 == 0 else -1]:
-            part = whole[: row["nbytes"] // _ROW]
-            turns = max(1, int(4e6 / row["nbytes"]))
-            clock(lambda part=part: part.add_(1.0), turns)  # type: ignore[misc]
-            row["stream"].append(min(clock(lambda part=part: part.add_(1.0), turns) for _ in range(2)))  # type: ignore[misc]
-            draws = [torch.randint(0, len(part), (4096,), generator=rng).to(device) for _ in range(3)]
-            found = [clock(lambda i=i, part=part: torch.index_select(part, 0, i, out=out), 1) for i in draws]  # type: ignore[misc]
-            row["gather"].append(min(found) / 4096)
+            part, turns = whole[: row["nbytes"] // _ROW], max(1, int(4e6 / row["nbytes"]))
+            passes = [partial(part.add_, 1.0)] * turns
+            row["stream"].append(min([clock(passes, wait) for _ in range(3)][1:]) / turns)
+            draws = [torch.randint(0, len(part), (len(out),), generator=rng).to(device) for _ in range(3)]
+            gathers = (partial(torch.index_select, part, 0, draw, out=out) for draw in draws)
+            row["gather"].append(min(clock([gather], wait) for gather in gathers) / len(out))
     return rows
