@@ -122,8 +122,8 @@ def _samples(
     rng: np.random.Generator, counts: tuple[int, int, int], scale: float, *, overlap: bool = False
 ) -> list[Sample]:
     samples = [Sample(f"dlrm-{i}", "dlrm", m) for i, m in enumerate(_dlrms(rng, counts[0], scale=scale))]
-    transformers = enumerate(_transformers(rng, counts[1], scale=scale))
-    samples += [Sample(f"{m.name}-{i}", "transformer", m) for i, m in transformers]
+    others = enumerate(_transformers(rng, counts[1], scale=scale))
+    samples += [Sample(f"{m.name}-{i}", "transformer", m) for i, m in others]
     for i, model in enumerate([*_dlrms(rng, counts[2], scale=scale, overlap=overlap)]):
         owners = rng.integers(0, 2, len(model.tables))
         owners[rng.choice(len(owners), 2, replace=False)] = (0, 1)  # no rank stays empty
@@ -136,10 +136,10 @@ def _more_samples(rng: np.random.Generator, nets: Sequence[str], ddp: int, scale
     samples = [Sample(f"{m.name}-{i}", m.family, m) for i, m in enumerate(_nets(rng, nets, scale=scale))]
     models: list[Transformer | Net] = [*_transformers(rng, -(-ddp // 2), scale=scale, ranks=2)]
     models += _nets(rng, ["resnet"] * (ddp // 2), scale=scale, ranks=2)
-    for i, model in enumerate(models):
-        for overlap, text in ((True, "overlap"), (False, "blocking")):
-            samples.append(Sample(f"ddp-{i}-{text}", "ddp", replace(model, overlap=overlap), ranks=2))
-    return samples
+    return samples + [
+        Sample(f"ddp-{i}-{text}", "ddp", replace(model, overlap=text == "overlap"), ranks=2)
+        for i, model in enumerate(models) for text in ("overlap", "blocking")
+    ]  # fmt: skip
 
 
 def draw_check(
