@@ -35,9 +35,9 @@ from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import time_configurations
-from perfkit.prediction.ranks import Kind
+from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.prediction.result import predict
-from perfkit.prediction.simulation import RankTimes, simulate
+from perfkit.prediction.simulation import simulate
 from perfkit.readers.kernel_database import find_database, read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import parse_nccl_tests
 from perfkit.recording.nets import Net

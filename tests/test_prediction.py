@@ -1,5 +1,6 @@
 """Predictions: parts that sum, bounds that hold, times that grow with work, and plain words about what is not known."""
 
+import json
 import subprocess
 import sys
 import warnings
@@ -234,11 +235,6 @@ def test_bad_questions_are_refused(toy: Platform, changes: dict[str, object], me
         predict(**{"workload": DLRM(batch=64, **SMALL), "platform": toy, **changes})  # type: ignore[arg-type]
 
 
-def test_hostile_names_are_escaped(toy: Platform) -> None:
-    page = predict(DLRM(batch=64, **SMALL), replace(with_context(toy, "transformer"), name=HOSTILE))._repr_html_()
-    assert "<script>" not in page and page.count("&lt;script&gt;") >= 2, "platform and warning"
-
-
 # Words and pictures.
 
 
@@ -251,6 +247,31 @@ def test_words_say_what_was_priced(toy: Platform) -> None:
     words = prediction.explain()
     assert words.startswith(text) and "at least" in words and "if nothing overlapped" in words
     assert words.count("operations)") == 6
+    page = predict(DLRM(batch=64, **SMALL), replace(with_context(toy, "transformer"), name=HOSTILE))._repr_html_()
+    assert "<script>" not in page and page.count("&lt;script&gt;") >= 2, "platform and warning"
+
+
+def test_views_sum_to_the_time_and_the_trace_holds_some_ranks_of_every_kind(tmp_path: Path) -> None:
+    prediction = predict(DLRM(batch=1024, **SMALL), H100, ranks=8)
+    time, idle, modules = pytest.approx(prediction.time), prediction.idle(), prediction.modules(depth=1)
+    causes = polars.sum_horizontal("busy_s", "stolen_s", "host_s", "communication_s", "waiting_s")
+    assert idle["ranks"].sum() == 8 and idle.select(causes).to_series().to_list() == [time] * len(idle)
+    assert {"bottom", "embeddings", "interaction", "top"} < set(modules["module"])
+    assert modules["share"].sum() == pytest.approx(1)
+    path = prediction.critical_path()
+    assert (path["end_s"] - path["start_s"]).sum() == time and set(path["rank"]) <= set(idle["rank"])
+    assert prediction.timeline("stage")["phase"].unique().sort().to_list() == ["backward", "forward", "update"]
+    assert prediction.timeline("module", depth=1).height < prediction.timeline().height
+    for bad, message in (({"rank": 8}, "rank is 8; the ranks are 0 to 7"), ({"depth": 0}, "depth is 0")):
+        with pytest.raises(ValueError, match=message):
+            prediction.modules(**bad)
+    with pytest.raises(ValueError, match="level is 'layer'; known are operation, module, stage"):
+        prediction.timeline("layer")
+    for ranks in (3, 20):
+        stored = json.loads(prediction.save_trace(tmp_path / "t.json", ranks=ranks).read_text("utf-8"))
+        assert len({event["pid"] for event in stored["traceEvents"]}) == min(ranks, 8)
+        assert stored["otherData"] == {"prediction": repr(prediction)}
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json"], "nothing is left beside it"
 
 
 def test_predicting_needs_no_torch() -> None:

@@ -21,8 +21,7 @@ from perfkit.platform.estimates import FORMS, check_time, find_transfers
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_stand_in
 from perfkit.platform.platform import Platform
-from perfkit.prediction.ranks import Kind, Workload
-from perfkit.prediction.simulation import RankTimes
+from perfkit.prediction.ranks import Kind, RankTimes, Workload
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.sizes import count_configurations, select_sizes
 from perfkit.workloads.tables import list_laws
@@ -312,15 +311,15 @@ def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
     """
     known = {name: quantity.value for name, quantity in platform.host.items()}
     gap, empty, launch = (known.get(name, 0.0) for name in ("gap", "bare", "launch"))
-    overheads = np.zeros((3, len(graph)))
-    for (kind, variant, phase), members in graph.phases.items():
+    table = []
+    for kind, variant, phase in graph.classes[0]:
         if (found := platform.memo.get(("host", kind, variant, phase))) is None:  # of the variant, else phase, class
             ends = (f".{kind}.{variant}", f".{kind}.{phase}", f".{kind}", "")
             terms = ("before_launch", "after_launch", "between_launches")
-            found = [[next((known[t + end] for end in ends if t + end in known), 0.0)] for t in terms]
+            found = [next((known[t + end] for end in ends if t + end in known), 0.0) for t in terms]
             platform.memo["host", kind, variant, phase] = found
-        overheads[:, members] = found
-    before, after, between = overheads
+        table.append(found)
+    before, after, between = np.array(table).reshape(-1, 3)[graph.classes[1]].T
     calls, launches, bare = (graph.column(name) for name in ("calls", "launches", "bare"))
     first = calls * (gap + before) + bare * (gap + empty) + launch * np.minimum(launches, 1.0)
     first += np.where((calls == 0) & (launches > 0), between, 0.0)

@@ -1,8 +1,9 @@
-"""Which ranks meet in which collectives, which ranks are alike, and what every collective takes."""
+"""Which ranks meet in which collectives, which ranks are alike, what each executes, and what every collective takes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -51,6 +52,63 @@ class Kind(NamedTuple):
     slowdown: float
     groups: Mapping[int, Ranks]
     communicators: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class RankTimes:
+    """What a kind of rank executes: a time for each operation in program order, zero for collectives [s].
+
+    `host` is the time of the host up to the first launch of each operation, and `spacing` from there to its last [s].
+    """
+
+    kind: Kind
+    seconds: Array
+    host: Array
+    spacing: Array
+
+    @cached_property
+    def awaited(self) -> list[tuple[int, int]]:
+        """Positions that wait, in order, and the collectives they wait for; the end of the iteration for the rest."""
+        graph = self.kind.graph
+        places, n = graph.collectives.tolist(), len(graph)
+        if graph.waits is None:
+            return [(place + 1, number) for number, place in enumerate(places)]
+        pairs = sorted(map(tuple, graph.waits.tolist()))
+        for place, number in pairs:
+            if not (0 <= number < len(places) and places[number] < place <= n):
+                raise ValueError(
+                    f"waits has operation {place} wait for collective {number}; it must be one of the {len(places)} "
+                    f"collectives, and before one of the {n} operations; record the iteration again"
+                )
+        return [*pairs, *((n, number) for number in range(len(places)) if number not in {one for _, one in pairs})]
+
+    @cached_property
+    def pieces(self) -> np.ndarray:
+        """Where pieces begin and end: after collectives and transfers and at waits; numbers of the collectives that
+        each waits for before and launches at its end, or -1.
+        """
+        graph, n = self.kind.graph, len(self.seconds)
+        bounds = {0, n, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
+        rows = sorted([*self.awaited, *((place, -1) for place in bounds - {place for place, _ in self.awaited})])
+        begins, waits = np.array(rows, dtype=int).T
+        ends, launches = np.append(begins[1:], n), np.full(n + 1, -1)
+        launches[graph.collectives] = np.arange(len(graph.collectives))
+        return np.stack([begins, ends, waits, np.where(begins < ends, launches[ends - 1], -1)])
+
+    def add_up(self, device: bool, slower: float) -> tuple[Array, Array, Array]:
+        """Host and device time before each operation, and how far its end is from the second on a free device [s].
+
+        Kernels of a CPU run on the host itself, which launches nothing ahead. A collective does not end on its own.
+        """
+        if not device:
+            done = np.append(0.0, np.cumsum(slower * self.host + self.seconds))
+            return np.zeros(len(done)), done, np.full(len(done), -np.inf)
+        host, spacing, graph = slower * self.host, slower * self.spacing, self.kind.graph
+        last = self.seconds / np.maximum(graph.column("launches"), 1.0)
+        issued, done = (np.append(0.0, np.cumsum(times)) for times in (host + spacing, self.seconds))
+        ends = np.maximum(issued[1:] - spacing + self.seconds, issued[1:] + last)
+        ends[graph.collectives] = -np.inf
+        return issued, done, np.append(ends - done[1:], -np.inf)
 
 
 def find_graphs(

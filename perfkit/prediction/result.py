@@ -5,13 +5,13 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfkit.ground.files import write_text
+from perfkit.ground.results import Tabular
 from perfkit.ground.units import check_choice, check_positive, check_type, format_time, rank_largest
 from perfkit.platform.estimates import check_time, find_interval, warn_once
 from perfkit.platform.gallery import load_platform
@@ -19,14 +19,12 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts
 from perfkit.prediction.cost import find_host_error, find_spread, list_notes, price, time_rank
 from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
-from perfkit.prediction.simulation import Lane, simulate
-from perfkit.prediction.trace import make_events
+from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 
 if TYPE_CHECKING:
     import altair
-    import pandas
     import polars
 
 
@@ -39,7 +37,7 @@ _BOUND = {
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
+class Prediction(Tabular):
     """Predicted time of one training iteration and where it goes.
 
     Parameters
@@ -79,7 +77,7 @@ class Prediction:
     latency: float
     unmodelled: Mapping[str, float]
     warnings: tuple[str, ...]
-    _lanes: tuple[Lane, ...] = field(repr=False)
+    _timeline: Timeline = field(repr=False)
 
     def __post_init__(self) -> None:
         parts = [seconds for _, seconds in self.parts.values()]
@@ -141,7 +139,7 @@ class Prediction:
             stream, phase, module, operations [-], start_s [s], end_s [s].
         """
         check_choice("level", level, ("operation", "module", "stage"))
-        frame = accounts.list_operations(self._lanes)
+        frame = accounts.list_operations(self._timeline.lanes)
         return frame if level == "operation" else accounts.list_spans(frame, level, depth)
 
     def modules(self, depth: int | None = 2, *, rank: int | None = None) -> "polars.DataFrame":
@@ -161,8 +159,10 @@ class Prediction:
             of those three) [s], share [-], in program order; the three sum to the time.
         """
         check_type("rank", rank, int | None)
-        busiest = rank_largest([accounts.sum_idle(lane)["busy_s"] for lane in self._lanes])[0]
-        found = [self._lanes[busiest]] if rank is None else [lane for lane in self._lanes if rank in lane.kind.ranks]
+        lanes = self._timeline.lanes
+        if rank is None:
+            rank = lanes[rank_largest([float(lane.seconds.sum()) for lane in lanes])[0]].kind.ranks[0]
+        found = [lane for lane in lanes if rank in lane.kind.ranks]
         if not found:
             raise ValueError(f"rank is {rank}; the ranks are 0 to {self.ranks - 1}; choose one of these")
         return accounts.sum_modules(found[0], depth)
@@ -182,7 +182,7 @@ class Prediction:
         Columns rank, stream (``host`` while an operation is launched), operation, name, kind, phase, module, start_s,
         end_s [s]; the steps sum to the time.
         """
-        return accounts.find_critical_path(self._lanes)
+        return accounts.find_critical_path(self._timeline.lanes)
 
     def save_trace(self, path: str | Path, *, ranks: int = 8) -> Path:
         """Write the timeline as a Chrome trace, which ui.perfetto.dev opens.
@@ -195,8 +195,9 @@ class Prediction:
             Most ranks written; where there are more, some of every kind [-].
         """
         most = int(check_positive("ranks", ranks, integer=True))
-        order = sorted((n, rank, i) for i, lane in enumerate(self._lanes) for n, rank in enumerate(lane.kind.ranks))
-        events = make_events(self._lanes, {rank: index for _, rank, index in sorted(order[:most], key=itemgetter(1))})
+        lanes = self._timeline.lanes
+        order = sorted((n, rank, index) for index, lane in enumerate(lanes) for n, rank in enumerate(lane.kind.ranks))
+        events = accounts.make_events(lanes, dict(sorted(row[1:] for row in order[:most])))
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
         text = f'{{"displayTimeUnit": "ms", "otherData": {notes}, "traceEvents": [\n{lines}\n]}}\n'
@@ -212,9 +213,10 @@ class Prediction:
         """A row for every kind of rank."""
         import polars
 
-        ranks = [lane.kind.ranks for lane in self._lanes]
+        ranks = [lane.kind.ranks for lane in self._timeline.lanes]
         rows = [
-            {"rank": own[0], "ranks": len(own), **account(lane)} for own, lane in zip(ranks, self._lanes, strict=True)
+            {"rank": own[0], "ranks": len(own), **account(lane)}
+            for own, lane in zip(ranks, self._timeline.lanes, strict=True)
         ]
         return polars.DataFrame(rows, orient="row")
 
@@ -245,12 +247,6 @@ class Prediction:
         if kind == "modules":
             return plots.module_bars(self.modules())
         return plots.breakdown_bars(self.breakdown()) if kind == "breakdown" else plots.timeline_lanes(self.timeline())
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """The breakdown as a pandas frame."""
-        import pandas
-
-        return pandas.DataFrame(self.breakdown().to_dict(as_series=False))
 
     def explain(self) -> str:
         """The prediction in words: what was priced, where the time goes, between which bounds it is."""
@@ -334,7 +330,7 @@ def predict(
         slower=() if whole else (error, 1 / error),
     )  # fmt: skip
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
-    mine, cost, lane = times[slowest], costs[slowest], timeline.lanes[slowest]
+    mine, cost, lane = times[slowest], costs[slowest], timeline.measure(slowest)
     parts = accounts.split_period(lane)
     busy, hosts = float(mine.seconds.sum()), float(mine.host.sum() + mine.spacing.sum())
     lengths = (lane.ends - lane.starts)[lane.kind.graph.collectives]
@@ -350,5 +346,5 @@ def predict(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
         lower_bound=max(busy, float(moving.max()), hosts if device else 0.0),
         serial=busy + float(moving.sum()) + hosts, latency=timeline.latency,
-        unmodelled=cost.unmodelled, warnings=notes, _lanes=timeline.lanes,
+        unmodelled=cost.unmodelled, warnings=notes, _timeline=timeline,
     )  # fmt: skip

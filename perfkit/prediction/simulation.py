@@ -12,68 +12,11 @@ from typing import Any
 import numpy as np
 
 from perfkit.ground.units import Array
-from perfkit.prediction.ranks import Kind
+from perfkit.prediction.ranks import Kind, RankTimes
 
 #: Most iterations, the longest pattern of iterations looked for, how many iterations a slow host is behind devices at
 #: first, and how far two equal times differ, as a part [-].
 _MOST, _PATTERN, _FAR, _EQUAL = 72, 12, 1000, 1e-12
-
-
-@dataclass(frozen=True, eq=False)
-class RankTimes:
-    """What a kind of rank executes: a time for each operation in program order, zero for collectives [s].
-
-    `host` is the time of the host up to the first launch of each operation, and `spacing` from there to its last [s].
-    """
-
-    kind: Kind
-    seconds: Array
-    host: Array
-    spacing: Array
-
-    @cached_property
-    def awaited(self) -> list[tuple[int, int]]:
-        """Positions that wait, in order, and the collectives they wait for; the end of the iteration for the rest."""
-        graph = self.kind.graph
-        places, n = graph.collectives.tolist(), len(graph)
-        if graph.waits is None:
-            return [(place + 1, number) for number, place in enumerate(places)]
-        pairs = sorted(map(tuple, graph.waits.tolist()))
-        for place, number in pairs:
-            if not (0 <= number < len(places) and places[number] < place <= n):
-                raise ValueError(
-                    f"waits has operation {place} wait for collective {number}; it must be one of the {len(places)} "
-                    f"collectives, and before one of the {n} operations; record the iteration again"
-                )
-        return [*pairs, *((n, number) for number in range(len(places)) if number not in {one for _, one in pairs})]
-
-    @cached_property
-    def pieces(self) -> np.ndarray:
-        """Where pieces begin and end: after collectives and transfers and at waits; numbers of the collectives that
-        each waits for before and launches at its end, or -1.
-        """
-        graph, n = self.kind.graph, len(self.seconds)
-        bounds = {0, n, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
-        rows = sorted([*self.awaited, *((place, -1) for place in bounds - {place for place, _ in self.awaited})])
-        begins, waits = np.array(rows, dtype=int).T
-        ends, launches = np.append(begins[1:], n), np.full(n + 1, -1)
-        launches[graph.collectives] = np.arange(len(graph.collectives))
-        return np.stack([begins, ends, waits, np.where(begins < ends, launches[ends - 1], -1)])
-
-    def add_up(self, device: bool, slower: float) -> tuple[Array, Array, Array]:
-        """Host and device time before each operation, and how far its end is from the second on a free device [s].
-
-        Kernels of a CPU run on the host itself, which launches nothing ahead. A collective does not end on its own.
-        """
-        if not device:
-            done = _add_up(slower * self.host + self.seconds)
-            return np.zeros(len(done)), done, np.full(len(done), -np.inf)
-        host, spacing, graph = slower * self.host, slower * self.spacing, self.kind.graph
-        last = self.seconds / np.maximum(graph.column("launches"), 1.0)
-        issued, done = _add_up(host + spacing), _add_up(self.seconds)
-        ends = np.maximum(issued[1:] - spacing + self.seconds, issued[1:] + last)
-        ends[graph.collectives] = -np.inf
-        return issued, done, np.append(ends - done[1:], -np.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +82,21 @@ class Timeline:
     period: float
     latency: float
     slower: tuple[float, ...]
-    lanes: tuple[Lane, ...]
+    _loop: "_Loop"
+
+    def measure(self, index: int) -> Lane:
+        """One iteration of a kind of rank, on the clock of the simulation."""
+        return self._loop.measure(index, self.period)
+
+    @cached_property
+    def lanes(self) -> tuple[Lane, ...]:
+        """One iteration of all kinds, from the earliest start on."""
+        lanes = tuple(self.measure(index) for index in range(len(self._loop.ranks)))
+        starts = [float(lane.starts.min(initial=math.inf)) for lane in lanes]
+        begin = min(starts) if self._loop.device else min(marks[0][0] for marks in self._loop.marks)
+        for view in (view for lane in lanes for view in (lane.starts, lane.ends, lane.issued)):
+            view -= begin
+        return lanes
 
 
 def simulate(
@@ -172,7 +129,10 @@ def simulate(
         others = [max(loop.streams, factor * max(loop.hosts)) for factor in slower]
     else:
         others = [_Loop(ranks, durations, device, contention, factor).settle()[0] for factor in slower]
-    return Timeline(period, latency, tuple(others), loop.measure(period))
+    far = np.isinf(loop.clock)  # all is launched before the device begins
+    loop.clock[far] = (loop.front - loop.hosts)[far]
+    loop.run()
+    return Timeline(period, latency, tuple(others), loop)
 
 
 def measure_overlap(flights: Array, starts: Array, ends: Array) -> Array:
@@ -361,20 +321,7 @@ class _Loop:
             self.run()
         return period
 
-    def measure(self, period: float) -> tuple[Lane, ...]:
-        """One more iteration, rank by rank."""
-        far = np.isinf(self.clock)  # all is launched before the device begins
-        self.clock[far] = (self.front - self.hosts)[far]
-        begin = float(self.front.min())
-        self.run()
-        lanes = tuple(self.measure_rank(index, period) for index in range(len(self.ranks)))
-        if self.device:
-            begin = min(float(lane.starts.min(initial=np.inf)) for lane in lanes)
-        for view in (view for lane in lanes for view in (lane.starts, lane.ends, lane.issued)):
-            view -= begin
-        return lanes
-
-    def measure_rank(self, index: int, period: float) -> Lane:
+    def measure(self, index: int, period: float) -> Lane:
         """What a rank did in the iteration that was run last."""
         rank, (issued, done, ready) = self.ranks[index], self.sums[index]
         (begins, stops, numbers, _), (fronts, clocks, resumed) = rank.pieces, np.array(self.marks[index]).T
@@ -396,7 +343,7 @@ class _Loop:
         launched = launched if self.device else starts.copy()
         arrived = np.maximum(launched, ends)[places]
         starts[places], ends[places], stolen[places] = flown[:, 0], flown[:, 1], 0.0
-        waits[places] = flown[:, 0] - np.maximum(arrived, flown[:, 2])
+        waits[places] = np.maximum(flown[:, 0] - np.maximum(arrived, flown[:, 2]), 0.0)
         at, numbers, fronts = (column[numbers >= 0] for column in (begins, numbers, fronts))
         since = np.maximum(fronts, arrived[numbers])
         until = np.maximum(since, flown[numbers, 1])

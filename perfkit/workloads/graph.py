@@ -189,7 +189,7 @@ class Graph(Tabular):
         return self._find("transfer")
 
     def _find(self, kind: str) -> np.ndarray:
-        return np.sort(np.concatenate([[], *(i for key, i in self.phases.items() if key[0] == kind)])).astype(np.intp)
+        return np.flatnonzero(np.array([key[0] == kind for key in self.classes[0]], dtype=bool)[self.classes[1]])
 
     @cached_property
     def traffic(self) -> np.ndarray:
