@@ -91,8 +91,8 @@ def _find_trust(target: Array, predicted: Array) -> Array:
     predicted = np.maximum(predicted, 1e-3 * target)
     logs = np.log(target / predicted)
     level = np.clip(logs / (1.0 - predicted / target + 1e-12 * (logs == 0)), 0.1, 10.0)
-    spread = max(1.4826022185056018 * float(np.median(np.abs(logs))), 0.15)  # of a normal distribution, at least 15 %
-    return np.sqrt(level * np.minimum(2.5 * spread / np.maximum(np.abs(logs), 1e-9), 1.0))
+    spread = max(float(np.median(np.abs(logs) / 0.6744897501960817)), 0.15)  # as of a normal distribution
+    return np.sqrt(level * (2.5 / np.maximum(np.abs(logs / spread), 2.5)))
 
 
 def find_spread(relative: Array) -> tuple[float, float]:
