@@ -76,3 +76,5 @@ def test_arrays_must_be_of_as_many_configurations() -> None:
     model = Transformer.bert(batch=np.array([1, 2]), sequence=np.array([8, 16, 32]), heads=1)
     with pytest.raises(ValueError, match="sizes are of 2 and 3 configurations"):
         time_configurations(model, "h100-sxm-8")
+    with pytest.raises(ValueError, match="sizes are arrays; find their times"):
+        predict(Transformer.bert(batch=np.array([1, 2])), "h100-sxm-8")

@@ -144,6 +144,8 @@ def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", r
     Every operand comes from the memory level that its reuse distance in the iteration asks for: that is the difference
     between ``hot`` and ``cold``. What an iteration adds beyond is in `perfkit.models.kernels.in_context`.
     """
+    if any(graph.features.ndim > 2 for graph in graphs):
+        raise ValueError("sizes are arrays; find their times with perfkit.prediction.cost.time_configurations")
     classes, models, number = _classify(graphs, platform, dtype)
     columns = (*_time_operations(graphs, platform, dtype, ranks, models, number), models[2]["assumed"][number], number)
     ends = np.cumsum([len(graph) for graph in graphs])[:-1]

@@ -110,7 +110,7 @@ def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: 
         head, _, tensors = line.partition(": ")
         name, _, variant = head.partition(".")
         touched = [part.split() for part in tensors.split(" -> ")]
-        for tensor in {*touched[0], *touched[1]} - {*known}:
+        for tensor in [t for t in dict.fromkeys(touched[0] + touched[1]) if t not in known]:
             known[tensor] = []
             for weight in weights:
                 tape.layer = weight.layer

@@ -29,7 +29,8 @@ SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 class Transformer:
     """One training iteration of a BERT or GPT-2: forward, cross entropy over all tokens, backward, optimizer.
 
-    Build one with `bert` or `gpt2`. On several ranks it is data-parallel. Dropout is not modelled.
+    Build one with `bert` or `gpt2`. On several ranks it is data-parallel. Dropout is not modelled. Batch, sequence,
+    hidden, heads, vocabulary and positions are numbers, or arrays with one for each of several configurations.
 
     Parameters
     ----------
