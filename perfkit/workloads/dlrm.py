@@ -55,10 +55,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 _CHOICES = {"interaction": ("dot", "cross"), "optimizer": ("sgd", "adagrad"),
             "embedding": ("separate", "fused", "exact")}  # fmt: skip
 _SWITCHES = ("sparse", "fused", "mixed", "overlap", "compiled")
-_DEFAULTS: dict[str, Any] = {
-    **{name: known[0] for name, known in _CHOICES.items()}, **dict.fromkeys(_SWITCHES, False), "sparse": True,
-    "exponent": 0.0, "dtype": "fp32", "cross": (3, 512), "table_dtype": "",
-}  # fmt: skip
+_DEFAULTS: dict[str, Any] = {name: known[0] for name, known in _CHOICES.items()}
 
 
 def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
@@ -101,11 +98,50 @@ class DLRM:
     Parameters
     ----------
     preset : str, optional
-        Name of a configuration in `PRESETS`; settings override its entries.
+        Name of a configuration in `PRESETS`; further arguments override its entries; None leaves one as it is.
     batch : int
         Samples of one iteration over all ranks [-].
-    **settings : int, float, str, bool or sequence
-        What differs from the preset, see below; sizes in [-].
+    rows : int or sequence of int
+        Rows of each table [-].
+    dim : int
+        Columns of every table; also the width of the last bottom layer [-].
+    pooling : float or sequence of float
+        Lookups per sample and table [-].
+    exponent : float or sequence of float
+        Zipf exponent of the looked-up rows, 0 for uniform [-].
+    bottom : sequence of int
+        Widths of the bottom MLP; a last layer of `dim` is appended where it is missing [-].
+    top : sequence of int
+        Widths of the top MLP; a last layer of 1 is appended where it is missing [-].
+    features : int
+        Dense input features [-].
+    sparse : bool
+        Whether table gradients hold one row per lookup instead of the whole table.
+    embedding : str
+        ``separate`` (one bag operation a table), ``fused`` (one kernel looks up all tables, and one updates their
+        rows in the backward pass, lookup by lookup; `sparse` then has no say) or ``exact`` (likewise, but lookups are
+        sorted and each distinct row is updated once).
+    fused : bool
+        Whether the optimizer updates all dense weights by one kernel.
+    mixed : bool
+        Whether weights, gradients and all that is not a product stay fp32 while products run in `dtype` (autocast).
+    dtype : str
+        Data type of products, and unless `mixed` of weights, activations and gradients.
+    optimizer : str
+        ``sgd`` or ``adagrad``.
+    interaction : str
+        ``dot`` (products of all pairs of vectors) or ``cross`` (low-rank cross layers over all of them, DCNv2).
+    cross : (int, int)
+        Cross layers and their rank [-].
+    overlap : bool
+        Whether the exchange of rows runs while the bottom MLP works, both ways, and gradients of each MLP are reduced
+        in buckets as they arrive, as DistributedDataParallel does; else every collective is waited for at once, as a
+        blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
+    compiled : bool
+        Whether activations, biases and sums of gradients happen inside products, an interaction takes one kernel each
+        way, and gradients need no copies to be reduced, as HugeCTR and compilers have it.
+    table_dtype : str
+        Data type of the tables, by default that of weights; pooled rows come in that of activations.
 
     Raises
     ------
@@ -114,30 +150,7 @@ class DLRM:
 
     Notes
     -----
-    Sizes are numbers, or arrays with one for each of several configurations. Settings are:
-
-    - ``rows``, ``pooling``, ``exponent``: rows of each table, lookups per sample and Zipf exponent of the looked-up
-      rows (0 for uniform); one for all tables or a sequence with one for each.
-    - ``dim``: columns of every table; also the width of the last bottom layer.
-    - ``bottom``, ``top``: widths of the MLPs; a last layer of `dim` or 1 is appended where it is missing.
-    - ``features``: dense input features.
-    - ``sparse``: whether table gradients hold one row per lookup instead of the whole table.
-    - ``embedding``: ``separate`` (one bag operation a table), ``fused`` (one kernel looks up all tables, one updates
-      their rows in the backward pass, lookup by lookup; `sparse` then has no say) or ``exact`` (likewise, but lookups
-      are sorted and each distinct row is updated once).
-    - ``fused``: whether the optimizer updates all dense weights by one kernel.
-    - ``mixed``: whether weights, gradients and all that is not a product stay fp32 while products run in `dtype`
-      (autocast).
-    - ``dtype``: data type of products, and unless `mixed` of weights, activations and gradients.
-    - ``table_dtype``: data type of the tables, by default that of weights; pooled rows come in that of activations.
-    - ``optimizer``: ``sgd`` or ``adagrad``.
-    - ``interaction``: ``dot`` (products of all pairs of vectors) or ``cross`` (low-rank cross layers over all of them,
-      DCNv2); ``cross``: how many cross layers, and their rank.
-    - ``overlap``: whether the exchange of rows runs while the bottom MLP works, both ways, and gradients of each MLP
-      are reduced in buckets as they arrive, as DistributedDataParallel does; else every collective is waited for at
-      once, as a blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
-    - ``compiled``: whether activations, biases and sums of gradients happen inside products, an interaction takes one
-      kernel each way, and gradients need no copies to be reduced, as HugeCTR and compilers have it.
+    Sizes are numbers, or arrays with one for each of several configurations.
 
     Examples
     --------
@@ -164,11 +177,16 @@ class DLRM:
     table_dtype: str
     family: str = field(default="dlrm", repr=False)
 
-    def __init__(self, preset: str | None = None, *, batch: Any = 2048, **settings: Any) -> None:
+    def __init__(
+        self, preset: str | None = None, *, batch: Any = 2048, rows: Any = None, dim: Any = None, pooling: Any = None,
+        exponent: Any = 0.0, bottom: Any = None, top: Any = None, features: Any = None, sparse: bool = True,
+        embedding: str | None = None, fused: bool = False, mixed: bool = False, dtype: str = "fp32",
+        optimizer: str | None = None, interaction: str | None = None, cross: tuple[int, int] = (3, 512),
+        overlap: bool = False, compiled: bool = False, table_dtype: str = "",
+    ) -> None:  # fmt: skip
+        given = {key: value for key, value in locals().items() if key not in ("self", "preset")}
         base = _DEFAULTS | PRESETS["dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)]
-        for key in settings:
-            check_choice("argument", key, base)
-        base |= settings
+        base |= {key: value for key, value in given.items() if value is not None or key not in base}
         for name, known in _CHOICES.items():
             check_choice(name, base[name], known)
         check_switches(check_choice("dtype", base["dtype"], ITEMSIZE), **{key: base[key] for key in _SWITCHES})
