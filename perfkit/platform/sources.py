@@ -48,8 +48,8 @@ def _say_origin(fit: Fit, source: str, date: str) -> Fit:
     return replace(fit, quality="poor", notes=(*fit.notes, note))
 
 
-def _list_files(rows: pl.DataFrame) -> tuple[str, ...]:
-    return tuple(sorted(rows["file"].unique())) if "file" in rows.columns else ()
+def _list_logs(rows: pl.DataFrame) -> tuple[str, ...]:
+    return tuple(sorted(rows["file"].unique())) if "line" in rows.columns else ()
 
 
 def fit_curves(
@@ -98,7 +98,7 @@ def _fit_operation(operation: str, place: str, rows: pl.DataFrame) -> dict[str, 
         every = pl.concat(law)
         fit = fit_over_ranks(operation, *(every[name].to_numpy() for name in ("ranks", "nbytes", "seconds")))
         dtypes = tuple(sorted(every["dtype"].unique()))
-        fits[str(Key(operation, None, rail))] = replace(fit, sources=_list_files(every), dtypes=dtypes)
+        fits[str(Key(operation, None, rail))] = replace(fit, sources=_list_logs(every), dtypes=dtypes)
     return fits
 
 
@@ -108,7 +108,7 @@ def _fit_curve(rows: pl.DataFrame, *notes: str) -> Fit:
     fit, least = fit_collective(nbytes, rows["seconds"].to_numpy()), float(nbytes.min())
     if least > LATE:
         notes = (f"the start-up is a guess: no message under {format_bytes(least)} was measured", *notes)
-    return replace(fit, notes=(*fit.notes, *notes), sources=_list_files(rows), dtypes=(rows["dtype"][0],))
+    return replace(fit, notes=(*fit.notes, *notes), sources=_list_logs(rows), dtypes=(rows["dtype"][0],))
 
 
 def _is_in_network(rows: pl.DataFrame) -> bool:
@@ -139,7 +139,7 @@ def fit_rails(frame: pl.DataFrame, platform: Platform, *, source: str = "", date
         between = (whole[seen] ** OVERLAP - inside[seen] ** OVERLAP) ** (1.0 / OVERLAP)
         fit = fit_collective(nbytes[seen] / local, between)
         note = f"what all_reduce on {ranks} ranks leaves beside the shares inside the nodes, q = {OVERLAP:g}"
-        fit = replace(fit, notes=(*fit.notes, note), sources=_list_files(group))
+        fit = replace(fit, notes=(*fit.notes, note), sources=_list_logs(group))
         fits[f"all_reduce.{int(ranks) // local}.rail"] = _say_origin(fit, source, date)
     return fits
 
