@@ -265,13 +265,18 @@ def test_a_signal_that_asks_to_end_leaves_no_process_and_no_folder(
     name: str, python: Any, children: Children, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     number, script = getattr(signal, name), python(SLOW)
-    before = signal.getsignal(number)
+    usual = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
+    found = signal.signal(number, usual)  # a shell starts what runs in its background deaf to interrupts
     monkeypatch.setattr(processes.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(processes.time, "sleep", lambda seconds: signal.raise_signal(number))
-    with pytest.raises(KeyboardInterrupt) as caught:
-        run_processes({"task": "kernels"})
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            run_processes({"task": "kernels"})
+        assert signal.getsignal(number) is usual
+    finally:
+        signal.signal(number, found)
     assert caught.value.args == (() if name == "SIGINT" else (number,))
-    assert len(children) == 1 and [*tmp_path.iterdir()] == [script] and signal.getsignal(number) is before
+    assert len(children) == 1 and [*tmp_path.iterdir()] == [script]
 
 
 def test_handlers_of_the_program_stay() -> None:
