@@ -1,6 +1,7 @@
 """Sizes that are arrays over configurations: the same times as one prediction after the other."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from perfkit.prediction.cost import time_configurations
 from perfkit.prediction.result import predict
+from perfkit.workloads import iteration
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.sizes import select_sizes
 from perfkit.workloads.transformer import Transformer
@@ -56,6 +58,24 @@ def test_arrays_of_sizes_take_as_long_as_each_alone(
 def test_one_configuration_is_an_array_of_one() -> None:
     model = Transformer.bert(batch=4)
     assert time_configurations(model, "h100-sxm-8").tolist() == pytest.approx([predict(model, "h100-sxm-8").time])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "build", [partial(Transformer.gpt2, layers=5), DLRM, partial(DLRM, "dlrm-dcnv2", overlap=True, compiled=True)]
+)
+def test_a_structure_that_is_met_again_gives_the_same_graphs(build: Callable[..., Any], ranks: int) -> None:
+    """First recorded with plain numbers, later filled into what was recorded for all sizes."""
+
+    def look() -> list[Any]:
+        iteration._recall.cache_clear()
+        graphs = build(batch=48).graphs(ranks)
+        waits = [None if g.waits is None else g.waits.tolist() for g in graphs]
+        return [[g.labels, g.features.tolist(), g.accesses.tolist(), g.parameters, g.tables] for g in graphs] + waits
+
+    iteration._remember.cache_clear()
+    first = look()
+    assert build(batch=96).graphs(ranks) and look() == first
 
 
 @pytest.mark.parametrize(

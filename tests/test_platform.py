@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -490,6 +491,21 @@ def test_a_platform_shows_every_number() -> None:
 
 
 # The gallery against the measurements its fits were made from.
+def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = H100.save(tmp_path / "p.toml")
+    assert load_platform(path) == H100
+    for call in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+            with pytest.raises(OSError, match="No space left"):
+                replace(H100, name="other").save(path)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["p.toml"] and Platform.load(path) == H100
+    with pytest.raises(PlatformError, match=r"platform 'other': host gap is nan; .* \[s\]"):
+        broken = replace(H100.host["gap"], value=math.nan)
+        replace(H100, name="other", host={"gap": broken}).save(path)
+    assert Platform.load(path) == H100
+
+
 def read(folder: Path, name: str, what: pl.Expr) -> pl.DataFrame:
     path = folder / f"{folder.name}_{'bf16_' * (folder.name == 'gemm')}{name[:8].replace('-', '_')}.csv"
     return pl.read_csv(path, infer_schema_length=None).filter(what)

@@ -337,19 +337,25 @@ def test_real_whole_numbers_decide_sizes() -> None:
     assert found == [((2, 3), 3, [1, 3, 3, 2], 5)] * 2
 
 
-def test_a_lazy_module_without_sizes_is_named_with_the_way_out() -> None:
-    def make_step() -> Callable[[], Any]:
-        model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyBatchNorm1d(affine=False), nn.Linear(8, 1))
-        return lambda: model(torch.randn(4, 16)).sum().backward()
+def _make_lazy() -> Callable[[], Any]:
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyBatchNorm1d(affine=False), nn.Linear(8, 1))
+    return lambda: model(torch.randn(4, 16)).sum().backward()
 
+
+def test_a_lazy_module_without_sizes_is_named_with_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"LazyLinear is a lazy module, .*run one forward before capture, or use Lin"):
-        capture(make_step)
-    step = make_step()  # alive and without sizes: no other capture minds
+        capture(_make_lazy)
+    step = _make_lazy()  # alive and without sizes: no other capture minds
     assert len(capture(lambda: lambda: torch.randn(3).sum()))
     with pytest.raises(ValueError, match="LazyLinear '0' is a lazy module"):
         capture(lambda: step)
     step()
     assert [label[1] for label in capture(lambda: step).labels].count("gemm") > 2
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="lazy modules cannot be built without memory for tensors")
+def test_a_lazy_module_is_captured() -> None:
+    assert len(capture(_make_lazy))
 
 
 def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:

@@ -16,10 +16,10 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.sharding import costs, objective, planner, search
 from perfkit.sharding.constraints import InfeasibleError, list_options, read_constraints
-from perfkit.sharding.costs import COLUMNS
+from perfkit.sharding.costs import AT, COLUMNS, MEMORY
 from perfkit.sharding.objective import Curve, Problem, set_up
-from perfkit.sharding.planner import price_plan, shard
-from perfkit.sharding.result import ShardingResult, find_price
+from perfkit.sharding.planner import BASELINES, price_plan, shard
+from perfkit.sharding.result import ShardingResult, find_price, price_placements
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
@@ -69,6 +69,49 @@ def test_plans_with_splits_cost_what_is_predicted(kind: str, way: dict[str, Any]
     assert price_plan(model, cluster, plan).time == pytest.approx(predicted.time, rel=0.05)
 
 
+def test_parts_of_a_table_add_up(cluster: Platform) -> None:
+    tables = [EmbeddingTable(1_000_000, 128, 20.0, name=str(number)) for number in range(6)]
+    every, batch = tuple(range(16)), 16384
+    kinds = {
+        "whole": Placement("table_wise", (3,)), "columns": Placement("column_wise", (0, 5, 9, 12)),
+        "rows": Placement("row_wise", every), "copies": Placement("data_parallel", every),
+        "node": Placement("table_row_wise", every[8:]), "uneven": Placement("column_wise", (1, 2), (96, 32)),
+    }  # fmt: skip
+    problem = set_up(TableSet(tables, batch=batch, embedding="fused"), cluster, 16, None, "iteration", "local")
+    found = price_placements(problem.costs, Plan(16, tuple(kinds.values()))).by_table(16)
+    get = {kind: dict(zip(COLUMNS, costs.tolist(), strict=True)) for kind, costs in zip(kinds, found, strict=True)}
+    weights, outputs, whole = 1e6 * 128 * 4, batch * 128 * 4, get["whole"]
+    for kind in ("whole", "columns", "uneven", "rows", "node"):
+        assert get[kind]["weights"] == pytest.approx(weights, rel=1e-3), kind
+    assert get["copies"]["weights"] == get["copies"]["averaged"] == 16 * weights
+    assert whole["inputs"] == 8 * batch * 21 == get["copies"]["inputs"], "each reads those of its samples"
+    assert get["columns"]["inputs"] == 4 * whole["inputs"], "every part reads all indices"
+    assert get["rows"]["inputs"] == pytest.approx(8 * batch * (20 + 16), rel=1e-6), "each reads its own, all offsets"
+    assert [get[kind]["pooled"] / outputs for kind in kinds] == [1, 1, 0, 0, 1, 1]
+    assert get["node"]["partial"] == 8 * outputs
+    assert get["rows"]["outputs"] == get["rows"]["summed"] == 16 * outputs, "partial sums of the batch on every rank"
+    assert get["columns"]["lookup"] > whole["lookup"] > 0.9 * get["copies"]["lookup"] - 16e-5
+
+
+def test_rows_are_shared_unevenly_if_one_is_popular() -> None:
+    tables = [EmbeddingTable(100_000, 64, 20.0, s, name=str(s)) for s in (0.0, 1.2)]
+    problem = set_up(TableSet(tables, batch=65536, embedding="fused"), "h100-sxm-8", 8, None, "iteration", "local")
+    (even, skewed), (little, more) = problem.costs.shards(np.arange(2), "row_wise")
+    assert little[AT["lookup"]] < 0.01 * even[AT["lookup"]]
+    assert more[AT["indices"]] > skewed[AT["indices"]], "a fifth of the lookups go to one row"
+
+
+@pytest.mark.parametrize(("optimizer", "numbers"), [("sgd", 0), ("rowwise_adagrad", 1 / 64), ("adam", 2)])
+def test_optimizer_state_takes_memory_and_time(optimizer: str, numbers: float) -> None:
+    tables = TableSet([EmbeddingTable(10_000, 64, 5.0)], batch=1024, optimizer=optimizer)
+    price = price_plan(tables, "zen5-2", Plan(2, (1,)))
+    at = {name: price.costs[:, AT[name]] for name in (*MEMORY, "update")}
+    assert at["state"].tolist() == [0, pytest.approx(numbers * 10_000 * 64 * 4)]
+    assert at["gradients"][1] == 1024 * 64 * 4 + 1024 * 5 * (64 * 4 + 8), "of the output, and a row for every lookup"
+    plain = price_plan(replace(tables, optimizer="sgd"), "zen5-2", Plan(2, (1,))).costs[1, AT["update"]]
+    assert at["update"][1] == plain if optimizer == "sgd" else at["update"][1] > plain
+
+
 def test_curves_never_lie_above_their_tangents() -> None:
     nbytes = np.geomspace(64, 1e9, 200)
     curve = Curve(nbytes, (2e-5**0.6 + (nbytes / 1e11) ** 0.6) ** (1 / 0.6))
@@ -114,6 +157,17 @@ def test_the_best_of_all_plans_is_found_and_not_below_the_bound(seed: int, case:
     result = find(tables, ranks=2, memory=capacity, objective=kind, steps=2500, seed=seed, forbid=forbid)
     assert result.bound <= least * (1 + 1e-9)
     assert least * (1 - 1e-9) <= result.prediction.time < least * 1.01
+
+
+@pytest.mark.parametrize(("ranks", "objective", "gap"), [(8, "additive", 0.002), (16, "iteration", 0.06)])
+def test_searches_come_near_their_bound(cluster: Platform, ranks: int, objective: str, gap: float) -> None:
+    tables = TableSet(draw_tables(100, seed=0), batch=65536, embedding="fused")
+    result = find(tables, cluster, ranks=ranks, objective=objective, steps=2500)
+    assert 0 <= result.gap < gap
+    assert result.compare()["method"].to_list() == ["search", *BASELINES]
+    for price in filter(None, (result.prediction, *result.baselines.values())):
+        assert sum(price.parts.values()) == pytest.approx(price.time, rel=1e-9)
+    assert result.compare()["ratio"].min() == 1.0 and result.compare()["gap"][0] == pytest.approx(result.gap)
 
 
 @pytest.mark.parametrize(("ranks", "kind"), [(4, "iteration"), (8, "additive"), (32, "iteration")])

@@ -17,7 +17,7 @@ from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.workloads.graph import FEATURES, Graph
 
-seconds = st.floats(0, 10, allow_subnormal=False).map(lambda value: round(value, 6))
+seconds = st.floats(0, 10, allow_subnormal=False)
 Work = Sequence[float | str]
 
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from perfkit.ground.units import decode as decode
 from perfkit.ground.units import escape, format_bytes, show
-from perfkit.ground.units import join_place as join_place
 
 #: Largest file of JSON, TOML, CSV or a log that is read [B]: those that perfkit writes or comes with have up to 0.6 MB,
 #: and what is parsed takes up to 30 times as much memory.

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, join_place, reading
-from perfkit.ground.units import check_choice, check_positive, escape
+from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, reading
+from perfkit.ground.units import check_choice, check_positive, escape, join_place
 from perfkit.models.distributions import ReuseHistogram, Zipf
 from perfkit.models.skew import fit_zipf
 from perfkit.readers.datasheets import group_rows

@@ -50,9 +50,9 @@ def _recall(record: _Record, names: tuple[str, ...], model: Any, *given: Any) ->
     """Graphs with the sizes of the model in place of those that were not known when its structure was recorded."""
     structure = copy(model)
     vars(structure).update(dict.fromkeys(names, 0))
-    seen = _count_uses(record, structure, *given)
-    seen.append(model)
-    if len(seen) == 1:  # sizes that stay open cost more to record, and few structures are met again
+    met = _remember(record, structure, *given)
+    if not met:  # sizes that stay open cost more to record, and few structures are met again
+        met.append(True)
         return record(model, *given)
     program, forms = _record_structure(record, names, structure, *given)
     values, found = program.run(*(getattr(model, name) for name in names)), dict[int, Graph]()
@@ -63,8 +63,8 @@ def _recall(record: _Record, names: tuple[str, ...], model: Any, *given: Any) ->
 
 
 @lru_cache(maxsize=256)
-def _count_uses(record: _Record, structure: Any, *given: Any) -> list[Any]:
-    """Models that had this structure."""
+def _remember(record: _Record, structure: Any, *given: Any) -> list[bool]:
+    """Whether this structure was met before: a list that the first meeting fills."""
     return []
 
 
