@@ -490,7 +490,6 @@ def test_a_platform_shows_every_number() -> None:
     json.dumps(table.to_dicts())
 
 
-# The gallery against the measurements its fits were made from.
 def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = H100.save(tmp_path / "p.toml")
     assert load_platform(path) == H100
@@ -506,6 +505,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
     assert Platform.load(path) == H100
 
 
+# The gallery against the measurements its fits were made from.
 def read(folder: Path, name: str, what: pl.Expr) -> pl.DataFrame:
     path = folder / f"{folder.name}_{'bf16_' * (folder.name == 'gemm')}{name[:8].replace('-', '_')}.csv"
     return pl.read_csv(path, infer_schema_length=None).filter(what)
