@@ -287,6 +287,7 @@ def test_what_follows_from_small_known_numbers_is_known() -> None:
 def test_experts_get_equally_many_tokens_and_a_warning_says_so(way: str, rows: int) -> None:
     with pytest.warns(UserWarning, match="such as those of experts, are taken to be equally many for each"):
         graph = capture(_Routed(way), torch.randn(1600, 16))
+        assert graph.notes and graph.notes[0] in predict(graph, "h100-sxm-8").warnings
     assert [graph[int(i)].features["m"] for i in graph.kernels["gemm", "nt"]] == [1600] + [rows] * 8
     assert not [label for label in graph.labels if label[1] == "other"]
 

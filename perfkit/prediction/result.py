@@ -335,6 +335,7 @@ def predict(
     busy, hosts = float(mine.seconds.sum()), float(mine.host.sum() + mine.spacing.sum())
     lengths = (lane.ends - lane.starts)[lane.kind.graph.collectives]
     moving = np.bincount(np.array(lane.kind.communicators, dtype=int), weights=lengths, minlength=1)
+    notes += tuple(dict.fromkeys(note for kind in kinds for note in kind.graph.notes))
     notes += list_notes(where, what.family, count, cost, lane.kind.graph)
     warn_once(notes, 3)
     spread = whole.spread if whole else 0.0

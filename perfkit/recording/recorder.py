@@ -219,7 +219,7 @@ class Recorder(TorchDispatchMode):
         return Graph(
             tuple(self.labels), features, np.array(self._accesses, dtype=float).reshape(-1, 4), tuple(self._tables),
             sum(self._trained.values()), name or "step", family, main, dtypes if set(dtypes) - {main} else (), ranks,
-            self.exchanges.list_groups(ranks), self.exchanges.list_waits(),
+            self.exchanges.list_groups(ranks), self.exchanges.list_waits(), notes=tuple(self.values.notes),
         )  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def capture(
         recorder.exchanges.end_backward()
         del step
     graph = recorder.graph(name, family, ranks)
-    for note in recorder.values.notes:
+    for note in graph.notes:
         warnings.warn(note, stacklevel=2)
     if ranks > 1 and not len(graph.collectives):
         warnings.warn(

@@ -106,6 +106,8 @@ class Graph(Tabular):
         that collective in program order [-]; None where every collective is waited for at once.
     repeats : array or None
         How often each operation runs where one of a layer stands for those of several; None for once [-].
+    notes : tuple of str
+        What was assumed where it was recorded; predictions of it carry these as warnings.
     """
 
     labels: tuple[tuple[str, str, str, str, str], ...]
@@ -121,6 +123,7 @@ class Graph(Tabular):
     groups: tuple[tuple[int, ...], ...] = ()
     waits: np.ndarray | None = None
     repeats: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
