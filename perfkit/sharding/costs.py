@@ -1,8 +1,7 @@
 """Costs of every table in every kind of placement, as arrays: seconds by phase, bytes by message and by use."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,12 +10,13 @@ from perfkit.ground.units import Array, steady
 from perfkit.models.embedding import STATE, row_traffic
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price, price_host
+from perfkit.workloads import layers
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.graph import FEATURES, PHASES, Graph
-from perfkit.workloads.layers import exact_traffic
+from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.iteration import average, make_graph, step
 from perfkit.workloads.shards import share_lookups
 from perfkit.workloads.tables import EmbeddingTable, TableSet
-from perfkit.workloads.tape import ITEMSIZE
+from perfkit.workloads.tape import ITEMSIZE, Tape
 
 #: Times that a shard adds to its rank [s].
 SECONDS = ("lookup", "pack", "update", "backward", "host")
@@ -28,7 +28,6 @@ COLUMNS = (*SECONDS, "pooled", "partial", "indices", *MEMORY, "summed", "average
 #: Place of each in an array of costs.
 AT = {name: place for place, name in enumerate(COLUMNS)}
 _INDEX = 8.0  # torch's int64 indices and offsets
-_SORT = 10.0  # kernels of a sort by key with what prepares it
 #: Largest gradient of a table that is copied to all ranks, over its pooled rows [-]; docs/formulas.md, table 8.2.
 COPIED = 4.0
 
@@ -56,7 +55,7 @@ class Costs:
 
     def launch(self) -> Array:
         """Start-up of kernels that work on all tables of a rank, by `SECONDS` [s]."""
-        return self._time([], self.workload.batch, np.zeros(0, dtype=bool), 1.0)[1]
+        return self._time([], self.workload.batch, False, 1.0)[1]
 
     def seconds(self, graph: Graph, platform: Platform | None = None) -> Array:
         """Time of operations inside an iteration [s]."""
@@ -99,10 +98,12 @@ class Costs:
         missing = np.unique(numbers[np.isnan(known[numbers, 0])])
         if not len(missing):
             return known[numbers]
-        # A fused kernel of a GPU finds nothing of other tables in the caches; else all tables compete for them.
-        members = missing if self.fused and self.accelerated else self.order
-        tables, copied = [given[n] for n in members], (self.worth[members] == size) & (split == "copies")
-        if split == "copies":
+        # A fused kernel of a GPU finds nothing of other tables in the caches; else those split alike compete for them.
+        copied = split == "copies"
+        alike = self.order[self.worth[self.order] == size] if copied else self.order
+        members = missing if self.fused and self.accelerated else alike
+        tables = [given[n] for n in members]
+        if copied:
             bags, scale = max(bags // self.ranks, 1), 1.0
         elif split == "columns":
             tables, scale = [replace(t, dim=max(round(t.dim * size), 1)) for t in tables], scale * size
@@ -115,119 +116,84 @@ class Costs:
         known[members, : len(SECONDS)] = steady(seconds)  # a search goes the same way on every processor
         return known[numbers]
 
-    def _time(
-        self, tables: Sequence[EmbeddingTable], bags: int, copied: np.ndarray, scale: float
-    ) -> tuple[Array, Array]:
+    def _time(self, tables: Sequence[EmbeddingTable], bags: int, copied: bool, scale: float) -> tuple[Array, Array]:
         """Seconds of each table by `SECONDS`, and the start-up of kernels that work on all of them."""
-        listed = _list_operations(self, tables, bags, np.append(copied, False), scale)
-        groups = [group for group in listed if len(group.members)]
-        graph, starts = _join(groups, tuple(tables))
+        graph, rows = _spread(_record(self, tables, bags, copied, scale), tables, self.fused)
         (l2, l3), pages = self.platform.cache_capacities, self.platform.page_entries
         known: Mapping[str, float] = self.platform.context.caches or {}
         sizes = {**known, "l2": l2 * scale, "l3": l3 * scale, **({"pages": pages * scale} if pages < np.inf else {})}
         near = replace(self.platform, context=replace(self.platform.context, caches=Fit("caches", sizes)))
         out, launch = np.zeros((len(tables) + 1, len(SECONDS))), np.zeros(len(SECONDS))
-        for group, start, time in zip(groups, starts, np.split(self.seconds(graph, near), starts[1:]), strict=True):
-            first, at = slice(start, start + 1), AT[group.name]
+        for row, time in zip(rows, self.seconds(graph, near)[rows], strict=True):
+            first = slice(row.min(), row.min() + 1)
+            [(name, kind, _, phase, _)] = graph.labels[first]
+            if name in ("clone", "all_reduce"):  # of no table, and a message
+                continue
+            at = AT[phase if phase != "forward" else "pack" if kind == "copy" else "lookup"]
             # The host takes for each as long as after one of its own class.
             [host] = self.issue(Graph(graph.labels[first], graph.features[first], np.zeros((0, 4))))
             time, host = (time, host) if self.accelerated else (time + host, 0.0)
-            if group.shared:
-                [empty] = time[group.members == len(tables)]
+            if name in ("cat", "div_") or (self.accelerated and (self.fused or kind == "elementwise")):  # one kernel
+                empty = time[-1]
                 time = np.maximum(time - empty, 0.0)
-                if group.name != "update":  # which dense weights start in any case
+                if phase != "update":  # which dense weights start in any case
                     launch[[at, AT["host"]]] += empty, host
             else:
-                out[group.members, AT["host"]] += host
-            out[group.members, at] += time
+                out[:, AT["host"]] += host
+            out[:, at] += time
         growth = _grow(self.workload.optimizer, tables, 32.0 if self.accelerated else 64.0)
-        out, within = out[:-1], self.fused & ~copied  # rows are updated in the backward pass
-        out[:, AT["backward"]] *= np.where(within & (self.workload.embedding == "fused"), growth, 1.0)
-        out[:, AT["update"]] *= np.where(within, 1.0, growth)
-        return out, launch
+        within = self.fused and not copied  # rows are updated in the backward pass
+        if not within or self.workload.embedding == "fused":
+            out[:-1, AT["backward" if within else "update"]] *= growth
+        return out[:-1], launch
 
 
-class _Group(NamedTuple):
-    """Operations of one class: what they count as, on which tables, their sizes, and buffers touched.
+def _record(costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: bool, scale: float) -> Graph:
+    """What is done to each table, and to an empty one at the end, with sizes as arrays over them."""
+    workload, last = costs.workload, np.arange(len(tables) + 1) == len(tables)
+    rows, dim, pooling = np.array([*((t.rows, t.dim, t.pooling) for t in tables), (1.0,) * 3]).T
+    itemsize = workload.tables[0].itemsize
+    narrow = ITEMSIZE[workload.dtype] if isinstance(workload, DLRM) else itemsize
+    tape = Tape(narrow, mixed=getattr(workload, "mixed", False))
+    kind = layers.name_kind(workload.embedding, sparse=workload.sparse, copied=copied)
+    stack = EmbeddingTable(rows, dim, pooling, itemsize=itemsize)
+    [pooled] = layers.embedding_bags(tape, [stack], bags * ~last, kind, optimizer=workload.optimizer)
+    packed, back = (tape.tensor(*pooled.shape, itemsize=pooled.itemsize) for _ in range(2))
+    tape.emit("cat", "copy", [pooled], [packed], elements=pooled.numel, rows=pooled.shape[0], bare=1)
+    rest = tape.tensor(last * costs.footprint * scale, itemsize=1)
+    tape.emit("clone", "copy", [rest], [back])  # everything else, of no table
+    tape.gradients[pooled] = back
+    tape.backward()
+    tape.sizes[-1]["bare"], tape.bare = tape.bare, 0  # each gradient is kept before the next one is found
+    if copied:
+        tape.local.clear()
+        average(tape)
+    step(tape, "sgd", lists=costs.accelerated)
+    graph = make_graph(tape)
+    if kind == "fused_exact":  # which rows are looked up differs from table to table
+        [exact] = graph.kernels["embedding_backward", "exact"]
+        place = np.flatnonzero(graph.accesses[:, 0, 0] == exact)[-1]
+        graph.accesses[place, 2] = [*(layers.exact_traffic(t, bags, workload.optimizer) for t in tables), 0.0]
+    return graph
 
-    Of a buffer there are its number, the bytes, and 1 for a write. All may be done by one `shared` kernel.
+
+def _spread(graph: Graph, tables: Sequence[EmbeddingTable], fused: bool) -> tuple[Graph, np.ndarray]:
+    """The same operations table by table on tensors of their own, and the position of each by table.
+
+    Gradients of single tables are found in the reverse order.
     """
-
-    name: str
-    label: tuple[str, str]
-    members: np.ndarray
-    sizes: Mapping[str, Any]
-    touched: tuple[tuple[Any, ...], ...]
-    shared: bool = False
-
-
-def _list_operations(
-    costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: np.ndarray, scale: float
-) -> Iterator[_Group]:
-    """Classes of operations on tables in program order, as if one rank ran them all; each works on an empty one too."""
-    workload, each = costs.workload, np.arange(len(copied))
-    last, fused = each == len(tables), costs.fused
-    one = fused and costs.accelerated  # on a CPU each table counts as a kernel of its own
-    rows, dim, pooling, item = np.array([*((t.rows, t.dim, t.pooling, t.itemsize) for t in tables), (0.0,) * 4]).T
-    narrow = ITEMSIZE[workload.dtype] if isinstance(workload, DLRM) else workload.tables[-1].itemsize
-    wide = 4 if getattr(workload, "mixed", False) else narrow
-    lookups, bag, weights = np.round(bags * pooling), bags * ~last, rows * dim
-    pooled, gathered = bag * dim, lookups * dim
-    # Buffers: of each table its own, or one of all.
-    indices, offsets, out, sent, gradient, weight, order, rest = (k * len(each) + each for k in range(8))
-    back, flat = (k * len(each) + 0 * each for k in (8, 9))
-    looked = {"lookups": lookups, "bags": bag, "dim": dim, "table": each * ~last, "elements": gathered}
-    index = (indices, _INDEX * lookups, 0), (offsets, _INDEX * bag, 0)
-    label = "embedding_forward", "fused" if fused else "_embedding_bag"
-    yield _Group("lookup", label, each, looked, (*index, (out, pooled * wide, 1)), one)
-    sizes, packed = {"elements": pooled, "rows": bag, "bare": 1.0}, ((out, pooled * wide, 0), (sent, pooled * wide, 1))
-    yield _Group("pack", ("copy", "cat"), each, sizes, packed, True)
-    other = (rest, last * costs.footprint * scale, 0), (back, last * pooled.sum() * narrow, 1)
-    yield _Group("pack", ("copy", "clone"), each[-1:], {}, other)  # everything else, of no table
-    sparse, arrived = ~copied & (workload.sparse or fused), ((back, pooled * narrow, 0), *index)
-
-    def find(which: np.ndarray) -> np.ndarray:
-        return np.append(np.flatnonzero(which[:-1]), len(tables)) if which.any() else each[:0]
-
-    gradients, dense = (gradient, weights * wide, 1), (gradient, weights * wide, 0)
-    if workload.embedding == "exact":
-        sizes = looked | {"lookups": 0.0, "launches": _SORT}
-        sort = order, np.array([*(exact_traffic(t, bags, workload.optimizer) for t in tables), 0.0]), 0
-        yield _Group("backward", ("embedding_backward", "exact"), find(sparse), sizes, (*arrived, sort), one)
-    elif fused:
-        yield _Group("backward", ("embedding_backward", "fused"), find(sparse), looked, arrived, one)
-    else:  # gradients of single tables are found in the reverse order
-        sizes, found = looked | {"rows": lookups, "bare": 1.0}, (*arrived, (gradient, gathered * wide, 1))
-        yield _Group("backward", ("embedding_backward", "sparse"), find(sparse)[::-1], sizes, found)
-    sizes = looked if fused else looked | {"elements": weights, "rows": rows, "bare": 1.0}
-    members = find(~sparse) if fused else find(~sparse)[::-1]
-    yield _Group("backward", ("embedding_backward", "dense"), members, sizes, (*arrived, gradients), one)
-    sizes, written, reduced = {"elements": weights}, (flat, weights * wide, 1), (flat, weights * wide, 0)
-    yield _Group("update", ("copy", "cat"), find(copied), sizes, (dense, written), True)
-    yield _Group("update", ("elementwise", "div_"), find(copied), sizes, (reduced, written), True)
-    for which, source in ((copied, reduced), (~copied & ~sparse, dense)):
-        moved = (weight, weights * item, 0), source, (weight, weights * item, 1)
-        yield _Group("update", ("elementwise", "add_"), find(which), sizes, moved, costs.accelerated)
-    if not fused:
-        sizes, read = looked | {"rows": lookups}, (gradient, gathered * wide, 0)
-        yield _Group("update", ("embedding_update", "sparse"), find(sparse), sizes, (read,))
-
-
-def _join(groups: Sequence[_Group], tables: tuple[EmbeddingTable, ...]) -> tuple[Graph, list[int]]:
-    """Operations of classes as a graph, and the first one of each class."""
-    labels: list[tuple[str, str, str, str, str]] = []
-    features, accesses, starts, n = [], [], [], len(tables) + 1
-    for name, label, members, sizes, touched, _ in groups:
-        starts.append(len(labels))
-        own, phase = len(labels) + np.arange(len(members)), name if name in PHASES else "forward"
-        labels += [(label[1], *label, phase, "embeddings")] * len(members)
-        columns = [np.broadcast_to(sizes.get(size, size in ("launches", "calls")), n) for size in FEATURES]
-        features.append(np.stack(columns, axis=1, dtype=float)[members])
-        for buffer, nbytes, write in touched:
-            accesses.append(np.stack(np.broadcast_arrays(own, buffer[members], nbytes[members], write), axis=1))
-    every = np.concatenate(accesses)
-    every = every[np.argsort(every[:, 0], kind="stable")]
-    return Graph(tuple(labels), np.concatenate(features), every, tables), starts
+    each = np.arange(len(tables) + 1)
+    turned = np.array([label[3] == "backward" and not fused for label in graph.labels])
+    rows = np.arange(len(graph))[:, None] * len(each) + np.where(turned[:, None], each[::-1], each)
+    features = np.empty((rows.size, len(FEATURES)))
+    features[rows] = np.moveaxis(graph.features, 1, 2)
+    features[rows, FEATURES.index("table")] = each % max(len(tables), 1)
+    own, storage, nbytes, write = np.moveaxis(graph.accesses, 1, 0)
+    touched = rows[own.astype(int), each], storage * len(each) + each, nbytes, write
+    accesses = np.stack(touched, axis=2).reshape(-1, 4)
+    accesses = accesses[np.argsort(accesses[:, 0], kind="stable")]
+    labels = tuple(label for label in graph.labels for _ in each)
+    return Graph(labels, features, accesses, tuple(tables)), rows
 
 
 def _grow(optimizer: str, tables: Sequence[EmbeddingTable], granularity: float) -> Array:
@@ -238,16 +204,16 @@ def _grow(optimizer: str, tables: Sequence[EmbeddingTable], granularity: float) 
     return (values + _INDEX + 2.0 * (row + state)) / (values + _INDEX + 2.0 * row)
 
 
-def _size(workload: DLRM | TableSet, tables: Sequence[EmbeddingTable], bags: int, copied: np.ndarray) -> Array:
+def _size(workload: DLRM | TableSet, tables: Sequence[EmbeddingTable], bags: int, copied: bool) -> Array:
     """Bytes of each table by `COLUMNS`, in which seconds are still zero."""
     rows, dim, pooling, item = np.array([(t.rows, t.dim, t.pooling, t.itemsize) for t in tables], dtype=float).T
     lookups, weights, outputs = bags * pooling, rows * dim * item, bags * dim * item
     fused, inputs = workload.embedding != "separate", _INDEX * (lookups + bags)
     sparse = 0.0 if fused else lookups * (dim * item + _INDEX)
     found = {
-        "pooled": outputs * ~copied, "indices": inputs * ~copied, "weights": weights,
+        "pooled": outputs * (not copied), "indices": inputs * (not copied), "weights": weights,
         "state": item * rows if workload.optimizer == "rowwise_adagrad" else STATE[workload.optimizer] * weights,
         "inputs": inputs, "outputs": outputs, "averaged": weights * copied,
-        "gradients": outputs + np.where(copied | (not (workload.sparse or fused)), weights, sparse),
+        "gradients": outputs + (weights if copied or not (workload.sparse or fused) else sparse),
     }  # fmt: skip
     return np.stack([found.get(name, 0.0 * rows) for name in COLUMNS], axis=1)

@@ -354,9 +354,7 @@ def _bottom(tape: Tape, inputs: Tensor, model: DLRM) -> Tensor:
 def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tensor]]]:
     """Look tables up and launch the exchanges; each entry waits for its pooled rows."""
     tape.module, ranks, batch = "embeddings", len(held.widths), model.batch // len(held.widths)
-    kind = {"separate": "sparse" if model.sparse else "dense", "fused": "fused", "exact": "fused_exact"}[
-        model.embedding
-    ]
+    kind = layers.name_kind(model.embedding, sparse=model.sparse)
     looked = layers.embedding_bags(tape, held.looked, model.batch, kind, optimizer=model.optimizer)
     receive: list[Callable[[], list[Tensor]]] = []
     pooled, start = looked[: held.whole], held.whole
@@ -380,7 +378,7 @@ def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tens
         nbytes = model.batch * max(held.widths) * tape.wide
         receive.insert(0, layers.exchange(tape, send, batch, held.widths, nbytes))
     if held.copies:
-        kind = "dense" if model.embedding == "separate" else "fused_dense"
+        kind = layers.name_kind(model.embedding, sparse=model.sparse, copied=True)
         copies = layers.embedding_bags(tape, held.copies, batch, kind)
         tape.local.difference_update(tape.trained[-len(held.copies) :])
         receive.append(lambda: copies)

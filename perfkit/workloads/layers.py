@@ -183,6 +183,13 @@ def look_up(tape: Tape, weight: Tensor, indices: int, *leading: int) -> Tensor:
     return tape.record("embedding", weight, tape.tensor(indices, itemsize=8), out=(*leading, weight.shape[1]), **sizes)
 
 
+def name_kind(embedding: str, *, sparse: bool, copied: bool = False) -> str:
+    """Kind of lookup of `embedding_bags` by the settings of a model; the gradients of copies are as large as these."""
+    if embedding == "separate":
+        return "sparse" if sparse and not copied else "dense"
+    return "fused_dense" if copied else {"fused": "fused", "exact": "fused_exact"}[embedding]
+
+
 def embedding_bags(
     tape: Tape, tables: Sequence[EmbeddingTable], bags: Any, kind: str, *, optimizer: str = ""
 ) -> list[Tensor]:
