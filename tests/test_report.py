@@ -37,12 +37,7 @@ def write(toy: Platform, tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     """Write a report of everything there is, some of it changed."""
 
     def run(**changes: Any) -> str:
-        sizes = [2.0**power for power in range(10, 26)]
-        raw = {
-            "ranks": 2, "kernels": [{"kind": "gemm", "sizes": {"flops": 1e8}, "nbytes": 1e7, "median": 2e-3}],
-            "collectives": [{"operation": "all_reduce", "nbytes": n, "q1": 1e-4 + n / 1e9, "q3": 1e-3} for n in sizes],
-        }  # fmt: skip
-        given: Row = {"platform": toy, "comparison": some_comparison(), "measurements": raw}
+        given: Row = {"platform": toy, "comparison": some_comparison()}
         given["predictions"] = {"dlrm": predict(MODEL, toy, ranks=2)}
         return write_report(tmp_path / "report.html", **(given | changes)).read_text(encoding="utf-8")
 
@@ -70,7 +65,7 @@ def test_report_is_self_contained(write: Any, tmp_path: Path) -> None:
         references = [value for name, value in attributes.items() if name in ("src", "href", "xlink:href", "action")]
         assert all(value.startswith("#") for value in references)
     assert "@import" not in page and not re.search(r"url\((?!#)", page)
-    assert page.count("<svg") == 5 and [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert page.count("<svg") == 3 and [path.name for path in tmp_path.iterdir()] == ["report.html"]
     ids = [attributes["id"] for _, attributes in Tags(page).found if "id" in attributes]
     assert len(ids) == len(set(ids)) and set(re.findall(r"url\(#([^)]+)\)", page)) <= set(ids)
 
@@ -82,9 +77,9 @@ def test_report_says_what_the_numbers_say(write: Any) -> None:
         assert text in page, text
     data = re.search(r'<script type="application/json" id="perfkit-comparison">(.*?)</script>', page)
     assert data is not None and json.loads(data.group(1)) == some_comparison().to_dict()
-    assert write(predictions={}, measurements={}).count("<svg") == 1, "charts need data"
+    assert write(predictions={}).count("<svg") == 1, "charts need data"
     one = some_comparison(predicted_s=1.099503 * 0.004)  # 9.9503 %, which cards and charts round alike
-    page = write(comparison=replace(one, runs=one.runs[:1]), predictions={}, measurements={})
+    page = write(comparison=replace(one, runs=one.runs[:1]), predictions={})
     assert page.count("10.0%") >= 6 and not re.search(r"\b9\.9\d*%", page)
 
 
@@ -92,10 +87,7 @@ def test_every_name_is_text(write: Any, toy: Platform) -> None:
     named = replace(toy, name=HOSTILE, collectives={})
     comparison = some_comparison(name=HOSTILE, family=HOSTILE, bottleneck=HOSTILE, config={HOSTILE: HOSTILE})
     comparison = replace(comparison, machine={HOSTILE: HOSTILE})
-    page = write(
-        platform=named, comparison=comparison, predictions={HOSTILE: predict(MODEL, named)},
-        measurements={"kernels": [{"kind": HOSTILE, "sizes": {"flops": 1e8}, "nbytes": 1e7, "median": 2e-3}]},
-    )  # fmt: skip
+    page = write(platform=named, comparison=comparison, predictions={HOSTILE: predict(MODEL, named)})
     tags = Tags(page).found
     scripts = [attributes for tag, attributes in tags if tag == "script"]
     assert scripts == [{"type": "application/json", "id": "perfkit-comparison"}]

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from perfkit.ground.units import format_bytes
 from perfkit.measure.folders import find_cache
-from perfkit.measure.machine import gather_facts
+from perfkit.measure.machine import gather_facts, list_versions
 from perfkit.measure.processes import ENVIRONMENT, run_processes
 from perfkit.models.kernels import REFERENCES
 
@@ -57,12 +57,7 @@ class Finding:
 
 
 def _versions(root: Path) -> _Found:
-    found = {"Python": system.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "MISSING"
+    found = {**dict.fromkeys(PACKAGES, "MISSING"), **list_versions(PACKAGES)}
     return "MISSING" not in found.values(), ", ".join(f"{name} {text}" for name, text in found.items())
 
 
@@ -95,22 +90,20 @@ def _disk(root: Path) -> _Found:
 
 def _load(root: Path) -> _Found:
     """What other programs and the hypervisor take right now, from the kernel's tick counters."""
-    ticks = []
+
+    def count() -> np.ndarray:
+        return np.array((root / "proc/stat").read_text().split("\n", 1)[0].split()[1:9], dtype=int)
+
     try:
-        for pause in (1.0, 0.0):
-            words = (root / "proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-            ticks.append(np.array(words, dtype=int))
-            time.sleep(pause)
-        user, nice, kernel, idle, waiting, interrupt, soft, stolen = ticks[1] - ticks[0]
+        begin = count()
+        time.sleep(1.0)
+        *_, idle, waiting, _, _, stolen = spent = count() - begin
     except (OSError, ValueError):
         return None, "not readable here"
-    busy, cores = user + nice + kernel + interrupt + soft, os.cpu_count() or 1
-    total = max(1, busy + idle + waiting + stolen)
-    recent = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    detail = f"others use {busy / total * cores:.2f} cores now, 1-minute load {recent:.2f}"
-    if stolen / total > STOLEN:
-        return False, f"{detail}, the hypervisor takes {stolen / total:.0%}"
-    if busy / total * cores > BUSY:
+    cores, total, recent = os.cpu_count() or 1, max(1, spent.sum()), os.getloadavg()[0]
+    busy, taken = cores * (total - idle - waiting - stolen) / total, stolen / total
+    detail = f"others use {busy:.2f} cores now, 1-minute load {recent:.2f}, the hypervisor takes {taken:.0%}"
+    if taken > STOLEN or busy > BUSY:
         return False, detail
     return (True if recent <= max(1.0, 0.5 * cores) else None), detail
 
@@ -165,8 +158,7 @@ def _gpus(root: Path) -> _Found:
     import torch
 
     if not torch.cuda.is_available():
-        found = "a driver but no usable GPU" if shutil.which("nvidia-smi") else "none; calibration uses the CPU"
-        return None, found
+        return None, "a driver but no usable GPU" if shutil.which("nvidia-smi") else "none; calibration uses the CPU"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     detail = f"{len(names)}: {', '.join(sorted(set(names)))}, CUDA {torch.version.cuda}"
     return True, detail if len(names) < 2 else f"{detail}, NCCL: {_gloo(root, 'cuda')[1]}"
@@ -206,9 +198,7 @@ def diagnose(*names: str, root: Path = Path("/")) -> list[Finding]:
         In a fixed order; any that is not `ok` (False) would spoil a calibration.
     """
     findings = []
-    for name, look, advice in CHECKS:
-        if names and name not in names:
-            continue
+    for name, look, advice in (check for check in CHECKS if not names or check[0] in names):
         try:
             ok, detail = look(root)
         except Exception as error:  # whatever a check may raise, the finding is the same
@@ -239,10 +229,9 @@ def format_findings(findings: list[Finding]) -> str:
                        -> stop other programs
     1 of 1 would spoil a calibration: load
     """
-    lines = []
+    lines, marks = [], {True: "✓", False: "✗", None: "·"}
     for finding in findings:
-        mark = {True: "✓", False: "✗", None: "·"}[finding.ok]
-        lines.append(f" {mark} {finding.name:<15} {finding.detail}")
+        lines.append(f" {marks[finding.ok]} {finding.name:<15} {finding.detail}")
         lines += [f"{'':18}-> {finding.advice}"] if finding.advice else []
     bad = [finding.name for finding in findings if finding.ok is False]
     verdict = f"{len(bad)} of {len(findings)} would spoil a calibration: {', '.join(bad)}"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from html import escape
 from pathlib import Path
@@ -60,7 +60,7 @@ def _percent(value: float, sign: str = "") -> str:
     return f"{value:{sign}.1%}" if np.isfinite(value) else "–"
 
 
-def _figure(title: str, chart: plots.Chart, caption: str, number: int) -> str:
+def _draw(number: int, title: str, chart: plots.Chart, caption: str) -> str:
     """Chart as inline SVG in the colours of the page, its ids made unique among the figures."""
     import vl_convert
 
@@ -77,15 +77,12 @@ def _headline(comparison: Comparison) -> str:
     """Errors: over all as tiles, by family as a table, and once more at the usual pace where that is known."""
     note = (
         "Error is |predicted / measured - 1|, bias its signed mean, of runs that the calibration never saw. The noise "
-        "floor is how far a repeated measurement of the same run lands from the first."
+        "floor is how far a repeated measurement of the same run lands from the first. A second table compares with "
+        "times at the usual pace of the machine, where short references between the iterations tell it."
     )
     frames = {"Measured": comparison.figures}
     if any("relative_s" in run for run in comparison.runs):
         frames["At the usual pace"] = comparison.at_usual_pace().figures
-        note += (
-            " Machines change their speed. The second table compares with times at the usual pace of the machine, "
-            "known from short references between the iterations."
-        )
     tiles = {
         "geomean": "geometric mean error", "mean": "mean error", "max": "largest error",
         "floor": "noise floor of the measurement", "inside": "of the runs inside the 80% interval",
@@ -133,41 +130,19 @@ def _runs(runs: Iterable[Mapping[str, Any]]) -> str:
     return f'{_table(heads, rows, numbers=heads[1:4])}<p class="soft">{note}</p>'
 
 
-def _figures(
-    platform: Platform, comparison: Comparison, predictions: Mapping[str, Prediction], measurements: Mapping[str, Any]
-) -> list[tuple[str, plots.Chart, str]]:
-    """Heading, chart and caption of everything there is data for."""
-    caption = "Each mark is one run: vertical bars are 80% intervals, horizontal bars quartiles."
-    found: list[tuple[str, plots.Chart, str]] = [("", comparison.chart(), caption)]
+def _list_figures(
+    comparison: Comparison, predictions: Mapping[str, Prediction]
+) -> Iterator[tuple[str, plots.Chart, str]]:
+    """Heading, chart and caption of all runs, then of every iteration that is looked into."""
+    yield "", comparison.chart(), "Each mark is one run: vertical bars are 80% intervals, horizontal bars quartiles."
     for name, prediction in predictions.items():
         caption = "The parts sum to the predicted time; host is the time in which the device waits for its host."
-        found.append((f"{name}: {prediction!r}", prediction.chart("breakdown"), caption))
-        found.append(("", prediction.chart("timeline"), "Neighbouring operations of one phase are drawn as one bar."))
-    kernels = [{**row, **row["sizes"], "time_s": row["median"]} for row in measurements.get("kernels", ())]
-    if any(row.get("flops") for row in kernels):
-        roofs = {level.name: level.bandwidth.value for level in platform.device.memory if level.bandwidth is not None}
-        peaks = {dtype: peak.value for dtype, peak in platform.device.peaks.items()}
-        caption = "Kernels measured in isolation under the peaks and bandwidths of the platform."
-        found.append(("Kernels", plots.roofline_chart(kernels, peaks, roofs), caption))
-    if points := measurements.get("collectives"):
-        ranks, marks, curves = measurements["ranks"], [], []
-        for row in points:
-            size = {"operation": row["operation"], "nbytes": row["nbytes"], "ranks": ranks}
-            marks.append(size | {"time_s": row["q1"], "q1_s": row["q1"], "q3_s": row["q3"]})
-            time = platform.collective_time(row["operation"], row["nbytes"], ranks=ranks)
-            curves.append(size | {"time_s": float(time)})
-        chart = plots.collective_curves(marks, curves, title="Time and bus bandwidth")
-        found.append(("Collectives", chart, "Message sizes in the nccl-tests convention."))
-    return found
+        yield f"{name}: {prediction!r}", prediction.chart("breakdown"), caption
+        yield "", prediction.chart("timeline"), "Neighbouring operations of one phase are drawn as one bar."
 
 
 def write_report(
-    path: str | Path,
-    *,
-    platform: Platform,
-    comparison: Comparison,
-    predictions: Mapping[str, Prediction] | None = None,
-    measurements: Mapping[str, Any] | None = None,
+    path: str | Path, *, platform: Platform, comparison: Comparison, predictions: Mapping[str, Prediction]
 ) -> Path:
     """Write the report of a check as one self-contained HTML file.
 
@@ -176,13 +151,11 @@ def write_report(
     path : str or Path
         File to write; an older one is replaced only once the new one is whole.
     platform : Platform
-        What was predicted with; its peaks and memory levels make the roofline.
+        What was predicted with; all its numbers are listed.
     comparison : Comparison
         Predicted and measured runs.
-    predictions : mapping of str to Prediction, optional
+    predictions : mapping of str to Prediction
         Iterations to look into, by title.
-    measurements : mapping, optional
-        Raw measurements of the platform: its kernels and collectives are drawn.
 
     Returns
     -------
@@ -194,12 +167,7 @@ def write_report(
     OSError
         Where the file cannot be written; nothing is left behind.
     """
-    figures = [
-        _figure(title, chart, caption, number)
-        for number, (title, chart, caption) in enumerate(
-            _figures(platform, comparison, predictions or {}, measurements or {})
-        )
-    ]
+    figures = [_draw(number, *parts) for number, parts in enumerate(_list_figures(comparison, predictions))]
     about = {**comparison.machine, **comparison.versions, "date": date.today().isoformat()}
     data = json.dumps(comparison.to_dict(), default=str).replace("<", "\\u003c")
     page = f"""<!doctype html>
@@ -255,8 +223,7 @@ def demonstrate(*, quick: bool, report: Path, out: Path, say: Callable[[str], No
     say("\n" + comparison.as_text())
     first = {sample.family: sample for sample in reversed(samples)}.values()
     shown = {s.name: predict(s.workload, platform, ranks=s.ranks, plan=s.plan) for s in first}
-    measurements = json.loads(out.with_suffix(".measurements.json").read_text())
-    write_report(report, platform=platform, comparison=comparison, predictions=shown, measurements=measurements)
+    write_report(report, platform=platform, comparison=comparison, predictions=shown)
     say(f"\nReport:    {report} (one file, opens without a network)\nPlatform:  {out}")
     say("Notebooks: make lab, and start with notebooks/00_start_here.ipynb")
     return comparison

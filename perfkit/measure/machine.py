@@ -5,7 +5,7 @@ import os
 import platform as system
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -164,21 +164,20 @@ def describe_machine() -> dict[str, str]:
     facts : dict of str to str
         Processor, cores, caches, memory and operating system.
     """
-    facts = gather_facts()
-    sizes = {level: facts[level].value for level in _CACHES}
-    caches = ", ".join(f"{level} {float(size) / 2**10:.0f} KiB" for level, size in sizes.items() if size)
-    memory = facts["memory"].value
-    return {
-        "processor": str(facts["processor"].value),
-        "cores": str(count_cores()),
-        "caches": caches or "unknown",
-        "memory": f"{float(memory) / 1e9:.0f} GB" if memory else "unknown",
-        "system": str(facts["system"].value),
-    }
+    known = {name: fact.value for name, fact in gather_facts().items()}
+    caches = ", ".join(f"{level} {float(known[level]) / 2**10:.0f} KiB" for level in _CACHES if known[level])
+    memory = f"{float(known['memory']) / 1e9:.0f} GB" if known["memory"] else "unknown"
+    facts = {"processor": str(known["processor"]), "cores": str(count_cores()), "caches": caches or "unknown"}
+    return facts | {"memory": memory, "system": str(known["system"])}
 
 
-def list_versions() -> dict[str, str]:
+def list_versions(packages: Sequence[str] = ("torch", "numpy", "scipy", "statsmodels")) -> dict[str, str]:
     """Versions that a measurement depends on.
+
+    Parameters
+    ----------
+    packages : sequence of str, optional
+        Packages beside perfkit and Python; those that are missing are left out.
 
     Returns
     -------
@@ -188,7 +187,7 @@ def list_versions() -> dict[str, str]:
     from perfkit import __version__
 
     found = {"perfkit": __version__, "python": system.python_version()}
-    for package in ("torch", "numpy", "scipy", "statsmodels"):
+    for package in packages:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

@@ -56,10 +56,10 @@ def sum_idle(lane: Lane) -> dict[str, float]:
         launched); communication_s (a collective that had to end was in flight); waiting_s (it waited for other ranks)
         [s].
     """
-    busy, stolen, exposed = (float(times.sum()) for times in (lane.seconds, lane.stolen, lane.exposed))
-    waiting = float(lane.stalls.sum()) - exposed
-    host = lane.period - busy - stolen - exposed - waiting
-    times = {"busy_s": busy, "stolen_s": stolen, "host_s": host, "communication_s": exposed, "waiting_s": waiting}
+    parts = (lane.seconds, lane.stolen, lane.exposed, lane.stalls - lane.exposed)
+    busy, stolen, exposed, waiting = (float(seconds.sum()) for seconds in parts)
+    times = {"busy_s": busy, "stolen_s": stolen, "host_s": lane.period - busy - stolen - exposed - waiting}
+    times |= {"communication_s": exposed, "waiting_s": waiting}
     return {name: seconds if seconds > _EQUAL * lane.period else 0.0 for name, seconds in times.items()}
 
 
@@ -147,34 +147,33 @@ def sum_modules(lane: Lane, depth: int | None) -> "polars.DataFrame":
     ]
     frame = polars.DataFrame(rows, schema=("module", "operations", "phase", "time_s", "idle_s"), orient="row")
     phases = [polars.col("time_s").filter(phase=phase).sum().alias(f"{phase}_s") for phase in PHASES]
-    total = polars.col("time_s").sum().alias("share") / lane.period
-    sums = (polars.col("operations").sum(), *phases, polars.col("idle_s").sum(), total)
+    sums = (polars.sum("operations"), *phases, polars.sum("idle_s"), polars.sum("time_s").alias("share") / lane.period)
     frame = frame.group_by(_cut(depth), maintain_order=True).agg(*sums)
     return polars.concat([frame.filter(polars.col("module") != ""), frame.filter(module="")])
 
 
 def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
     """Shares of modules in the updates that name none, by the bytes of the parameters and gradients that are theirs."""
-    owner: dict[int, str] = {}
-    touched: dict[int, list[tuple[int, float]]] = {}
+    owner: dict[float, str] = {}
+    touched: dict[int, list[tuple[float, float]]] = {}
     for place, buffer, nbytes in graph.accesses[:, :3].tolist():
         _, kind, _, phase, module = graph.labels[int(place)]
         if module:
-            owner.setdefault(int(buffer), module)
+            owner.setdefault(buffer, module)
         elif phase == "update" and kind != "collective":
-            touched.setdefault(int(place), []).append((int(buffer), nbytes))
+            touched.setdefault(int(place), []).append((buffer, nbytes))
     for _ in range(2):  # what the optimizer keeps belongs with what it is used with
         for buffers in touched.values():
             known = {owner[buffer] for buffer, _ in buffers if buffer in owner}
             if len(known) == 1:
-                owner |= dict.fromkeys((buffer for buffer, _ in buffers if buffer not in owner), known.pop())
+                owner |= dict.fromkeys((buffer for buffer, _ in buffers), known.pop())
     shares: dict[int, dict[str, float]] = {}
     for place, buffers in touched.items():
-        total = sum(nbytes for buffer, nbytes in buffers if buffer in owner)
-        for buffer, nbytes in buffers if total else ():
-            if buffer in owner:
-                mine = shares.setdefault(place, {})
-                mine[owner[buffer]] = mine.get(owner[buffer], 0.0) + nbytes / total
+        owned = [(owner[buffer], nbytes) for buffer, nbytes in buffers if buffer in owner]
+        total = sum(nbytes for _, nbytes in owned)
+        for module, nbytes in owned if total else ():
+            mine = shares.setdefault(place, {})
+            mine[module] = mine.get(module, 0.0) + nbytes / total
     return shares
 
 
@@ -343,17 +342,8 @@ def _list_flows(lanes: Sequence[Lane], sources: Mapping[int, int]) -> Iterator[E
     for last, *others in map(sorted, meetings.values()):
         pairs += [("meet", last[1:], other[1:]) for other in others]
     for number, (name, *ends) in enumerate(pairs, 1):
-        for (rank, position), phase in zip(ends, "sf", strict=True):
+        for (rank, position), phase in zip(ends, ({"ph": "s"}, {"ph": "f", "bp": "e"}), strict=True):
             lane = lanes[sources[rank]]
-            thread, start = _find_thread(lane, position), round(float(lane.starts[position]) * 1e6, 3)
-            bound = {"bp": "e"} if phase == "f" else {}
-            yield {
-                "name": name,
-                "cat": "flow",
-                "ph": phase,
-                "id": number,
-                "pid": rank,
-                "tid": thread,
-                "ts": start,
-                **bound,
-            }
+            place = {"pid": rank, "tid": _find_thread(lane, position)}
+            start = round(float(lane.starts[position]) * 1e6, 3)
+            yield {"name": name, "cat": "flow", "id": number, **phase, **place, "ts": start}

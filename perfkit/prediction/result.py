@@ -160,9 +160,8 @@ class Prediction(Tabular):
         """
         check_type("rank", rank, int | None)
         lanes = self._timeline.lanes
-        if rank is None:
-            rank = lanes[rank_largest([float(lane.seconds.sum()) for lane in lanes])[0]].kind.ranks[0]
-        found = [lane for lane in lanes if rank in lane.kind.ranks]
+        busiest = lanes[rank_largest([float(lane.seconds.sum()) for lane in lanes])[0]]
+        found = [busiest] if rank is None else [lane for lane in lanes if rank in lane.kind.ranks]
         if not found:
             raise ValueError(f"rank is {rank}; the ranks are 0 to {self.ranks - 1}; choose one of these")
         return accounts.sum_modules(found[0], depth)
@@ -213,12 +212,8 @@ class Prediction(Tabular):
         """A row for every kind of rank."""
         import polars
 
-        ranks = [lane.kind.ranks for lane in self._timeline.lanes]
-        rows = [
-            {"rank": own[0], "ranks": len(own), **account(lane)}
-            for own, lane in zip(ranks, self._timeline.lanes, strict=True)
-        ]
-        return polars.DataFrame(rows, orient="row")
+        kinds = [(lane, lane.kind.ranks) for lane in self._timeline.lanes]
+        return polars.DataFrame([{"rank": own[0], "ranks": len(own), **account(lane)} for lane, own in kinds])
 
     def communication(self) -> "polars.DataFrame":
         """What ranks spend on collectives, and how much of it operations hide; alike ranks are listed once.
@@ -259,14 +254,12 @@ class Prediction(Tabular):
         return "\n".join(lines + [f"  warning: {text}" for text in self.warnings])
 
     def __repr__(self) -> str:
-        low, high = self.interval(0.8)
-        where = f"{self.ranks} of {self.platform.network.ranks} ranks of {self.platform.name}"
-        what = self.workload
+        time, low, high = map(format_time, (self.time, *self.interval(0.8)))
+        where, what = f"{self.ranks} of {self.platform.network.ranks} ranks of {self.platform.name}", self.workload
         dtype = what.dtype + (" autocast" if getattr(what, "mixed", False) else "")
         execution = "compiled" if getattr(what, "compiled", False) else "eager"
         words = (f"{what.description} on {where}", dtype, getattr(what, "optimizer", ""), execution)
-        how = ", ".join(filter(None, words))
-        return f"{how}: {format_time(self.time)} ({format_time(low)}–{format_time(high)}), {self.bottleneck}"
+        return f"{', '.join(filter(None, words))}: {time} ({low}–{high}), {self.bottleneck}"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.explain())}</pre>"
