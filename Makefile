@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 # The extras of pyproject.toml that a target needs; a stamp file remembers that they are installed.
 EXTRAS_run := measure
 EXTRAS_lab := measure,notebooks
-EXTRAS_test := measure,notebooks,dev
+EXTRAS_test := measure,models,notebooks,dev
 EXTRAS_gallery := kernel-database
 
 # Jupyter refuses to run as root, which is what most containers are, unless it is told to.

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from benchmarks import (
     accuracy,
+    captures,
     families,
     gpu_forms,
     gpu_iterations,
@@ -62,6 +63,7 @@ def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[ModuleType, li
         yield imbalance, [*here, *keep("imbalance"), *shorten("--models", "1", "--seconds", "0.5")]
     yield speed, [*here, *keep("speed"), *shorten("--rounds", "5")]
     yield placement, [*keep("placement"), *shorten("--quick")]
+    yield captures, keep("captures")
     try:
         find_shared_data()
         yield gpu_forms, [*keep("gpu_forms"), *shorten("--systems", POOLED.replace("+", ","))]

@@ -175,8 +175,8 @@ def test_all_benchmarks_calibrate_only_without_a_platform(
             monkeypatch.setattr(part, "main", lambda words, name=name: asked.append(name) or 0)
     words = ["--quick", *(["--platform", "mine.toml"] if given else [])]
     assert everything.main(words) == 0
-    own = "accuracy imbalance speed placement gpu_forms" if given else (
-        "calibrate accuracy learning imbalance speed placement"
+    own = "accuracy imbalance speed placement captures gpu_forms" if given else (
+        "calibrate accuracy learning imbalance speed placement captures"
     )  # fmt: skip
     saved = "gpu_iterations gpu_networks mlperf_dlrm sharding_study sharding_study left_out"
     assert asked == f"{own} {saved}".split()
