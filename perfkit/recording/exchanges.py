@@ -1,7 +1,8 @@
 """Collectives of a captured step: their sizes and ranks, and where each is waited for."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ _NAMES = {
     "broadcast": "broadcast", "barrier": "all_reduce", "reduce": "all_reduce", "gather": "all_gather",
     "scatter": "broadcast", "send": "broadcast", "recv": "broadcast",
 }  # fmt: skip
+#: What is assumed where a tensor is sent.
+PAIR = "what one rank sends to another is priced as a broadcast between the two"
 
 
 def name_collective(func: Any) -> str:
@@ -38,6 +41,55 @@ def answer(func: Any, args: Sequence[Any]) -> tuple[Any, Any]:
     return ((result, work.boxed()) if len(func._schema.returns) == 2 else work.boxed()), work
 
 
+class Stream:
+    """A stream of a device, or an event on one: where on the compute stream its next operation may start, and after
+    which collectives. Those of a recorder are of a type of their own, as `exchanges` is.
+    """
+
+    exchanges: Any
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._place = -0.5
+        self.pending: frozenset[int] = frozenset()
+
+    @property
+    def place(self) -> float:
+        """Position of the next operation in program order; between two where it is on a side stream [-]."""
+        return self.exchanges.position if self is self.exchanges.compute else self._place
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Go on no sooner than another stream, or an event, has come to where it is now."""
+        self._place = max(self._place, np.ceil(other.place) - 0.5)
+        self.follow(*other.pending)
+
+    wait_event = wait_stream
+
+    def follow(self, *numbers: int) -> None:
+        """Go on no sooner than these collectives have ended; the compute stream notes that it waits."""
+        if self is self.exchanges.compute:
+            self.exchanges.finish(*numbers)
+        else:
+            self.pending |= {*numbers}
+
+    def record_event(self, event: "Stream | None" = None) -> "Stream":
+        """Where this stream is now."""
+        event = event or type(self)()
+        event._place, event.pending = np.ceil(self.place) - 0.5, self.pending
+        return event
+
+    def record(self, stream: "Stream | None" = None) -> None:
+        """Note where a stream is now, the current one unless given."""
+        (stream or self.exchanges.current).record_event(self)
+
+    def wait(self, stream: "Stream | None" = None) -> None:
+        """Have a stream wait for this event, the current one unless given."""
+        (stream or self.exchanges.current).wait_stream(self)
+
+    def synchronize(self) -> None:
+        """The host goes on when all is done."""
+        self.exchanges.compute.wait_stream(self)
+
+
 class Exchanges:
     """The collectives of a recorder.
 
@@ -55,6 +107,28 @@ class Exchanges:
         self._open: dict[int, tuple[int, Any]] = {}  # number by handle
         self._buffers: dict[int, int] = {}  # number by the storage that it fills
         self._unseen: list[int] = []
+        self._streams = type("Stream", (Stream,), {"exchanges": weakref.proxy(self)})
+        self.compute = self.current = self._streams()
+
+    @property
+    def position(self) -> int:
+        """How many operations are recorded [-]."""
+        return len(self._recorder.labels)
+
+    def list_streams(self) -> dict[str, Any]:
+        """What stands in for the streams and events of a device, by their names there."""
+        types = {"Stream": self._streams, "Event": self._streams}
+        names = {"current_stream": lambda *_: self.current, "default_stream": lambda *_: self.compute}
+        return {**types, "stream": self._switch, "synchronize": lambda *_: None, **names}
+
+    @contextmanager
+    def _switch(self, stream: Stream | None) -> Iterator[None]:
+        """Make a stream the current one."""
+        before, self.current = self.current, stream or self.current
+        try:
+            yield
+        finally:
+            self.current = before
 
     def record(self, name: str, func: Any, args: list[Any], out: Any, module: str, work: Any) -> None:
         """Append a collective with its bytes in the nccl-tests convention."""
@@ -63,6 +137,10 @@ class Exchanges:
         reads = list(walk_tensors(lists[-1]))
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=True))
         ranks = _find_ranks(given)
+        peer = given.get("dst", given.get("src"))
+        if peer is not None:
+            ranks = tuple(sorted({ranks[peer], dist.get_rank()}))
+            self._recorder.values.notes[PAIR] = None
         if ranks not in self._groups:
             self._groups.append(ranks)
         nbytes: float = max(sum(t.numel() * t.element_size() for t in tensors) for tensors in (reads, writes))
@@ -76,7 +154,7 @@ class Exchanges:
         number = len(self._launched)
         self._launched.append(len(self._recorder.labels))
         if given.get("async_op") is False:  # its caller waits at once
-            self._finish(number)
+            self.current.follow(number)
             return
         self._buffers.update({self._recorder.values.number(t): number for t in writes})
         if work is not None:
@@ -84,34 +162,37 @@ class Exchanges:
             if not find_caller("distributed_c10d.py"):  # a module over ranks: the backward pass waits at its end
                 self._unseen.append(number)
 
-    def _finish(self, *numbers: int) -> None:
+    def finish(self, *numbers: int) -> None:
+        """Note that the compute stream waits here for collectives that it has not waited for."""
         for number in numbers:
-            self._waits.setdefault(number, len(self._recorder.labels))
+            self._waits.setdefault(number, self.position)
 
     def wait(self, work: Any) -> None:
         """Note that a handle is waited for."""
         if id(work) in self._open:
-            self._finish(self._open.pop(id(work))[0])
+            self.current.follow(self._open.pop(id(work))[0])
 
     def touch(self, tensors: Sequence[Tensor]) -> None:
         """The end of a backward pass uses these tensors: it has waited for what fills them."""
         keys = [self._recorder.values.number(t) for t in tensors]
-        self._finish(*(self._buffers.pop(key) for key in keys if key in self._buffers))
+        self.current.follow(*(self._buffers.pop(key) for key in keys if key in self._buffers))
 
     def end_backward(self) -> None:
         """What was launched during the backward pass by no one who could wait has ended with it."""
-        self._finish(*self._unseen)
+        self.finish(*self._unseen)
         self._unseen.clear()
 
     def list_groups(self, ranks: int) -> tuple[tuple[int, ...], ...]:
         """Ranks of each communicator; nothing where all ranks share the only one."""
         return () if self._groups in ([], [tuple(range(ranks))]) else tuple(self._groups)
 
-    def list_waits(self) -> np.ndarray | None:
-        """Waits of all collectives as `perfkit.workloads.graph.Graph` takes them."""
-        end = len(self._recorder.labels)
-        rows = sorted((self._waits.get(number, end), number) for number in range(len(self._launched)))
-        at_once = [(position, number) for number, position in enumerate(self._launched)]
+    def list_waits(self, keys: np.ndarray, order: np.ndarray) -> np.ndarray | None:
+        """Waits of all collectives as `perfkit.workloads.graph.Graph` takes them, operations in order of their keys."""
+        launched = np.argsort(order)[np.array(self._launched, dtype=int) - 1]
+        ends = [self._waits.get(number, len(keys)) for number in range(len(launched))]
+        places, numbers = np.searchsorted(keys[order], ends), np.argsort(np.argsort(launched))
+        rows = sorted(zip(places.tolist(), numbers.tolist(), strict=True))
+        at_once = [(place + 1, number) for number, place in enumerate(sorted(launched.tolist()))]
         return None if rows == at_once else np.array(rows, dtype=int)
 
 

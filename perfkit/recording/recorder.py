@@ -71,6 +71,7 @@ class Recorder(TorchDispatchMode):
         self._features: list[list[float]] = []
         self._accesses: list[tuple[int, int, float, int]] = []
         self._dtypes: list[str] = []
+        self._keys: list[float] = []
         self._tables: list[EmbeddingTable] = []
         self._trained: dict[int, int] = {}
         self._schemas: dict[Any, _Schema] = {}
@@ -103,7 +104,8 @@ class Recorder(TorchDispatchMode):
             self.bare += not self._opened
             self._node, self._opened = (number, name), False
             if name == _KEEP:
-                self._trained[self.values.number(node.variable)] = node.variable.numel()
+                held = getattr(node.variable, "_local_tensor", node.variable)
+                self._trained[self.values.number(held)] = held.numel()
         self.phase, self.leading = "backward", False
         if self.modules:  # computed again for the backward pass
             return inside
@@ -111,6 +113,8 @@ class Recorder(TorchDispatchMode):
         return self._marks[place][1] if place >= 0 and number < 1 << 62 else ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(each, "__tensor_flatten__") for each in types):  # works on tensors of its own, such as shards
+            return NotImplemented
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         schema = self._schemas.get(func)
@@ -151,7 +155,7 @@ class Recorder(TorchDispatchMode):
         writes = list(walk_tensors([args[i] for i in schema.written])) or list(walk_tensors(out))
         if sparse:
             reads, writes = [args[1]], []
-        elif schema.name == "_embedding_bag":
+        elif schema.name in ("_embedding_bag", "all_gather_copy_in"):
             writes = writes[:1]
         finishing = not self._node and torch._C._current_graph_task_id() != -1
         if finishing:
@@ -172,6 +176,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         """Append one operation to the columns."""
         index, row = len(self.labels), [0.0] * len(FEATURES)
+        self._keys.append(self.exchanges.current.place)
         calls = not (self._node and self._opened and not self.modules)
         for key, value in {"launches": 1, "calls": calls, **sizes, "bare": self.bare}.items():
             row[_COLUMN[key]] = value
@@ -208,18 +213,24 @@ class Recorder(TorchDispatchMode):
         return {"table": number}
 
     def graph(self, name: str, family: str, ranks: int) -> Graph:
-        """Everything recorded as columns."""
-        features = np.array(self._features, dtype=float).reshape(-1, len(FEATURES))
+        """Everything recorded as columns; what side streams did stands where the compute stream let them begin."""
+        keys = np.array(self._keys, dtype=float)
+        order = np.argsort(keys, kind="stable")
+        features = np.array(self._features, dtype=float).reshape(-1, len(FEATURES))[order]
+        accesses = np.array(self._accesses, dtype=float).reshape(-1, 4)
+        accesses[:, 0] = np.argsort(order)[accesses[:, 0].astype(int)]
+        accesses = accesses[np.argsort(accesses[:, 0], kind="stable")]
+        names = [self._dtypes[place] for place in order]
         work = Counter[str]()
-        for dtype, flops in zip(self._dtypes, features[:, _COLUMN["flops"]] + 1.0, strict=True):
+        for dtype, flops in zip(names, features[:, _COLUMN["flops"]] + 1.0, strict=True):
             work[dtype] += flops
         del work[""]
         main = max(work, key=lambda dtype: work[dtype], default="fp32")
-        dtypes = tuple(dtype or main for dtype in self._dtypes)
+        dtypes = tuple(dtype or main for dtype in names)
         return Graph(
-            tuple(self.labels), features, np.array(self._accesses, dtype=float).reshape(-1, 4), tuple(self._tables),
+            tuple(self.labels[place] for place in order), features, accesses, tuple(self._tables),
             sum(self._trained.values()), name or "step", family, main, dtypes if set(dtypes) - {main} else (), ranks,
-            self.exchanges.list_groups(ranks), self.exchanges.list_waits(), notes=tuple(self.values.notes),
+            self.exchanges.list_groups(ranks), self.exchanges.list_waits(keys, order), notes=tuple(self.values.notes),
         )  # fmt: skip
 
 

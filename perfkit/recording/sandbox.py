@@ -38,11 +38,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import distributed
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, optimizer
 from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import _disable_current_modes
 
 #: Errors of fake tensors where code needs a value, or a size that depends on values.
 _VALUES = (
@@ -177,7 +179,9 @@ def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = 
 # -- the sandbox -------------------------------------------------------------------------------------------------------
 
 
-def _list_patches(device: str, waited: Callable[[Any], None], agreeing: Callable[[bool], None]) -> list[Any]:
+def _list_patches(
+    device: str, waited: Callable[[Any], None], agreeing: Callable[[bool], None], streams: dict[str, Any]
+) -> list[Any]:
     """What is replaced in PyTorch: owners, and the attributes that they get for a while."""
     types = [*optimizer._foreach_supported_types, FakeTensor]
     names = [*_foreach_utils._get_foreach_kernels_supported_devices(), *(["cpu"] if device == "cuda" else [])]
@@ -191,6 +195,8 @@ def _list_patches(device: str, waited: Callable[[Any], None], agreeing: Callable
         (nn.init, {"_no_grad_trunc_normal_": lambda tensor, *_, **__: tensor}),
         (_foreach_utils, lists), (optimizer, lists), (sys, {"excepthook": sys.excepthook}),
     ]  # fmt: skip
+    if device == "cuda":
+        patches += [(torch.cpu, streams), (torch.cuda, streams)]
     if not dist.is_available():
         return patches
     private: Any = torch._C._distributed_c10d
@@ -207,11 +213,25 @@ def _list_patches(device: str, waited: Callable[[Any], None], agreeing: Callable
         finally:
             agreeing(False)
 
-    nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+    def mesh(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        known = [getattr(each, "constant", each) for each in (*args, *kwargs.values())]  # of ranks
+        with _disable_current_modes():
+            make(self, "cpu", *known[: len(args)], **dict(zip(kwargs, known[len(args) :], strict=True)))
+
+    make, nothing = DeviceMesh.__init__, lambda *_, **__: None
     return [
-        *patches, (private.Work, {"wait": note}), (private.Reducer, {"_rebuild_buckets": agreed}),
+        *patches, (DeviceMesh, {"__init__": mesh}), (private.Work, {"wait": note}),
+        (private.Reducer, {"_rebuild_buckets": agreed}),
         (distributed, {"_verify_param_shape_across_processes": nothing, "_sync_module_states": nothing}),
     ]  # fmt: skip
+
+
+def _forget_meshes() -> None:
+    """What PyTorch keeps of tensors over ranks, by meshes that are equal but whose process groups are others."""
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
 
 
 @contextmanager
@@ -225,6 +245,7 @@ def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
         default_pg=None, pg_map={}, pg_names={}, pg_group_ranks={}, pg_backend_config={}, tags_to_pg={}, pg_to_tag={},
         pg_coalesce_state={}, comms=[], group_count=before.group_count + 10_000, pg_config_info=[],
     )  # fmt: skip
+    _forget_meshes()
     try:
         dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore(), group_name="perfkit")
         yield
@@ -232,13 +253,19 @@ def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
         gc.collect()  # a module over ranks holds on to its process group
         for name in world.pg_names.values():
             torch._C._distributed_c10d._unregister_process_group(name)
+        _forget_meshes()
         own._world = before
         own._update_default_pg(before.default_pg)
 
 
 @contextmanager
 def open_sandbox(
-    ranks: int, rank: int, device: str, waited: Callable[[Any], None], agreeing: Callable[[bool], None]
+    ranks: int,
+    rank: int,
+    device: str,
+    waited: Callable[[Any], None],
+    agreeing: Callable[[bool], None],
+    streams: dict[str, Any],
 ) -> Iterator[None]:
     """Run without computing, alone in the process, and leave nothing behind.
 
@@ -252,6 +279,8 @@ def open_sandbox(
         Receives each handle of a collective that is waited for.
     agreeing : callable
         Receives True when a module over ranks begins to send and read whole numbers, and False when it has done so.
+    streams : dict
+        What stands in for streams and events of a GPU, by their names in ``torch.cuda``.
 
     Raises
     ------
@@ -260,7 +289,7 @@ def open_sandbox(
     """
     with _ALONE, ExitStack() as stack:
         stack.enter_context(_keep_state())
-        for owner, values in _list_patches(device, waited, agreeing):
+        for owner, values in _list_patches(device, waited, agreeing, streams):
             stack.enter_context(patch.multiple(owner, create=True, **values))
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))

@@ -63,13 +63,17 @@ class _Calls(TorchFunctionMode):
 
     def _move(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note what the host would wait for; the tensor stays where it is."""
-        named = [torch.device(a).type for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)]
+        given = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)]
+        named = [torch.device(a).type for a in given if a != torch.device("cpu")]  # where fake tensors say they are
         away = func is Tensor.cuda or any(name != "cpu" for name in named)
         if away != isinstance(args[0], FakeTensor) and (away or named or func is Tensor.cpu):
             self._transfer("to_device" if away else "to_host", args[0])
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What is known, or a number that nothing may be decided by."""
+        for gather in ("full_tensor", "trigger_wait"):  # of shards, and of what is still on its way
+            if hasattr(args[0], gather):
+                args = (getattr(args[0], gather)(), *args[1:])
         known = None if args[0].requires_grad else self.recorder.values.pretend(args[0]).constant
         if known is not None:
             with _disable_current_modes():
@@ -183,7 +187,8 @@ def capture(
     check_choice("device", device, ("cpu", "cuda"))
     ranks = int(check_positive("ranks", ranks, integer=True))
     recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
-    sandbox = open_sandbox(ranks, rank, device, recorder.exchanges.wait, partial(setattr, recorder, "agreeing"))
+    exchanges, agreeing = recorder.exchanges, partial(setattr, recorder, "agreeing")
+    sandbox = open_sandbox(ranks, rank, device, exchanges.wait, agreeing, exchanges.list_streams())
     with sandbox, _follow(recorder), recorder.values.fake, recorder, _Calls(recorder, device):
         step = make_step()
         if not callable(step):

@@ -281,6 +281,9 @@ TABLE: tuple[Entry, ...] = (
           "_foreach_norm _amp_foreach_non_finite_check_and_unscale_ count_nonzero median aminmax", "rowwise",
           lambda n, a: n.removeprefix("_foreach_"), _reduced),  # mostly of the columns, as gradients of biases
     Entry("cat stack", "copy", "cat", _concatenated),
+    # a fully sharded module gathers its weights in one buffer, and shards its gradients from one
+    Entry("all_gather_copy_in", "copy", "copy_", lambda a, o: _moved(o, o), (1,)),
+    Entry("chunk_cat", "copy", "cat", lambda a, o: {"elements": a[3].numel(), "rows": a[2] * len(a[0])}),
     Entry("clone contiguous", "copy", "clone", _moved),
     Entry("index", "copy", "", _indexed),
     # a GPU sorts the indices to add without conflicts: ten kernels
