@@ -36,12 +36,12 @@ def _head(channels: int, classes: int) -> list[nn.Module]:
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
 
 
-class _Residual(nn.Module):
+class Residual(nn.Module):
     """Body plus shortcut, and an activation after the sum if there is one."""
 
-    def __init__(self, body: nn.Module, shortcut: nn.Module, act: bool) -> None:
+    def __init__(self, body: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None) -> None:
         super().__init__()
-        self.body, self.shortcut, self.act = body, shortcut, nn.ReLU(inplace=True) if act else nn.Identity()
+        self.body, self.shortcut, self.act = body, shortcut or nn.Identity(), act or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.body(x) + self.shortcut(x))
@@ -67,7 +67,8 @@ def _resnet(net: _Net) -> Iterator[nn.Module]:
             stride = 2 if stage and not block else 1
             body = _chain(before, (middle,), (middle, 3, stride), (after, 1, 1, 1, None))
             same = before == after and stride == 1
-            yield _Residual(body, nn.Identity() if same else _unit(before, after, 1, stride, act=None), act=True)
+            shortcut = None if same else _unit(before, after, 1, stride, act=None)
+            yield Residual(body, shortcut, nn.ReLU(inplace=True))
             before = after
     yield from _head(before, net.classes)
 
@@ -90,7 +91,7 @@ def _mobilenet(net: _Net) -> Iterator[nn.Module]:
         for block in range(net.depth):
             stride, wide, after = 2 if stage in (1, 2, 4) and not block else 1, before * 6, net.width * factor
             body = _chain(before, (wide, 1, 1, 1, nn.ReLU6), (wide, 3, stride, wide, nn.ReLU6), (after, 1, 1, 1, None))
-            yield _Residual(body, nn.Identity(), act=False) if before == after and stride == 1 else body
+            yield Residual(body) if before == after and stride == 1 else body
             before = after
     yield from (_unit(before, 4 * before, act=nn.ReLU6), *_head(4 * before, net.classes))
 

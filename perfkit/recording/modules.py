@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from perfkit.recording.convolutions import build_net
+from perfkit.recording.convolutions import Residual, build_net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import EmbeddingTable
@@ -173,53 +173,37 @@ class _Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).reshape(b, s, h))
 
 
-class _Layer(nn.Module):
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        h, self.causal = model.hidden, model.causal
-        mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU("tanh" if model.causal else "none"), nn.Linear(4 * h, h))
-        if self.causal:  # registered in the order of use, which is the order in which the optimizer updates
-            self.norm1, self.attention, self.norm2, self.mlp = nn.LayerNorm(h), _Attention(model), nn.LayerNorm(h), mlp
-        else:
-            self.attention, self.norm1, self.mlp, self.norm2 = _Attention(model), nn.LayerNorm(h), mlp, nn.LayerNorm(h)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.causal:
-            x = x + self.attention(self.norm1(x))
-            return x + self.mlp(self.norm2(x))
-        x = self.norm1(x + self.attention(x))
-        return self.norm2(x + self.mlp(x))
-
-
-class _Words(nn.Module):
-    """A BERT with a masked-token head, or a GPT-2."""
+class _Embeddings(nn.Module):
+    """Sum of the embeddings of words, their places and, in a BERT, their types."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
-        h, self.causal = model.hidden, model.causal
-        self.words, self.places = nn.Embedding(model.vocabulary, h), nn.Embedding(model.positions, h)
-        if not model.causal:
-            self.types, self.first_norm = nn.Embedding(2, h), nn.LayerNorm(h)
-        self.layers = nn.ModuleList(_Layer(model) for _ in range(model.layers))
-        if not model.causal:
-            self.transform = nn.Sequential(nn.Linear(h, h), nn.GELU())
-        self.norm = nn.LayerNorm(h)
-        self.decoder = nn.Linear(h, model.vocabulary, bias=not model.causal)
-        self.decoder.weight = self.words.weight
+        self.words, self.places = (nn.Embedding(n, model.hidden) for n in (model.vocabulary, model.positions))
+        self.types = None if model.causal else nn.Embedding(2, model.hidden)
         self.register_buffer("positions", torch.arange(model.sequence))
-        for module in self.modules():  # as published: wider weights saturate the softmax, and denormals slow it down
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
 
-    def forward(self, tokens: Tensor, types: Tensor) -> Tensor:
+    def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        tokens, types = inputs
         x = self.words(tokens) + self.places(self.positions)
-        if not self.causal:
-            x = self.first_norm(x + self.types(types))
-        for layer in self.layers:
-            x = layer(x)
-        if not self.causal:
-            x = self.transform(x)
-        return self.decoder(self.norm(x))
+        return x + self.types(types) if self.types else x
+
+
+def _build_words(model: Transformer) -> nn.Module:
+    """A BERT with a masked-token head, or a GPT-2: layers in the order of use, in which the optimizer updates."""
+    h, causal, words = model.hidden, model.causal, _Embeddings(model)
+    layers: list[nn.Module] = [words] if causal else [words, nn.LayerNorm(h)]
+    for _ in range(model.layers):
+        mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU("tanh" if causal else "none"), nn.Linear(4 * h, h))
+        for body in (_Attention(model), mlp):
+            norm = nn.LayerNorm(h)
+            layers += [Residual(nn.Sequential(norm, body))] if causal else [Residual(body), norm]
+    layers += [] if causal else [nn.Linear(h, h), nn.GELU()]
+    module = nn.Sequential(*layers, nn.LayerNorm(h), nn.Linear(h, model.vocabulary, bias=not causal))
+    module[-1].weight = words.words.weight
+    for each in module.modules():  # as published: wider weights saturate the softmax, and denormals slow it down
+        if isinstance(each, nn.Linear | nn.Embedding):
+            nn.init.normal_(each.weight, std=0.02)
+    return module
 
 
 def draw_rows(rng: np.random.Generator, rows: int, exponent: float, n: int) -> np.ndarray:
@@ -264,7 +248,7 @@ def _draw_batch(model: Any, ranks: int, device: str, rng: np.random.Generator, t
 
     if isinstance(model, Transformer):
         tokens = place(rng.integers(0, model.vocabulary, (batch, model.sequence)))
-        return (tokens, torch.zeros_like(tokens)), tokens
+        return ((tokens, torch.zeros_like(tokens)),), tokens
     if isinstance(model, DLRM):
         counts = [round(model.batch * table.pooling) for table in tables]
         drawn = [place(draw_rows(rng, t.rows, t.exponent, n)) for t, n in zip(tables, counts, strict=True)]
@@ -341,7 +325,7 @@ def build_step(
         placed, parts, loss_of = workload.place(plan, ranks), ("bottom", "top"), F.binary_cross_entropy_with_logits
         module, tables = _Recommendation(workload, placed, rank), [workload.tables[t] for t in placed.tables_of(rank)]
     elif isinstance(workload, Transformer):
-        module, loss_of = _Words(workload), lambda x, y: F.cross_entropy(x.view(-1, x.shape[-1]), y.view(-1))
+        module, loss_of = _build_words(workload), lambda x, y: F.cross_entropy(x.view(-1, x.shape[-1]), y.view(-1))
     else:
         module = build_net(workload)
     module = module.to(device, DTYPES[workload.dtype])
