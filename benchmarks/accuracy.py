@@ -7,17 +7,16 @@ Every part is kept as JSON next to the output, so that a rerun continues. Saved 
 measuring: with a platform it is that one which predicts, else the predictions in the files count.
 """
 
-import argparse
 import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import save_rows
+from benchmarks import OUT, PLATFORM, make_command, save_rows
 from benchmarks.bars import evaluate, format_accuracy
-from perfkit.__main__ import run_command
 from perfkit.calibration.campaign import check, measure_collectives, measure_kernels
 from perfkit.ground.files import write_text
 from perfkit.ground.units import check_positive
@@ -33,11 +32,9 @@ def _jobs(
 ) -> dict[str, Callable[[], dict[str, object]]]:
     """What to measure, by the name of its file."""
     device, ranks = platform.device.kind, platform.network.ranks
-    parallel = ranks > 1
     size = {"density": 0.05, "seconds": 0.005} if quick else {"density": 1.0, "seconds": 0.035}
-    counts: dict[str, Any] = (
-        {"dlrm": 1, "transformer": 1, "hybrid": 0} if quick else {"dlrm": 14, "transformer": 10, "hybrid": 6}
-    )
+    counts: dict[str, Any] = {"dlrm": 1, "transformer": 1} if quick else {"dlrm": 14, "transformer": 10}
+    counts["hybrid"] = 6 if ranks > 1 and not quick else 0
 
     def kernels() -> dict[str, object]:
         return {"kernels": measure_kernels(Campaign(work / "kernels.jsonl"), device=device, seed=kernel_seed, **size)}
@@ -51,11 +48,8 @@ def _jobs(
         return check(platform, samples=samples, seconds=0.05 if quick else 0.8).to_dict()
 
     jobs: dict[str, Callable[[], dict[str, object]]] = {f"kernels-{kernel_seed}": kernels}
-    jobs |= {"collectives": collectives} if parallel else {}
-    for seed in seeds:
-        samples = draw_check(seed, **(counts if parallel else {**counts, "hybrid": 0}))
-        jobs[f"check-{seed}"] = lambda samples=samples: compare(samples)  # type: ignore[misc]
-    return jobs
+    jobs |= {"collectives": collectives} if ranks > 1 else {}
+    return jobs | {f"check-{seed}": partial(compare, draw_check(seed, **counts)) for seed in seeds}
 
 
 def measure(
@@ -89,38 +83,26 @@ def _seeds(text: str) -> list[int]:
     return [int(check_positive("seeds", float(word), integer=True, zero=True)) for word in text.split(",")]
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    platform, files = load_platform(arguments.platform) if arguments.platform else None, arguments.files
-    out = Path(arguments.json) if arguments.json else None
+def _run(given: Any) -> None:
+    platform, files = load_platform(given.platform) if given.platform else None, given.files
     if not files:
         if platform is None:
-            raise ValueError(
-                "platform is missing; name the file that calibrate has written, or saved parts with --from"
-            )
-        kept = out or Path(".perfkit/accuracy.json")
+            raise ValueError("platform is missing; name what calibrate has written, or saved parts with --from")
+        kept = given.json or Path(".perfkit/accuracy.json")
         kept.parent.mkdir(parents=True, exist_ok=True)
-        files = measure(
-            platform, kept, seeds=_seeds(arguments.seeds), kernel_seed=arguments.kernel_seed, quick=arguments.quick
-        )
+        files = measure(platform, kept, seeds=_seeds(given.seeds), kernel_seed=given.kernel_seed, quick=given.quick)
     rows = evaluate(files, platform)
     print(format_accuracy(rows))
-    save_rows(out, rows, files=[file.name for file in files])
-    return 0
+    save_rows(given.json, rows, files=[file.name for file in files])
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="accuracy", description="Errors on held-out kernels, collectives and runs.")
-    parser.add_argument("--platform", metavar="P.toml", help="calibration of this machine")
-    parser.add_argument("--seeds", default="1,2,3", help="seeds of check, comma-separated")
-    parser.add_argument("--kernel-seed", type=int, default=1, help="seed of the kernel sizes, not that of calibration")
-    parser.add_argument("--json", metavar="OUT", help="file for the table; what is measured is kept beside it")
-    parser.add_argument(
-        "--from", dest="files", type=Path, nargs="+", metavar="FILE", help="judge saved parts, measure nothing"
-    )
-    parser.add_argument("--quick", action="store_true", help="a few sizes and runs, to see that everything works")
-    arguments = parser.parse_args(words)
-    return run_command(lambda: _run(arguments), name="accuracy")
+main = make_command("accuracy", "Errors on held-out kernels, collectives and runs.", _run, {
+    **PLATFORM, **OUT,
+    "--seeds": {"default": "1,2,3", "help": "seeds of check, comma-separated"},
+    "--kernel-seed": {"type": int, "default": 1, "help": "seed of the kernel sizes, not that of calibration"},
+    "--from": {"dest": "files", "type": Path, "nargs": "+", "metavar": "FILE", "help": "judge saved parts"},
+    "--quick": {"action": "store_true", "help": "a few sizes and runs, to see that everything works"},
+})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import MET
 from perfkit.calibration.checks import Comparison, summarize_errors
 from perfkit.calibration.fit import judge_kernels
 from perfkit.ground.units import format_table
@@ -126,7 +127,5 @@ def format_accuracy(rows: Sequence[Mapping[str, Any]]) -> str:
         figures = [f"{row[name]:{'+' if name == 'bias' else ''}.1f}" if name in row else "" for name in columns]
         if "inside" in row:
             figures[1], bar = f"{row['inside']:.0f}", f"{COVERAGE[0]:g} to {COVERAGE[1]:g}"
-        cells.append(
-            (row["quantity"], f"{row['n']:.0f}", *figures, bar, {True: "yes", False: "NO", None: ""}[row["met"]])
-        )
+        cells.append((row["quantity"], f"{row['n']:.0f}", *figures, bar, MET[row["met"]]))
     return format_table(cells, numbers=True)

@@ -5,7 +5,6 @@ python -m benchmarks.captures [--json OUT]
 Each is built from a configuration of its published size, weights are never made, and captured in a process of its own.
 """
 
-import argparse
 import multiprocessing
 import resource
 import sys
@@ -18,8 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import save_rows
-from perfkit.__main__ import run_command
+from benchmarks import OUT, make_command, save_rows
 from perfkit.ground.units import check_choice, format_table
 from perfkit.prediction.result import predict
 
@@ -122,30 +120,21 @@ def measure(name: str, device: str) -> dict[str, Any]:
         found = predict(graph, "a100-sxm-8")
     unknown, about = sum(found.unmodelled.values()) / found.time, {"model": name, "device": device}
     about |= {"CPU time [s]": f"{seconds:.1f}", "memory [MB]": f"{(after - before) / 1024:.0f}"}
-    return about | {
-        "operations": len(graph),
-        "unmodelled": f"{unknown:.2%}",
-        "a100-sxm-8 [ms]": f"{1e3 * found.time:.1f}",
-    }
+    about |= {"operations": len(graph), "unmodelled": f"{unknown:.2%}"}
+    return about | {"a100-sxm-8 [ms]": f"{1e3 * found.time:.1f}"}
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="captures", description="Captures of models of the package transformers.")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the rows")
-    arguments = parser.parse_args(words)
+def _run(given: Any) -> None:
+    names = list(_MODELS) if find_spec("transformers") else ["dlrm"]
+    if len(names) == 1:
+        print("models of transformers are left out; install it: pip install 'perfkit[models]'")
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        rows = pool.starmap(measure, [(name, device) for name in names for device in ("cuda", "cpu")], chunksize=1)
+    print(format_table([tuple(rows[0]), *(tuple(map(str, row.values())) for row in rows)], numbers=True))
+    save_rows(given.json, rows)
 
-    def run() -> int:
-        names = list(_MODELS) if find_spec("transformers") else ["dlrm"]
-        if len(names) == 1:
-            print("models of transformers are left out; install it: pip install 'perfkit[models]'")
-        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-            rows = pool.starmap(measure, [(name, device) for name in names for device in ("cuda", "cpu")], chunksize=1)
-        print(format_table([tuple(rows[0]), *(tuple(map(str, row.values())) for row in rows)], numbers=True))
-        save_rows(arguments.json, rows)
-        return 0
 
-    return run_command(run, name="captures")
+main = make_command("captures", "Captures of models of the package transformers.", _run, OUT)
 
 
 if __name__ == "__main__":

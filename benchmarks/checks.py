@@ -3,13 +3,12 @@
 python -m benchmarks.checks zen3-2
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from perfkit.__main__ import run_command
+from benchmarks import make_command
 from perfkit.calibration.checks import Comparison
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import format_table
@@ -26,9 +25,8 @@ _SHORT, _LARGE = 0.02, 1e9
 
 def pool_checks(name: str) -> Comparison:
     """All committed checks of one machine."""
-    return Comparison.pool(
-        [Comparison.load(f) for f in sorted(find_reference("measured").glob(f"{name}.check-*.json"))]
-    )
+    files = sorted(find_reference("measured").glob(f"{name}.check-*.json"))
+    return Comparison.pool([Comparison.load(file) for file in files])
 
 
 def format_errors(comparison: Comparison) -> str:
@@ -62,22 +60,17 @@ def format_bias(comparison: Comparison) -> str:
     return format_table(rows, numbers=True)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="checks", description="Errors of committed runs of check.")
-    parser.add_argument("name", help="machine, such as zen3-2")
-    arguments = parser.parse_args(words)
+def _run(given: Any) -> None:
+    found = pool_checks(given.name)
+    print(f"as measured\n{format_errors(found)}")
+    if any("relative_s" in run for run in found.runs):
+        found = found.at_usual_pace()
+        print(f"\nat the usual pace of the machine\n{format_errors(found)}")
+    print(f"\n{format_bias(found)}")
 
-    def run() -> int:
-        found = pool_checks(arguments.name)
-        print(f"as measured\n{format_errors(found)}")
-        if any("relative_s" in run for run in found.runs):
-            found = found.at_usual_pace()
-            print(f"\nat the usual pace of the machine\n{format_errors(found)}")
-        print(f"\n{format_bias(found)}")
-        return 0
 
-    return run_command(run, name="checks")
+NAME = {"name": {"help": "machine, such as zen3-2"}}
+main = make_command("checks", "Errors of committed runs of check.", _run, NAME)
 
 
 if __name__ == "__main__":

@@ -62,16 +62,8 @@ def format_families(rows: Sequence[Mapping[str, Any]]) -> str:
     return format_table([heads, *cells], numbers=True)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    return judge_saved(
-        "families",
-        "Errors on families that calibration has not run.",
-        judge_families,
-        format_families,
-        draws=6,
-        words=words,
-    )
+TEXT = "Errors on families that calibration has not run."
+main = judge_saved("families", TEXT, judge_families, format_families, draws=6)
 
 
 if __name__ == "__main__":

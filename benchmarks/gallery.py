@@ -6,7 +6,6 @@ Sources: reference_data/datasheets.csv; measurements of others beside the checko
 aiconfigurator-core (installed, or in PERFKIT_KERNEL_DATABASE). With --check nothing is written: differences are listed.
 """
 
-import argparse
 import math
 import sys
 import tomllib
@@ -19,9 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from benchmarks import gallery_v100
-from benchmarks.gpu_bars import find_shared_data
-from perfkit.__main__ import run_command
+from benchmarks import gallery_v100, make_command
+from benchmarks.gpu_bars import AbsentError, find_shared_data
 from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, write_text
@@ -58,15 +56,8 @@ class Recipe:
     rails: int = 1
 
 
-class AbsentError(ValueError):
-    """A source is not there."""
-
-
 def _shared(*parts: str) -> Path:
-    try:
-        return find_shared_data().joinpath(*parts)
-    except ValueError as error:
-        raise AbsentError(str(error)) from error
+    return find_shared_data().joinpath(*parts)
 
 
 # -- sources ---------------------------------------------------------------------------------------------------------
@@ -310,29 +301,26 @@ def find_differences(new: Any, old: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {old!r} in the file, {new!r} from the sources"
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(given: Any) -> int:
     changed = 0
-    for name in arguments.names or NAMES:
+    for name in given.names or NAMES:
         path = find_reference("platforms") / f"{name}.toml"
         text = build(name).to_toml()
         old = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         found = list(find_differences(tomllib.loads(text), old))
         changed += bool(found)
         print(f"{name}: {len(found)} differences" if found else f"{name}: as committed")
-        if arguments.check:
+        if given.check:
             print("".join(f"  {line}\n" for line in found[:20]), end="")
         elif found:
             write_text(path, text)
-    return int(arguments.check and changed > 0)
+    return int(given.check and changed > 0)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, 1 where --check found a difference."""
-    parser = argparse.ArgumentParser(prog="gallery", description="Build the GPU platforms of the gallery.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"platforms, all by default: {', '.join(NAMES)}")
-    parser.add_argument("--check", action="store_true", help="write nothing, list what differs from the files")
-    arguments = parser.parse_args(words)
-    return run_command(lambda: _run(arguments), name="gallery")
+main = make_command("gallery", "Build the GPU platforms of the gallery.", _run, {
+    "names": {"nargs": "*", "metavar": "NAME", "help": f"platforms, all by default: {', '.join(NAMES)}"},
+    "--check": {"action": "store_true", "help": "write nothing, list what differs from the files"},
+})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,22 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import MET
 from perfkit.calibration.checks import summarize_errors
 from perfkit.ground.units import format_table
 
 #: Errors of A100 and H100 together: all bars hold for these, and forms and constants were chosen on them.
 POOLED = "a100_sxm+h100_sxm"
 #: Datasheet of perfkit by the name that the data give the system.
-DATASHEETS = {
-    "a100_sxm": "a100-sxm",
-    "h100_sxm": "h100-sxm",
-    "h200_sxm": "h200-sxm",
-    "b200_sxm": "b200-sxm",
-    "b300_sxm": "b300-sxm",
-    "gb200": "gb200",
-    "l40s": "l40s",
-    "rtx_pro_6000_server": "rtx-pro-6000",
-}
+DATASHEETS = {f"{chip}_sxm": f"{chip}-sxm" for chip in ("a100", "h100", "h200", "b200", "b300")}
+DATASHEETS |= {"gb200": "gb200", "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000"}
 _FIGURES = ("geomean", "mean", "p95")
 #: Errors that may not be exceeded [%], by system, quantity and split; nan where none is set.
 BARS: Mapping[tuple[str, str, str], tuple[float, float, float]] = {
@@ -38,12 +31,16 @@ BARS: Mapping[tuple[str, str, str], tuple[float, float, float]] = {
 INSIDE = (70.0, 90.0)
 
 
+class AbsentError(ValueError):
+    """A source is not there."""
+
+
 def find_shared_data() -> Path:
     """Folder of other people's measurements: PERFKIT_SHARED_DATA, or beside the checkout."""
     beside = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
     folder = Path(os.environ.get("PERFKIT_SHARED_DATA", beside))
     if not (folder / "gemm").is_dir():
-        raise ValueError(
+        raise AbsentError(
             f"the measurements of A100 and H100 are missing: no folder 'gemm' in {str(folder)!r}; name the folder that "
             "holds 'gemm' and 'nccl' in PERFKIT_SHARED_DATA"
         )
@@ -84,6 +81,5 @@ def format_records(records: Sequence[Mapping[str, Any]]) -> str:
         figures = [f"{row[name]:.1f}" for name in _FIGURES] + [f"{row['bias']:+.1f}"]
         figures += [f"{row['inside']:.0f}" if "inside" in row else ""]
         limits = " / ".join("-" if np.isnan(limit) else f"{limit:g}" for limit in bar)
-        met = {True: "yes", False: "NO", None: ""}[is_met(row)]
-        cells.append((*(str(row[name]) for name in heads[:6]), *figures, limits, met))
+        cells.append((*(str(row[name]) for name in heads[:6]), *figures, limits, MET[is_met(row)]))
     return format_table(cells)

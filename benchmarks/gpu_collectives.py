@@ -1,8 +1,8 @@
 """Collectives on GPUs: curves, their chosen form and the law over ranks, fitted on one part and judged on the rest."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from benchmarks.gpu_bars import POOLED, find_shared_data, make_record
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_pipelined
 from perfkit.ground.hardware import Network
 from perfkit.ground.units import Array
-from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.readers.kernel_database import read_collectives
 
@@ -42,8 +42,7 @@ def read_curves(system: str) -> Frame:
 
 def _judge(fits: dict[str, Fit], operation: str, ranks: int, nbytes: Array, seconds: Array) -> _Judged:
     """Errors and coverage of what a platform with these fits would say."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)
+    with keep_quiet():
         platform = replace(load_platform("h100-sxm-8"), collectives=fits, network=Network(ranks))
         found = platform.price_collective(operation, nbytes, ranks)
     return found.time / seconds - 1, np.abs(np.log(seconds / found.time)) < 1.2816 * found.spread
@@ -75,14 +74,10 @@ def _two_and_four_to_eight(frame: Frame) -> Iterator[_Judged]:
 
 #: Quantity, form as printed, most parameters fitted, split, and what judges one system.
 _ROWS: tuple[tuple[str, str, int, str, Callable[[Frame], Iterator[_Judged]]], ...] = (
-    (
-        "collective, two parameters", "pipelined, q = 0.6", 2, "every other size",
-        lambda frame: _every_other_size(frame, fit_pipelined),
-    ),
-    (
-        "collective, chosen form", "by left-out sizes", 4, "every other size",
-        lambda frame: _every_other_size(frame, fit_collective),
-    ),
+    ("collective, two parameters", "pipelined, q = 0.6", 2, "every other size",
+     partial(_every_other_size, fit=fit_pipelined)),
+    ("collective, chosen form", "by left-out sizes", 4, "every other size",
+     partial(_every_other_size, fit=fit_collective)),
     ("collective, rank law", "over_ranks, q = 0.6", 4, "2 and 4 ranks to 8", _two_and_four_to_eight),
 )  # fmt: skip
 

@@ -6,15 +6,12 @@ A100 and H100 come from the folder that PERFKIT_SHARED_DATA names. Every other s
 (`pip install perfkit[kernel-database]`), is fitted with the forms and constants chosen on those two, and judged.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_collectives, gpu_gemm, save_rows
+from benchmarks import OUT, gpu_collectives, gpu_gemm, make_command, save_rows
 from benchmarks.gpu_bars import BARS, DATASHEETS, POOLED, find_shared_data, format_records, is_met
-from perfkit.__main__ import run_command
 from perfkit.ground.units import check_choice
 from perfkit.readers.kernel_database import find_database, list_tables
 
@@ -40,26 +37,20 @@ def list_faults(rows: Sequence[Mapping[str, Any]], systems: Sequence[str]) -> li
     return [f"{said[keys.get(key)]}: {', '.join(key)}" for key in wanted if not keys.get(key)]
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    systems = choose_systems(arguments.systems)
+def _run(given: Any) -> int:
+    systems = choose_systems(given.systems)
     if set(systems) & set(POOLED.split("+")):
         find_shared_data()
     rows = [*gpu_collectives.records(systems), *gpu_gemm.records(systems)]
     print(format_records(rows))
-    save_rows(arguments.json, rows, systems=systems)
-    faults = list_faults(rows, systems)
-    for fault in faults:
+    save_rows(given.json, rows, systems=systems)
+    for fault in (faults := list_faults(rows, systems)):
         print(fault, file=sys.stderr)
     return 1 if faults else 0
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(prog="gpu_forms", description="Errors of GPU forms on held-out measurements.")
-    parser.add_argument("--systems", default="all", help="comma-separated names, or all: every one whose data are here")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="file for the records")
-    arguments = parser.parse_args(words)
-    return run_command(lambda: _run(arguments), name="gpu_forms")
+SYSTEMS = {"--systems": {"default": "all", "help": "comma-separated names, or all: every one whose data are here"}}
+main = make_command("gpu_forms", "Errors of GPU forms on held-out measurements.", _run, SYSTEMS | {**OUT})
 
 
 if __name__ == "__main__":

@@ -29,25 +29,22 @@ too fast, as these reach smaller shares of their peaks than the V100 does; and s
 active time (5.06 ms at batch 2048 of DLRM-MLPerf on the V100) exceeds the kernels of the study's own trace (4.58 ms).
 """
 
-import argparse
 import csv
 import io
 import math
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import save_rows
+from benchmarks import OUT, make_command, save_rows
 from benchmarks.eager import EagerDLRM
-from perfkit.__main__ import run_command
 from perfkit.calibration.checks import summarize_errors
 from perfkit.ground.files import find_reference, write_text
 from perfkit.ground.units import format_table
-from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import predict
 from perfkit.workloads.dlrm import DLRM
@@ -98,8 +95,7 @@ def predict_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     done = []
     for row in rows:
         model = EagerDLRM(DLRM(row["model"], batch=int(row["batch"]), embedding="fused"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExtrapolationWarning)
+        with keep_quiet():
             found = predict(model, load_platform(PLATFORMS[row["gpu"]]))
         low, high = found.interval(0.8)
         active = sum(seconds for (_, kind), (_, seconds) in found.parts.items() if kind != "host")
@@ -112,10 +108,8 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     out = []
     for gpu in (*PLATFORMS, "all"):
         part = [row for row in rows if gpu in ("all", row["gpu"])]
-        measured, predicted, active, true = (
-            np.array([row[key] for row in part])
-            for key in ("measured", "predicted", "predicted_active", "published_active")
-        )
+        keys = ("measured", "predicted", "predicted_active", "published_active")
+        measured, predicted, active, true = (np.array([row[key] for row in part]) for key in keys)
         shares = {"kernels": (active - true) / measured, "host": (predicted - active - measured + true) / measured}
         inside = np.array([row["low"] <= row["measured"] <= row["high"] for row in part])
         out.append(
@@ -139,24 +133,19 @@ def tabulate(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def format_rows(rows: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, Any]]) -> str:
     """Every row, then the errors by GPU."""
-    table = [
-        ("GPU", "model", "batch", "measured", "predicted (80 %)", "error", "active: predicted", "published", "theirs")
-    ]
+    heads = "GPU,model,batch,measured,predicted (80 %),error,active: predicted,published,theirs"
+    table: list[Sequence[str]] = [heads.split(",")]
     for row in rows:
         ms = {k: f"{row[k] * 1e3:.2f}" for k in ("measured", "predicted", "low", "high")}
-        shares = (
-            f"{row[k] / row[whole]:.0%}"
-            for k, whole in (("predicted_active", "predicted"), ("published_active", "measured"))
-        )
+        pairs = (("predicted_active", "predicted"), ("published_active", "measured"))
+        shares = (f"{row[part] / row[whole]:.0%}" for part, whole in pairs)
         table.append(
             (row["gpu"], row["model"], f"{row['batch']:.0f}", f"{ms['measured']} ms",
              f"{ms['predicted']} ms ({ms['low']} to {ms['high']})", f"{row['predicted'] / row['measured'] - 1:+.1%}",
              *(share.replace("nan%", "") for share in shares), f"{row['published_error']:+.1%}".replace("+nan%", ""))
         )  # fmt: skip
-    heads = ("GPU", "n", "geomean", "bar", "mean", "p95", "bias", "of kernels", "of host", "inside 80 %", "study: own",
-             "shared")  # fmt: skip
-    keys = ("bias", "kernels", "host")
-    lines = [heads]
+    keys, heads = ("bias", "kernels", "host"), "GPU,n,geomean,bar,mean,p95,bias,of kernels,of host,inside 80 %"
+    lines: list[Sequence[str]] = [[*heads.split(","), "study: own", "shared"]]
     for f in figures:
         bar = "" if math.isnan(f["bar"]) else f"{f['bar']:.0f}"
         lines.append(
@@ -167,24 +156,18 @@ def format_rows(rows: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str
     return format_table(table) + "\n\nerrors [%]\n" + format_table(lines)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(given: Any) -> int:
     rows = predict_rows(read_rows())
     figures = summarize(rows)
     print(format_rows(rows, figures))
-    if arguments.write:
+    if given.write:
         write_text(find_reference("published", "dlrm_single_gpu.csv"), tabulate(rows))
-    save_rows(Path(arguments.json) if arguments.json else None, figures, iterations=rows)
+    save_rows(given.json, figures, iterations=rows)
     return int(any(row["geomean"] > row["bar"] for row in figures))
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(prog="gpu_iterations", description="Published DLRM iterations on single GPUs.")
-    parser.add_argument("--json", metavar="OUT", help="file for the figures and every row")
-    parser.add_argument(
-        "--write", action="store_true", help="bring the predictions in reference_data/published up to date"
-    )
-    return run_command(lambda: _run(parser.parse_args(words)), name="gpu_iterations")
+WRITE = {"--write": {"action": "store_true", "help": "bring the predictions in reference_data/published up to date"}}
+main = make_command("gpu_iterations", "Published DLRM iterations on single GPUs.", _run, {**OUT, **WRITE})
 
 
 if __name__ == "__main__":

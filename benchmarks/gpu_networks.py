@@ -19,12 +19,9 @@ one), which moved the mean error from 19.3 to 18.6 %. What remains, as seen then
 - TITAN Xp and P100 reach smaller shares of their peaks than the V100, whose shares they were given; DLRMs say the same.
 """
 
-import argparse
 import csv
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +30,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks import save_rows
+from benchmarks import OUT, make_command, save_rows
 from benchmarks.gpu_bars import find_shared_data
 from benchmarks.gpu_iterations import PLATFORMS
-from perfkit.__main__ import run_command
 from perfkit.calibration.checks import summarize_errors
 from perfkit.ground.units import format_table
-from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.result import predict
 from perfkit.recording.steps import capture
 from perfkit.workloads.graph import Graph
@@ -156,8 +152,7 @@ def predict_rows(names: Sequence[str] = tuple(NETS), batches: Sequence[int] = (1
     graphs = {(name, batch): capture_net(name, batch) for name in names for batch in batches}
     for gpu, platform in PLATFORMS.items():
         for (name, batch), graph in graphs.items():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExtrapolationWarning)
+            with keep_quiet():
                 found = predict(graph, platform)
             low, high = found.interval(0.8)
             kinds: dict[str, float] = {}
@@ -212,22 +207,17 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     return format_table(table) + "\n\nerrors [%]\n" + format_table(lines)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(given: Any) -> None:
     rows = predict_rows()
     try:
         rows = read_rows(find_shared_data(), rows)
     except ValueError as error:
         print(f"predictions only: {error}")
     print(format_rows(rows))
-    save_rows(Path(arguments.json) if arguments.json else None, rows)
-    return 0
+    save_rows(given.json, rows)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="gpu_networks", description="Published iterations of nets on single GPUs.")
-    parser.add_argument("--json", metavar="OUT", help="file for every row")
-    return run_command(partial(_run, parser.parse_args(words)), name="gpu_networks")
+main = make_command("gpu_networks", "Published iterations of nets on single GPUs.", _run, OUT)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ before. How long ranks wait is measured as how much earlier than the last one th
 collectives run beside computation, as how much longer than the busiest rank a rank does not compute.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -19,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import save_rows
-from perfkit.__main__ import run_command
+from benchmarks import OUT, PLATFORM, make_command, save_rows
 from perfkit.ground.units import format_table, format_time
 from perfkit.measure.processes import run_processes
 from perfkit.measure.samples import draw_check, dump, load
@@ -178,39 +176,30 @@ def _format(rows: Sequence[Mapping[str, Any]]) -> str:
     return format_table(table) + "\n" + summary
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Predict, measure and compare; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="benchmarks.imbalance", description="Waiting of ranks for one another.")
-    chosen = parser.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--platform", metavar="P.toml", help="calibration of this machine")
-    chosen.add_argument("--saved", type=Path, nargs="+", metavar="FILE", help="what was measured before")
-    parser.add_argument("--seed", type=int, default=11, help="seed of the models")
-    parser.add_argument("--models", type=int, default=3, help="DLRMs, and as many Transformers")
-    parser.add_argument("--seconds", type=float, default=3.0, help="time for each case")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the records")
-    arguments = parser.parse_args(words)
+def _run(given: Any) -> None:
+    if given.saved:
+        files = [json.loads(file.read_text(encoding="utf-8")) for file in given.saved]
+        return print(_format([row for file in files for row in file["records"]]).splitlines()[-1])
+    platform, cases = load_platform(given.platform), draw_cases(given.seed, given.models)
+    rows: list[dict[str, Any]] = [{"case": case.name, **predict_case(case, platform)} for case in cases]
+    for model in dict.fromkeys(case.workload for case in cases):
+        own = [i for i, case in enumerate(cases) if case.workload == model]
+        for i, found in zip(own, measure_cases([cases[i] for i in own], seconds=given.seconds), strict=True):
+            # Beside waiting that is next to nothing, the iteration is what counts.
+            least = max(found["measured_waiting_s"], 0.05 * found["measured_s"])
+            waiting = rows[i]["predicted_waiting_s"] - found["measured_waiting_s"]
+            error = rows[i]["predicted_s"] / found["measured_s"] - 1
+            rows[i] |= {**found, "error": error, "waiting_error": waiting / least}
+    print(_format(rows))
+    save_rows(given.json, rows, platform=platform.name, seed=given.seed)
 
-    def run() -> int:
-        if arguments.saved:
-            files = [json.loads(file.read_text(encoding="utf-8")) for file in arguments.saved]
-            print(_format([row for file in files for row in file["records"]]).splitlines()[-1])
-            return 0
-        platform, cases = load_platform(arguments.platform), draw_cases(arguments.seed, arguments.models)
-        rows: list[dict[str, Any]] = [{"case": case.name, **predict_case(case, platform)} for case in cases]
-        for model in dict.fromkeys(case.workload for case in cases):
-            own = [i for i, case in enumerate(cases) if case.workload == model]
-            measured = measure_cases([cases[i] for i in own], seconds=arguments.seconds)
-            for i, found in zip(own, measured, strict=True):
-                # Beside waiting that is next to nothing, the iteration is what counts.
-                least = max(found["measured_waiting_s"], 0.05 * found["measured_s"])
-                waiting = rows[i]["predicted_waiting_s"] - found["measured_waiting_s"]
-                error = rows[i]["predicted_s"] / found["measured_s"] - 1
-                rows[i] |= {**found, "error": error, "waiting_error": waiting / least}
-        print(_format(rows))
-        save_rows(arguments.json, rows, platform=platform.name, seed=arguments.seed)
-        return 0
 
-    return run_command(run, name="benchmarks.imbalance")
+main = make_command("imbalance", "Waiting of ranks for one another.", _run, {
+    **PLATFORM, "--saved": {"type": Path, "nargs": "+", "metavar": "FILE", "help": "what was measured before"},
+    "--seed": {"type": int, "default": 11, "help": "seed of the models"},
+    "--models": {"type": int, "default": 3, "help": "DLRMs, and as many Transformers"},
+    "--seconds": {"type": float, "default": 3.0, "help": "time for each case"}, **OUT,
+})  # fmt: skip
 
 
 if __name__ == "__main__":

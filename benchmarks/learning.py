@@ -55,10 +55,8 @@ def learn(
             chosen = draw_subset(every, count, np.random.default_rng([count, draw]))
             again = comparison.predict_again(fit_platform({**measurements, "iterations": chosen}))
             for family in families:
-                errors = [
-                    e for e, run in zip(again.errors, again.runs, strict=True) if family in (run["family"], "all")
-                ]
-                found.setdefault((family, len(chosen)), []).append(summarize_errors(errors))
+                part = again if family == "all" else again.select(family)
+                found.setdefault((family, len(chosen)), []).append(summarize_errors(part.errors))
     rows = []
     for (family, count), figures in found.items():
         means = np.array([figure["mean"] for figure in figures]) / 100
@@ -82,11 +80,7 @@ def format_learning(rows: _Rows) -> str:
     return format_table([heads, *cells], numbers=True)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    return judge_saved(
-        "learning", "Error on unseen runs by calibration iterations.", learn, format_learning, draws=10, words=words
-    )
+main = judge_saved("learning", "Error on unseen runs by calibration iterations.", learn, format_learning, draws=10)
 
 
 if __name__ == "__main__":

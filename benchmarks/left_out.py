@@ -6,7 +6,6 @@ Kernels are split at random, class by class, and each part is predicted from the
 iterations of one process is predicted from the other iterations: its time, and its share of all operations' time.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import save_rows
+from benchmarks import OUT, make_command, save_rows
 from benchmarks.bars import Bar, format_accuracy, judge_part, tabulate
-from perfkit.__main__ import run_command
 from perfkit.calibration.context import add_context
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
@@ -69,28 +67,23 @@ def judge_embeddings(measurements: Mapping[str, Any]) -> _Errors:
     return found
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    folds, draws = (int(check_positive(name, getattr(arguments, name), integer=True)) for name in ("folds", "draws"))
+def _run(given: Any) -> None:
+    folds, draws = (int(check_positive(name, getattr(given, name), integer=True)) for name in ("folds", "draws"))
     if folds < 2:
         raise ValueError(f"folds is {folds}; at least 2 are needed to fit one and judge the other")
-    measurements = json.loads(arguments.file.read_text(encoding="utf-8"))
+    measurements = json.loads(given.file.read_text(encoding="utf-8"))
     rows = tabulate(judge_kernel_folds(measurements, folds=folds, draws=draws))
     rows += tabulate(judge_embeddings(measurements), _PARTS)
     print(format_accuracy(rows))
-    save_rows(arguments.json, rows, id=measurements["id"], folds=folds, draws=draws)
-    return 0
+    save_rows(given.json, rows, id=measurements["id"], folds=folds, draws=draws)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="left_out", description="Errors on what is left out of a calibration.")
-    stored = find_reference("measured", "zen5-2.measurements.json")
-    parser.add_argument("file", type=Path, nargs="?", default=stored, help="measurements that calibrate has written")
-    parser.add_argument("--folds", type=float, default=5, help="parts that kernels are split into")
-    parser.add_argument("--draws", type=float, default=2, help="random splits")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="file for the table")
-    arguments = parser.parse_args(words)
-    return run_command(lambda: _run(arguments), name="left_out")
+STORED = find_reference("measured", "zen5-2.measurements.json")
+main = make_command("left_out", "Errors on what is left out of a calibration.", _run, {
+    "file": {"type": Path, "nargs": "?", "default": STORED, "help": "measurements that calibrate has written"},
+    "--folds": {"type": float, "default": 5, "help": "parts that kernels are split into"},
+    "--draws": {"type": float, "default": 2, "help": "random splits"}, **OUT,
+})  # fmt: skip
 
 
 if __name__ == "__main__":

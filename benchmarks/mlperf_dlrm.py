@@ -43,22 +43,19 @@ exchanges are priced as NCCL's, HugeCTR wrote its own. What the arguments weigh,
     DCNv2: as stated 3.14, without overlap 3.44, eager kernels 3.85, uniform rows 3.66, exponent 0.9 3.22, 1.05 2.98
 """
 
-import argparse
 import csv
 import io
 import json
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import save_rows
-from perfkit.__main__ import run_command
+from benchmarks import OUT, make_command, save_rows
 from perfkit.ground.files import find_reference, write_text
 from perfkit.ground.units import format_table
-from perfkit.platform.estimates import ExtrapolationWarning
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import Prediction, predict
 from perfkit.sharding.planner import shard
@@ -125,8 +122,7 @@ def predict_step(
     """Predict the step of a benchmark on 8 GPUs, launched as one graph; without a plan, one is searched for."""
     model = DLRM(batch=batch, **(MODELS[benchmark] | changes))
     platform = replace(load_platform(PLATFORMS[gpu]), host={})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)
+    with keep_quiet():
         plan = plan or shard(model, platform, ranks=RANKS, memory=MEMORY, seconds=2.0, seed=0).plan
         return predict(model, platform, ranks=RANKS, plan=plan), plan
 
@@ -154,9 +150,9 @@ def tabulate(rows: Sequence[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    steps = read_shared(arguments.shared) if arguments.shared else read_rows()
-    rows, plans = predict_rows(steps, {} if arguments.search else read_plans())
+def _run(given: Any) -> int:
+    steps = read_shared(given.shared) if given.shared else read_rows()
+    rows, plans = predict_rows(steps, {} if given.search else read_plans())
     table = [("benchmark", "GPU", "round", "system", "measured", "predicted (80 %)", "error", "bar")]
     code = 0
     for row in rows:
@@ -168,22 +164,19 @@ def _run(arguments: argparse.Namespace) -> int:
              f"{ms['predicted']} ms ({ms['low']} to {ms['high']})", f"{error:+.1%}", f"{bar:.0%}" if bar else "")
         )  # fmt: skip
     print(format_table(table))
-    if arguments.write:
+    if given.write:
         write_text(find_reference("published") / "mlperf_dlrm.csv", tabulate(rows))
         entries = ",\n".join(f"{json.dumps(k)}: {json.dumps(json.loads(p.to_json()))}" for k, p in plans.items())
         write_text(find_reference("published") / "mlperf_dlrm_plans.json", "{" + entries + "}\n")
-    save_rows(Path(arguments.json) if arguments.json else None, rows)
+    save_rows(given.json, rows)
     return int(code)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(prog="mlperf_dlrm", description="MLPerf steps of DLRM on 8 GPUs.")
-    parser.add_argument("--json", metavar="OUT", help="file for every row")
-    parser.add_argument("--shared", type=Path, help="folder of the data the steps were collected in, for new rows")
-    parser.add_argument("--search", action="store_true", help="search for placements instead of taking those found")
-    parser.add_argument("--write", action="store_true", help="bring reference_data/published up to date")
-    return run_command(lambda: _run(parser.parse_args(words)), name="mlperf_dlrm")
+main = make_command("mlperf_dlrm", "MLPerf steps of DLRM on 8 GPUs.", _run, {
+    **OUT, "--shared": {"type": Path, "help": "folder of the data the steps were collected in, for new rows"},
+    "--search": {"action": "store_true", "help": "search for placements instead of taking those found"},
+    "--write": {"action": "store_true", "help": "bring reference_data/published up to date"},
+})  # fmt: skip
 
 
 if __name__ == "__main__":

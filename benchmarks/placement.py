@@ -6,23 +6,17 @@ Without sizes: the standard cases, five seeds each, beside their bars. Tables ar
 nodes of eight H100; the iteration is that of the tables alone: no dense part hides a gap.
 """
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from perfkit.__main__ import run_command
-from perfkit.ground.files import write_text
+from benchmarks import MET, OUT, make_command, save_rows
 from perfkit.ground.units import format_table, format_time
-from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.sharding.objective import OBJECTIVES
@@ -115,37 +109,28 @@ def format_cases(cases: Sequence[Case], records: Sequence[Sequence[Mapping[str, 
                 rows.append((
                     case.name, objective, method, format_time(float(times.mean())), f"{gaps.mean():.3%}",
                     f"{gaps.max():.3%}", f"{taken.mean():.2f}", f"{taken.max():.2f}",
-                    ("yes" if met else "NO") if method == "search" else "",
+                    MET[bool(met)] if method == "search" else "",
                 ))  # fmt: skip
     return format_table(rows)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run cases; returns 0."""
-    parser = argparse.ArgumentParser(prog="benchmarks.placement", description="Placements beside their bound.")
-    parser.add_argument("--tables", type=int, metavar="T", help="number of tables; default: the standard cases")
-    parser.add_argument("--ranks", type=int, metavar="R", default=8, help="number of ranks")
-    parser.add_argument("--seed", type=int, metavar="S", help="one seed; default: five, or one where sizes are given")
-    parser.add_argument("--seconds", type=float, metavar="W", help="work on each search")
-    parser.add_argument("--huge", action="store_true", help="make one of the tables huge")
-    parser.add_argument("--quick", action="store_true", help="one seed, and not the largest case")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the records")
-    arguments = parser.parse_args(words)
+def _run(given: Any) -> None:
+    wanted = [Case(given.tables, given.ranks, huge=given.huge)] if given.tables else []
+    cases = wanted or list(CASES[:3] if given.quick else CASES)
+    seeds = [given.seed or 0] if given.seed is not None or wanted or given.quick else list(range(_SEEDS))
+    records = [[r for seed in seeds for r in run_case(case, seed, seconds=given.seconds)] for case in cases]
+    print(format_cases(cases, records))
+    save_rows(given.json, [{"case": case.name, **r} for case, own in zip(cases, records, strict=True) for r in own])
 
-    def run() -> int:
-        given = Case(arguments.tables, arguments.ranks, huge=arguments.huge) if arguments.tables else None
-        cases = [given] if given else list(CASES[:3] if arguments.quick else CASES)
-        one = arguments.seed is not None or given is not None or arguments.quick
-        seeds = [arguments.seed or 0] if one else list(range(_SEEDS))
-        records = [[r for seed in seeds for r in run_case(case, seed, seconds=arguments.seconds)] for case in cases]
-        print(format_cases(cases, records))
-        if arguments.json is not None:
-            facts = {"date": date.today().isoformat(), "machine": describe_machine(), "versions": list_versions()}
-            flat = [{"case": case.name, **r} for case, own in zip(cases, records, strict=True) for r in own]
-            write_text(arguments.json, json.dumps({"format": 1, **facts, "records": flat}, indent=1) + "\n")
-        return 0
 
-    return run_command(run, name="benchmarks.placement")
+main = make_command("placement", "Placements beside their bound.", _run, {
+    "--tables": {"type": int, "metavar": "T", "help": "number of tables; default: the standard cases"},
+    "--ranks": {"type": int, "metavar": "R", "default": 8, "help": "number of ranks"},
+    "--seed": {"type": int, "metavar": "S", "help": "one seed; default: five, or one where sizes are given"},
+    "--seconds": {"type": float, "metavar": "W", "help": "work on each search"},
+    "--huge": {"action": "store_true", "help": "make one of the tables huge"},
+    "--quick": {"action": "store_true", "help": "one seed, and not the largest case"}, **OUT,
+})  # fmt: skip
 
 
 if __name__ == "__main__":

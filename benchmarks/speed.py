@@ -5,7 +5,6 @@
 Repetitions are interleaved, so that a busy moment of the machine spreads over all rows.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -21,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import save_rows
-from perfkit.__main__ import run_command
+from benchmarks import MET, OUT, PLATFORM, make_command, save_rows
 from perfkit.calibration.fit import fit_platform
 from perfkit.fitting import Fit
 from perfkit.ground.files import find_reference
@@ -183,34 +181,29 @@ def format_speed(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [("what", "median", "quartiles", "per second", "bar", "met")]
     for row in rows:
         q1, median, q3 = (format_time(row[key]) for key in ("q1_s", "median_s", "q3_s"))
-        bar, met = format_time(row["bar"]) if row["bar"] else "", {True: "yes", False: "NO", None: ""}[row["met"]]
-        cells.append((row["name"], median, f"{q1} to {q3}", f"{1 / row['median_s']:.3g}", bar, met))
+        bar, rate = format_time(row["bar"]) if row["bar"] else "", f"{1 / row['median_s']:.3g}"
+        cells.append((row["name"], median, f"{q1} to {q3}", rate, bar, MET[row["met"]]))
     return format_table(cells, numbers=True)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="speed", description="Time that perfkit itself takes.")
-    parser.add_argument("--platform", metavar="P.toml", help="calibrated platform; by default one of the gallery")
-    parser.add_argument("--measurements", type=Path, help="raw measurements to fit; by default those of the gallery")
-    parser.add_argument("--rounds", type=int, default=35, help="repetitions")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="file for the rows")
-    arguments = parser.parse_args(words)
+def _run(given: Any) -> None:
+    rounds = int(check_positive("rounds", given.rounds, integer=True))
+    gallery = [load_platform(path) for path in sorted(find_reference("platforms").glob("*.toml"))]
+    calibrated = [load_platform(given.platform)] if given.platform else [p for p in gallery if p.context]
+    file = given.measurements or next(find_reference("measured").glob("*.measurements.json"), None)
+    jobs = list_jobs([load_platform("h100-sxm-8"), *calibrated[:1]], json.loads(file.read_text()) if file else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sizes outside the fitted ranges are as fast as any
+        rows = time_jobs(jobs, rounds=rounds)
+    print(format_speed(rows))
+    save_rows(given.json, rows)
 
-    def run() -> int:
-        rounds = int(check_positive("rounds", arguments.rounds, integer=True))
-        gallery = [load_platform(path) for path in sorted(find_reference("platforms").glob("*.toml"))]
-        calibrated = [load_platform(arguments.platform)] if arguments.platform else [p for p in gallery if p.context]
-        file = arguments.measurements or next(find_reference("measured").glob("*.measurements.json"), None)
-        jobs = list_jobs([load_platform("h100-sxm-8"), *calibrated[:1]], json.loads(file.read_text()) if file else None)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # sizes outside the fitted ranges are as fast as any
-            rows = time_jobs(jobs, rounds=rounds)
-        print(format_speed(rows))
-        save_rows(arguments.json, rows)
-        return 0
 
-    return run_command(run, name="speed")
+main = make_command("speed", "Time that perfkit itself takes.", _run, {
+    **PLATFORM, **OUT,
+    "--measurements": {"type": Path, "help": "raw measurements to fit; by default those of the gallery"},
+    "--rounds": {"type": int, "default": 35, "help": "repetitions"},
+})  # fmt: skip
 
 
 if __name__ == "__main__":
