@@ -39,28 +39,17 @@ __version__ = "0.2.0"
 
 #: Module: the names it gives to the facade.
 _HOMES = {
-    "perfkit": "fitting models plots workloads",
-    "perfkit.calibration.campaign": "calibrate check",
-    "perfkit.calibration.checks": "Comparison",
-    "perfkit.fitting": "Fit",
-    "perfkit.ground": "units",
-    "perfkit.ground.hardware": "Device Network",
-    "perfkit.platform.estimates": "Estimate ExtrapolationWarning",
-    "perfkit.platform.gallery": "load_platform platforms",
-    "perfkit.platform.platform": "Platform",
-    "perfkit.prediction.contrast": "PlatformComparison compare",
-    "perfkit.prediction.result": "Prediction predict",
-    "perfkit.readers.table_configs": "read_tables",
-    "perfkit.recording.steps": "capture",
-    "perfkit.sharding.constraints": "InfeasibleError",
-    "perfkit.sharding.planner": "price_plan shard",
-    "perfkit.sharding.result": "PlanPrice ShardingResult",
-    "perfkit.workloads.dlrm": "DLRM",
-    "perfkit.workloads.graph": "Graph",
-    "perfkit.workloads.placement": "Placement Plan",
-    "perfkit.workloads.tables": "EmbeddingTable TableSet draw_tables",
-    "perfkit.workloads.transformer": "Transformer",
-}
+    "perfkit": "fitting models plots workloads", "perfkit.calibration.campaign": "calibrate check",
+    "perfkit.calibration.checks": "Comparison", "perfkit.fitting": "Fit", "perfkit.ground": "units",
+    "perfkit.ground.hardware": "Device Network", "perfkit.platform.estimates": "Estimate ExtrapolationWarning",
+    "perfkit.platform.gallery": "load_platform platforms", "perfkit.platform.platform": "Platform",
+    "perfkit.prediction.contrast": "PlatformComparison compare", "perfkit.prediction.result": "Prediction predict",
+    "perfkit.readers.table_configs": "read_tables", "perfkit.recording.steps": "capture",
+    "perfkit.sharding.constraints": "InfeasibleError", "perfkit.sharding.planner": "price_plan shard",
+    "perfkit.sharding.result": "PlanPrice ShardingResult", "perfkit.workloads.dlrm": "DLRM",
+    "perfkit.workloads.graph": "Graph", "perfkit.workloads.placement": "Placement Plan",
+    "perfkit.workloads.tables": "EmbeddingTable TableSet draw_tables", "perfkit.workloads.transformer": "Transformer",
+}  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = list(_HOME)
 

@@ -119,14 +119,14 @@ def test_attention_counts_half_the_work_where_it_is_causal() -> None:
     frame = frame.with_columns(
         seconds=1e-5 + flops / (0.5 * 989.4e12), window=0, past=0, dtype=pl.lit("bf16"), kv_dtype=pl.lit("bf16")
     )
-    fit = fit_attention(frame, H100)["attention"]
+    fit = fit_attention(frame, H100, "made", "")
     assert fit["compute_efficiency"] == pytest.approx(0.5, rel=0.1) and fit.n == len(rows)
 
 
 def test_casts_are_those_that_the_cache_cannot_serve() -> None:
     nbytes = 2 ** np.arange(14, 34)
     seconds = 2e-6 + nbytes / np.where(nbytes > 4 * 50 * 2**20, 0.9 * 3.35e12, 9e12)
-    fit = fit_casts(pl.DataFrame({"nbytes": nbytes, "seconds": seconds}), H100)["elementwise"]
+    fit = fit_casts(pl.DataFrame({"nbytes": nbytes, "seconds": seconds}), H100, "made", "")
     assert fit["memory_efficiency"] == pytest.approx(0.9, rel=0.03) and fit.n == 6 + 6
 
 

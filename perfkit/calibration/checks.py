@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from perfkit.calibration.pace import relate_run
 from perfkit.fitting import Fit
 from perfkit.ground.files import LARGEST_TEXT, reading, write_text
-from perfkit.ground.results import Tabular
+from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, format_table, format_time
 from perfkit.measure.samples import Sample, dump, load
 from perfkit.platform.estimates import keep_quiet
@@ -21,10 +21,6 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.result import Prediction, predict
 from perfkit.sharding.result import PlanPrice
 from perfkit.workloads.placement import Plan
-
-if TYPE_CHECKING:
-    import altair
-    import polars
 
 _MEASURED = ("measured_s", "measured_q1_s", "measured_q3_s")
 #: Times of a run: predicted with its interval, measured with its quartiles [s].
@@ -277,7 +273,7 @@ class Comparison(Tabular):
         """Share of the measured times inside their 80 % interval [-]."""
         return float(np.mean([run["low_s"] <= run["measured_s"] <= run["high_s"] for run in self.runs]))
 
-    def summary(self) -> "polars.DataFrame":
+    def summary(self) -> Table:
         """Errors by family and over all, beside the noise floor.
 
         Returns
@@ -293,7 +289,7 @@ class Comparison(Tabular):
             rows.append({"family": family, "n": figures["n"], **shares})
         return polars.DataFrame(rows)
 
-    def table(self) -> "polars.DataFrame":
+    def table(self) -> Table:
         """All runs with their errors.
 
         Returns
@@ -307,7 +303,7 @@ class Comparison(Tabular):
         rows = [{key: value for key, value in run.items() if key != "config"} for run in self.runs]
         return polars.DataFrame(rows, orient="row").with_columns(polars.Series("error", self.errors))
 
-    def chart(self) -> "altair.LayerChart":
+    def chart(self) -> Picture:
         """Predicted against measured times, ready to be shown or saved."""
         from perfkit import plots
 

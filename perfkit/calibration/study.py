@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from perfkit.calibration.checks import Comparison, compare_run
+from perfkit.ground.results import Table
 from perfkit.ground.units import check_positive, format_bytes, format_table, format_time
 from perfkit.measure.folders import open_campaign
 from perfkit.measure.machine import describe_machine, gather_facts, list_versions
@@ -23,9 +24,6 @@ from perfkit.sharding.result import PlanPrice
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Plan
 from perfkit.workloads.tables import TableSet, draw_tables
-
-if TYPE_CHECKING:
-    import polars
 
 #: Sources of placements: every rule of thumb, a second draw of the random one, and the search.
 METHODS = (*BASELINES, "random 2", "search")
@@ -93,11 +91,8 @@ def make_model(tables: TableSet) -> DLRM:
     ValueError
         For tables of several widths, or without a Zipf exponent.
     """
-    dims, laws, size = (
-        sorted({t.dim for t in tables}),
-        sum(t.law is not None for t in tables),
-        tables.tables[0].itemsize,
-    )
+    dims, laws = sorted({t.dim for t in tables}), sum(t.law is not None for t in tables)
+    size = tables.tables[0].itemsize
     if (len(dims), laws, size, tables.embedding, tables.optimizer) != (1, 0, 4, "separate", "sgd"):
         given = f"dim is {dims}, law of {laws} is given, itemsize is {size}, embedding {tables.embedding!r}, optimizer"
         only = "only separate fp32 tables of one dim with Zipf exponents and sgd are measured; predict others"
@@ -241,7 +236,7 @@ class Trials(Comparison):
     def _price(self, workload: Any, platform: Platform, ranks: int, plan: Plan | None) -> PlanPrice:
         return price_plan(workload, platform, plan or Plan.round_robin(len(workload.tables), ranks=ranks))
 
-    def regrets(self) -> "polars.DataFrame":
+    def regrets(self) -> Table:
         """Every model in a row.
 
         Returns

@@ -47,19 +47,14 @@ class _Solution:
         left_out, n = np.clip(self.left_out, -0.7, 0.7), len(self.left_out)
         variance = math.pi / 2 * float(np.abs(left_out).mean()) ** 2 if n else 0.0
         return Fit(
-            curve.form,
-            parameters,
+            curve.form, parameters, n=len(self.times), source=source, date=date, notes=notes,
             stderr={name: float(error) for name, error, ok in zip(names, errors, known, strict=True) if ok},
             spread=math.sqrt((TRUST * PRIOR**2 + n * variance) / (TRUST + n)),
             bias=float(left_out.mean()) if n else 0.0,
             ranges={name: (float(np.min(v)), float(np.max(v))) for name, v in ranges.items()},
-            n=len(self.times),
-            source=source,
-            date=date,
-            notes=notes,
             units={name: UNITS.get(name.rstrip("012"), "-") for name in parameters},
             at_bounds=tuple(name for name, at in zip(names, low | high, strict=True) if at),
-        )
+        )  # fmt: skip
 
 
 def _solve(curve: Curve, times: Array, groups: Array | None = None) -> _Solution:

@@ -186,9 +186,8 @@ def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> tuple[Array, A
 
     found, noise = np.log(center), 0.1
     for _ in range(3):  # the prior weighs as one measurement would, of the scatter that there turns out to be
-        solution = least_squares(
-            residuals, found, bounds=(np.log(low), np.log(high)), loss="soft_l1", f_scale=0.1, args=(noise,)
-        )
+        how: dict[str, Any] = {"bounds": (np.log(low), np.log(high)), "loss": "soft_l1", "f_scale": 0.1}
+        solution = least_squares(residuals, found, args=(noise,), **how)
         found, noise = solution.x, max(float(mad(solution.fun[: len(seconds)], center=0.0)), 1e-4)
     return found, solution.jac, predict(found)
 
@@ -232,10 +231,8 @@ def find_levels(working_set: Array, moved: Array, seconds: Array) -> tuple[tuple
     from scipy.optimize import nnls
 
     def solve(capacities: tuple[float, ...]) -> tuple[float, tuple[float, ...], Array]:
-        base = [1.0 / seconds, moved / seconds]
-        columns = np.stack(
-            [*base, *(miss_share(working_set, capacity=c) * moved / seconds for c in capacities)], axis=1
-        )
+        far = (miss_share(working_set, capacity=c) * moved / seconds for c in capacities)
+        columns = np.stack([1.0 / seconds, moved / seconds, *far], axis=1)
         scale, count = columns.max(axis=0), len(seconds)
         found, error = nnls(columns / scale, np.ones(count))
         score = count * np.log(max(error**2 / count, 1e-8)) + 2 * len(capacities) * np.log(count)
@@ -243,18 +240,14 @@ def find_levels(working_set: Array, moved: Array, seconds: Array) -> tuple[tuple
 
     low, high = np.log2(working_set.min()) + 1.0, np.log2(working_set.max()) - 1.0
     grid = [float(size) for size in 2.0 ** np.arange(low, high + 0.01, 0.5)]
-    apart = [c for n in range(_MOST + 1) for c in itertools.combinations(grid, n) if all(map(_apart, c, c[1:]))]
+    sets = (c for n in range(_MOST + 1) for c in itertools.combinations(grid, n))
+    apart = [c for c in sets if all(far >= 4.0 * near for near, far in itertools.pairwise(c))]
     best = min(map(solve, apart), key=lambda found: found[0])
     for step in np.exp2((0.25, -0.25)):  # between the points of the grid
         for i in range(len(best[1])):
-            best = min(
-                best, solve((*best[1][:i], best[1][i] * float(step), *best[1][i + 1 :])), key=lambda found: found[0]
-            )
+            other = (*best[1][:i], best[1][i] * float(step), *best[1][i + 1 :])
+            best = min(best, solve(other), key=lambda found: found[0])
     slopes = np.cumsum(best[2][1:])
     kept = [i for i in range(len(best[1])) if slopes[i + 1] > 1.15 * slopes[i] > 0]
     rates = (1.0 / max(float(slopes[i]), 1e-15) for i in [*kept, len(best[1])])
     return tuple(best[1][i] for i in kept), tuple(rates)
-
-
-def _apart(near: float, far: float) -> bool:
-    return far >= 4.0 * near

@@ -165,10 +165,8 @@ class Fit(Typed, Mapping[str, float]):
         return len(self.parameters)
 
     def __repr__(self) -> str:
-        values = ", ".join(
-            f"{name}={value:.4g} {self.units.get(name, '')}".rstrip(" -") for name, value in self.items()
-        )
-        return f"Fit({self.form}: {values}; spread {self.spread:.0%}, n={self.n}, {self.kind})"
+        values = (f"{name}={value:.4g} {self.units.get(name, '')}".rstrip(" -") for name, value in self.items())
+        return f"Fit({self.form}: {', '.join(values)}; spread {self.spread:.0%}, n={self.n}, {self.kind})"
 
     def spread_at(self, seconds: Values) -> Array:
         r"""Spread of measurements around what the fit predicts, by the predicted time.

@@ -2,17 +2,22 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    import altair
     import pandas
     import polars
+
+#: Types of packages that take long to load.
+Picture: TypeAlias = "altair.Chart | altair.LayerChart"
+Table: TypeAlias = "polars.DataFrame"
 
 
 class Tabular:
     """A result that has a table."""
 
-    def table(self) -> "polars.DataFrame":
+    def table(self) -> Table:
         """The result as a frame.
 
         Returns

@@ -191,9 +191,8 @@ def time_iteration(
         return [float(f"{t:.4g}") for t in times]
 
     paces = [look(1)]
-    (result,) = time_in_turns(
-        [step], seconds=seconds, device=device, minimum=minimum, after=lambda count: paces.append(look(count))
-    )
+    how: dict[str, Any] = {"seconds": seconds, "device": device, "minimum": minimum}
+    (result,) = time_in_turns([step], after=lambda count: paces.append(look(count)), **how)
     del result["returned"]
     if _find_ranks()[1] == 1 or device != "cpu":
         del result["idle"]

@@ -148,13 +148,12 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
     with tidy(), tempfile.TemporaryDirectory(prefix="perfkit-") as folder:
         place, processes = Path(folder), list[Any]()
         (place / "job.json").write_text(json.dumps(job))
-        start = partial(
-            subprocess.Popen, [sys.executable, "-c", START, folder], stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        start = partial(subprocess.Popen, [sys.executable, "-c", START, folder], stdin=subprocess.DEVNULL)
         try:
             for rank in range(ranks):
                 with open(place / f"log.{rank}", "w") as log:
-                    processes.append(start(env={**settings, "RANK": str(rank)}, stdout=log, stderr=log))
+                    own = {**settings, "RANK": str(rank)}
+                    processes.append(start(env=own, stdout=log, stderr=log, start_new_session=True))
             _wait(processes, place, timeout)
             return [json.loads((place / f"result.{rank}").read_text()) for rank in range(ranks)]
         finally:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,9 @@ from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, reading, write_text
 from perfkit.ground.hardware import DTYPES, KINDS
+from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, show, significant
 from perfkit.models.kernels import TERMS
-
-if TYPE_CHECKING:
-    import polars
 
 #: Version of the file format that this perfkit writes; it reads format 1 too.
 FORMAT = 2
@@ -112,7 +110,7 @@ def list_numbers(platform: Any) -> Iterator[Number]:
             yield Number(group, f"{key} {name}", value, unit, fit.kind, error, fit.source, fit.date)
 
 
-def tabulate_numbers(platform: Any) -> "polars.DataFrame":
+def tabulate_numbers(platform: Any) -> Table:
     """Every number of the platform: a frame with columns as in `Number`, values in the unit of their row."""
     import polars
 

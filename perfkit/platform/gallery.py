@@ -4,17 +4,14 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfkit.fitting import Fit
 from perfkit.ground.hardware import Link, Network, Quantity
+from perfkit.ground.results import Table
 from perfkit.platform.file import find_file, list_gallery, list_numbers
 from perfkit.platform.platform import Platform
 from perfkit.readers.datasheets import read_datasheet, read_overheads
-
-if TYPE_CHECKING:
-    import polars
-
 
 _GEMMS = "bf16 GEMMs of A100 and H100 (aiconfigurator-core 0.12.0, Apache-2.0)"
 _ROWS = "random rows were not measured; they move in 32 B sectors"
@@ -83,7 +80,7 @@ def load_platform(platform: str | Path | Platform) -> Platform:
     return _read(path.resolve(), facts.st_mtime_ns, facts.st_size, nodes)
 
 
-def platforms() -> "polars.DataFrame":
+def platforms() -> Table:
     """List the platforms that ship with perfkit.
 
     Returns

@@ -64,12 +64,10 @@ def find_stand_in(kernels: Mapping[str, Fit], kind: str, *, variant: str = "", d
         return None
     slower, share = fit.form == "additive", shares[fit.form != "additive"]
     rates = set(fit) if slower else {"compute_efficiency", "memory_efficiency"}
-    parameters = {
-        name: (value / share if slower else value * share) if name in rates else value for name, value in fit.items()
-    }
+    changed = {name: fit[name] / share if slower else fit[name] * share for name in rates}
     spread *= 2.0 if variant.endswith(("_depthwise", "_grouped")) else 1.0
     return replace(
-        fit, parameters=parameters, spread=math.hypot(spread, fit.spread), spread_time=None, kind="assumed",
+        fit, parameters={**fit, **changed}, spread=math.hypot(spread, fit.spread), spread_time=None, kind="assumed",
         stands_for=kind, notes=(f"{kind} was not measured: taken at {share:g} of the rate of {other}", *fit.notes),
     )  # fmt: skip
 

@@ -187,9 +187,7 @@ def fit_gemms(frame: pl.DataFrame, device: Device, *, source: str = "", date: st
     return fits
 
 
-def fit_attention(
-    frame: pl.DataFrame, device: Device, *, source: str = "", date: str = "", notes: Sequence[str] = ()
-) -> dict[str, Fit]:
+def fit_attention(frame: pl.DataFrame, device: Device, source: str, date: str, notes: Sequence[str] = ()) -> Fit:
     """Fit fused attention over whole sequences, causal and full together.
 
     Of the frame of `perfkit.readers.kernel_database.read_attention`, rows with a window, a past, keys in other
@@ -201,16 +199,15 @@ def fit_attention(
     causal, b, s, h, kv, d = _floats(*sizes)
     flops = attention_flops(b, h, s, d, causal=causal)
     nbytes = attention_bytes(b, h, s, d, kv_heads=kv, itemsize=DTYPES[dtype])
-    return {"attention": _fit_kernel(rows, sizes, flops, nbytes, device, dtype, source, date, notes)}
+    return _fit_kernel(rows, sizes, flops, nbytes, device, dtype, source, date, notes)
 
 
-def fit_casts(frame: pl.DataFrame, device: Device, *, source: str = "", date: str = "") -> dict[str, Fit]:
+def fit_casts(frame: pl.DataFrame, device: Device, source: str, date: str) -> Fit:
     """Fit kernels that only move memory to casts that the last cache of the device cannot have served."""
     cache = near.value if (near := device.memory[-2:][0].capacity) and len(device.memory) > 1 else 0.0
     rows, dtype = frame.filter((pl.col("nbytes") > 4 * cache) | (pl.col("nbytes") < 2**20)), next(iter(device.peaks))
     (nbytes,), notes = _floats("nbytes"), ("casts of bf16 to fp8, below 1 MiB and beyond four times the last cache",)
-    fit = _fit_kernel(rows, ("nbytes",), 0.0 * nbytes, nbytes, device, dtype, source, date, notes)
-    return {"elementwise": fit}
+    return _fit_kernel(rows, ("nbytes",), 0.0 * nbytes, nbytes, device, dtype, source, date, notes)
 
 
 def fit_database(
@@ -241,10 +238,10 @@ def fit_database(
         notes = ["forward only; the backward is taken to reach the same share of the peak"]
         if "fa3" in names or "fa4" in names:
             notes.append("torch's own flash attention is version 2: about half as fast there (arXiv 2407.08608)")
-        kernels |= fit_attention(frame, device, source=f"{label}, {system}, {names}", date=date, notes=notes)
+        kernels["attention"] = fit_attention(frame, device, f"{label}, {system}, {names}", date, notes)
     if "elementwise" in asked:
         frame = database.read_casts(system).filter(pl.col("kernel") == "torch_ops")
-        kernels |= fit_casts(frame, device, source=f"{label}, {system}, torch_ops", date=date)
+        kernels["elementwise"] = fit_casts(frame, device, f"{label}, {system}, torch_ops", date)
     return curves, kernels
 
 

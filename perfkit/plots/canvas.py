@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import altair as alt
 
-if TYPE_CHECKING:
-    import polars
+from perfkit.ground.results import Table
 
 #: A polars or pandas-like frame with ``to_dicts``, or rows as mappings.
 Frame: TypeAlias = Any
@@ -73,7 +72,7 @@ def read_rows(frame: Frame) -> list[Row]:
     ]
 
 
-def read_frame(frame: Frame, **columns: Any) -> "polars.DataFrame":
+def read_frame(frame: Frame, **columns: Any) -> Table:
     """Read some columns of rows.
 
     Parameters

@@ -1,16 +1,14 @@
 """Charts of iterations: predicted and measured, broken down by operation class and module, and over time."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import altair as alt
 import numpy as np
 
+from perfkit.ground.results import Table
 from perfkit.ground.units import format_time
 from perfkit.plots import canvas
 from perfkit.plots.canvas import INK, Frame, draw, layer, order, read_frame, read_rows, tips
-
-if TYPE_CHECKING:
-    import polars
 
 #: Order in which an iteration goes through its phases; others come after.
 _PHASES = ("forward", "backward", "exchange", "optimizer", "update")
@@ -86,10 +84,8 @@ def breakdown_bars(frame: Frame, *, title: str = "Where the time goes") -> alt.C
     import polars as pl
 
     rows, seconds = read_frame(frame, run="", phase="", kind="", time_s=0.0), pl.sum("time_s")
-    ranked = (
-        rows.group_by("kind", maintain_order=True).agg(seconds).sort("time_s", descending=True, maintain_order=True)
-    )
-    kinds = ranked["kind"].to_list()
+    ranked = rows.group_by("kind", maintain_order=True).agg(seconds)
+    kinds = ranked.sort("time_s", descending=True, maintain_order=True)["kind"].to_list()
     shown = kinds if len(kinds) <= _KINDS + 1 else [*kinds[:_KINDS], "other"]
     rows = rows.with_columns(kind=pl.when(pl.col("kind").is_in(shown)).then("kind").otherwise(pl.lit("other")))
     rows = rows.with_columns(phase=pl.when(pl.col("phase") == "").then("kind").otherwise("phase"))
@@ -150,7 +146,7 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     return layer(time, line).properties(width=460, height=alt.Step(18), title=heading)
 
 
-def _join(rows: "polars.DataFrame", gap: float) -> "polars.DataFrame":
+def _join(rows: Table, gap: float) -> Table:
     """Neighbours of one lane and phase, at most `gap` apart, as one bar, which names the longest operation in it."""
     import polars as pl
 
@@ -160,7 +156,7 @@ def _join(rows: "polars.DataFrame", gap: float) -> "polars.DataFrame":
     return _add_up(rows, bar, "lane", "phase").drop("bar")
 
 
-def _add_up(rows: "polars.DataFrame", *keys: "str | polars.Expr") -> "polars.DataFrame":
+def _add_up(rows: Table, *keys: Any) -> Table:
     import polars as pl
 
     longest = pl.col("longest", "longest_s").get(pl.col("longest_s").arg_max())
@@ -168,7 +164,7 @@ def _add_up(rows: "polars.DataFrame", *keys: "str | polars.Expr") -> "polars.Dat
     return rows.group_by(*keys, maintain_order=True).agg(*sums)
 
 
-def _aggregate(rows: "polars.DataFrame") -> "polars.DataFrame":
+def _aggregate(rows: Table) -> Table:
     """Few bars that look as one per operation would: nothing finer than a thousandth of the width is drawn."""
     import polars as pl
 
@@ -206,9 +202,8 @@ def timeline_lanes(frame: Frame) -> alt.Chart:
     rows = read_frame(frame, rank=0, stream="", phase="", start_s=0.0, end_s=0.0, name="", module="")
     seconds, label = pl.col("end_s") - pl.col("start_s"), pl.format("rank {} · {}", "rank", "stream")
     longest = pl.concat_list("name", "module").list.eval(pl.element().filter(pl.element() != "")).list.join(" · ")
-    rows = rows.filter(seconds > 0).with_columns(
-        lane=label, longest=longest, longest_s=seconds, busy_s=seconds, operations=pl.lit(1)
-    )
+    own = {"lane": label, "longest": longest, "longest_s": seconds, "busy_s": seconds, "operations": pl.lit(1)}
+    rows = rows.filter(seconds > 0).with_columns(**own)
     phases = order(rows.sort("start_s", maintain_order=True)["phase"])
     place = {stream: number for number, stream in enumerate(order(rows["stream"]))}
     pairs = sorted({*rows.select("rank", "stream").rows()}, key=lambda pair: (pair[0], place[pair[1]]))

@@ -3,17 +3,15 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from perfkit.ground.results import Table
 from perfkit.ground.units import check_positive, rank_largest
 from perfkit.prediction.ranks import Ranks, find_peers
 from perfkit.prediction.simulation import Lane, measure_overlap
 from perfkit.workloads.graph import PHASES, Graph
-
-if TYPE_CHECKING:
-    import polars
 
 #: An operation, and how much later than the one shown its iteration is [s].
 Place: TypeAlias = tuple[int, float]
@@ -76,7 +74,7 @@ def sum_communication(lane: Lane) -> dict[str, float]:
     return {"total_s": total, "exposed_s": exposed, "overlapped_s": total - exposed, "waiting_s": waiting} | shares
 
 
-def list_operations(lanes: Sequence[Lane]) -> "polars.DataFrame":
+def list_operations(lanes: Sequence[Lane]) -> Table:
     """The interval table: every operation of one steady-state iteration in program order, see `Prediction.timeline`."""
     import polars
 
@@ -90,7 +88,7 @@ def list_operations(lanes: Sequence[Lane]) -> "polars.DataFrame":
     return polars.DataFrame(rows, {**schema, "start_s": polars.Float64, "end_s": polars.Float64}, orient="row")
 
 
-def _cut(depth: int | None) -> "polars.Expr":
+def _cut(depth: int | None) -> Any:
     """The first names of a module's path."""
     import polars
 
@@ -100,15 +98,14 @@ def _cut(depth: int | None) -> "polars.Expr":
     return names.head(int(check_positive("depth", depth, integer=True))).list.join(".")
 
 
-def list_spans(operations: "polars.DataFrame", level: str, depth: int | None = None) -> "polars.DataFrame":
+def list_spans(operations: Table, level: str, depth: int | None = None) -> Table:
     """When each module, or each stage, is at work on the compute streams, from its first operation to its last.
 
     Gives rank, stream (the level), phase, module, operations [-], start_s, end_s [s]; spans of a rank do not overlap.
     """
     import polars
 
-    keys = ("rank", "stream", "phase", "module")
-    module = _cut(depth) if level == "module" else polars.lit("")
+    keys, module = ("rank", "stream", "phase", "module"), _cut(depth) if level == "module" else polars.lit("")
     frame = operations.filter(stream="compute").with_columns(stream=polars.lit(level), module=module)
     ends = {"operations": polars.len().cast(polars.Int64), "start_s": polars.first("start_s")}
     spans = frame.group_by(polars.struct(keys).rle_id().alias("span"), *keys, maintain_order=True)
@@ -128,7 +125,7 @@ def _list_idle(lane: Lane) -> Iterator[tuple[int, float]]:
         yield int(lane.compute[later]), float(gaps[later])
 
 
-def sum_modules(lane: Lane, depth: int | None) -> "polars.DataFrame":
+def sum_modules(lane: Lane, depth: int | None) -> Table:
     """Time of every module: forward, backward and update, with the idle time of the compute stream before it.
 
     In program order; the three sum to the period. An update belongs to the modules whose parameters and gradients it
@@ -228,11 +225,9 @@ def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, f
             lane, place = _find_last(lanes, lane, place)
             at, group = lane.kind.graph.collectives, lane.kind.graph.column("group")
             same = at[group[at] == group[place]]
-        known = [
-            *_precede(same, place, lane.period),
-            *_find_held(lane, place),
-            *_precede(lane.compute, place, lane.period),
-        ]
+        known = (
+            _precede(same, place, lane.period) + _find_held(lane, place) + _precede(lane.compute, place, lane.period)
+        )
         found = next((f for f in known if abs(lane.ends[f[0]] + f[1] + shift - time) <= near), None)
         while found is None:  # it started when it was launched: back along the host's clock, to what that waited for
             last, freed, found = _launch(lane, place)
@@ -243,7 +238,7 @@ def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, f
         place, shift = found[0], found[1] + shift
 
 
-def find_critical_path(lanes: Sequence[Lane]) -> "polars.DataFrame":
+def find_critical_path(lanes: Sequence[Lane]) -> Table:
     """The chain of operations that sets the time: each starts when the previous one ends, on any rank and stream.
 
     The path is followed backward from the last operation. It is recorded after one whole period, so that a delay of a

@@ -5,22 +5,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from perfkit.ground.hardware import DTYPES
-from perfkit.ground.results import Tabular
+from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_rate, format_table, format_time
 from perfkit.platform.estimates import Estimate, keep_quiet, warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
+from perfkit.prediction.ranks import Workload
 from perfkit.prediction.result import Prediction, predict
-from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.transformer import Transformer
-
-if TYPE_CHECKING:
-    import altair
-    import polars
-
 
 #: Matrix products that stand for others: a large square, a feed-forward layer of BERT-large on 4,096 tokens, a layer of
 #: a DLRM on 2,048 samples, and one that only moves weights.
@@ -28,8 +22,6 @@ GEMMS = ((8192, 8192, 8192), (4096, 4096, 1024), (2048, 1024, 512), (16, 4096, 4
 #: Collectives and message sizes [B] that stand for others.
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 SIZES = (64 * 2**10, 4 * 2**20, 256 * 2**20)
-
-Workload: TypeAlias = DLRM | Transformer
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class PlatformComparison(Tabular):
     rows: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...] = ()
 
-    def table(self) -> "polars.DataFrame":
+    def table(self) -> Table:
         """Every quantity of both.
 
         Returns
@@ -73,7 +65,7 @@ class PlatformComparison(Tabular):
         schema = dict.fromkeys(("group", "quantity", "unit"), polars.String) | dict.fromkeys(ends, polars.Float64)
         return polars.DataFrame(list(self.rows), schema=schema, orient="row")
 
-    def chart(self) -> "altair.LayerChart":
+    def chart(self) -> Picture:
         """How many times better the second platform is, quantity by quantity.
 
         Returns
@@ -117,7 +109,7 @@ def compare(
     ----------
     a, b : Platform, str or Path
         Platforms, names of the gallery or files.
-    workload : DLRM or Transformer, optional
+    workload : Workload, optional
         An iteration to predict on both.
     ranks : int, optional
         Ranks that take part on either; by default all that each has [-].

@@ -121,10 +121,8 @@ def find_graphs(
     what: Any = listed[0] if captured else workload
     count = what.ranks if captured else given or 1
     if not captured and not (hasattr(what, "graphs") and hasattr(what, "family")):
-        raise ValueError(
-            f"workload is {show(what)}; it must be a DLRM, a Transformer, a Net or captured graphs, such as "
-            "Transformer.bert(batch=8)"
-        )
+        known = "a DLRM, a Transformer, a Net or captured graphs, such as Transformer.bert(batch=8)"
+        raise ValueError(f"workload is {show(what)}; it must be {known}")
     if captured and plan is not None:
         raise ValueError("plan is given beside graphs, in which every table has its place; leave it out")
     found = {graph.ranks for graph in listed} if captured else {count}
@@ -135,9 +133,8 @@ def find_graphs(
             + "; it must be one graph for all ranks or one for each; capture it for the ranks that take part"
         )
     if count > platform.network.ranks:
-        raise ValueError(
-            f"ranks is {count}; platform {platform.name!r} has {platform.network.ranks}; take fewer or another platform"
-        )
+        known = f"platform {platform.name!r} has {platform.network.ranks}"
+        raise ValueError(f"ranks is {count}; {known}; take fewer or another platform")
     check_choice("dtype", what.dtype, platform.device.peaks)
     if captured:
         return what, listed, count
@@ -156,10 +153,8 @@ def find_peers(group: Ranks, rank: int) -> Ranks:
         return group
     spaced = _space(group)
     if not isinstance(spaced, range):
-        raise ValueError(
-            f"groups has {group}, which are not evenly spaced, so that the communicator of rank {rank} is not known; "
-            "give one graph for each rank"
-        )
+        fault = f"which are not evenly spaced, so that the communicator of rank {rank} is not known"
+        raise ValueError(f"groups has {group}, {fault}; give one graph for each rank")
     block = spaced.step * len(spaced)
     first = rank // block * block + rank % spaced.step
     return range(first, first + block, spaced.step)

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfkit.ground.files import write_text
-from perfkit.ground.results import Tabular
+from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, check_type, format_time, rank_largest
 from perfkit.platform.estimates import check_time, find_interval, warn_once
 from perfkit.platform.gallery import load_platform
@@ -22,11 +21,6 @@ from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, ti
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
-
-if TYPE_CHECKING:
-    import altair
-    import polars
-
 
 #: What classes of operations are bound by, in words: memory where none is given.
 _BOUND = {
@@ -109,7 +103,7 @@ class Prediction(Tabular):
             totals[bound] = totals.get(bound, 0.0) + seconds
         return list(totals)[rank_largest(list(totals.values()))[0]]
 
-    def breakdown(self) -> "polars.DataFrame":
+    def breakdown(self) -> Table:
         """Time of the slowest rank by phase and operation class; sums to the total.
 
         Columns phase, kind, operations [-], time_s [s], share [-].
@@ -122,7 +116,7 @@ class Prediction(Tabular):
 
     table = breakdown  # what all results have
 
-    def timeline(self, level: str = "operation", *, depth: int | None = None) -> "polars.DataFrame":
+    def timeline(self, level: str = "operation", *, depth: int | None = None) -> Table:
         """Start and end of every operation, module or stage of one steady-state iteration; alike ranks are listed once.
 
         Parameters
@@ -142,7 +136,7 @@ class Prediction(Tabular):
         frame = accounts.list_operations(self._timeline.lanes)
         return frame if level == "operation" else accounts.list_spans(frame, level, depth)
 
-    def modules(self, depth: int | None = 2, *, rank: int | None = None) -> "polars.DataFrame":
+    def modules(self, depth: int | None = 2, *, rank: int | None = None) -> Table:
         """Time of every module, forward, backward and update, with the idle time of the device before it.
 
         Parameters
@@ -166,7 +160,7 @@ class Prediction(Tabular):
             raise ValueError(f"rank is {rank}; the ranks are 0 to {self.ranks - 1}; choose one of these")
         return accounts.sum_modules(found[0], depth)
 
-    def idle(self) -> "polars.DataFrame":
+    def idle(self) -> Table:
         """Time in which compute streams work, and are idle, by cause; alike ranks are listed once.
 
         Columns rank, ranks (so many are alike) [-]; busy_s; stolen_s (what collectives in flight took from operations
@@ -175,7 +169,7 @@ class Prediction(Tabular):
         """
         return self._tabulate(accounts.sum_idle)
 
-    def critical_path(self) -> "polars.DataFrame":
+    def critical_path(self) -> Table:
         """The chain of operations that sets the time: each starts when the previous one ends, on any rank and stream.
 
         Columns rank, stream (``host`` while an operation is launched), operation, name, kind, phase, module, start_s,
@@ -208,14 +202,14 @@ class Prediction(Tabular):
         parts = list(self.parts.items())
         return [parts[place] for place in rank_largest([seconds for _, (_, seconds) in parts])]
 
-    def _tabulate(self, account: Callable[[accounts.Lane], Mapping[str, float]]) -> "polars.DataFrame":
+    def _tabulate(self, account: Callable[[accounts.Lane], Mapping[str, float]]) -> Table:
         """A row for every kind of rank."""
         import polars
 
         kinds = [(lane, lane.kind.ranks) for lane in self._timeline.lanes]
         return polars.DataFrame([{"rank": own[0], "ranks": len(own), **account(lane)} for lane, own in kinds])
 
-    def communication(self) -> "polars.DataFrame":
+    def communication(self) -> Table:
         """What ranks spend on collectives, and how much of it operations hide; alike ranks are listed once.
 
         Columns rank, ranks (so many are alike) [-]; total_s, with a collective in flight; exposed_s, while the compute
@@ -224,7 +218,7 @@ class Prediction(Tabular):
         """
         return self._tabulate(accounts.sum_communication)
 
-    def chart(self, kind: str = "breakdown") -> "altair.Chart | altair.LayerChart":
+    def chart(self, kind: str = "breakdown") -> Picture:
         """A picture of the prediction.
 
         Parameters

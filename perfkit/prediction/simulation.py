@@ -169,9 +169,8 @@ def _dilate(clock: Array, work: Array, flights: Sequence[tuple[float, float]] | 
     rates = np.maximum(1.0 - contention * active, 0.0)
     done = _add_up(rates[:-1] * np.diff(edges))
     until = np.interp(clock, edges, done) + np.maximum(clock - edges[-1], 0.0) + work
-    piece = np.maximum(
-        np.searchsorted(done, (1 - _EQUAL) * until) - 1, 0
-    )  # what ends with a pause does not wait for it
+    # what ends with a pause does not wait for it
+    piece = np.maximum(np.searchsorted(done, (1 - _EQUAL) * until) - 1, 0)
     left = until - done[piece]
     return np.maximum(edges[piece] + np.divide(left, rates[piece], out=np.zeros_like(left), where=left > 0), clock)
 
@@ -211,10 +210,8 @@ class _Loop:
         for (key, order), meeting in self.found.items():
             some, every = len(meeting.members), len(self.found[key, 0].members)
             if some != every:
-                raise ValueError(
-                    f"communicator {key} has {every} ranks and {some} launch its collective {order}; all must launch "
-                    "the same ones; give the graphs of one iteration"
-                )
+                fault = f"communicator {key} has {every} ranks and {some} launch its collective {order}"
+                raise ValueError(f"{fault}; all must launch the same ones; give the graphs of one iteration")
         self.sums = [rank.add_up(device, slower) for rank in ranks]
         self.steps = [self.list_steps(index) for index in range(len(ranks))]
         self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
@@ -334,9 +331,8 @@ class _Loop:
         ends = done[1:] + np.maximum.accumulate(free)
         starts = ends - rank.seconds
         if self.contention:
-            starts, ends = (
-                _dilate(resumed[of], each, flown[:, :2], self.contention) for each in (work - rank.seconds, work)
-            )
+            both = (work - rank.seconds, work)
+            starts, ends = (_dilate(resumed[of], each, flown[:, :2], self.contention) for each in both)
             delays = ends - resumed[of] - work
             stolen = delays - np.where(np.isin(np.arange(len(of)), heads), 0.0, np.roll(delays, 1))
             stolen[(stolen < 1e-9 * period)] = 0.0
