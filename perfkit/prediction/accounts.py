@@ -213,7 +213,7 @@ def _find_last(lanes: Sequence[Lane], lane: Lane, place: int) -> tuple[Lane, int
 
 def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, float]]:
     """Lane, stream, operation, start and end [s] of what everything waited for, the last first; without a gap."""
-    near = _EQUAL * lanes[0].period
+    period, near = lanes[0].period, _EQUAL * lanes[0].period
     lane = lanes[rank_largest([lane.ends.max(initial=-np.inf) for lane in lanes], slack=near)[0]]
     place, shift = rank_largest(lane.ends, slack=near)[0], 0.0
     time = float(lane.ends[place])
@@ -225,9 +225,7 @@ def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, f
             lane, place = _find_last(lanes, lane, place)
             at, group = lane.kind.graph.collectives, lane.kind.graph.column("group")
             same = at[group[at] == group[place]]
-        known = (
-            _precede(same, place, lane.period) + _find_held(lane, place) + _precede(lane.compute, place, lane.period)
-        )
+        known = _precede(same, place, period) + _find_held(lane, place) + _precede(lane.compute, place, period)
         found = next((f for f in known if abs(lane.ends[f[0]] + f[1] + shift - time) <= near), None)
         while found is None:  # it started when it was launched: back along the host's clock, to what that waited for
             last, freed, found = _launch(lane, place)
