@@ -311,10 +311,9 @@ def calibrate(
         if measurements is not None:
             raise
         write_text(beside, json.dumps(raw))
-        raise MeasurementError(
-            f"{error}; nothing measured is lost: once the cause is gone, perfkit calibrate --measurements {beside} "
-            "--out PLATFORM.toml fits it without measuring again"
-        ) from error
+        again = f"perfkit calibrate --measurements {beside} --out PLATFORM.toml fits it without measuring again"
+        text = f"{error}; nothing measured is lost: once the cause is gone, {again}"
+        raise MeasurementError(text) from error
     if spoiled := platform.provenance.get("disturbances"):
         warnings.warn(f"{spoiled}; close other programs and calibrate again", stacklevel=2)
     if campaign:

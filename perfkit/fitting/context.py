@@ -10,11 +10,9 @@ from perfkit.ground.units import Array
 
 #: Prior of each term: value, standard deviation and unit; docs/formulas.md, table 4.2.
 _CONTEXT = {
-    "scale": (1.0, 1.0, "-"),
-    "cold_scale": (1.0, 1.0, "-"),
-    "launch": (1e-6, 5e-6, "s"),
-    "page_walks": (0.0, 5e-8, "s"),
-}
+    "scale": (1.0, 1.0, "-"), "cold_scale": (1.0, 1.0, "-"),
+    "launch": (1e-6, 5e-6, "s"), "page_walks": (0.0, 5e-8, "s"),
+}  # fmt: skip
 
 
 def fit_context(

@@ -49,13 +49,11 @@ def evaluate_collective(fit: Fit, nbytes: Values, operation: str, ranks: int, **
 
 def _slopes(fit: Fit, nbytes: Array, operation: str, ranks: int) -> tuple[Array, Array]:
     """Changes of the logarithm of time: by one standard error of each parameter, and per logarithm of the size."""
-    base = np.log(evaluate_collective(fit, nbytes, operation, ranks))
-    errors = [
-        (np.log(evaluate_collective(fit, nbytes, operation, ranks, **{name: fit[name] * (1 + _STEP)})) - base)
-        * (error / (_STEP * fit[name]))
-        for name, error in fit.stderr.items()
-        if fit[name] > 0
-    ]
+    base, errors = np.log(evaluate_collective(fit, nbytes, operation, ranks)), []
+    for name, error in fit.stderr.items():
+        if (value := fit[name]) > 0:
+            moved = np.log(evaluate_collective(fit, nbytes, operation, ranks, **{name: value * (1 + _STEP)}))
+            errors.append((moved - base) * (error / (_STEP * value)))
     elastic = (np.log(evaluate_collective(fit, nbytes * (1 + _STEP), operation, ranks)) - base) / _STEP
     return np.stack(errors) if errors else np.zeros((1, *nbytes.shape)), elastic
 

@@ -138,14 +138,10 @@ def build_fit(form: str, units: Mapping[str, str], found: Array, errors: Array, 
     spread, bias = find_spread(relative)
     rows = zip(units, found.tolist(), errors.tolist(), strict=True)
     kept = {name: (value, error) for name, value, error in rows if value > 0 or name in ("scale", "cold_scale")}
-    return Fit(
-        form,
-        {name: value for name, (value, _) in kept.items()},
-        stderr={name: error for name, (_, error) in kept.items() if np.isfinite(error)},
-        units={name: units[name] for name in kept},
-        at_bounds=tuple(name for name in units if name not in kept),
-        **{"spread": spread, "bias": bias, "n": len(relative), **more},
-    )
+    stopped, more = tuple(name for name in units if name not in kept), {"spread": spread, "bias": bias, **more}
+    about: dict[str, Any] = {"units": {name: units[name] for name in kept}, "at_bounds": stopped, "n": len(relative)}
+    stderr = {name: error for name, (_, error) in kept.items() if np.isfinite(error)}
+    return Fit(form, {name: value for name, (value, _) in kept.items()}, stderr, **{**about, **more})
 
 
 def check_times(seconds: Any, least: int) -> Array:

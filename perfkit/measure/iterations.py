@@ -134,15 +134,13 @@ def time_in_turns(
         own["shares"].append((time.process_time() - cpu) / (time.perf_counter() - begin))
         own["blocks"].append(block)
         after(count)
-    return [
-        {
-            **summarize_samples([t for block in own["blocks"] for t in block], float(np.mean(own["shares"]))),
-            "blocks": [float(f"{np.median(block):.5g}") for block in own["blocks"]],
-            "idle": max(0.0, float(np.median(own["idle"]))),
-            "returned": [one for one in own["returned"] if one is not None],
-        }
-        for own in found
-    ]
+    results = []
+    for own in found:
+        timing = summarize_samples([t for block in own["blocks"] for t in block], float(np.mean(own["shares"])))
+        blocks, idle = [float(f"{np.median(block):.5g}") for block in own["blocks"]], float(np.median(own["idle"]))
+        returned = [one for one in own["returned"] if one is not None]
+        results.append({**timing, "blocks": blocks, "idle": max(0.0, idle), "returned": returned})
+    return results
 
 
 def time_iteration(

@@ -206,12 +206,10 @@ def _make_collective(operation: str, nbytes: int, device: str) -> tuple[Callable
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": partial(dist.all_reduce, whole),
-        "broadcast": partial(dist.broadcast, whole, 0),
-        "all_gather": partial(gather, whole, part),
-        "reduce_scatter": partial(scatter, part, whole),
+        "all_reduce": partial(dist.all_reduce, whole), "broadcast": partial(dist.broadcast, whole, 0),
+        "all_gather": partial(gather, whole, part), "reduce_scatter": partial(scatter, part, whole),
         "all_to_all": partial(dist.all_to_all_single, other, whole),
-    }
+    }  # fmt: skip
     return calls[operation], 4 * n
 
 

@@ -180,10 +180,8 @@ def fit_gemms(frame: pl.DataFrame, device: Device, *, source: str = "", date: st
         fit = _fit_kernel(rows, "mnk", gemm_flops(m, n, k), nbytes, device, known, text, date)
         fits[str(Key("gemm", variant="" if known in PREFERRED[:2] else known))] = replace(fit, dtypes=(known,))
     if not fits:
-        raise ValueError(
-            f"frame holds products in {', '.join(sorted(set(frame['dtype']))) or 'no number format'}; {device.name} "
-            f"has peaks for {', '.join(device.peaks)}; pass others"
-        )
+        held = f"frame holds products in {', '.join(sorted(set(frame['dtype']))) or 'no number format'}"
+        raise ValueError(f"{held}; {device.name} has peaks for {', '.join(device.peaks)}; pass others")
     return fits
 
 

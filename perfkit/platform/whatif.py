@@ -112,10 +112,8 @@ def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
         raise ValueError(f"{kinds}; fits do not carry over between kinds")
     bound = [key for key, fit in platform.kernels.items() if fit.form == "additive" and key != "transfer"]
     if bound:  # transfers depend on the host
-        raise ValueError(
-            f"platform {platform.name!r} holds seconds per byte for {bound[0]}, not shares of a datasheet's numbers; "
-            "calibrate on the other device instead"
-        )
+        held = f"platform {platform.name!r} holds seconds per byte for {bound[0]}, not shares of a datasheet's numbers"
+        raise ValueError(f"{held}; calibrate on the other device instead")
     change = f"datasheet of {name} instead of {platform.device.name}"
     ours, local = platform.network.links, platform.network.ranks_per_node
     note, lacking = f"{platform.name}: {change}", DTYPES.keys() - device.peaks.keys()
@@ -241,10 +239,8 @@ def _find_adapter(platform: Any) -> Link:
     for sheet in map(read_datasheet, list_datasheets()):
         if sheet.device.name == platform.device.name and "NIC" in sheet.links:
             return Link(sheet.links["NIC"], HOP)
-    raise ValueError(
-        f"platform {platform.name!r} knows nothing between nodes; add a link first, such as "
-        ".with_link('inter', bandwidth=50e9, latency=1e-6) for 400 Gb/s per rank"
-    )
+    such = ".with_link('inter', bandwidth=50e9, latency=1e-6) for 400 Gb/s per rank"
+    raise ValueError(f"platform {platform.name!r} knows nothing between nodes; add a link first, such as {such}")
 
 
 def _resolve(platform: Any, other: Any) -> tuple[str, Device, dict[str, Link]]:

@@ -128,11 +128,16 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     others = pl.lit(f"{len(rows) - len(longest)} more modules")
     module = pl.when(pl.col("module").is_in(longest)).then(named).otherwise(others)
     bars = rows.group_by(module=module, maintain_order=True).agg(pl.sum(*times, "time_s"))
+    parts = [(bar, phase, bar[f"{phase}_s"]) for bar in bars.to_dicts() for phase in phases if bar[f"{phase}_s"] > 0]
     long = [
-        {"module": bar["module"], "phase": phase, "order": place, "seconds": bar[f"{phase}_s"], "time_s": bar["time_s"]}
-        for bar in bars.to_dicts()
-        for place, phase in enumerate(phases)
-        if bar[f"{phase}_s"] > 0
+        {
+            "module": bar["module"],
+            "time_s": bar["time_s"],
+            "phase": phase,
+            "order": phases.index(phase),
+            "seconds": time,
+        }
+        for bar, phase, time in parts
     ]
     y = alt.Y("module:N", title=None, sort=bars["module"].to_list(), axis=alt.Axis(labelLimit=260))
     color, tooltip = canvas.colour("phase", phases, title="Phase"), tips("module", "phase", seconds=".3s", time_s=".3s")

@@ -189,12 +189,8 @@ def _panel(rows: list[Row], ending: str, limit: float | None, texts: tuple[str, 
     unit, title, mark = texts
     parts = [key for key in (rows[0] if rows else ()) if key.endswith(ending) and key != ending]
     names = [key.removesuffix(ending).replace("_", " ") for key in parts]  # all, so that each keeps its colour
-    long: list[Row] = [
-        {"rank": row["rank"], "part": name, "value": row[key], "order": place}
-        for row in rows
-        for place, (key, name) in enumerate(zip(parts, names, strict=True))
-        if (row[key] or 0) > 0
-    ]
+    ordered = [(row, place, key) for row in rows for place, key in enumerate(parts) if (row[key] or 0) > 0]
+    long: list[Row] = [{"rank": r["rank"], "part": names[i], "value": r[key], "order": i} for r, i, key in ordered]
     first: Row = max(rows, key=lambda row: float(row[ending]), default={"rank": None, ending: 0.0})
     near = [limit] if limit is not None and limit < 4 * first[ending] else []
     end = 1.22 * max([first[ending], *near])  # room for the mark beside the longest bar

@@ -76,10 +76,9 @@ class RankTimes:
         pairs = sorted(map(tuple, graph.waits.tolist()))
         for place, number in pairs:
             if not (0 <= number < len(places) and places[number] < place <= n):
-                raise ValueError(
-                    f"waits has operation {place} wait for collective {number}; it must be one of the {len(places)} "
-                    f"collectives, and before one of the {n} operations; record the iteration again"
-                )
+                wanted = f"one of the {len(places)} collectives, and before one of the {n} operations"
+                fault = f"waits has operation {place} wait for collective {number}; it must be {wanted}"
+                raise ValueError(f"{fault}; record the iteration again")
         return [*pairs, *((n, number) for number in range(len(places)) if number not in {one for _, one in pairs})]
 
     @cached_property
@@ -127,11 +126,9 @@ def find_graphs(
         raise ValueError("plan is given beside graphs, in which every table has its place; leave it out")
     found = {graph.ranks for graph in listed} if captured else {count}
     if found != {given or count} or (captured and len(listed) not in (1, count)):
-        raise ValueError(
-            f"workload holds {len(listed)} graphs of {', '.join(map(str, sorted(found)))} ranks"
-            + (f" and ranks is {given}" if given else "")
-            + "; it must be one graph for all ranks or one for each; capture it for the ranks that take part"
-        )
+        held = f"workload holds {len(listed)} graphs of {', '.join(map(str, sorted(found)))} ranks"
+        held += f" and ranks is {given}; it must be" if given else "; it must be"
+        raise ValueError(f"{held} one graph for all ranks or one for each; capture it for the ranks that take part")
     if count > platform.network.ranks:
         known = f"platform {platform.name!r} has {platform.network.ranks}"
         raise ValueError(f"ranks is {count}; {known}; take fewer or another platform")
@@ -178,13 +175,10 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
             raise ValueError(f"slowdown names rank {rank!r}; the ranks are 0 to {ranks - 1}; choose one of these")
         check_positive(f"slowdown of rank {rank}", factor)
     own = list(graphs) * (ranks if len(graphs) == 1 else 1)
-    named = {
-        id(graph): {
-            number: _space(graph.groups[number]) if graph.groups else range(ranks)
-            for number in np.unique(graph.features[graph.collectives, _GROUP]).astype(int).tolist()
-        }
-        for graph in graphs
-    }
+    named = dict[int, dict[int, Ranks]]()
+    for graph in graphs:
+        used = np.unique(graph.features[graph.collectives, _GROUP]).astype(int).tolist()
+        named[id(graph)] = {n: _space(graph.groups[n]) if graph.groups else range(ranks) for n in used}
     several = len(graphs) > 1
     colours = _number((graph.content if several else 0, slowdown.get(rank, 1.0)) for rank, graph in enumerate(own))
     groups = [

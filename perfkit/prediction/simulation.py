@@ -262,10 +262,11 @@ class _Loop:
         stuck = [rank for rank, steps in enumerate(self.steps) if len(self.marks[rank]) < len(steps)]
         if stuck:
             place, _, number, _ = self.ranks[stuck[0]].pieces[:, len(self.marks[stuck[0]])]
-            raise ValueError(
-                f"ranks {', '.join(map(str, stuck))} wait for one another: operation {place} of rank {stuck[0]} waits "
-                f"for collective {number}, which another rank launches only later; order the collectives alike on all"
+            fault = (
+                f"operation {place} of rank {stuck[0]} waits for collective {number}, which another rank launches only"
             )
+            names = ", ".join(map(str, stuck))
+            raise ValueError(f"ranks {names} wait for one another: {fault} later; order the collectives alike on all")
         self.clock, self.front = np.array(clocks), np.array(fronts)
 
     def meet(self, meeting: _Meeting, ready: float, queue: list[Any], flights: list[Any]) -> None:
