@@ -28,15 +28,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
 }  # fmt: skip
 
-#: What measuring processes run, by the name that a job gives it; a job may also name any ``module:function``.
-_TASKS = {
-    "ladder": "perfkit.measure.timing:time_ladder",
-    "references": "perfkit.measure.timing:time_references",
-    "kernels": "perfkit.measure.operations:time_kernels",
-    "iteration": "perfkit.measure.iterations:time_iteration",
-    "collectives": "perfkit.measure.timing:time_collectives",
-    "placements": "perfkit.measure.iterations:time_placements",
-}
+#: Modules of what measuring processes run: ``time_`` and the name of the task. A job may also name ``module:function``.
+_TASKS = {"ladder": "timing", "references": "timing", "collectives": "timing", "kernels": "operations"}
+_TASKS |= dict.fromkeys(("iteration", "placements"), "iterations")
 
 #: First code of a measuring process: it ends with the process that started it. 1 is PR_SET_PDEATHSIG (Linux), 9 is
 #: SIGKILL.
@@ -202,7 +196,8 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
     if ranks > 1:
         backend = "nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, meeting, timeout=timedelta(minutes=10), rank=rank, world_size=ranks)
-    task: Any = resolve_name(_TASKS.get(job["task"], job["task"]))
+    name = job["task"]
+    task: Any = resolve_name(f"perfkit.measure.{_TASKS[name]}:time_{name}" if name in _TASKS else name)
     results = [task(**{key: value for key, value in job.items() if key != "task"})]
     if ranks > 1:
         if meeting == "env://":

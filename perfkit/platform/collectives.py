@@ -42,7 +42,7 @@ class CollectiveTime:
 
     time: Array
     terms: Mapping[str, Array] = field(default_factory=dict)
-    formula: str = ""
+    formula: object = ""  # written out when it is shown
     spread: float | Array = 0.0
     notes: tuple[str, ...] = ()
 
@@ -80,7 +80,7 @@ class Match:
         """Price with spread; outside the fitted sizes, name the one sample that would help most."""
         operation, both = self.operation, np.stack([nbytes, 0.0 * nbytes])
         time, start = np.prod([evaluate_collective(fit, both, operation, p) ** w for fit, p, w in self.parts], axis=0)
-        notes, many = [self.note] * bool(self.note), len(self.parts) > 1
+        notes = [self.note] * bool(self.note)
         for fit, count, _ in self.parts:
             low, high = fit.ranges.get("nbytes", (0.0, math.inf))
             near = np.clip(nbytes, 0.98 * low, 1.02 * high) == nbytes  # the same size, rounded to whole elements
@@ -90,10 +90,13 @@ class Match:
                 sample = format_bytes(choose_sample(fit, far, operation, count))
                 notes.append(f"{text}; one {operation} of {sample} on {place} would help most")
             notes += find_transfers(operation, fit)
-        formula = "; ".join(f"{w:.2f} of {p} ranks: " * many + fill_in(fit) for fit, p, w in self.parts)
         spreads = [spread_beyond(fit, nbytes, operation, p) for fit, p, _ in self.parts]
         spread = np.hypot(np.maximum.reduce(spreads), self.spread)
-        return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, spread, tuple(notes))
+        return CollectiveTime(time, {"start-up": start, "transfer": time - start}, self, spread, tuple(notes))
+
+    def __str__(self) -> str:
+        many = len(self.parts) > 1
+        return "; ".join(f"{w:.2f} of {p} ranks: " * many + fill_in(fit) for fit, p, w in self.parts)
 
 
 @dataclass(frozen=True)

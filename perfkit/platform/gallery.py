@@ -23,11 +23,9 @@ ASSUMED_KERNELS: Mapping[str, tuple[float, float, float, str]] = {
     "attention": (0.35, 0.78, 0.4, "FlashAttention-2 reaches 35 % of the peak of an H100 (arXiv 2407.08608, abstract)"),
     "elementwise": (0.78, 0.78, 0.3, f"memory share of {_GEMMS}"),
     **dict.fromkeys(("rowwise", "copy"), (0.78, 0.78, 0.35, f"memory share of {_GEMMS}")),
-    **{
-        f"embedding_{x}": (0.78, 0.78, 0.45, f"memory share of {_GEMMS}; {_ROWS}")
-        for x in ("forward", "backward", "update")
-    },
-}
+    **dict.fromkeys(("embedding_forward", "embedding_backward", "embedding_update"),
+                    (0.78, 0.78, 0.45, f"memory share of {_GEMMS}; {_ROWS}")),
+}  # fmt: skip
 UNFITTED = "no standard error: not fitted"
 _UNITS = {"launch": "s", "compute_efficiency": "-", "memory_efficiency": "-", "sharpness": "-"}
 

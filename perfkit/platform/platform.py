@@ -295,18 +295,9 @@ class Platform(Typed):
         terms = {name: float(part) for name, part in found.terms.items()}
         return Estimate(float(found.time), float(found.spread), terms, title, warn_once(found.notes, 3))
 
-    price_collective = price_collective
-    kernel_time = time_kernels
-    gemm = estimate_gemm
-    lookup = estimate_lookups
-    with_nodes = with_nodes
-    with_datasheet = with_datasheet
-    with_link = with_link
-    with_host = with_host
-    to_toml = file.write
-    save = file.save
-    numbers = file.tabulate_numbers
-    _repr_html_ = file.render_numbers
+    price_collective, kernel_time, gemm, lookup = price_collective, time_kernels, estimate_gemm, estimate_lookups
+    with_nodes, with_datasheet, with_link, with_host = with_nodes, with_datasheet, with_link, with_host
+    to_toml, save, numbers, _repr_html_ = file.write, file.save, file.tabulate_numbers, file.render_numbers
 
     @classmethod
     def from_toml(cls, text: str, *, origin: str = "platform file") -> Self:
