@@ -59,9 +59,8 @@ def measure(
     here, versions = describe_machine(), list_versions()
     known = platform.provenance.get("processor", "no machine")
     if known != here["processor"]:
-        raise ValueError(
-            f"platform {platform.name!r} was calibrated on {known}; this is {here['processor']}; calibrate it"
-        )
+        fault = f"platform {platform.name!r} was calibrated on {known}; this is {here['processor']}"
+        raise ValueError(f"{fault}; calibrate it")
     if kernel_seed == 0:
         raise ValueError("kernel-seed is 0, the sizes that calibration has fitted; take another one")
     work, files = out.with_suffix(".work"), []

@@ -190,15 +190,12 @@ def fit_kernels(shared: Path) -> dict[str, Fit]:
         share = full / (taken[operation] - launches * moves["copy"]["launch"])
         kernels[f"copy.{name}"] = _fit_share([share], moves["copy"])
     default, launch = EagerDLRM(DLRM("dlrm-default", batch=2048, embedding="fused")), moves["elementwise"]["launch"]
-    for phase, operation, name in (
-        ("forward", "LookupFunction", ""),
-        ("backward", "LookupFunctionBackward", "_backward"),
-    ):
-        pairs = ((trace, taken[operation]), (default, _DEFAULT_LOOKUPS[phase]))
-        full_times = [
-            _time_at_full_rate(platform, m, f"fused_embeddings{name}", moves["elementwise"]) for m, _ in pairs
-        ]
-        shares = [full / (seconds - launch) for full, (_, seconds) in zip(full_times, pairs, strict=True)]
+    for phase, way in (("forward", ""), ("backward", "Backward")):
+        pairs = ((trace, taken[f"LookupFunction{way}"]), (default, _DEFAULT_LOOKUPS[phase]))
+        name, shares = f"fused_embeddings{'_backward' if way else ''}", []
+        for model, seconds in pairs:
+            full = _time_at_full_rate(platform, model, name, moves["elementwise"])
+            shares.append(full / (seconds - launch))
         kernels[f"embedding_{phase}.fused"] = _fit_share(shares, moves["elementwise"])
         kernels[f"embedding_{phase}"] = _carry(kernels[f"embedding_{phase}.fused"], "as fused lookups")
     kernels["embedding_update"] = _carry(kernels["embedding_backward.fused"], "as the backward of fused lookups")

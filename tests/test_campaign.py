@@ -408,9 +408,8 @@ def test_what_cannot_be_fitted_is_kept_and_fitted_later(
     with monkeypatch.context() as patch:
         patch.setattr(campaign, "fit_platform", fit_platform)
         for out, kept in ((None, "perfkit-platform.measurements.json"), ("P.toml", "P.measurements.json")):
-            with pytest.raises(
-                MeasurementError, match=f"nothing measured is lost.* --measurements {kept} --out"
-            ) as got:
+            text = f"nothing measured is lost.* --measurements {kept} --out"
+            with pytest.raises(MeasurementError, match=text) as got:
                 calibrate(out=out)
             assert "\n" not in str(got.value) and json.loads((tmp_path / kept).read_text()) == RAW
         assert not (tmp_path / "P.toml").exists()
@@ -441,11 +440,9 @@ def test_timing_summarises_samples() -> None:
 
 
 def test_time_calls_rotates_and_groups() -> None:
-    calls: list[int] = []
-    waits: list[int] = []
-    timing = time_calls(
-        [partial(calls.append, i) for i in range(3)], seconds=0, minimum=4, wait=lambda: waits.append(1)
-    )
+    calls, waits = list[int](), list[int]()
+    turns = [partial(calls.append, i) for i in range(3)]
+    timing = time_calls(turns, seconds=0, minimum=4, wait=lambda: waits.append(1))
     counts = np.bincount(calls)
     assert timing["n"] == 4 and np.ptp(counts) <= 4
     assert len(waits) == 6, "after the warm-up, after the trial call and after each sample"

@@ -30,9 +30,8 @@ Capture = pytest.CaptureFixture[str]
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Warnings are shown in another way, files are written to a folder, nothing is measured: none outlives a test."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    monkeypatch.setattr(
-        "perfkit.calibration.campaign.run_processes", lambda *_, **__: pytest.fail("something was measured")
-    )
+    place = "perfkit.calibration.campaign.run_processes"
+    monkeypatch.setattr(place, lambda *_, **__: pytest.fail("something was measured"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 

@@ -48,9 +48,8 @@ def test_errors_cover_the_truth(noise: float, truth: dict[str, float]) -> None:
         fits = [fit_pipelined(*collectives(seed, noise)) for seed in draws]
     inside = [abs(fit[name] - value) <= 2 * fit.stderr[name] for fit in fits for name, value in truth.items()]
     assert 0.8 <= np.mean(inside) <= 1.0
-    assert np.median([[fit[name] / truth[name] for name in truth] for fit in fits], axis=0) == pytest.approx(
-        1, abs=noise
-    )
+    found = np.median([[fit[name] / truth[name] for name in truth] for fit in fits], axis=0)
+    assert found == pytest.approx(1, abs=noise)
 
 
 def test_the_spread_is_the_noise_and_more_measurements_are_more_certain() -> None:
@@ -143,7 +142,6 @@ def test_broken_times_are_refused(bad: list[float]) -> None:
     if bad != [1.0]:  # which is too few for a curve
         fits += [lambda: fit_context(x, x, x, bad), lambda: fit_iteration(x, x, bad)]  # type: ignore[arg-type]
     for fit in fits:
-        with pytest.raises(
-            ValueError, match=r"seconds holds \d+ val.* \d finite times above 0; measure more points or"
-        ):
+        text = r"seconds holds \d+ val.* \d finite times above 0; measure more points or"
+        with pytest.raises(ValueError, match=text):
             fit()

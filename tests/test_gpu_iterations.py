@@ -52,17 +52,15 @@ def test_the_shipped_comparison_is_what_perfkit_predicts(rows: list[dict[str, ob
     path = find_reference("published", "dlrm_single_gpu.csv")
     shipped = gpu_iterations.read_rows()
     for key in ("predicted", "low", "high", "predicted_active"):
-        assert [row[key] for row in rows] == pytest.approx([row[key] for row in shipped], rel=1e-3), (
-            "run python -m benchmarks.gpu_iterations --write"
-        )
+        here, there = ([row[key] for row in own] for own in (rows, shipped))
+        assert here == pytest.approx(there, rel=1e-3), "run python -m benchmarks.gpu_iterations --write"
     assert gpu_iterations.tabulate(rows).splitlines()[0] == path.read_text(encoding="utf-8").splitlines()[0]
 
 
 def test_measured_times_are_those_that_were_digitized(shared_data: Path) -> None:
     shipped, source = gpu_iterations.read_rows(), gpu_iterations.read_shared(shared_data)
-    assert [(row["gpu"], row["model"], row["batch"]) for row in shipped] == [
-        (row["gpu"], row["model"], row["batch"]) for row in source
-    ]
+    ours, theirs = ([(row["gpu"], row["model"], row["batch"]) for row in own] for own in (shipped, source))
+    assert ours == theirs
     for key in ("measured", "published_active", "published_error", "published_shared_error"):
         ours, theirs = ([row[key] for row in part] for part in (shipped, source))
         assert ours == pytest.approx(theirs, rel=1e-3, nan_ok=True)

@@ -28,9 +28,8 @@ def test_published_iterations_of_a_v100() -> None:
         assert row["low"] < row["measured"] < row["high"]
         assert row["predicted"] == pytest.approx(row["measured"], rel=0.1)
         assert row["kinds"]["convolution"] > 0.6 * row["active"]
-    assert "inside 80 %" in gpu_networks.format_rows(
-        rows + [{**r, "gpu": g} for r in rows for g in ("TITAN Xp", "P100")]
-    )
+    others = [{**row, "gpu": gpu} for row in rows for gpu in ("TITAN Xp", "P100")]
+    assert "inside 80 %" in gpu_networks.format_rows(rows + others)
 
 
 def _has_data() -> bool:

@@ -25,9 +25,8 @@ def test_published_steps_meet_the_bars(rows: list[dict[str, object]]) -> None:
 def test_the_shipped_comparison_is_what_perfkit_predicts(rows: list[dict[str, object]]) -> None:
     shipped = mlperf_dlrm.read_rows()
     for key in ("predicted", "low", "high"):
-        assert [row[key] for row in rows] == pytest.approx([row[key] for row in shipped], rel=1e-3), (
-            "run python -m benchmarks.mlperf_dlrm --write"
-        )
+        here, there = ([row[key] for row in own] for own in (rows, shipped))
+        assert here == pytest.approx(there, rel=1e-3), "run python -m benchmarks.mlperf_dlrm --write"
 
 
 def test_measured_steps_are_the_fastest_entries(shared_data: Path) -> None:

@@ -100,11 +100,7 @@ def test_every_name_is_text(write: Any, toy: Platform) -> None:
 def test_an_unwritable_report_leaves_the_old_one(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "report.html"
     target.write_text("the report before", encoding="utf-8")
-
-    def full(source: Any, target: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         write()
     assert target.read_bytes() == b"the report before" and len(list(tmp_path.iterdir())) == 1

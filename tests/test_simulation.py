@@ -200,9 +200,8 @@ class Machine:
 
     def rate(self, rank: int, agent: list) -> Fraction:
         beside = sum(1 for key in self.flying if rank in self.members(key[0]))
-        return (
-            max(Fraction(1) - Fraction(self.contention) * beside, Fraction(0)) if agent is self.running else Fraction(1)
-        )
+        rate = max(Fraction(1) - Fraction(self.contention) * beside, Fraction(0))
+        return rate if agent is self.running else Fraction(1)
 
     def run(self, iterations: int) -> list[Fraction]:
         """When each iteration is done on all ranks."""
