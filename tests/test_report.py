@@ -78,7 +78,7 @@ def test_report_says_what_the_numbers_say(write: Any) -> None:
     data = re.search(r'<script type="application/json" id="perfkit-comparison">(.*?)</script>', page)
     assert data is not None and json.loads(data.group(1)) == some_comparison().to_dict()
     assert write(predictions={}).count("<svg") == 1, "charts need data"
-    one = some_comparison(predicted_s=1.099503 * 0.004)  # 9.9503 %, which cards and charts round alike
+    one = some_comparison(predicted_s=1.099503 * 0.004)  # 9.9503 %, which tables and charts round alike
     page = write(comparison=replace(one, runs=one.runs[:1]), predictions={})
     assert page.count("10.0%") >= 6 and not re.search(r"\b9\.9\d*%", page)
 

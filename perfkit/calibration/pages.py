@@ -28,9 +28,6 @@ body { margin: 0 auto; padding: 2.5rem 1.5rem; max-width: 66rem; background: Can
   font: 16px/1.55 Inter, "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif; }
 h2 { margin-top: 2.75rem; font-size: 1.2rem; } p { max-width: 44rem; }
 .soft, small, summary, figcaption { opacity: .75; font-size: .875rem; } small { display: block; }
-.tiles { display: flex; flex-wrap: wrap; gap: .75rem; padding: 0; list-style: none; }
-.tiles li { flex: 1 1 9rem; padding: .8rem 1rem; border: 1px solid #8886; border-radius: .5rem; }
-.tiles b { display: block; font-size: 1.6rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .875rem; }
 th, td { padding: .4rem .75rem .4rem 0; border-bottom: 1px solid #8886; text-align: left; vertical-align: top; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -74,7 +71,7 @@ def _draw(number: int, title: str, chart: plots.Chart, caption: str) -> str:
 
 
 def _headline(comparison: Comparison) -> str:
-    """Errors: over all as tiles, by family as a table, and once more at the usual pace where that is known."""
+    """Errors: over all in words, by family as a table, and once more at the usual pace where that is known."""
     note = (
         "Error is |predicted / measured - 1|, bias its signed mean, of runs that the calibration never saw. The noise "
         "floor is how far a repeated measurement of the same run lands from the first. A second table compares with "
@@ -83,12 +80,6 @@ def _headline(comparison: Comparison) -> str:
     frames = {"Measured": comparison.figures}
     if any("relative_s" in run for run in comparison.runs):
         frames["At the usual pace"] = comparison.at_usual_pace().figures
-    tiles = {
-        "geomean": "geometric mean error", "mean": "mean error", "max": "largest error",
-        "floor": "noise floor of the measurement", "inside": "of the runs inside the 80% interval",
-    }  # fmt: skip
-    whole = comparison.figures["all"]
-    items = "".join(f"<li><b>{_percent(whole[key])}</b><span>{name}</span></li>" for key, name in tiles.items())
     heads = ("Runs", "Geometric mean", "Mean", "95th percentile", "Largest", "Bias", "Noise floor", "Inside 80%")
     tables = ""
     for name, figures in frames.items():
@@ -97,7 +88,7 @@ def _headline(comparison: Comparison) -> str:
             for family, found in figures.items()
         ]
         tables += _table((name, *heads), rows, numbers=heads)
-    return f'<ul class="tiles">{items}</ul><p class="soft">{note}</p>{tables}'
+    return f'<p><b>{escape(repr(comparison))}</b></p><p class="soft">{note}</p>{tables}'
 
 
 def _disturbances(platform: Platform, comparison: Comparison) -> str:

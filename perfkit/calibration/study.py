@@ -288,14 +288,12 @@ class Trials(Comparison):
         regrets = regrets.with_columns(random=both).drop("random 2")
         mean, worst = (part.row(0, named=True) for part in (regrets.mean(), regrets.max()))
         best = min((name for name in mean if name not in ("predicted", "search")), key=mean.__getitem__)
-        excess = (regrets["predicted"] - regrets[best]).to_numpy()
-        averages = {name: frame[name].mean() for name in ("floor", "repeat", "rank_correlation", "rank_repeat")}
-        return {
-            "models": len(frame), "placements": len(self.runs), "regret": mean, "worst_regret": worst,
-            "best_baseline": best, "excess": float(excess.mean()),
-            "excess_error": float(excess.std(ddof=1) / np.sqrt(len(excess))) if len(excess) > 1 else None,
-            **averages, "hits": frame["hit"].mean(), "hits_repeat": frame["hit_repeat"].mean(),
-        }  # fmt: skip
+        excess: Any = regrets["predicted"] - regrets[best]
+        error = None if (spread := excess.std()) is None else spread / len(frame) ** 0.5  # none of a single model
+        columns = ("floor", "repeat", "rank_correlation", "rank_repeat")
+        averages = frame.select(*columns, hits="hit", hits_repeat="hit_repeat").mean().row(0, named=True)
+        found = {"models": len(frame), "placements": len(self.runs), "regret": mean, "worst_regret": worst, **averages}
+        return found | {"best_baseline": best, "excess": excess.mean(), "excess_error": error}
 
     def as_text(self) -> str:
         """Models and totals as text.

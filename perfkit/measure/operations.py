@@ -1,5 +1,6 @@
 """Isolated kernels timed: how each operation is called the way a training step does, one table of them all."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -103,9 +104,8 @@ ARGUMENTS: dict[str, Callable[[_Operands], "_Given | list[_Given]"]] = {
     **dict.fromkeys(("_softmax", "_log_softmax"), lambda o: (o.rand(o.rows, o.n), 1, False)),
     "native_layer_norm": lambda o: (o.rand(o.rows, o.n), [o.n], o.rand(o.n), o.rand(o.n), 1e-5),
     "native_batch_norm": lambda o: (o.picture(o.image), *(o.rand(o.channels) for _ in range(4)), True, 0.1, 1e-5),
-    "native_group_norm": lambda o: (
-        o.picture(o.image), o.rand(o.channels), o.rand(o.channels), o.rows // o.channels, o.channels, o.n, 8, 1e-5,
-    ),
+    "native_group_norm": lambda o: (o.picture(o.image), o.rand(o.channels), o.rand(o.channels),
+                                    o.rows // o.channels, o.channels, o.n, 8, 1e-5),
     "sum": lambda o: (o.rand(o.rows, o.n), [0], True),
     **dict.fromkeys(("mean", "amax"), lambda o: (o.rand(o.rows, o.n), [1])),
     **dict.fromkeys(("argmax", "cumsum"), lambda o: (o.rand(o.rows, o.n), 1)),
@@ -123,10 +123,8 @@ ARGUMENTS: dict[str, Callable[[_Operands], "_Given | list[_Given]"]] = {
     "scatter_add": lambda o: (o.rand(o.rows, o.n), 1, o.index(o.n, o.rows, o.n), o.rand(o.rows, o.n)),
     "upsample_nearest2d": lambda o: (o.picture(o.image // 2), [o.image] * 2, 2.0, 2.0),
     "upsample_bilinear2d": lambda o: (o.picture(o.image // 2), [o.image] * 2, False, 2.0, 2.0),
-    **dict.fromkeys(
-        ("max_pool2d_with_indices", "avg_pool2d"),
-        lambda o: (o.picture(o.image), [o.window] * 2, [o.stride] * 2, [o.window // 3] * 2),
-    ),
+    **dict.fromkeys(("max_pool2d_with_indices", "avg_pool2d"),
+                    lambda o: (o.picture(o.image), [o.window] * 2, [o.stride] * 2, [o.window // 3] * 2)),
     "_adaptive_avg_pool2d": lambda o: (o.picture(o.image), [-(-o.image // 2)] * 2),
     "_embedding_bag": lambda o: o.lookups_of(o.rand(o.table_rows, o.dim), False, 0, True),
     "embedding_backward.sparse": lambda o: _return_bags(o, True),
@@ -135,29 +133,20 @@ ARGUMENTS: dict[str, Callable[[_Operands], "_Given | list[_Given]"]] = {
     "embedding_update.sparse": _update,
 }  # fmt: skip
 
-#: Gradients: of which operation, and their arguments from the gradient of its result, its result and its arguments.
-GRADIENTS: dict[str, tuple[str, Callable[..., _Given]]] = {
-    "attention.backward": ("attention.forward", lambda g, y, q, k, v, *more: (g, q, k, v, *y, *more)),
-    "convolution.backward": ("convolution.forward", lambda g, y, *given: (g, *given, [True, True, False])),
-    "_softmax_backward_data": ("_softmax", lambda g, y, x, *_: (g, y, 1, x.dtype)),
-    "_log_softmax_backward_data": ("_log_softmax", lambda g, y, x, *_: (g, y, 1, x.dtype)),
-    "native_layer_norm_backward": ("native_layer_norm", lambda g, y, x, n, w, b, _: (g, x, n, *y[1:], w, b, _EACH)),
-    "native_batch_norm_backward": (
-        "native_batch_norm", lambda g, y, x, w, b, mean, square, *_: (g, x, w, mean, square, *y[1:], True, 1e-5, _EACH),
-    ),
-    "native_group_norm_backward": (
-        "native_group_norm", lambda g, y, x, w, b, *place: (g, x, *y[1:], w, *place[:4], _EACH),
-    ),
-    "nll_loss_backward": ("nll_loss_forward", lambda g, y, *given: (g, *given, y[1])),
-    "upsample_nearest2d_backward": (
-        "upsample_nearest2d", lambda g, y, x, size, *scales: (g, size, [*x.shape], *scales),
-    ),
-    "max_pool2d_with_indices_backward": (
-        "max_pool2d_with_indices", lambda g, y, *given: (g, *given, [1, 1], False, y[1]),
-    ),
-    "avg_pool2d_backward": ("avg_pool2d", lambda g, y, *given: (g, *given, False, True, None)),
-    "_adaptive_avg_pool2d_backward": ("_adaptive_avg_pool2d", lambda g, y, x, _: (g, x)),
-}  # fmt: skip
+#: Arguments of gradients, from the gradient of an operation's result, its result and its arguments.
+GRADIENTS: dict[str, Callable[..., _Given]] = {
+    "attention.backward": lambda g, y, q, k, v, *more: (g, q, k, v, *y, *more),
+    "convolution.backward": lambda g, y, *given: (g, *given, [True, True, False]),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), lambda g, y, x, *_: (g, y, 1, x.dtype)),
+    "native_layer_norm_backward": lambda g, y, x, n, w, b, _: (g, x, n, *y[1:], w, b, _EACH),
+    "native_batch_norm_backward": lambda g, y, x, w, b, m, s, *_: (g, x, w, m, s, *y[1:], True, 1e-5, _EACH),
+    "native_group_norm_backward": lambda g, y, x, w, b, *place: (g, x, *y[1:], w, *place[:4], _EACH),
+    "nll_loss_backward": lambda g, y, *given: (g, *given, y[1]),
+    "upsample_nearest2d_backward": lambda g, y, x, size, *scales: (g, size, [*x.shape], *scales),
+    "max_pool2d_with_indices_backward": lambda g, y, *given: (g, *given, [1, 1], False, y[1]),
+    "avg_pool2d_backward": lambda g, y, *given: (g, *given, False, True, None),
+    "_adaptive_avg_pool2d_backward": lambda g, y, x, _: (g, x),
+}
 #: Names of those that are called otherwise, with the overload after a dot.
 NAMES = {
     "gemm.nt": "addmm", "gemm.nn": "mm", "gemm.tn": "mm", "bmm.nt": "bmm", "bmm.nn": "bmm", "bmm.tn": "bmm",
@@ -196,11 +185,11 @@ def _list_calls(o: _Operands, key: str) -> "list[partial[Any]]":
     """One call, or several that take turns."""
     name, made = NAMES.get(key, key), ARGUMENTS.get(key, lambda o: ())(o)
     if key in GRADIENTS:
-        forward, rule = GRADIENTS[key]
-        (call,) = _list_calls(o, forward)
+        names = (key.replace("backward", "forward"), re.sub("_backward(_data)?", "", key))
+        (call,) = _list_calls(o, next(name for name in names if name in ARGUMENTS))
         result = call()
         first = result[0] if isinstance(result, tuple) else result
-        made = rule(o.rand(*first.shape), result, *call.args)
+        made = GRADIENTS[key](o.rand(*first.shape), result, *call.args)
     elif not made:
         name, *operands = FUNCTIONS[key]
         tensors = {one: o.mask() if one == "mask" else o.rand(o.elements) for one in operands if isinstance(one, str)}

@@ -101,15 +101,11 @@ class Match:
 
 @dataclass(frozen=True)
 class _Fabric:
-    """A platform and the largest message that is priced on it [B]."""
+    """A platform, the largest message that is priced on it [B], and the ranks of its nodes [-]."""
 
     platform: Any
     largest: float
-
-    @property
-    def local(self) -> int:
-        """Ranks of a node [-]."""
-        return int(self.platform.network.ranks_per_node)
+    local: int
 
     def lacks(self, operation: str, what: str) -> ValueError:
         """Make the error for what is missing, with what there is."""
@@ -159,7 +155,7 @@ def price_collective(
         where = "with one on each node " * (way == "rail") + f"platform {platform.name!r}"
         raise ValueError(f"ranks is {ranks}; {where} has {most}; choose fewer ranks or a larger platform")
     sizes = np.asarray(nbytes, dtype=float)
-    at = _Fabric(platform, float(np.max(sizes, initial=0.0)))
+    at = _Fabric(platform, float(np.max(sizes, initial=0.0)), local)
     known = any(Key.parse(key).operation == operation for key in platform.collectives)
     if not known and not (way and operation in forms.OPERATIONS):
         raise at.lacks(operation, f"model for the collective {show(operation)}")
