@@ -78,7 +78,7 @@ def test_a_fit_comes_before_the_law_and_the_law_before_its_neighbours() -> None:
     assert price("all_reduce", fits=ends | {"all_reduce.80": LAW}).notes == ()
     found = price("all_reduce", ranks=4, fits=ends | {"all_reduce.any": LAW})
     assert found.time == pytest.approx(c.over_ranks(SIZES, 4, "all_reduce", **LAW)) and found.notes == ()
-    assert "alpha = alpha0 + alpha1 steps" in found.formula
+    assert "alpha = alpha0 + alpha1 steps" in str(found.formula)
     between = price("all_reduce", ranks=4, fits=ends)
     both = [c.pipelined(SIZES, **fit) for fit in ends.values()]
     assert between.time == pytest.approx(np.sqrt(both[0] * both[1]))
