@@ -193,10 +193,6 @@ def _list_rows(rows: Sequence[dict[str, Any]]) -> _Answer:
     return _Answer(format_table([list(rows[0]), *cells]), list(rows))
 
 
-def _platforms(given: _Given) -> _Answer:
-    return _list_rows(pk.platforms().to_dicts())
-
-
 def _models(given: _Given) -> _Answer:
     from perfkit.workloads import dlrm, transformer
 
@@ -277,7 +273,7 @@ _COMMANDS = {
     ),
     "check": _Command(_check, "Predict random configurations, measure them, and compare.", "platform", "seed models"),
     "demo": _Command(_demo, "Calibrate this machine, predict, measure, and write a report.", takes="quick report out"),
-    "platforms": _Command(_platforms, "List the platforms of the gallery."),
+    "platforms": _Command(lambda given: _list_rows(pk.platforms().to_dicts()), "List the platforms of the gallery."),
     "models": _Command(_models, "List the presets of models."),
     "tables": _Command(_tables, "List the published sets of embedding tables."),
 }  # fmt: skip

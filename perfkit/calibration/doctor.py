@@ -101,7 +101,7 @@ def _load(root: Path) -> _Found:
     except (OSError, ValueError):
         return None, "not readable here"
     cores, total, recent = os.cpu_count() or 1, max(1, spent.sum()), os.getloadavg()[0]
-    busy, taken = cores * (total - idle - waiting - stolen) / total, stolen / total
+    busy, taken = cores * (spent.sum() - idle - waiting - stolen) / total, stolen / total
     detail = f"others use {busy:.2f} cores now, 1-minute load {recent:.2f}, the hypervisor takes {taken:.0%}"
     if taken > STOLEN or busy > BUSY:
         return False, detail
