@@ -10,10 +10,9 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,8 +119,8 @@ def measure(name: str, device: str) -> dict[str, Any]:
         found = predict(graph, "a100-sxm-8")
     unknown, about = sum(found.unmodelled.values()) / found.time, {"model": name, "device": device}
     about |= {"CPU time [s]": f"{seconds:.1f}", "memory [MB]": f"{(after - before) / 1024:.0f}"}
-    about |= {"operations": len(graph), "unmodelled": f"{unknown:.2%}"}
-    return about | {"a100-sxm-8 [ms]": f"{1e3 * found.time:.1f}"}
+    row: dict[str, Any] = {"operations": len(graph), "unmodelled": f"{unknown:.2%}"}
+    return about | row | {"a100-sxm-8 [ms]": f"{1e3 * found.time:.1f}"}
 
 
 def _run(given: Any) -> None:
