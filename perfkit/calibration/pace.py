@@ -54,8 +54,8 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
 
 def _find_usual(references: Sequence[Any]) -> dict[str, float]:
     """Usual times of the references [s]."""
-    usual = np.exp(np.median(np.log(np.concatenate(references)), axis=0))
-    return dict(zip(REFERENCES, usual.tolist(), strict=True))
+    middle = np.median(np.log(np.concatenate(references)), axis=0)
+    return dict(zip(REFERENCES, np.exp(middle).tolist(), strict=True))
 
 
 def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float], source: str) -> Fit:

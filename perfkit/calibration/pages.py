@@ -207,8 +207,7 @@ def demonstrate(*, quick: bool, report: Path, out: Path, say: Callable[[str], No
     say(f"  {predict(Transformer.bert('bert-large', batch=8, sequence=512, dtype='bf16'), 'h100-sxm-8')!r}")
     say("\nNow this machine: kernels, collectives and a few small training iterations.")
     platform = calibrate(out=out, quick=quick)
-    hybrid = 3 if min(platform.network.ranks, count_cores()) >= 2 else 0
-    samples = draw_check(7, dlrm=6, transformer=4, hybrid=hybrid)
+    samples = draw_check(7, dlrm=6, transformer=4, hybrid=3 if min(platform.network.ranks, count_cores()) >= 2 else 0)
     say(f"\nPredicting {len(samples)} configurations that the calibration never saw, then measuring them.")
     comparison = check(platform, samples=samples)
     say("\n" + comparison.as_text())

@@ -147,5 +147,4 @@ def choose_sample(fit: Fit, nbytes: float, operation: str, ranks: int) -> float:
     learnt = np.sum(errors * errors[:, -1:], axis=0) ** 2 / (np.sum(errors**2, axis=0) + noise)
     learnt[0] = 0.0  # the last fitted size is no new sample
     gain = learnt - (CHANGE * (elastic[-1] - elastic)) ** 2
-    good = np.flatnonzero(gain[1:] - gain[0] >= 0.95 * (gain[-1] - gain[0]))
-    return float(sizes[1:][good[0]])
+    return float(sizes[1:][np.argmax(gain[1:] - gain[0] >= 0.95 * (gain[-1] - gain[0]))])

@@ -217,8 +217,7 @@ class Fit(Typed, Mapping[str, float]):
         facts += [f"warning: {name} is at a bound of the fit" for name in self.at_bounds]
         facts += [f"note: transferred from {text}" for text in self.transferred]
         facts += [f"note: {text}" for text in self.notes]
-        table = format_table(rows).split("\n") if rows else []
-        return "\n  ".join([f"[{self.form}]", *table, *facts])
+        return "\n  ".join([f"[{self.form}]", *(format_table(rows).split("\n") if rows else ()), *facts])
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.report())}</pre>"

@@ -68,8 +68,7 @@ def _agree(counts: Sequence[int], device: str) -> list[int]:
 
 def _find_ranks() -> tuple[int, int]:
     """This rank, and their number."""
-    joined = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
 
 def _build(workload: dict[str, Any], owners: Sequence[int] | None, device: str, seed: int) -> Callable[[], Any]:

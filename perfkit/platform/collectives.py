@@ -187,8 +187,7 @@ def _price_form(form: Callable[[Array], Array], nbytes: Array, formula: str, *no
 def _match_nearest(operation: str, ranks: int, way: str, fitted: Mapping[int, Fit], advice: str) -> Match:
     """Between two counts the geometric mean of both times, beyond them the nearest one in proportion."""
     near = min(fitted, key=lambda p: abs(math.log(p / ranks)))
-    beyond = [p for p in fitted if (p < ranks) != (near < ranks)]
-    octaves = abs(math.log2(ranks / near))
+    beyond, octaves = [p for p in fitted if (p < ranks) != (near < ranks)], abs(math.log2(ranks / near))
     text = f"{operation} was fitted on {', '.join(map(str, sorted(fitted)))} ranks; {ranks} are "
     if not beyond:
         scaled = _scale(fitted[near], operation, ranks, near, way)

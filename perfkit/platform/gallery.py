@@ -97,8 +97,7 @@ def platforms() -> Table:
     for name, path in list_gallery().items():
         platform = load_platform(path)
         kinds, dates = zip(*((number.kind, number.date) for number in list_numbers(platform)), strict=True)
-        evidence = ", ".join(sorted(set(kinds)))
-        rows.append((name, platform.device.name, platform.network.ranks, evidence, max(dates)))
+        rows.append((name, platform.device.name, platform.network.ranks, ", ".join(sorted(set(kinds))), max(dates)))
     return polars.DataFrame(rows, schema=["name", "device", "ranks", "evidence", "date"], orient="row")
 
 

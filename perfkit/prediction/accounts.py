@@ -281,8 +281,7 @@ def make_events(lanes: Sequence[Lane], sources: Mapping[int, int]) -> list[Event
 
 def _find_thread(lane: Lane, place: int) -> int:
     graph = lane.kind.graph
-    collective = graph.labels[place][1] == "collective"
-    return _COMMUNICATION + int(graph.column("group")[place]) if collective else _COMPUTE
+    return _COMMUNICATION + int(graph.column("group")[place]) if graph.labels[place][1] == "collective" else _COMPUTE
 
 
 def _list_slices(lane: Lane, rank: int) -> Iterator[Event]:

@@ -250,5 +250,4 @@ def _narrow(platform: Platform, nodes: int, most: int) -> Platform:
             kept[key] = fit
         elif ranks is None and fit.ranges.get("ranks", (2.0, 2.0))[1] <= platform.network.ranks_per_node:
             kept[key] = replace(fit, ranges={**fit.ranges, "ranks": (2.0, float(most))})
-    network = replace(platform.network, ranks_per_node=most, nodes=nodes)
-    return replace(platform, network=network, collectives=kept)
+    return replace(platform, network=replace(platform.network, ranks_per_node=most, nodes=nodes), collectives=kept)

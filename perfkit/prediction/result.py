@@ -187,14 +187,12 @@ class Prediction(Tabular):
         ranks : int
             Most ranks written; where there are more, some of every kind [-].
         """
-        most = int(check_positive("ranks", ranks, integer=True))
-        lanes = self._timeline.lanes
+        most, lanes = check_positive("ranks", ranks, integer=True), self._timeline.lanes
         order = sorted((n, rank, index) for index, lane in enumerate(lanes) for n, rank in enumerate(lane.kind.ranks))
         events = accounts.make_events(lanes, dict(sorted(row[1:] for row in order[:most])))
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
-        text = f'{{"displayTimeUnit": "ms", "otherData": {notes}, "traceEvents": [\n{lines}\n]}}\n'
-        return write_text(path, text)
+        return write_text(path, f'{{"displayTimeUnit": "ms", "otherData": {notes}, "traceEvents": [\n{lines}\n]}}\n')
 
     @property
     def _largest(self) -> list[tuple[tuple[str, str], tuple[int, float]]]:

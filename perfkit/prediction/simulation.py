@@ -201,8 +201,7 @@ class _Loop:
         for index, (rank, own) in enumerate(zip(ranks, durations, strict=True)):
             seen: Counter[int] = Counter()
             for key, duration in zip(rank.kind.communicators, own.tolist(), strict=True):
-                previous = self.found.get((key, seen[key] - 1))
-                meeting = self.found.setdefault((key, seen[key]), _Meeting(previous))
+                meeting = self.found.setdefault((key, seen[key]), _Meeting(self.found.get((key, seen[key] - 1))))
                 meeting.members.append(index)
                 meeting.duration = max(meeting.duration, duration)
                 self.meetings[index].append(meeting)
