@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from perfkit.calibration.pace import relate_run
-from perfkit.fitting import Fit, find_context, fit_context, fit_iteration
+from perfkit.fitting import Fit, find_context, fit_additive, fit_context, fit_iteration
 from perfkit.ground.units import Array
 from perfkit.measure.samples import load
-from perfkit.models.kernels import in_context
+from perfkit.models.kernels import TERMS, in_context, term_names
 from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.kernels import find_stand_in
 from perfkit.platform.platform import ANY, Context, Platform
-from perfkit.prediction.cost import Costs, price
+from perfkit.prediction.cost import DISTANT, Costs, price, size_operations
 from perfkit.prediction.result import predict
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
@@ -98,6 +99,7 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     alone, parallel = ([[r for r in own if (len(r.graphs) > 1) == many] for own in tried] for many in (False, True))
     if not (alone and alone[0]):
         return platform
+    platform = replace(platform, kernels={**platform.kernels, **_fit_absent(alone[0], platform, source)})
     fits = []
     for share in _HELD:
         context = _hold(platform.context, share)
@@ -111,6 +113,34 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     # Before any iteration is looked at, a call is delayed like a usual isolated one: median over lower quartile.
     delay = max(float(np.mean([row["median"] - row["q1"] for row in measurements["collectives"]])), 1e-5)
     return replace(platform, context=_fit_parallel(parallel, platform, delay, source))
+
+
+def _fit_absent(runs: Sequence[_Run], platform: Platform, source: str) -> dict[str, Fit]:
+    """Fit embedding classes that were never timed alone to their times inside iterations: nothing stands in for them.
+
+    As for isolated kernels, what lies beyond the caches costs what it costs others.
+    """
+    found: dict[str, list[Array]] = {}
+    for run in runs:
+        graph = run.graphs[0]
+        absent = [key for key in graph.kernels if key[0].startswith("embedding")]
+        absent = [key for key in absent if find_stand_in(platform.kernels, key[0], variant=key[1]) is None]
+        sizes = size_operations(graph, platform) if absent else {}
+        for key in absent:
+            places = graph.kernels[key]
+            own = {name: values[places] for name, values in sizes.items()}
+            rows = [np.broadcast_to(TERMS[name](own), len(places)) for name in term_names(*key)]
+            seconds = np.maximum(np.array(run.results[0]["operation_seconds"])[places], 1e-7)
+            found.setdefault(".".join(key), []).append(np.stack([seconds, *rows]))
+    costs = {name: [fit[name] for fit in platform.kernels.values() if fit.get(name)] for name in DISTANT[:2]}
+    prior, fits = {name: float(np.median(values)) for name, values in costs.items() if values}, {}
+    for key, parts in found.items():
+        seconds, *terms = np.concatenate(parts, axis=1)
+        named = dict(zip(term_names(*key.split(".", 1)), terms, strict=True))
+        note = "never timed alone: fitted to its times inside iterations"
+        if len(seconds) > len(terms):
+            fits[key] = replace(fit_additive(named, seconds, prior=prior, source=source), notes=(note,))
+    return fits
 
 
 def _hold(context: Context, share: float) -> Context:

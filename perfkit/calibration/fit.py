@@ -260,7 +260,9 @@ def _fit(measurements: Mapping[str, Any], name: str | None) -> Platform:
         provenance=origin,
     )
     platform = add_context(platform, measurements)
-    dated = [{key: replace(fit, date=day) for key, fit in fits.items()} for fits in (kernels, platform.collectives)]
+    dated = [
+        {key: replace(fit, date=day) for key, fit in fits.items()} for fits in (platform.kernels, platform.collectives)
+    ]
     context = platform.context.map(lambda fit: replace(fit, date=day))
     return replace(platform, kernels=dated[0], collectives=dated[1], context=context)
 

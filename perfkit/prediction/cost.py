@@ -30,7 +30,7 @@ from perfkit.workloads.tables import list_laws
 _AGAIN = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
 
 _UPDATES = {"embedding_update", "embedding_backward.fused"}  # these read rows and write them
-_DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are not near
+DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are not near
 #: Sizes of kernels that are not timed by terms.
 _ROOFLINE = {"batch", "m", "n", "k", "flops", "nbytes", "row_bytes", "rows_l3", "again", "passes", "windows", "peak"}
 _USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}  # parameters of `in_context`
@@ -172,10 +172,10 @@ def _classify(
     return classes, models, np.concatenate(numbers)
 
 
-def _time_operations(
+def _size_operations(
     graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, models: _Models, number: np.ndarray
-) -> tuple[Array, Array, Array, Array]:
-    """Time of every operation inside an iteration, of the kernel alone, of distant operands [s], and page walks."""
+) -> dict[str, Array]:
+    """Sizes of every operation, and the parameters of what prices its class."""
     more = [1] * (graphs[0].features.ndim - 2)  # an axis of configurations
     sizes = {name: values[number].reshape(-1, *more) for name, values in models[2].items()}
     caches, granularity = platform.share_caches(ranks), 64.0 if platform.device.kind == "cpu" else 32.0
@@ -190,6 +190,20 @@ def _time_operations(
             nbytes = graph.accesses[:, 2] * miss_share(graph.distances, capacity=capacity)
             far.append(np.bincount(graph.accesses[:, 0].astype(np.intp), nbytes, len(graph)))
         sizes[f"beyond_{level}"] = np.concatenate(far) + sizes[f"rows_{level}"]
+    return sizes
+
+
+def size_operations(graph: Graph, platform: Platform) -> dict[str, Array]:
+    """Sizes of the operations of one rank as the forms of kernels take them: bytes by cache, lookups, page walks."""
+    _, models, number = _classify([graph], platform, graph.dtype)
+    return _size_operations([graph], platform, graph.dtype, 1, models, number)
+
+
+def _time_operations(
+    graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, models: _Models, number: np.ndarray
+) -> tuple[Array, Array, Array, Array]:
+    """Time of every operation inside an iteration, of the kernel alone, of distant operands [s], and page walks."""
+    sizes = _size_operations(graphs, platform, dtype, ranks, models, number)
     hot, cold = _price_alone(sizes, platform)
     # further kernels of the operation, or none where it is a part of the one before
     hot = sizes["timed"] * np.maximum(hot + (sizes["launches"] - 1) * sizes["launch"], 0.0)
@@ -212,10 +226,10 @@ def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Ar
         single = np.maximum(2.0 * part["batch"] * part["m"] * part["n"] * part["k"], 1.0)
         # a convolution priced as a product counts once for each gradient
         products = np.where(part["windows"], np.maximum(np.round(part["flops"] / single), 1.0), 1.0)
-        part |= {name: part[name] / products for name in ("flops", "nbytes", *_DISTANT[:2]) if name in part}
+        part |= {name: part[name] / products for name in ("flops", "nbytes", *DISTANT[:2]) if name in part}
         hot[members] = total = products * FORMS[form](part, **fit)
         if form == "additive":
-            near = {name: values for name, values in fit.items() if name not in _DISTANT}
+            near = {name: values for name, values in fit.items() if name not in DISTANT}
             hot[members] = np.minimum(products * FORMS[form](part, **near), total)
         cold[members] = total - hot[members]
     return hot, cold
