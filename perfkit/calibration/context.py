@@ -133,13 +133,14 @@ def _fit_absent(runs: Sequence[_Run], platform: Platform, source: str) -> dict[s
             seconds = np.maximum(np.array(run.results[0]["operation_seconds"])[places], 1e-7)
             found.setdefault(".".join(key), []).append(np.stack([seconds, *rows]))
     costs = {name: [fit[name] for fit in platform.kernels.values() if fit.get(name)] for name in DISTANT[:2]}
-    prior, fits = {name: float(np.median(values)) for name, values in costs.items() if values}, {}
-    for key, parts in found.items():
+    prior = {name: float(np.median(values)) for name, values in costs.items() if values}
+    fits: dict[str, Fit] = {}
+    for name, parts in found.items():
         seconds, *terms = np.concatenate(parts, axis=1)
-        named = dict(zip(term_names(*key.split(".", 1)), terms, strict=True))
+        named = dict(zip(term_names(*name.split(".", 1)), terms, strict=True))
         note = "never timed alone: fitted to its times inside iterations"
         if len(seconds) > len(terms):
-            fits[key] = replace(fit_additive(named, seconds, prior=prior, source=source), notes=(note,))
+            fits[name] = replace(fit_additive(named, seconds, prior=prior, source=source), notes=(note,))
     return fits
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -207,7 +207,7 @@ def _time_operations(
     hot, cold = _price_alone(sizes, platform)
     # further kernels of the operation, or none where it is a part of the one before
     hot = sizes["timed"] * np.maximum(hot + (sizes["launches"] - 1) * sizes["launch"], 0.0)
-    context = {name: sizes[f"context.{name}"] for name in _USUAL}
+    context: dict[str, Any] = {name: sizes[f"context.{name}"] for name in _USUAL}
     found = in_context({"hot": hot, "cold": cold, "page_walks": sizes["page_walks"]}, **context)
     return sizes["timed"] * found, hot, cold, sizes["page_walks"]
 
