@@ -121,11 +121,9 @@ def _runs(runs: Iterable[Mapping[str, Any]]) -> str:
     return f'{_table(heads, rows, numbers=heads[1:4])}<p class="soft">{note}</p>'
 
 
-def _list_figures(
-    comparison: Comparison, predictions: Mapping[str, Prediction]
-) -> Iterator[tuple[str, plots.Chart, str]]:
+def _list_figures(runs: Comparison, predictions: Mapping[str, Prediction]) -> Iterator[tuple[str, plots.Chart, str]]:
     """Heading, chart and caption of all runs, then of every iteration that is looked into."""
-    yield "", comparison.chart(), "Each mark is one run: vertical bars are 80% intervals, horizontal bars quartiles."
+    yield "", runs.chart(), "Each mark is one run: vertical bars are 80% intervals, horizontal bars quartiles."
     for name, prediction in predictions.items():
         caption = "The parts sum to the predicted time; host is the time in which the device waits for its host."
         yield f"{name}: {prediction!r}", prediction.chart("breakdown"), caption

@@ -102,9 +102,7 @@ def make_model(tables: TableSet) -> DLRM:
     return DLRM(dim=dims[0], batch=tables.batch, sparse=tables.sparse, **columns, **layers)
 
 
-def propose_plans(
-    model: DLRM, platform: Platform, *, ranks: int = 2, seconds: float = 0.5, seed: int = 0
-) -> dict[str, Plan]:
+def propose_plans(model: DLRM, platform: Platform, *, ranks: int = 2, seed: int = 0) -> dict[str, Plan]:
     """Propose the placements of a model to measure, each table whole on one rank.
 
     Parameters
@@ -115,8 +113,6 @@ def propose_plans(
         What prices the placements.
     ranks : int, optional
         Ranks [-].
-    seconds : float, optional
-        Work to spend on the search [s].
     seed : int, optional
         Seed [-].
 
@@ -127,7 +123,7 @@ def propose_plans(
     """
     whole: dict[str, Any] = {"ranks": ranks, "forbid": [kind for kind in KINDS if kind != "table_wise"]}
     with keep_quiet():  # how good the prediction is will be measured
-        best = shard(model, platform, seconds=seconds, seed=seed, **whole)
+        best = shard(model, platform, seconds=0.5, seed=seed, **whole)
         other = shard(model, platform, seconds=1e-3, seed=seed + 1, **whole)
     priced = {**best.baselines, "random 2": other.baselines["random"], "search": best.prediction}
     plans = {name: price.plan for name in METHODS if (price := priced[name])}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.transformer import Transformer
 
+Rng: TypeAlias = np.random.Generator
 #: Sets of families: DLRMs and Transformers, or also XLNets, convolutional nets and data-parallel training.
 MODELS = ("standard", "all")
 
@@ -46,22 +47,22 @@ class Sample:
         object.__setattr__(self, "ranks", self.plan.ranks if self.plan else self.ranks)
 
 
-def _spread(rng: np.random.Generator, n: int, low: float, high: float) -> np.ndarray:
+def _spread(rng: Rng, n: int, low: float, high: float) -> np.ndarray:
     """Draws that fill a range evenly on a logarithmic scale."""
     return np.asarray(low * (high / low) ** ((rng.permutation(n) + rng.random(n)) / n))
 
 
-def _mix(rng: np.random.Generator, n: int, *values: Any) -> list[Any]:
+def _mix(rng: Rng, n: int, *values: Any) -> list[Any]:
     """Values, each as often as the others, in random order."""
     return [values[i % len(values)] for i in rng.permutation(n)]
 
 
-def _widths(rng: np.random.Generator) -> tuple[int, ...]:
+def _widths(rng: Rng) -> tuple[int, ...]:
     """Up to three layers of an MLP."""
     return tuple(int(w) // 8 * 8 for w in np.exp(rng.uniform(np.log(64), np.log(1032), rng.integers(1, 4))))
 
 
-def _dlrms(rng: np.random.Generator, n: int, *, scale: float, overlap: bool = False) -> Iterator[DLRM]:
+def _dlrms(rng: Rng, n: int, *, scale: float, overlap: bool = False) -> Iterator[DLRM]:
     counts = rng.integers(4, 27, n)
     dims, batches, poolings = (_spread(rng, n, *ends) for ends in ((16, 128.5), (64, 2048 * scale), (1, 32.5)))
     exponents = rng.permutation((np.arange(n) + rng.random(n)) / n * 1.2)
@@ -79,7 +80,7 @@ def _dlrms(rng: np.random.Generator, n: int, *, scale: float, overlap: bool = Fa
         )  # fmt: skip
 
 
-def _transformers(rng: np.random.Generator, n: int, *, scale: float, ranks: int = 1) -> Iterator[Transformer]:
+def _transformers(rng: Rng, n: int, *, scale: float, ranks: int = 1) -> Iterator[Transformer]:
     layers = rng.integers(2, 7 if scale == 1 else 5, n)
     ranges = ((128, 544), (32, 256.5), (2, 16.5), (1e3, 1.4e4))
     hidden, sequences, batches, vocabularies = (_spread(rng, n, *ends) for ends in ranges)
@@ -104,7 +105,7 @@ _NETS = {
 }  # fmt: skip
 
 
-def _nets(rng: np.random.Generator, names: Sequence[str], *, scale: float, ranks: int = 1) -> Iterator[Net]:
+def _nets(rng: Rng, names: Sequence[str], *, scale: float, ranks: int = 1) -> Iterator[Net]:
     """One net of each name; smaller ones for a scale under 1."""
     for name in names:
         ranges = [(low, low + scale * (high - low)) for low, high in _NETS[name]]
@@ -118,9 +119,7 @@ def _nets(rng: np.random.Generator, names: Sequence[str], *, scale: float, ranks
         yield Net(name, ranks * int(batch), **sizes, optimizer=optimizer)
 
 
-def _samples(
-    rng: np.random.Generator, counts: tuple[int, int, int], scale: float, *, overlap: bool = False
-) -> list[Sample]:
+def _samples(rng: Rng, counts: tuple[int, int, int], scale: float, *, overlap: bool = False) -> list[Sample]:
     samples = [Sample(f"dlrm-{i}", "dlrm", m) for i, m in enumerate(_dlrms(rng, counts[0], scale=scale))]
     others = enumerate(_transformers(rng, counts[1], scale=scale))
     samples += [Sample(f"{m.name}-{i}", "transformer", m) for i, m in others]
@@ -131,7 +130,7 @@ def _samples(
     return samples
 
 
-def _more_samples(rng: np.random.Generator, nets: Sequence[str], ddp: int, scale: float) -> list[Sample]:
+def _more_samples(rng: Rng, nets: Sequence[str], ddp: int, scale: float) -> list[Sample]:
     """Nets, and data-parallel training of `ddp` models on two ranks, each with and without overlap."""
     samples = [Sample(f"{m.name}-{i}", m.family, m) for i, m in enumerate(_nets(rng, nets, scale=scale))]
     models: list[Transformer | Net] = [*_transformers(rng, -(-ddp // 2), scale=scale, ranks=2)]

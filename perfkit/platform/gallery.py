@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from perfkit.fitting import Fit
 from perfkit.ground.hardware import Link, Network, Quantity
@@ -27,6 +27,8 @@ ASSUMED_KERNELS: Mapping[str, tuple[float, float, float, str]] = {
                     (0.78, 0.78, 0.45, f"memory share of {_GEMMS}; {_ROWS}")),
 }  # fmt: skip
 UNFITTED = "no standard error: not fitted"
+#: A platform, a name of the gallery or a file.
+Named: TypeAlias = Platform | str | Path
 _UNITS = {"launch": "s", "compute_efficiency": "-", "memory_efficiency": "-", "sharpness": "-"}
 
 
@@ -46,7 +48,7 @@ def _find_base(name: str) -> tuple[str, int | None]:
     return (base, int(match[2])) if base else (name, None)
 
 
-def load_platform(platform: str | Path | Platform) -> Platform:
+def load_platform(platform: Named) -> Platform:
     """Find a platform by gallery name or path.
 
     Parameters

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from perfkit.models.caches import miss_share
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.estimates import FORMS, Estimate, fill_in, find_extrapolations, find_transfers, lacks, warn_once
 
+Fits: TypeAlias = Mapping[str, Fit]
 _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
 #: Extra spread of a fit of products in fp8 or fp4, and in other formats, that were not measured [-]; docs/formulas.md,
 #: table 2.4.
@@ -27,9 +28,7 @@ _STAND_INS = {"convolution": ("gemm", 0.8, 1.0, 0.4), "pooling": ("elementwise",
 FUNCTION = 0.5
 
 
-def find_kernel(
-    kernels: Mapping[str, Fit], kind: str, *, variant: str = "", dtype: str = "fp32"
-) -> tuple[str, Fit] | None:
+def find_kernel(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32") -> tuple[str, Fit] | None:
     """Find the fit of a class with its key: that of its variant, else of its number format, else of the whole class.
 
     Its spread is wider where it is of products in another number format.
@@ -43,7 +42,7 @@ def find_kernel(
     return key, _widen(kernels[key], dtype) if key == kind and kind in _PRODUCTS else kernels[key]
 
 
-def find_stand_in(kernels: Mapping[str, Fit], kind: str, *, variant: str = "", dtype: str = "fp32") -> Fit | None:
+def find_stand_in(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32") -> Fit | None:
     """Find what prices a class: its fit, else, with a wide spread, the middle of its variants or another class."""
     found = find_kernel(kernels, kind, variant=variant, dtype=dtype)
     if found is not None:

@@ -14,6 +14,7 @@ import polars as pl
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_roofline
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
+from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, format_bytes
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP
@@ -48,13 +49,11 @@ def _say_origin(fit: Fit, source: str, date: str) -> Fit:
     return replace(fit, quality="poor", notes=(*fit.notes, note))
 
 
-def _list_logs(rows: pl.DataFrame) -> tuple[str, ...]:
+def _list_logs(rows: Table) -> tuple[str, ...]:
     return tuple(sorted(rows["file"].unique())) if "line" in rows.columns else ()
 
 
-def fit_curves(
-    frame: pl.DataFrame, *, ranks_per_node: int | None = None, source: str = "", date: str = ""
-) -> dict[str, Fit]:
+def fit_curves(frame: Table, *, ranks_per_node: int | None = None, source: str = "", date: str = "") -> dict[str, Fit]:
     """Fit every collective of a tidy frame: one curve per rank count, and a law where there are several.
 
     Names are ``<operation>.<ranks or any>[.<algorithm>]``: ``rail`` where a node has one rank, ``in_network`` and
@@ -75,13 +74,13 @@ def fit_curves(
     return {key: _say_origin(fit, source, date) for key, fit in fits.items()}
 
 
-def _select(frame: pl.DataFrame) -> pl.DataFrame:
+def _select(frame: Table) -> Table:
     """Rows of messages that are not empty, out of place where that is known."""
     rows = frame.filter(pl.col("nbytes") > 0)
     return rows.filter(~pl.col("in_place")) if "in_place" in rows.columns else rows
 
 
-def _fit_operation(operation: str, place: str, rows: pl.DataFrame) -> dict[str, Fit]:
+def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
     """Curves of one operation by rank count, and the law over the counts that one algorithm serves."""
     fits, law, rail = {}, [], "rail" if place == "rail" else ""
     for (count,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
@@ -102,7 +101,7 @@ def _fit_operation(operation: str, place: str, rows: pl.DataFrame) -> dict[str, 
     return fits
 
 
-def _fit_curve(rows: pl.DataFrame, *notes: str) -> Fit:
+def _fit_curve(rows: Table, *notes: str) -> Fit:
     """One curve in one number format."""
     nbytes = rows["nbytes"].to_numpy()
     fit, least = fit_collective(nbytes, rows["seconds"].to_numpy()), float(nbytes.min())
@@ -111,7 +110,7 @@ def _fit_curve(rows: pl.DataFrame, *notes: str) -> Fit:
     return replace(fit, notes=(*fit.notes, *notes), sources=_list_logs(rows), dtypes=(rows["dtype"][0],))
 
 
-def _is_in_network(rows: pl.DataFrame) -> bool:
+def _is_in_network(rows: Table) -> bool:
     """Whether large sums of half precision are much faster than those of int8."""
     large = rows.filter(pl.col("nbytes") >= LARGE).group_by("nbytes", "dtype").agg(pl.col("seconds").median())
     wide = large.pivot("dtype", index="nbytes", values="seconds")
@@ -121,7 +120,7 @@ def _is_in_network(rows: pl.DataFrame) -> bool:
     return isinstance(ratio, float) and ratio < IN_NETWORK
 
 
-def fit_rails(frame: pl.DataFrame, platform: Platform, *, source: str = "", date: str = "") -> dict[str, Fit]:
+def fit_rails(frame: Table, platform: Platform, *, source: str = "", date: str = "") -> dict[str, Fit]:
     """Fit what the rails between nodes do to all_reduces over whole nodes: ``all_reduce.<nodes>.rail``.
 
     The share inside the nodes is taken out: both overlap as ``perfkit.models.hierarchy`` has it, what is left is
@@ -145,7 +144,7 @@ def fit_rails(frame: pl.DataFrame, platform: Platform, *, source: str = "", date
 
 
 def _fit_kernel(
-    rows: pl.DataFrame, sizes: Sequence[str], flops: pl.Expr, nbytes: pl.Expr, device: Device, dtype: str,
+    rows: Table, sizes: Sequence[str], flops: pl.Expr, nbytes: pl.Expr, device: Device, dtype: str,
     source: str, date: str, notes: Sequence[str] = (),
 ) -> Fit:  # fmt: skip
     """Fit medians over repeats of the same sizes under the roofline of a device."""
@@ -159,7 +158,7 @@ def _floats(*names: str) -> list[pl.Expr]:
     return [pl.col(name).cast(pl.Float64) for name in names]
 
 
-def fit_gemms(frame: pl.DataFrame, device: Device, *, source: str = "", date: str = "") -> dict[str, Fit]:
+def fit_gemms(frame: Table, device: Device, *, source: str = "", date: str = "") -> dict[str, Fit]:
     """Fit the matrix products of a frame of `perfkit.readers.kernel_database.read_gemms`, each number format by itself.
 
     Of several kernels of a number format the one with the most shapes counts. ``gemm`` is half precision, which other
@@ -185,7 +184,7 @@ def fit_gemms(frame: pl.DataFrame, device: Device, *, source: str = "", date: st
     return fits
 
 
-def fit_attention(frame: pl.DataFrame, device: Device, source: str, date: str, notes: Sequence[str] = ()) -> Fit:
+def fit_attention(frame: Table, device: Device, source: str, date: str, notes: Sequence[str] = ()) -> Fit:
     """Fit fused attention over whole sequences, causal and full together.
 
     Of the frame of `perfkit.readers.kernel_database.read_attention`, rows with a window, a past, keys in other
@@ -200,7 +199,7 @@ def fit_attention(frame: pl.DataFrame, device: Device, source: str, date: str, n
     return _fit_kernel(rows, sizes, flops, nbytes, device, dtype, source, date, notes)
 
 
-def fit_casts(frame: pl.DataFrame, device: Device, source: str, date: str) -> Fit:
+def fit_casts(frame: Table, device: Device, source: str, date: str) -> Fit:
     """Fit kernels that only move memory to casts that the last cache of the device cannot have served."""
     cache = near.value if (near := device.memory[-2:][0].capacity) and len(device.memory) > 1 else 0.0
     rows, dtype = frame.filter((pl.col("nbytes") > 4 * cache) | (pl.col("nbytes") < 2**20)), next(iter(device.peaks))

@@ -4,14 +4,13 @@ import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_rate, format_table, format_time
 from perfkit.platform.estimates import Estimate, keep_quiet, warn_once
-from perfkit.platform.gallery import load_platform
+from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import Workload
 from perfkit.prediction.result import Prediction, predict
@@ -100,9 +99,7 @@ class PlatformComparison(Tabular):
         return f"<pre>{html.escape(self.explain())}</pre>"
 
 
-def compare(
-    a: Platform | str | Path, b: Platform | str | Path, workload: Workload | None = None, *, ranks: int | None = None
-) -> PlatformComparison:
+def compare(a: Named, b: Named, workload: Workload | None = None, *, ranks: int | None = None) -> PlatformComparison:
     """Compare two platforms: datasheets, kernels, collectives and, with a workload, whole iterations.
 
     Parameters
