@@ -145,12 +145,9 @@ class Pacer:
 
 
 def time_stragglers(
-    *,
-    workload: dict[str, Any],
-    placements: Sequence[Sequence[int] | None],
-    slowdowns: Sequence[Mapping[str, float]],
+    *, workload: dict[str, Any], placements: Sequence[Sequence[int] | None], slowdowns: Sequence[Mapping[str, float]],
     seconds: float,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """What a measuring process runs: iterations of each placement in turns, this rank slowed down by its number."""
     import torch.distributed as dist
 

@@ -116,15 +116,9 @@ def measure_collectives(campaign: Campaign, *, device: str, ranks: int, seconds:
 
 
 def measure_samples(
-    campaign: Campaign,
-    samples: Sequence[Sample],
-    *,
-    device: str,
-    seconds: float,
-    operations: int = 0,
-    stage: str = "iterations",
-    passes: int = 1,
-) -> list[dict[str, Any]]:
+    campaign: Campaign, samples: Sequence[Sample], *, device: str, seconds: float, operations: int = 0,
+    stage: str = "iterations", passes: int = 1,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Time whole iterations, each configuration in processes of its own.
 
     Parameters
@@ -248,15 +242,9 @@ def _count_ranks(device: str, ranks: int | None) -> int:
 
 
 def calibrate(
-    *,
-    device: str = "cpu",
-    ranks: int | None = None,
-    quick: bool = False,
-    models: str = "standard",
-    out: str | Path | None = None,
-    measurements: str | Path | None = None,
-    progress: bool = True,
-) -> Platform:
+    *, device: str = "cpu", ranks: int | None = None, quick: bool = False, models: str = "standard",
+    out: str | Path | None = None, measurements: str | Path | None = None, progress: bool = True,
+) -> Platform:  # fmt: skip
     """Calibrate this machine: measure, fit, and return the platform.
 
     Parameters
@@ -322,14 +310,9 @@ def calibrate(
 
 
 def check(
-    platform: Platform | str | Path,
-    *,
-    seed: int = 0,
-    models: str = "standard",
-    samples: Sequence[Sample] | None = None,
-    seconds: float = 0.8,
-    progress: bool = True,
-) -> Comparison:
+    platform: Platform | str | Path, *, seed: int = 0, models: str = "standard",
+    samples: Sequence[Sample] | None = None, seconds: float = 0.8, progress: bool = True,
+) -> Comparison:  # fmt: skip
     """Predict random configurations that calibration never saw, measure them, and compare.
 
     Parameters

@@ -58,11 +58,9 @@ def summarize_errors(errors: Any) -> dict[str, float]:
 
 
 def compare_run(
-    sample: Sample,
-    prediction: Prediction | PlanPrice,
-    passes: Sequence[Sequence[Mapping[str, Any]]],
+    sample: Sample, prediction: Prediction | PlanPrice, passes: Sequence[Sequence[Mapping[str, Any]]],
     paces: Mapping[str, Fit],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Put the prediction and the measurements of one configuration together.
 
     Parameters

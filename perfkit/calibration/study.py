@@ -132,15 +132,9 @@ def propose_plans(model: DLRM, platform: Platform, *, ranks: int = 2, seed: int 
 
 
 def measure_trials(
-    platform: Platform | str | Path,
-    *,
-    models: Mapping[str, DLRM] | None = None,
-    ranks: int = 2,
-    seed: int = 0,
-    seconds: float = 1.2,
-    quick: bool = False,
-    progress: bool = True,
-) -> "Trials":
+    platform: Platform | str | Path, *, models: Mapping[str, DLRM] | None = None, ranks: int = 2, seed: int = 0,
+    seconds: float = 1.2, quick: bool = False, progress: bool = True,
+) -> "Trials":  # fmt: skip
     """Measure models under the placements that rules of thumb and the search propose, and compare with predictions.
 
     Parameters

@@ -189,15 +189,9 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
 
 
 def fit_over_ranks(
-    operation: str,
-    ranks: Values,
-    nbytes: Values,
-    seconds: Values,
-    *,
-    sharpness: float = 0.6,
-    source: str = "",
+    operation: str, ranks: Values, nbytes: Values, seconds: Values, *, sharpness: float = 0.6, source: str = "",
     date: str = "",
-) -> Fit:
+) -> Fit:  # fmt: skip
     """Fit the law of a collective over rank counts.
 
     Parameters

@@ -79,16 +79,10 @@ def _weigh_context(hot: Array, cold: Array, page_walks: Array, measured: Array, 
 
 
 def fit_iteration(
-    priced: Array,
-    counts: Array,
-    measured: Array,
-    *,
-    each: str = "per_operation",
-    prior: tuple[float, float] = (1.0, 2e-6),
-    trust: tuple[float, float] = (0.05, 5e-6),
-    weights: Array | float = 1.0,
+    priced: Array, counts: Array, measured: Array, *, each: str = "per_operation",
+    prior: tuple[float, float] = (1.0, 2e-6), trust: tuple[float, float] = (0.05, 5e-6), weights: Array | float = 1.0,
     source: str = "",
-) -> Fit:
+) -> Fit:  # fmt: skip
     """Fit whole iterations: a scale on the priced time, and a time for each operation or collective.
 
     Parameters

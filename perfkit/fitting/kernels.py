@@ -27,13 +27,9 @@ _KNOWN = 0.7
 
 
 def fit_additive(
-    terms: Mapping[str, Array],
-    seconds: Array,
-    *,
-    prior: Mapping[str, float] | None = None,
-    ranges: Mapping[str, tuple[float, float]] | None = None,
-    source: str = "",
-) -> Fit:
+    terms: Mapping[str, Array], seconds: Array, *, prior: Mapping[str, float] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None, source: str = "",
+) -> Fit:  # fmt: skip
     """Fit the time of kernels as a sum of terms, relative errors counting alike at all sizes.
 
     Parameters
@@ -76,16 +72,9 @@ def fit_additive(
 
 
 def fit_roofline(
-    flops: Values,
-    nbytes: Values,
-    seconds: Array,
-    *,
-    peak: Values,
-    bandwidth: Values,
-    source: str = "",
-    date: str = "",
+    flops: Values, nbytes: Values, seconds: Array, *, peak: Values, bandwidth: Values, source: str = "", date: str = "",
     notes: Sequence[str] = (),
-) -> Fit:
+) -> Fit:  # fmt: skip
     """Fit kernels that compute while they move data to the logarithm of measured times.
 
     Parameters

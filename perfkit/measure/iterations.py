@@ -79,14 +79,9 @@ def _build(workload: dict[str, Any], owners: Sequence[int] | None, device: str, 
 
 
 def time_in_turns(
-    steps: Sequence[Callable[[], Any]],
-    *,
-    seconds: float,
-    device: str = "cpu",
-    seed: int = 0,
-    minimum: int = 6,
+    steps: Sequence[Callable[[], Any]], *, seconds: float, device: str = "cpu", seed: int = 0, minimum: int = 6,
     after: Callable[[int], Any] = lambda count: None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Time several steps in turns, so that other load on the machine affects all of them alike.
 
     Parameters
@@ -143,15 +138,9 @@ def time_in_turns(
 
 
 def time_iteration(
-    *,
-    workload: dict[str, Any],
-    owners: Sequence[int] | None = None,
-    seconds: float = 2.0,
-    operations: int = 0,
-    device: str = "cpu",
-    seed: int = 0,
-    minimum: int = 6,
-) -> dict[str, Any]:
+    *, workload: dict[str, Any], owners: Sequence[int] | None = None, seconds: float = 2.0, operations: int = 0,
+    device: str = "cpu", seed: int = 0, minimum: int = 6,
+) -> dict[str, Any]:  # fmt: skip
     """Time a workload's iterations in this process, and then the operations inside some of them.
 
     Parameters
@@ -207,13 +196,9 @@ def time_iteration(
 
 
 def time_placements(
-    *,
-    workload: dict[str, Any],
-    placements: Sequence[Sequence[int] | None],
-    seconds: float,
-    device: str = "cpu",
+    *, workload: dict[str, Any], placements: Sequence[Sequence[int] | None], seconds: float, device: str = "cpu",
     seed: int = 0,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Time whole iterations of every placement of a DLRM's tables as one rank of several, see `time_in_turns`.
 
     Every placement has a model of its own in memory.

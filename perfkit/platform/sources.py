@@ -251,14 +251,9 @@ def name_database() -> str:
 
 
 def assemble(
-    base: Platform,
-    *,
-    name: str | None = None,
-    nodes: int | None = None,
-    collectives: Mapping[str, Fit] | None = None,
-    kernels: Mapping[str, Fit] | None = None,
-    provenance: Mapping[str, str] | None = None,
-) -> Platform:
+    base: Platform, *, name: str | None = None, nodes: int | None = None, collectives: Mapping[str, Fit] | None = None,
+    kernels: Mapping[str, Fit] | None = None, provenance: Mapping[str, str] | None = None,
+) -> Platform:  # fmt: skip
     """Put fitted parts, as `fit_curves` and the like give them, into a platform; what they do not replace stays.
 
     The latency of the links is that of the slowest fitted start-up over its ring steps, the bandwidth between nodes
@@ -314,14 +309,10 @@ def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
 
 
 def assemble_sources(
-    base: str | Path | Platform | None = None,
-    *,
-    name: str | None = None,
-    nccl_logs: str | Path | Sequence[str | Path] | None = None,
-    kernel_database: str | None = None,
-    partial: bool = False,
-    date: str = "",
-) -> Platform:
+    base: str | Path | Platform | None = None, *, name: str | None = None,
+    nccl_logs: str | Path | Sequence[str | Path] | None = None, kernel_database: str | None = None,
+    partial: bool = False, date: str = "",
+) -> Platform:  # fmt: skip
     """Make a platform from logs of nccl-tests, the kernel database and a platform to start from.
 
     Logs win over the database, both over `base`, a gallery name, file or platform, which is by default the gallery's

@@ -328,14 +328,9 @@ def draw_bars(rows: Sequence[Row], x: alt.X, y: alt.Y, color: alt.Color, shown: 
 
 
 def draw_points(
-    rows: Sequence[Row],
-    x: alt.X,
-    y: alt.Y,
-    looks: Mapping[str, Any],
-    shown: list[alt.Tooltip],
-    spans: Mapping[str, tuple[str, str]] | None = None,
-    **mark: Any,
-) -> list[alt.Chart]:
+    rows: Sequence[Row], x: alt.X, y: alt.Y, looks: Mapping[str, Any], shown: list[alt.Tooltip],
+    spans: Mapping[str, tuple[str, str]] | None = None, **mark: Any,
+) -> list[alt.Chart]:  # fmt: skip
     """Draw points with the ranges around them.
 
     Parameters

@@ -258,13 +258,9 @@ class Prediction(Tabular):
 
 
 def predict(
-    workload: Work,
-    platform: Platform | str | Path,
-    *,
-    ranks: int | None = None,
-    plan: Plan | None = None,
+    workload: Work, platform: Platform | str | Path, *, ranks: int | None = None, plan: Plan | None = None,
     slowdown: Mapping[int, float] | None = None,
-) -> Prediction:
+) -> Prediction:  # fmt: skip
     """Predict the time of one training iteration and what limits it.
 
     Parameters

@@ -100,13 +100,9 @@ class Timeline:
 
 
 def simulate(
-    ranks: Sequence[RankTimes],
-    durations: Sequence[Array],
-    *,
-    device: bool,
-    contention: float = 0.0,
+    ranks: Sequence[RankTimes], durations: Sequence[Array], *, device: bool, contention: float = 0.0,
     slower: Sequence[float] = (),
-) -> Timeline:
+) -> Timeline:  # fmt: skip
     """Run all ranks on their clocks until iterations repeat; contention is the share that collectives take of a core.
 
     Durations are those of each rank's collectives in program order [s]; of those that meet the longest counts. The
