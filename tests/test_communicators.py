@@ -147,17 +147,14 @@ def test_a_core_shared_with_collectives_hides_what_was_measured(toy: Platform) -
     assert predict(graph, toy).time == pytest.approx(blocking), "not measured: hides nothing"
 
 
-@pytest.mark.parametrize(
-    ("workload", "settings_", "message"),
-    [
-        ([make_graph(("add", 1), ranks=4)] * 2, {}, "holds 2 graphs of 4 ranks; it must be one graph for all ranks"),
-        (make_graph(("add", 1), ranks=4), {"ranks": 2}, "1 graphs of 4 ranks and ranks is 2; it must be"),
-        (make_graph(("add", 1), ranks=64), {}, "ranks is 64; platform 'h100-sxm-8x4' has 32"),
-        (make_graph(("add", 1), ranks=4), {"slowdown": {4: 2.0}}, "slowdown names rank 4; the ranks are 0 to 3"),
-        (make_graph(("add", 1), ranks=4), {"slowdown": {1: 0}}, "slowdown of rank 1 is 0; it must be"),
-        ([], {}, r"workload is \[\]; it must be"),
-    ],
-)
+@pytest.mark.parametrize(("workload", "settings_", "message"), [
+    ([make_graph(("add", 1), ranks=4)] * 2, {}, "holds 2 graphs of 4 ranks; it must be one graph for all ranks"),
+    (make_graph(("add", 1), ranks=4), {"ranks": 2}, "1 graphs of 4 ranks and ranks is 2; it must be"),
+    (make_graph(("add", 1), ranks=64), {}, "ranks is 64; platform 'h100-sxm-8x4' has 32"),
+    (make_graph(("add", 1), ranks=4), {"slowdown": {4: 2.0}}, "slowdown names rank 4; the ranks are 0 to 3"),
+    (make_graph(("add", 1), ranks=4), {"slowdown": {1: 0}}, "slowdown of rank 1 is 0; it must be"),
+    ([], {}, r"workload is \[\]; it must be"),
+])  # fmt: skip
 def test_graphs_that_do_not_belong_together_are_refused(workload, settings_, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         predict(workload, H100, **settings_)

@@ -86,14 +86,11 @@ def test_outliers_are_tamed() -> None:
     assert dict(robust) == pytest.approx(dict(clean), rel=0.1) and robust.spread > 2 * clean.spread
 
 
-@pytest.mark.parametrize(
-    ("flops", "nbytes", "known", "unknown"),
-    [
-        (0.0, 9.0, ["launch", "memory_efficiency"], ["compute_efficiency", "sharpness"]),
-        (7.0, 9.0, ["launch", "memory_efficiency"], ["compute_efficiency", "sharpness"]),
-        (14.0, 0.0, ["launch", "compute_efficiency"], ["memory_efficiency", "sharpness"]),
-    ],
-)
+@pytest.mark.parametrize(("flops", "nbytes", "known", "unknown"), [
+    (0.0, 9.0, ["launch", "memory_efficiency"], ["compute_efficiency", "sharpness"]),
+    (7.0, 9.0, ["launch", "memory_efficiency"], ["compute_efficiency", "sharpness"]),
+    (14.0, 0.0, ["launch", "compute_efficiency"], ["memory_efficiency", "sharpness"]),
+])  # fmt: skip
 def test_what_the_measurements_do_not_tell_is_not_invented(
     flops: float, nbytes: float, known: list[str], unknown: list[str]
 ) -> None:
@@ -150,18 +147,15 @@ def test_the_spread_falls_with_time_within_limits_and_platforms_keep_and_use_it(
     assert short.spread > 0.12 and long.spread == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"seconds": np.ones(3)}, "at least 4 finite times"),
-        ({"flops": np.ones(3)}, r"flops has the shape \(3,\)"),
-        ({"flops": -np.ones(4)}, "flops .* at least 0"),
-        ({"nbytes": np.array([1.0, np.nan, 1.0, 1.0])}, "nbytes has the shape"),
-        ({"peak": 0.0}, "peak .* above 0"),
-        ({"bandwidth": np.inf}, "bandwidth has the shape"),
-        ({"flops": 0.0, "nbytes": 0.0}, "flops and nbytes are 0 throughout"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"seconds": np.ones(3)}, "at least 4 finite times"),
+    ({"flops": np.ones(3)}, r"flops has the shape \(3,\)"),
+    ({"flops": -np.ones(4)}, "flops .* at least 0"),
+    ({"nbytes": np.array([1.0, np.nan, 1.0, 1.0])}, "nbytes has the shape"),
+    ({"peak": 0.0}, "peak .* above 0"),
+    ({"bandwidth": np.inf}, "bandwidth has the shape"),
+    ({"flops": 0.0, "nbytes": 0.0}, "flops and nbytes are 0 throughout"),
+])  # fmt: skip
 def test_wrong_input_is_refused(changed: dict[str, Any], message: str) -> None:
     given = {"flops": np.full(4, 1e9), "nbytes": np.full(4, 1e6), "seconds": np.full(4, 1e-5), **RATES, **changed}
     with pytest.raises(ValueError, match=message):

@@ -95,16 +95,13 @@ def test_a_new_system_is_fitted_and_judged_by_the_same_code(database: Path) -> N
 # Records, bars and the table.
 
 
-@pytest.mark.parametrize(
-    ("system", "errors", "inside", "met"),
-    [
-        (POOLED, 0.05, 80, True),
-        (POOLED, 0.09, 80, False),
-        (POOLED, 0.05, 95, False),
-        ("h200_sxm", 0.068, 95, True),
-        ("b200_sxm", 0.5, 10, None),
-    ],
-)
+@pytest.mark.parametrize(("system", "errors", "inside", "met"), [
+    (POOLED, 0.05, 80, True),
+    (POOLED, 0.09, 80, False),
+    (POOLED, 0.05, 95, False),
+    ("h200_sxm", 0.068, 95, True),
+    ("b200_sxm", 0.5, 10, None),
+])  # fmt: skip
 def test_a_bar_holds_for_errors_and_on_both_first_gpus_for_intervals(
     system: str, errors: float, inside: int, met: bool | None
 ) -> None:

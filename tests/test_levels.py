@@ -20,16 +20,13 @@ def curve(capacities: tuple[float, ...], rates: tuple[float, ...], noise: float 
     return (1e-6 + 2 * SIZES * cost) * np.exp(noise * np.random.default_rng(seed).standard_normal(len(SIZES)))
 
 
-@pytest.mark.parametrize(
-    ("capacities", "rates"),
-    [
-        ((), (5e10,)),
-        ((3e7,), (9e10, 2e10)),
-        ((2e6, 7.5e7), (1.2e11, 5.7e10, 3e10)),
-        ((1e6, 4e8), (1.2e11, 6e10, 3e10)),
-        ((4e5, 8e6, 3e8), (2e11, 1e11, 5e10, 2e10)),
-    ],
-)
+@pytest.mark.parametrize(("capacities", "rates"), [
+    ((), (5e10,)),
+    ((3e7,), (9e10, 2e10)),
+    ((2e6, 7.5e7), (1.2e11, 5.7e10, 3e10)),
+    ((1e6, 4e8), (1.2e11, 6e10, 3e10)),
+    ((4e5, 8e6, 3e8), (2e11, 1e11, 5e10, 2e10)),
+])  # fmt: skip
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 def test_known_caches_are_found(capacities: tuple[float, ...], rates: tuple[float, ...], noise: float) -> None:
     found, speeds = find_levels(SIZES, 2 * SIZES, curve(capacities, rates, noise))

@@ -102,18 +102,15 @@ def test_readers_name_the_place(value: object, message: str) -> None:
         check_type("top", value, Example)
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (ValueError("odd"), "^f: odd; advice$"),
-        (ValueError("f line 3 has\x1b[31m 2 values"), r"^f line 3 has\\x1b\[31m 2 values$"),
-        (KeyError("a\nb"), r"^f: KeyError 'a\\nb'; advice$"),
-        (RuntimeError("first\nsecond " * 999), "^f: RuntimeError first; advice$"),
-        (OSError(28, "No space left on device"), "^f: No space left on device; advice$"),
-        (type("PanicException", (BaseException,), {})("assertion failed"), "^f: PanicException assertion failed; adv"),
-        (ValueError("x" * 5000), r"^f: x+\.\.\.x+; advice$"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "message"), [
+    (ValueError("odd"), "^f: odd; advice$"),
+    (ValueError("f line 3 has\x1b[31m 2 values"), r"^f line 3 has\\x1b\[31m 2 values$"),
+    (KeyError("a\nb"), r"^f: KeyError 'a\\nb'; advice$"),
+    (RuntimeError("first\nsecond " * 999), "^f: RuntimeError first; advice$"),
+    (OSError(28, "No space left on device"), "^f: No space left on device; advice$"),
+    (type("PanicException", (BaseException,), {})("assertion failed"), "^f: PanicException assertion failed; adv"),
+    (ValueError("x" * 5000), r"^f: x+\.\.\.x+; advice$"),
+])  # fmt: skip
 def test_whatever_goes_wrong_in_a_reader_is_told_in_one_line(fault: BaseException, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught, reading("f", "advice"):
         raise fault

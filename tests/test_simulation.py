@@ -49,28 +49,25 @@ def run(ranks: Sequence[RankTimes], durations: Sequence[float] = (), device: boo
 BUCKETS, AFTER = [4, "a", 4, "a", 4, "a", 2], {"waits": [(6, 0), (6, 1), (6, 2)]}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "durations", "how", "period", "latency"),
-    [
-        ([make([1.0, 2.0, 3.0], 0.5)], [], {}, 7.5, 7.5),  # a CPU adds up
-        ([make([1e-6] * 50, 3e-5)], [], {"device": True}, 50 * 3e-5, 50 * 3e-5 + 1e-6),  # the device waits for the host
-        ([make([1e-3] * 50, 3e-5)], [], {"device": True}, 50 * 1e-3, 50 * 1e-3 + 3e-5),  # the first launch is seen
-        ([make([1e-6] * 10 + [1e-3] * 10, 1e-5)], [], {"device": True}, 10 * 1e-6 + 10 * 1e-3, None),  # it catches up
-        ([make([10.0001], 10.0)], [], {"device": True}, 10.0001, 20.0001),  # chains that differ little
-        ([make([1.0, 9.9999], 5.0)], [], {"device": True}, 10.9999, 19.9999),
-        ([make([9.0, "a"], 5.0), make([10.00001, "a"])], [0.0], {"device": True}, 10.00001, None),  # by a millionth
-        ([make([1.0], 1.0, spacing=9.0, launches=10)], [], {"device": True}, 10.0, 10.1),  # the last starts at 10
-        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"device": True}, 12 + 3 + 2, 17),  # the last bucket alone is seen
-        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {}, 17, 17),
-        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 1.0}, 12 + 9 + 2, 23),  # a shared core hides nothing
-        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 0.5}, 4 + 5.5 + 5.5 + 3 + 2, None),
-        ([make(BUCKETS, **AFTER)], [6, 6, 6], {"device": True}, 4 + 18 + 2, None),  # one after another
-        ([make([4, "a", 4, "b", 4, "a", 2], **AFTER)], [6, 6, 6], {"device": True}, 18 + 2, None),  # on two streams
-        ([make([1, "a", 1], 10.0, waits=[(2, 0)])], [8.0], {"device": True}, 30, 31),  # under what is launched late
-        ([make([1, "a"]), make([5, "b"])], [1.0], {}, 6, 6),  # they do not meet
-        ([make([1, "a"]), make([1.0])], [1.0], {}, 2, 2),  # a rank without a collective
-    ],
-)
+@pytest.mark.parametrize(("ranks", "durations", "how", "period", "latency"), [
+    ([make([1.0, 2.0, 3.0], 0.5)], [], {}, 7.5, 7.5),  # a CPU adds up
+    ([make([1e-6] * 50, 3e-5)], [], {"device": True}, 50 * 3e-5, 50 * 3e-5 + 1e-6),  # the device waits for the host
+    ([make([1e-3] * 50, 3e-5)], [], {"device": True}, 50 * 1e-3, 50 * 1e-3 + 3e-5),  # the first launch is seen
+    ([make([1e-6] * 10 + [1e-3] * 10, 1e-5)], [], {"device": True}, 10 * 1e-6 + 10 * 1e-3, None),  # it catches up
+    ([make([10.0001], 10.0)], [], {"device": True}, 10.0001, 20.0001),  # chains that differ little
+    ([make([1.0, 9.9999], 5.0)], [], {"device": True}, 10.9999, 19.9999),
+    ([make([9.0, "a"], 5.0), make([10.00001, "a"])], [0.0], {"device": True}, 10.00001, None),  # by a millionth
+    ([make([1.0], 1.0, spacing=9.0, launches=10)], [], {"device": True}, 10.0, 10.1),  # the last starts at 10
+    ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"device": True}, 12 + 3 + 2, 17),  # the last bucket alone is seen
+    ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {}, 17, 17),
+    ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 1.0}, 12 + 9 + 2, 23),  # a shared core hides nothing
+    ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 0.5}, 4 + 5.5 + 5.5 + 3 + 2, None),
+    ([make(BUCKETS, **AFTER)], [6, 6, 6], {"device": True}, 4 + 18 + 2, None),  # one after another
+    ([make([4, "a", 4, "b", 4, "a", 2], **AFTER)], [6, 6, 6], {"device": True}, 18 + 2, None),  # on two streams
+    ([make([1, "a", 1], 10.0, waits=[(2, 0)])], [8.0], {"device": True}, 30, 31),  # under what is launched late
+    ([make([1, "a"]), make([5, "b"])], [1.0], {}, 6, 6),  # they do not meet
+    ([make([1, "a"]), make([1.0])], [1.0], {}, 2, 2),  # a rank without a collective
+])  # fmt: skip
 def test_iterations_by_hand(
     ranks: list[RankTimes], durations: list[float], how: dict[str, Any], period: float, latency: float | None
 ) -> None:
@@ -97,15 +94,12 @@ def test_starts_stalls_and_stolen_time_by_hand() -> None:
     assert [lane.starts[0] for lane in run([make([1, "a"]), make([5, "b"])], [1.0]).lanes] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [
-        ([make([1, "a", 1], waits=[(1, 0)])], "has operation 1 wait for collective 0; it must be one"),
-        ([make([1, "a", 1], waits=[(2, 1)])], "wait for collective 1; it must be one of the 1"),
-        ([make(["a", "a"]), make(["a"])], "has 2 ranks and 1 launch its collective 1"),
-        ([make(["a", "b"]), make(["b", "a"])], "ranks 0, 1 wait for one another: operation 1 of rank 0 waits for coll"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "message"), [
+    ([make([1, "a", 1], waits=[(1, 0)])], "has operation 1 wait for collective 0; it must be one"),
+    ([make([1, "a", 1], waits=[(2, 1)])], "wait for collective 1; it must be one of the 1"),
+    ([make(["a", "a"]), make(["a"])], "has 2 ranks and 1 launch its collective 1"),
+    ([make(["a", "b"]), make(["b", "a"])], "ranks 0, 1 wait for one another: operation 1 of rank 0 waits for coll"),
+])  # fmt: skip
 def test_what_cannot_run_is_refused(ranks: list[RankTimes], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(ranks, [1.0] * 2)
