@@ -15,6 +15,7 @@ Index: TypeAlias = npt.NDArray[np.int64]
 ALMOST_ONE = 1 - 2.0**-53  # keeps log(1 - p) finite for a table of one row
 _MANY = 1000  # tables from which on their joined buckets are not kept
 _EXACT_RANKS = 48  # first ranks that get a bucket of their own
+_GROUPS = 128  # buckets of a law
 
 
 class Distribution:
@@ -29,7 +30,7 @@ class Distribution:
         """Weights of groups of rows, and rows of each; all alike where a law says nothing else."""
         return np.ones(1), np.array([float(self.rows)])
 
-    def buckets(self, n: int = 128) -> tuple[Array, Array]:
+    def buckets(self, n: int = _GROUPS) -> tuple[Array, Array]:
         """Group rows of equal or nearly equal probability.
 
         Parameters
@@ -134,21 +135,26 @@ class Zipf(Distribution):
 
     def _weigh(self, n: int) -> tuple[Array, Array]:
         hitters = np.asarray(self.heavy_hitters, dtype=float)
-        skipped = len(hitters)
-        exact = skipped + min(_EXACT_RANKS, max(1, n // 2), self.rows - skipped)
-        edges = np.arange(skipped, exact + 1.0)  # bucket i holds the ranks edges[i]+1 ... edges[i+1]
-        if self.rows > exact:
-            growth = np.round(exact * (self.rows / exact) ** np.linspace(0.0, 1.0, max(2, n - exact + skipped + 1)))
-            edges = np.concatenate([edges, growth[growth > np.concatenate([[exact], growth[:-1]])]])
-        first, last = edges[:-1] + 1, edges[1:]
-        low, high, s = first + self.shift, last + self.shift, self.exponent
-        # Euler-Maclaurin, relative to the first rank so that no power overflows; a bucket of one rank is exact.
-        start, end = (low / low[0]) ** -s, (high / low[0]) ** -s
-        span = np.log(high / low)
-        integral = start * low * (span if s == 1 else np.expm1((1 - s) * span) / (1 - s))
-        sums = np.where(first == last, start, integral + (start + end) / 2 + s / 12 * (start / low - end / high))
-        sums *= max(1 - hitters.sum(), 0.0) / sums.sum()
-        return np.concatenate([hitters, sums]), np.concatenate([np.ones(skipped), last - first + 1])
+        sizes = (self.rows, self.exponent, self.shift, len(hitters))
+        mass, rows = (found[0] for found in _weigh_ranks(*(np.array([[size]], dtype=float) for size in sizes), n))
+        mass *= max(1 - hitters.sum(), 0.0) / mass.sum()
+        return np.concatenate([hitters, mass[rows > 0]]), np.concatenate([np.ones(len(hitters)), rows[rows > 0]])
+
+
+def _weigh_ranks(rows: Array, exponents: Array, shifts: Array, skipped: Array, n: int) -> tuple[Array, Array]:
+    """Weights of groups of ranks behind those that are skipped, and ranks of each, law by law; some are of no rank."""
+    most, s = min(_EXACT_RANKS, max(1, n // 2)), exponents
+    exact = np.minimum(skipped + most, rows)
+    growth = np.round(exact * (rows / exact) ** np.linspace(0.0, 1.0, max(2, n - most + 1))[1:])
+    # bucket i holds the ranks edges[i]+1 ... edges[i+1]
+    edges = np.concatenate([np.minimum(skipped + np.arange(most + 1.0), exact), growth], axis=1)
+    low, high, many = edges[:, :-1] + 1 + shifts, edges[:, 1:] + shifts, np.diff(edges, axis=1)
+    # Euler-Maclaurin, relative to the first rank so that no power overflows; a bucket of one rank is exact.
+    near, far = np.log(low / low[:, :1]), np.log(high / low[:, :1])
+    start, end, span = np.exp(-s * near), np.exp(-s * far), far - near
+    integral = start * low * np.divide(np.expm1((1 - s) * span), 1 - s, out=span, where=s != 1)
+    several = integral + (start + end) / 2 + s / 12 * (start / low - end / high)
+    return np.where(many > 1, several, start * many), many
 
 
 @dataclass(frozen=True)
@@ -353,30 +359,46 @@ def join_buckets(distributions: "Sequence[Distribution] | Buckets") -> Buckets:
     return (_join if len(distributions) < _MANY else _join.__wrapped__)(tuple(distributions))
 
 
-def spread_evenly(rows: Array) -> Buckets:
-    """Buckets of tables whose rows are looked up equally often: as `Uniform`, for many tables.
+def spread_rows(rows: Array, exponents: npt.ArrayLike, shifts: npt.ArrayLike = 0.0) -> Buckets:
+    """Buckets of many tables: as `Zipf`, or `Uniform` where the exponent is 0.
 
     Parameters
     ----------
     rows : array
         Rows of each table [-].
+    exponents, shifts : array or float
+        Exponent and shift of each [-].
 
     Returns
     -------
     buckets : Buckets
-        One for each table.
+        One for each table that is looked up evenly.
 
     Examples
     --------
-    >>> distinct_rows(spread_evenly(np.array([100.0, 2.0])), [1, 1e6]).round(6).tolist()
+    >>> distinct_rows(spread_rows(np.array([100.0, 2.0]), 0.0), [1, 1e6]).round(6).tolist()
     [1.0, 2.0]
     """
-    rates, ones = -np.log1p(-np.minimum(1.0 / rows, ALMOST_ONE)), np.ones(len(rows), dtype=np.int64)
-    return Buckets(rates, rows, ones.astype(float), ones, np.arange(len(rows)))
+    laws = np.stack(np.broadcast_arrays(rows, exponents, shifts, 0.0), axis=1)[..., None]
+    mass = many = laws[:, 0]
+    if len(skewed := np.flatnonzero(laws[:, 1])):
+        found = _weigh_ranks(*laws[skewed].swapaxes(0, 1), _GROUPS)
+        mass, many = (np.pad(mass, ((0, 0), (0, found[0].shape[1] - 1))) for _ in found)
+        mass[skewed], many[skewed] = found
+    held = many > 0
+    sizes, many, shares = held.sum(axis=1), many[held], (mass / mass.sum(axis=1, keepdims=True))[held]
+    rates = -np.log1p(-np.minimum(shares / many, ALMOST_ONE))
+    return Buckets(rates, many, shares, sizes, np.cumsum(sizes) - sizes)
 
 
 @lru_cache(maxsize=512)
 def _join(distributions: tuple[Distribution, ...]) -> Buckets:
+    laws = [
+        (law.rows, law.exponent, law.shift) if isinstance(law, Zipf) else (law.rows, 0.0, 0.0)
+        for law in distributions if isinstance(law, Uniform) or (isinstance(law, Zipf) and not law.heavy_hitters)
+    ]  # fmt: skip
+    if len(laws) == len(distributions):
+        return spread_rows(*np.array(laws, dtype=float).T)
     pairs = [distribution.buckets() for distribution in distributions]
     sizes = np.array([len(rows) for _, rows in pairs])
     probabilities, rows = (np.concatenate(parts) for parts in zip(*pairs, strict=True))

@@ -11,7 +11,7 @@ import numpy as np
 
 from perfkit.ground.results import Tabular
 from perfkit.ground.units import check_choice, check_positive, check_type, format_bytes, show
-from perfkit.models.distributions import Buckets, Distribution, Uniform, Zipf, join_buckets, spread_evenly, unique_rows
+from perfkit.models.distributions import Buckets, Distribution, Uniform, Zipf, join_buckets, spread_rows, unique_rows
 from perfkit.models.embedding import STATE
 from perfkit.workloads.sizes import check_size, select_sizes
 
@@ -228,10 +228,10 @@ def list_laws(tables: Sequence[EmbeddingTable], configurations: int = 0) -> Sequ
     """
     if not configurations:
         return [table.distribution for table in tables]
-    if any(table.exponent or table.law for table in tables):
+    if any(table.law for table in tables):
         return join_buckets([select_sizes(t, i).distribution for i in range(configurations) for t in tables])
     rows = [np.broadcast_to(np.asarray(table.rows, dtype=float), configurations) for table in tables]
-    return spread_evenly(np.stack(rows, axis=1).ravel())
+    return spread_rows(np.stack(rows, axis=1).ravel(), np.tile([table.exponent for table in tables], configurations))
 
 
 def draw_tables(n: int, *, seed: int = 0, correlation: float = 0.0, itemsize: int = 4) -> tuple[EmbeddingTable, ...]:
