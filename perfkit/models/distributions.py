@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from perfkit.ground.units import Array, check_positive
+from perfkit.ground.units import Array, Values, check_positive
 
 Index: TypeAlias = npt.NDArray[np.int64]
 ALMOST_ONE = 1 - 2.0**-53  # keeps log(1 - p) finite for a table of one row
@@ -135,26 +135,26 @@ class Zipf(Distribution):
 
     def _weigh(self, n: int) -> tuple[Array, Array]:
         hitters = np.asarray(self.heavy_hitters, dtype=float)
-        sizes = (self.rows, self.exponent, self.shift, len(hitters))
-        mass, rows = (found[0] for found in _weigh_ranks(*(np.array([[size]], dtype=float) for size in sizes), n))
+        rows = np.array([[self.rows]], dtype=float)
+        mass, rows = (found[0] for found in _weigh_ranks(rows, self.exponent, self.shift, len(hitters), n))
         mass *= max(1 - hitters.sum(), 0.0) / mass.sum()
         return np.concatenate([hitters, mass[rows > 0]]), np.concatenate([np.ones(len(hitters)), rows[rows > 0]])
 
 
-def _weigh_ranks(rows: Array, exponents: Array, shifts: Array, skipped: Array, n: int) -> tuple[Array, Array]:
-    """Weights of groups of ranks behind those that are skipped, and ranks of each, law by law; some are of no rank."""
-    most, s = min(_EXACT_RANKS, max(1, n // 2)), exponents
-    exact = np.minimum(skipped + most, rows)
-    growth = np.round(exact * (rows / exact) ** np.linspace(0.0, 1.0, max(2, n - most + 1))[1:])
+def _weigh_ranks(rows: Array, s: Values, shift: Values, skipped: int, n: int) -> tuple[Array, Array]:
+    """Weights of groups of ranks behind some that are skipped, and ranks of each, by law; some groups are empty."""
+    most = min(_EXACT_RANKS, max(1, n // 2))
+    steps, exact = max(1, n - most), np.minimum(skipped + most, rows)
+    growth = np.round(exact * (rows / exact) ** (np.arange(1.0, steps + 1) / steps))
     # bucket i holds the ranks edges[i]+1 ... edges[i+1]
     edges = np.concatenate([np.minimum(skipped + np.arange(most + 1.0), exact), growth], axis=1)
-    low, high, many = edges[:, :-1] + 1 + shifts, edges[:, 1:] + shifts, np.diff(edges, axis=1)
+    many, ends = np.diff(edges), np.stack([edges[:, :-1] + 1, edges[:, 1:]]) + shift
     # Euler-Maclaurin, relative to the first rank so that no power overflows; a bucket of one rank is exact.
-    near, far = np.log(low / low[:, :1]), np.log(high / low[:, :1])
-    start, end, span = np.exp(-s * near), np.exp(-s * far), far - near
-    integral = start * low * np.divide(np.expm1((1 - s) * span), 1 - s, out=span, where=s != 1)
-    several = integral + (start + end) / 2 + s / 12 * (start / low - end / high)
-    return np.where(many > 1, several, start * many), many
+    logs = np.log(ends / ends[0, :, :1])
+    (first, last), span = np.exp(-s * logs), logs[1] - logs[0]
+    integral = first * ends[0] * np.divide(np.expm1((1 - s) * span), 1 - s, out=span, where=s != 1)
+    several = integral + (first + last) / 2 + s / 12 * (first / ends[0] - last / ends[1])
+    return np.where(many > 1, several, first * many), many
 
 
 @dataclass(frozen=True)
@@ -359,46 +359,38 @@ def join_buckets(distributions: "Sequence[Distribution] | Buckets") -> Buckets:
     return (_join if len(distributions) < _MANY else _join.__wrapped__)(tuple(distributions))
 
 
-def spread_rows(rows: Array, exponents: npt.ArrayLike, shifts: npt.ArrayLike = 0.0) -> Buckets:
-    """Buckets of many tables: as `Zipf`, or `Uniform` where the exponent is 0.
+def spread_rows(rows: Array, exponents: Array, shifts: Array) -> Buckets:
+    """Buckets of many tables at once: as of `Zipf`, or of `Uniform` if all exponents are 0.
 
     Parameters
     ----------
-    rows : array
-        Rows of each table [-].
-    exponents, shifts : array or float
-        Exponent and shift of each [-].
+    rows, exponents, shifts : array
+        Rows of each table, exponent and shift of its law [-].
 
     Returns
     -------
     buckets : Buckets
-        One for each table that is looked up evenly.
+        In the order of the tables.
 
     Examples
     --------
-    >>> distinct_rows(spread_rows(np.array([100.0, 2.0]), 0.0), [1, 1e6]).round(6).tolist()
+    >>> distinct_rows(spread_rows(np.array([100.0, 2.0]), *np.zeros((2, 2))), [1, 1e6]).round(6).tolist()
     [1.0, 2.0]
     """
-    laws = np.stack(np.broadcast_arrays(rows, exponents, shifts, 0.0), axis=1)[..., None]
-    mass = many = laws[:, 0]
-    if len(skewed := np.flatnonzero(laws[:, 1])):
-        found = _weigh_ranks(*laws[skewed].swapaxes(0, 1), _GROUPS)
-        mass, many = (np.pad(mass, ((0, 0), (0, found[0].shape[1] - 1))) for _ in found)
-        mass[skewed], many[skewed] = found
-    held = many > 0
-    sizes, many, shares = held.sum(axis=1), many[held], (mass / mass.sum(axis=1, keepdims=True))[held]
-    rates = -np.log1p(-np.minimum(shares / many, ALMOST_ONE))
-    return Buckets(rates, many, shares, sizes, np.cumsum(sizes) - sizes)
+    mass = many = rows[:, None]
+    if exponents.any():
+        mass, many = _weigh_ranks(mass, exponents[:, None], shifts[:, None], 0, _GROUPS)
+    places, sizes = np.flatnonzero(many), np.count_nonzero(many, axis=1)
+    shares, rows = (mass / mass.sum(axis=1, keepdims=True)).ravel()[places], many.ravel()[places]
+    rates = -np.log1p(-np.minimum(shares / rows, ALMOST_ONE))
+    return Buckets(rates, rows, shares, sizes, np.cumsum(sizes) - sizes)
 
 
 @lru_cache(maxsize=512)
 def _join(distributions: tuple[Distribution, ...]) -> Buckets:
-    laws = [
-        (law.rows, law.exponent, law.shift) if isinstance(law, Zipf) else (law.rows, 0.0, 0.0)
-        for law in distributions if isinstance(law, Uniform) or (isinstance(law, Zipf) and not law.heavy_hitters)
-    ]  # fmt: skip
-    if len(laws) == len(distributions):
-        return spread_rows(*np.array(laws, dtype=float).T)
+    if all(isinstance(law, Uniform) or (isinstance(law, Zipf) and not law.heavy_hitters) for law in distributions):
+        sizes = [(law.rows, getattr(law, "exponent", 0.0), getattr(law, "shift", 0.0)) for law in distributions]
+        return spread_rows(*np.array(sizes, dtype=float).T)
     pairs = [distribution.buckets() for distribution in distributions]
     sizes = np.array([len(rows) for _, rows in pairs])
     probabilities, rows = (np.concatenate(parts) for parts in zip(*pairs, strict=True))

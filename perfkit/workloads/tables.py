@@ -231,7 +231,8 @@ def list_laws(tables: Sequence[EmbeddingTable], configurations: int = 0) -> Sequ
     if any(table.law for table in tables):
         return join_buckets([select_sizes(t, i).distribution for i in range(configurations) for t in tables])
     rows = [np.broadcast_to(np.asarray(table.rows, dtype=float), configurations) for table in tables]
-    return spread_rows(np.stack(rows, axis=1).ravel(), np.tile([table.exponent for table in tables], configurations))
+    exponents = np.tile([table.exponent for table in tables], configurations)
+    return spread_rows(np.stack(rows, axis=1).ravel(), exponents, np.zeros(exponents.shape))
 
 
 def draw_tables(n: int, *, seed: int = 0, correlation: float = 0.0, itemsize: int = 4) -> tuple[EmbeddingTable, ...]:
