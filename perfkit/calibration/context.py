@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from statistics import NormalDist
 from typing import Any, TypeAlias
 
@@ -69,11 +69,6 @@ class _Run:
                     "framework runs it in another way than perfkit knows; measure with torch 2.6 to 2.13"
                 )
         return cls(workload.family, graphs, results)
-
-    @cached_property
-    def sums(self) -> dict[str, tuple[float, ...]]:
-        """Number of the operations of each class, and the first three columns of `classes` added up."""
-        return {name: (columns.shape[1], *columns[:3].sum(axis=1).tolist()) for name, columns in self.classes.items()}
 
     @property
     def wall(self) -> float:
@@ -198,9 +193,9 @@ def _learn(runs: Sequence[_Run], fit: Callable[..., Mapping[str, float]]) -> _Fi
 def _sum(run: _Run, find: _Find) -> float:
     """Time of all operations in context [s]: linear in their sizes, so that sums by class are enough."""
     total = 0.0
-    for name, (count, hot, cold, walks) in run.sums.items():
-        added = dict(find(name))
-        added["launch"] = count * added.get("launch", 0.0)
+    for name, columns in run.classes.items():
+        added, (hot, cold, walks) = {"launch": 0.0, **find(name)}, columns[:3].sum(axis=1)
+        added["launch"] *= columns.shape[1]
         total += float(in_context({"hot": hot, "cold": cold, "page_walks": walks}, **added))
     return total
 

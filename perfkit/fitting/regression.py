@@ -1,6 +1,7 @@
 """Least squares for times: relative errors, outliers, no negative parameters, errors of left-out points."""
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,11 @@ def solve_terms(
     """
     from scipy.optimize import nnls
 
-    size, n, found = _find_sizes(columns), len(target), np.zeros(columns.shape[1])
-    scaled = columns / size
-    rows, aim = np.vstack([scaled, np.diag(strength / size)]), np.concatenate([target, strength * prior])
-    w = np.concatenate([weights, np.ones(len(size))])
+    size, found = _find_sizes(columns), np.zeros(columns.shape[1])
+    scaled, aim, ones = columns / size, np.concatenate([target, strength * prior]), np.ones(len(size))
+    rows = np.vstack([scaled, np.diag(strength / size)])
     for number in range(rounds):
-        if number:
-            w[:n] = weights * _find_trust(target, scaled @ found)
+        w = np.append(weights * (_find_trust(target, scaled @ found) if number else 1.0), ones)
         found, _ = nnls(rows * w[:, None], aim * w)
     found[(scaled * found / target[:, None]).max(axis=0) < 1e-6] = 0.0  # rounding
     return np.asarray(found / size)
@@ -94,14 +93,8 @@ def _find_trust(target: Array, predicted: Array) -> Array:
     predicted = np.maximum(predicted, 1e-3 * target)
     logs = np.log(target / predicted)
     level = np.minimum(np.maximum(logs / (1.0 - predicted / target + 1e-12 * (logs == 0)), 0.1), 10.0)
-    spread = max(_find_middle(np.abs(logs)) / 0.6744897501960817, 0.15)  # as of a normal distribution
+    spread = max(median(np.abs(logs).tolist()) / 0.6744897501960817, 0.15)  # as of a normal distribution
     return np.sqrt(level * (2.5 / np.maximum(np.abs(logs / spread), 2.5)))
-
-
-def _find_middle(values: Array) -> float:
-    """Median; of few values much faster than that of numpy."""
-    n, ordered = len(values), np.sort(values)
-    return float(ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 
 def find_spread(relative: Array) -> tuple[float, float]:
@@ -118,7 +111,7 @@ def find_spread(relative: Array) -> tuple[float, float]:
         Both of the logarithm [-].
     """
     logs = np.log1p(np.clip(relative, -0.8, 4.0))
-    middle = _find_middle(logs)
+    middle = median(logs.tolist())
     inner = np.clip(logs, middle - 0.7, middle + 0.7)
     return float(inner.std()) if len(inner) > 1 else 0.3, float(inner.mean())
 

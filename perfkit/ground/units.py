@@ -303,14 +303,6 @@ _WORDS: Mapping[Any, str] = {
 find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
 
 
-@lru_cache(maxsize=1024)
-def _open(hint: Any) -> tuple[tuple[Any, ...], bool, Any, bool]:
-    """Parts of a hint, whether it is a union, its kind, and whether that is a dataclass."""
-    union = isinstance(hint, UnionType)
-    kind = hint if union else get_origin(hint) or hint
-    return get_args(hint), union, kind, is_dataclass(kind)
-
-
 def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     """Turn tables, lists and values of a file into what an annotation says.
 
@@ -342,11 +334,13 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     ...
     ValueError: file.sizes[1] is '2'; it must be a number
     """
-    parts, union, kind, record = _open(hint)
-    if type(value) is kind and not parts and not record:
+    if hint in (str, float) and type(value) is hint:
         return value
+    parts, union = get_args(hint), isinstance(hint, UnionType)
     if union and NoneType in parts and (value is None or len(parts) == 2):
         return None if value is None else decode(parts[0], value, place, read=read)
+    kind: Any = hint if union else get_origin(hint) or hint
+    record = bool(is_dataclass(kind))
     if read and record and isinstance(value, dict):
         known = {item.name: item.default is item.default_factory is MISSING for item in fields(kind)}
         places = {key: join_place(place, key, tuple(known)) for key in value}

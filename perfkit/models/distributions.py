@@ -381,21 +381,22 @@ def spread_rows(rows: Array, exponents: Array, shifts: Array) -> Buckets:
     if exponents.any():
         mass, many = _weigh_ranks(mass, exponents[:, None], shifts[:, None], 0, _GROUPS)
     places, sizes = np.flatnonzero(many), np.count_nonzero(many, axis=1)
-    shares, rows = (mass / mass.sum(axis=1, keepdims=True)).ravel()[places], many.ravel()[places]
-    rates = -np.log1p(-np.minimum(shares / rows, ALMOST_ONE))
-    return Buckets(rates, rows, shares, sizes, np.cumsum(sizes) - sizes)
+    return _bundle((mass / mass.sum(axis=1, keepdims=True)).ravel()[places], many.ravel()[places], sizes)
 
 
 @lru_cache(maxsize=512)
 def _join(distributions: tuple[Distribution, ...]) -> Buckets:
-    if all(isinstance(law, Uniform) or (isinstance(law, Zipf) and not law.heavy_hitters) for law in distributions):
-        sizes = [(law.rows, getattr(law, "exponent", 0.0), getattr(law, "shift", 0.0)) for law in distributions]
-        return spread_rows(*np.array(sizes, dtype=float).T)
-    pairs = [distribution.buckets() for distribution in distributions]
-    sizes = np.array([len(rows) for _, rows in pairs])
-    probabilities, rows = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    rates = -np.log1p(-np.minimum(probabilities, ALMOST_ONE))
-    return Buckets(rates, rows, probabilities * rows, sizes, np.cumsum(sizes) - sizes)
+    laws = [law for law in distributions if isinstance(law, Zipf) and not law.heavy_hitters]
+    if len(laws) == len(distributions):
+        return spread_rows(*np.array([(law.rows, law.exponent, law.shift) for law in laws], dtype=float).T)
+    pairs = [law.buckets() for law in distributions]
+    sizes, (probabilities, rows) = [len(rows) for _, rows in pairs], map(np.concatenate, zip(*pairs, strict=True))
+    return _bundle(probabilities * rows, rows, np.array(sizes))
+
+
+def _bundle(shares: Array, rows: Array, sizes: Index) -> Buckets:
+    rates = -np.log1p(-np.minimum(shares / rows, ALMOST_ONE))
+    return Buckets(rates, rows, shares, sizes, np.cumsum(sizes) - sizes)
 
 
 def _unique_of_histogram(histogram: ReuseHistogram, part: Array) -> Array:

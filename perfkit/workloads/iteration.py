@@ -55,10 +55,8 @@ def _recall(record: _Record, names: tuple[str, ...], model: Any, *given: Any) ->
         met.append(True)
         return record(model, *given)
     program, forms = _record_structure(record, names, structure, *given)
-    values, found = program.run(*(getattr(model, name) for name in names)), dict[int, Graph]()
-    for form in forms:
-        if id(form) not in found:
-            found[id(form)] = form.fill(values)
+    values = program.run(*(getattr(model, name) for name in names))
+    found = {number: form.fill(values) for number, form in {id(form): form for form in forms}.items()}
     return tuple(found[id(form)] for form in forms)
 
 
@@ -145,12 +143,11 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     """
     shape = next((value.shape for value in tape.nbytes if isinstance(value, np.ndarray)), ())
     owners = np.array(tape.layers, dtype=int)
-    features, nbytes = np.zeros((len(tape.sizes), len(FEATURES), *shape)), np.zeros((len(tape.nbytes), *shape))
+    features, nbytes = np.zeros((len(tape.sizes), len(FEATURES), *shape)), np.empty((len(tape.nbytes), *shape))
+    nbytes[...] = [np.broadcast_to(value, shape) for value in tape.nbytes] if shape else tape.nbytes
     for row, sizes in zip(features, tape.sizes, strict=True):
         for name, value in sizes.items():
             row[_COLUMN[name]] = value
-    for place, value in enumerate(tape.nbytes):
-        nbytes[place] = value
     labels, touched, waits = tape.labels, np.array(tape.touched, dtype=int).reshape(-1, 4), tape.waits
     if tape.repeats > 1 and shape:
         listed = np.array([own < 0 and label[3] == "update" for own, label in zip(owners, labels, strict=True)])

@@ -4,14 +4,11 @@ import operator
 from collections.abc import Callable
 from copy import copy
 from dataclasses import is_dataclass
-from types import NoneType
 from typing import Any
 
 import numpy as np
 
 from perfkit.ground.units import Array, check_positive, check_sizes
-
-_SCALAR = (str, int, float, NoneType)  # values that are no arrays and hold none
 
 
 def check_size(name: str, value: Any, maximum: float | None = None) -> Any:
@@ -57,7 +54,7 @@ def count_configurations(value: Any) -> int:
             raise ValueError(f"a size has the shape {value.shape}; it must be a number, or one for each configuration")
         return len(value)
     parts = value if isinstance(value, tuple) else vars(value).values() if is_dataclass(value) else ()
-    found = {count_configurations(part) for part in parts if not isinstance(part, _SCALAR)} - {0}
+    found = {count_configurations(part) for part in parts if not isinstance(part, str | int | float)} - {0}
     if len(found) > 1:
         raise ValueError(f"sizes are of {' and '.join(map(str, sorted(found)))} configurations; give as many of each")
     return found.pop() if found else 0
