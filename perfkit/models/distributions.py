@@ -316,11 +316,6 @@ def distinct_rows(distributions: "Sequence[Distribution] | Buckets", lookups: np
     -------
     rows : array, shape of `lookups`
         Expected distinct rows [-].
-
-    Examples
-    --------
-    >>> distinct_rows([Uniform(100), Uniform(2)], [1, 1e6]).round(6).tolist()
-    [1.0, 2.0]
     """
     lookups, buckets = np.asarray(lookups, dtype=float), join_buckets(distributions)
     gone = np.expm1(-np.repeat(lookups, buckets.sizes, axis=-1) * buckets.rates)
@@ -371,11 +366,6 @@ def spread_rows(rows: Array, exponents: Array, shifts: Array) -> Buckets:
     -------
     buckets : Buckets
         In the order of the tables.
-
-    Examples
-    --------
-    >>> distinct_rows(spread_rows(np.array([100.0, 2.0]), *np.zeros((2, 2))), [1, 1e6]).round(6).tolist()
-    [1.0, 2.0]
     """
     mass = many = rows[:, None]
     if exponents.any():
