@@ -22,7 +22,7 @@ SMALL = {"batch": 2, "size": 32, "width": 8, "depth": 1, "classes": 10}
         ({"optimizer": "lamb"}, "optimizer is 'lamb'; known are sgd, adamw"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"batch": 4}, "batch is 4; it must divide by the 3 ranks"),
-        ({"batch": 6}, "plan is given; a net has no tables"),
+        ({"batch": 6}, "plan is given; this workload has no tables"),
     ],
     ids=str,
 )

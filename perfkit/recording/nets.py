@@ -6,7 +6,7 @@ from functools import lru_cache
 from perfkit.ground.units import check_choice, check_positive
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.tape import ITEMSIZE
+from perfkit.workloads.tape import ITEMSIZE, check_ranks
 
 #: Family by net: arXiv 1512.03385 (bottleneck blocks), 1409.1556, 1801.04381, 1608.06993, 1512.00567, 1602.07360 and
 #: 1906.08237, in this order.
@@ -107,11 +107,7 @@ class Net:
         ValueError
             If the batch does not divide by the ranks or a plan is given.
         """
-        ranks = int(check_positive("ranks", ranks, integer=True))
-        if plan is not None:
-            raise ValueError("plan is given; a net has no tables to place; leave it out")
-        if self.batch % ranks:
-            raise ValueError(f"batch is {self.batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
+        ranks = check_ranks(self.batch, ranks, plan)
         return (_record(self, ranks),) * ranks
 
 

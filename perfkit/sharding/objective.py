@@ -18,6 +18,7 @@ from perfkit.sharding.costs import AT, COLUMNS, MEMORY, Costs
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import SPLIT_BY_COLUMNS, Plan
 from perfkit.workloads.tables import TableSet
+from perfkit.workloads.tape import check_ranks
 
 #: Resources of a rank, with their costs. Update and lookup have no collective between them, so their sum counts.
 RESOURCES: dict[str, tuple[str, ...]] = {
@@ -232,13 +233,11 @@ def set_up(
 ) -> Problem:
     """Make a placement problem of a workload on ranks of a platform; `memory` of a rank is in bytes."""
     check_type("workload", workload, DLRM | TableSet)
-    where, ranks = load_platform(platform), int(check_positive("ranks", ranks, integer=True))
+    where, ranks = load_platform(platform), check_ranks(workload.batch, ranks)
     check_choice("objective", kind, OBJECTIVES)
     check_choice("inputs", inputs, ("local", "exchanged"))  # who reads indices: ranks that need them, or any
     if ranks > where.network.ranks:
         raise ValueError(f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer")
-    if workload.batch % ranks:
-        raise ValueError(f"batch is {workload.batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
     capacity = _capacity(where) if memory is None else float(check_positive("memory", memory))
     costs, sent, dense, host = Costs(workload, where, ranks), 0.0, 0.0, 0.0
     if isinstance(workload, DLRM) and ranks > 1:  # what a rank without tables does

@@ -15,7 +15,7 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.shards import Held, hold_tables
 from perfkit.workloads.sizes import check_size
 from perfkit.workloads.tables import EmbeddingTable
-from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
+from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
 #: Row counts of the 26 tables of MLPerf's DLRM v1 on Criteo Terabyte with at most 40 million rows a table.
 _MLPERF_ROWS = (
@@ -240,10 +240,8 @@ class DLRM:
         ValueError
             If the plan is for other ranks or tables, or the batch does not divide by the ranks.
         """
-        ranks = int(check_positive("ranks", ranks, integer=True))
         check_type("plan", plan, Plan | None)
-        if np.any(self.batch % ranks):
-            raise ValueError(f"batch is {self.batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
+        ranks = check_ranks(self.batch, ranks)
         plan = plan or Plan.round_robin(len(self.tables), ranks=ranks)
         if plan.ranks != ranks or len(plan.owners) != len(self.tables):
             raise ValueError(

@@ -392,7 +392,5 @@ class _File:
 
 def _place(entry: _Entry, place: str) -> Placement:
     """The placement that an entry of a file describes."""
-    try:
+    with reading(place, "compare with Plan.to_json"):
         return Placement(entry.kind, entry.ranks, entry.columns)
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None

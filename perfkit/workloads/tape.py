@@ -5,7 +5,9 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from perfkit.ground.units import check_type
+import numpy as np
+
+from perfkit.ground.units import check_positive, check_type
 from perfkit.workloads.operations import FOLDED, RULES, Line, Rule, Tensor
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -38,6 +40,31 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
         raise ValueError(
             f"mixed is True with dtype {dtype!r}; weights are fp32 already; take bf16 or fp16, or leave it"
         )
+
+
+def check_ranks(batch: Any, ranks: Any, plan: Any = None) -> int:
+    """Let a whole number of ranks through that divides the batch, of a workload without tables to place.
+
+    Parameters
+    ----------
+    batch : int or array
+        Samples of one iteration over all ranks [-].
+    ranks : int
+        Ranks [-].
+    plan : None
+        There is none.
+
+    Raises
+    ------
+    ValueError
+        If the batch does not divide by the ranks or a plan is given.
+    """
+    ranks = int(check_positive("ranks", ranks, integer=True))
+    if plan is not None:
+        raise ValueError("plan is given; this workload has no tables to place; leave it out")
+    if np.any(batch % ranks):
+        raise ValueError(f"batch is {batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
+    return ranks
 
 
 _Part = tuple[dict[str, Any], dict[str, Any]]  # tensors and sizes of a layer by name

@@ -12,7 +12,7 @@ from perfkit.workloads.iteration import average, make_graph, record_graphs, step
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.sizes import check_size, count_configurations
-from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
+from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
 #: Published configurations: BERT of arXiv 1810.04805 (vocabulary 30522), GPT-2 (vocabulary 50257).
 PRESETS: dict[str, dict[str, int]] = {
@@ -201,11 +201,7 @@ class Transformer:
         ValueError
             If the batch does not divide by the ranks or a plan is given.
         """
-        ranks = int(check_positive("ranks", ranks, integer=True))
-        if plan is not None:
-            raise ValueError("plan is given; a Transformer has no tables to place; leave it out")
-        if np.any(self.batch % ranks):
-            raise ValueError(f"batch is {self.batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
+        ranks = check_ranks(self.batch, ranks, plan)
         return record_graphs(_record, self, ("batch", "sequence"), ranks, accelerator) * ranks
 
 
