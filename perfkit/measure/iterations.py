@@ -149,14 +149,35 @@ def time_iteration(
         From `perfkit.measure.samples.dump`.
     owners : sequence of int, optional
         Rank of every table when several ranks run.
+    seed : int
+        Seed of weights and data [-].
+    seconds, operations, device, minimum
+        As for `time_step`.
+
+    Returns
+    -------
+    result : dict
+        As from `time_step`.
+    """
+    step = _build(workload, owners, device, seed)
+    return time_step(step, seconds=seconds, operations=operations, device=device, minimum=minimum)
+
+
+def time_step(
+    step: Callable[[], Any], *, seconds: float = 2.0, operations: int = 0, device: str = "cpu", minimum: int = 6
+) -> dict[str, Any]:
+    """Time a training step over and over in this process, and then the operations inside some of its iterations.
+
+    Parameters
+    ----------
+    step : callable
+        One iteration.
     seconds : float
         Time to spend on whole iterations [s].
     operations : int
         Iterations to run under the operation timer afterwards [-].
     device : str
         Torch device.
-    seed : int
-        Seed of weights and data [-].
     minimum : int
         Fewest iterations timed [-].
 
@@ -169,7 +190,7 @@ def time_iteration(
         of several ranks on a CPU also ``idle``: the median time of an iteration that this thread did not compute,
         because it waited for a collective or a collective had its core [s].
     """
-    reference, step = Reference(device), _build(workload, owners, device, seed)
+    reference = Reference(device)
 
     def look(count: int) -> list[float]:
         """The references once, or three times after a step so long that there is time for it; four digits are known."""

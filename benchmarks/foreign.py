@@ -1,0 +1,117 @@
+"""Models whose families were never calibrated, captured, predicted and measured on this machine: six sizes of each.
+
+python -m benchmarks.foreign --platform P.toml [--seed 0] [--json OUT]
+
+Each configuration is timed twice, in a process of its own, the second time after all others. Needs transformers.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks import OUT, PLATFORM, make_command
+from benchmarks.captures import build
+from perfkit.calibration.checks import Comparison
+from perfkit.calibration.pace import relate_run
+from perfkit.measure.processes import run_processes
+from perfkit.platform.gallery import load_platform
+from perfkit.prediction.result import predict
+
+_WORDS = (1e3, 1.4e4)
+#: Ranges of layers (tables of the DLRM), heads of 64 (its width over 16), tokens, pixels or lookups, batch, and words.
+_RANGES = {
+    **dict.fromkeys(("gpt2", "bert", "llama"), ((2, 6), (2, 8), (32, 256), (2, 12), _WORDS)),
+    **dict.fromkeys(("t5", "xlnet"), ((2, 4), (2, 7), (32, 160), (2, 8), _WORDS)),
+    "vit": ((2, 6), (2, 8), (64, 160), (2, 12), (10, 1e3)), "dlrm": ((4, 16), (1, 8), (1, 32), (64, 1024), (1e3, 3e5)),
+}  # fmt: skip
+
+
+def draw_sizes(seed: int, count: int = 6) -> list[tuple[str, dict[str, int]]]:
+    """Models and sizes, each range filled evenly on a logarithmic scale."""
+    rng, drawn = np.random.default_rng([7, seed]), []
+    for name, ranges in _RANGES.items():
+        spread = [low * (high / low) ** ((rng.permutation(count) + rng.random(count)) / count) for low, high in ranges]
+        for layers, heads, length, batch, words in np.array(spread).T.tolist():
+            width, sequence = (16, int(length)) if name == "dlrm" else (64, max(16, int(length) // 16 * 16))
+            sizes = {
+                "layers": round(layers),
+                "hidden": width * round(heads),
+                "heads": round(heads),
+                "sequence": sequence,
+            }
+            drawn.append((name, sizes | {"batch": int(batch), "vocabulary": int(words)}))
+    return drawn
+
+
+def make_step(name: str, sizes: dict[str, int]) -> Callable[[], None]:
+    """A training step: AdamW, or SGD for the sparse gradients of the DLRM."""
+    import torch
+
+    make, inputs = build(name, **sizes)
+    model = make().train()
+    optimizer = (torch.optim.SGD if name == "dlrm" else torch.optim.AdamW)(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(**inputs).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def time_model(*, name: str, sizes: dict[str, int], seconds: float) -> dict[str, Any]:
+    """Time the step in this process, see `perfkit.measure.iterations.time_step`."""
+    import torch
+
+    from perfkit.measure.iterations import time_step
+
+    torch.manual_seed(0)
+    return time_step(make_step(name, sizes), seconds=seconds)
+
+
+def judge_models(platform: Any, seed: int, seconds: float = 0.8) -> Comparison:
+    """Predict and measure all configurations."""
+    from perfkit.recording.steps import capture
+
+    where, drawn, rows = load_platform(platform), draw_sizes(seed), []
+    task = {"task": "benchmarks.foreign:time_model", "seconds": seconds}
+    passes = [[run_processes({**task, "name": name, "sizes": sizes}) for name, sizes in drawn] for _ in range(2)]
+    for (name, sizes), *results in zip(drawn, *passes, strict=True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = predict(capture(lambda name=name, sizes=sizes: make_step(name, sizes), name=name), where)
+        related = [relate_run(result, name, where.context.paces)[0] for result in results]
+        raw = [result[0] for result in results]
+        measured = {key: float(np.mean([run[key] for run in raw])) for key in ("median", "q1", "q3")}
+        usual, passed = [run["median"] for run in related], [run["median"] for run in raw]
+        low, high = found.interval(0.8)
+        rows.append({
+            "family": name, "name": name + "-" + "-".join(map(str, sizes.values())), "config": sizes, "ranks": 1,
+            "predicted_s": found.time, "low_s": low, "high_s": high, "bottleneck": found.bottleneck,
+            "measured_s": measured["median"], "measured_q1_s": measured["q1"], "measured_q3_s": measured["q3"],
+            "flagged": False, "passes_s": passed, "noise": max(passed) / min(passed) - 1,
+            "relative_s": float(np.mean(usual)), "relative_noise": max(usual) / min(usual) - 1,
+        })  # fmt: skip
+    return Comparison(tuple(rows), where.name, {}, {})
+
+
+def _run(given: Any) -> None:
+    comparison = judge_models(given.platform, given.seed)
+    print(comparison.as_text())
+    if given.json:
+        comparison.save(given.json)
+
+
+main = make_command(
+    "foreign",
+    "Accuracy on models that calibration does not know.",
+    _run,
+    PLATFORM | OUT | {"--seed": {"type": int, "default": 0, "help": "seed of the sizes"}},
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
