@@ -109,7 +109,7 @@ main = make_command(
     "foreign",
     "Accuracy on models that calibration does not know.",
     _run,
-    PLATFORM | OUT | {"--seed": {"type": int, "default": 0, "help": "seed of the sizes"}},
+    {**PLATFORM, **OUT, "--seed": {"type": int, "default": 0, "help": "seed of the sizes"}},
 )
 
 
