@@ -149,10 +149,16 @@ def time_iteration(
         From `perfkit.measure.samples.dump`.
     owners : sequence of int, optional
         Rank of every table when several ranks run.
+    seconds : float
+        As for `time_step` [s].
+    operations : int
+        As for `time_step` [-].
+    device : str
+        Torch device.
     seed : int
         Seed of weights and data [-].
-    seconds, operations, device, minimum
-        As for `time_step`.
+    minimum : int
+        As for `time_step` [-].
 
     Returns
     -------
