@@ -39,8 +39,10 @@ from perfkit.prediction.simulation import simulate
 from perfkit.readers.kernel_database import find_database, read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import parse_nccl_tests
 from perfkit.recording.nets import Net
+from perfkit.sharding.planner import shard
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.tables import TableSet, draw_tables
 from perfkit.workloads.transformer import Transformer
 
 _N = 1_000_000  # sizes in one array
@@ -148,6 +150,11 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
     for name, many in _draw_many(rng, 10_000).items():
         call = partial(time_configurations, many, "h100-sxm-8")
         jobs.append(Job(f"10,000 {name} of one structure, on h100-sxm-8", repeat(call), bar=1.0, slow=True))
+    search = partial(
+        shard, TableSet(draw_tables(856), embedding="fused"), load_platform("h100-sxm-8").with_nodes(8),
+        ranks=64, objective="additive", seconds=0.35,
+    )  # fmt: skip
+    jobs.append(Job("place 856 tables on 64 ranks", repeat(search), bar=1.0, slow=True))
     jobs.append(Job("read a log of 1,000 rows", repeat(partial(parse_nccl_tests, _log(1000))), bar=0.05))
     with suppress(FileNotFoundError):
         find_database()

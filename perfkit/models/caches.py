@@ -196,6 +196,8 @@ def page_walks(
     >>> page_walks([Uniform(1000)], [500], [64], entries=2000).tolist()
     [0.0]
     """
+    if entries == math.inf:
+        return np.zeros(np.shape(lookups))
     tables = _Tables(distributions, lookups, groups)
     nbytes = np.add.reduceat(tables.buckets.rows, tables.buckets.starts) * np.asarray(row_bytes, dtype=float)
     pages = np.maximum(nbytes / PAGE, 1.0)

@@ -38,7 +38,7 @@ _USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}  # 
 _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.1, "measured": 0.1}
 #: Spread of isolated kernels inside an iteration, without calibrated iterations [-]; docs/formulas.md, table 9.1.
 _CONTEXT = 0.08
-_TOGETHER = 250  # configurations priced in one pass: their sizes fit into caches
+_TOGETHER = 500  # configurations priced in one pass: calls of numpy weigh little, and memory is no matter
 _Class: TypeAlias = tuple[str, str, str]  # kind, variant and number format
 _Models: TypeAlias = tuple[list[Fit | None], list[Fit | None], dict[str, Array]]
 

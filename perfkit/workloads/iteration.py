@@ -144,10 +144,11 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     shape = next((value.shape for value in tape.nbytes if isinstance(value, np.ndarray)), ())
     owners = np.array(tape.layers, dtype=int)
     features, nbytes = np.zeros((len(tape.sizes), len(FEATURES), *shape)), np.empty((len(tape.nbytes), *shape))
-    nbytes[...] = [np.broadcast_to(value, shape) for value in tape.nbytes] if shape else tape.nbytes
     for row, sizes in zip(features, tape.sizes, strict=True):
         for name, value in sizes.items():
             row[_COLUMN[name]] = value
+    for place, value in enumerate(tape.nbytes):
+        nbytes[place] = value
     labels, touched, waits = tape.labels, np.array(tape.touched, dtype=int).reshape(-1, 4), tape.waits
     if tape.repeats > 1 and shape:
         listed = np.array([own < 0 and label[3] == "update" for own, label in zip(owners, labels, strict=True)])

@@ -183,9 +183,8 @@ class Tape:
         self.sizes.append({"launches": 1, "calls": self._opened != 1, "bare": self.bare, **sizes})
         self.bare, self._opened = 0, self._opened and 1
         for write, tensors in enumerate((reads, writes)):
-            for t in tensors:
-                self.touched.append((index, t.storage, write, t.layer if layer < 0 else layer))
-                self.nbytes.append(t.nbytes)
+            self.touched += [(index, t.storage, write, t.layer if layer < 0 else layer) for t in tensors]
+            self.nbytes += [t.nbytes for t in tensors]
         return index
 
     def _run(self, line: Line, tensors: dict[str, Any], sizes: dict[str, Any]) -> None:
@@ -195,7 +194,7 @@ class Tape:
             return
         reads: list[Tensor] = []
         for name in line.reads:
-            found = _find(self, name, tensors)
+            found = tensors[name] if name in tensors else _find(self, name, tensors)
             reads += found if isinstance(found, list) else (found,)
         for name in line.writes:
             if name not in tensors:
