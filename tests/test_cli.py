@@ -30,8 +30,9 @@ Capture = pytest.CaptureFixture[str]
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Warnings are shown in another way, files are written to a folder, nothing is measured: none outlives a test."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    place = "perfkit.calibration.campaign.run_processes"
-    monkeypatch.setattr(place, lambda *_, **__: pytest.fail("something was measured"))
+    monkeypatch.setattr(
+        "perfkit.calibration.campaign.run_processes", lambda *_, **__: pytest.fail("something was measured")
+    )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
@@ -43,8 +44,10 @@ def run(line: str | list[str]) -> int:
         return int(left.code or 0)
 
 
-def fail(error: BaseException) -> Any:
+def fail(error: BaseException, printed: str = "") -> Any:
     def call(*_: Any, **__: Any) -> None:
+        if printed:
+            print(printed, file=sys.stderr)
         raise error
 
     return call
@@ -153,7 +156,9 @@ KILLED = MeasurementError("measuring process 1 was killed by signal 9")
 
 
 @pytest.mark.parametrize(("error", "code", "words"), [
-    (KeyboardInterrupt(), 130, "interrupted; what was measured is kept"), (KeyboardInterrupt(15), 143, "interrupted;"),
+    (KeyboardInterrupt(), 130, "interrupted; what was measured is kept"),
+    (KILLED, 2, "measuring process 1 was killed by signal 9"),
+    (OSError(28, "No space left on device", "P.toml"), 2, "No space left on device"),
     (ModuleNotFoundError("no torch", name="torch"), 2, "torch is not installed; pip install 'perfkit\\[measure\\]'"),
     (ValueError("ranks is 0"), 2, "ranks is 0"),
 ], ids=str)  # fmt: skip
@@ -167,7 +172,8 @@ def test_what_goes_wrong_later_is_told_in_one_line(
 
 
 @pytest.mark.parametrize(("error", "code"), [
-    (KILLED, 2), (OSError(28, "No space left on device", "P.toml"), 2), (KeyError("a bug"), None),
+    (KILLED, 2), (ValueError("poor fit"), 2), (KeyboardInterrupt(), 130), (KeyboardInterrupt(15), 143),
+    (KeyError("a bug"), None),
 ], ids=repr)  # fmt: skip
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_command_that_fails_while_measuring_leaves_a_log(
@@ -179,7 +185,7 @@ def test_a_command_that_fails_while_measuring_leaves_a_log(
     monkeypatch.setattr(sys, "argv", ["perfkit", "calibrate", "\udcff"])
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     error.add_note("what the process said")
-    monkeypatch.setattr(perfkit, "calibrate", fail(error))
+    monkeypatch.setattr(perfkit, "calibrate", fail(error, "kernels: 10%\rkernels: 20%"))
     if closed:
         (tmp_path / "out" / "perfkit-run.log").mkdir()
     words = ["calibrate", "--out", str(tmp_path / "out" / "P.toml")]
@@ -189,11 +195,12 @@ def test_a_command_that_fails_while_measuring_leaves_a_log(
     else:
         assert run(words) == code
     log = tmp_path / ("perfkit-run.log" if closed else "out/perfkit-run.log")
-    told, where, _ = capsys.readouterr().err.split("\n")
+    _, told, where, _ = capsys.readouterr().err.split("\n")
     assert told.startswith("perfkit: ") and f"{log} tells more" in where
     text = log.read_text()
     kept = ["command: perfkit calibrate", "processor: ", "numpy: ", "OMP_NUM_THREADS: 3", "what the process said"]
-    assert all(part in text for part in (*kept, "Traceback (most recent", "in call", "\\udcff"))
+    assert all(part in text for part in (*kept, "kernels: 20%\n", "Traceback (most recent", "in call", "\\udcff"))
+    assert "10%" not in text, "of a bar, what was seen last"
 
 
 def test_what_a_terminal_cannot_show_takes_nothing_else_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
