@@ -26,8 +26,8 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.distributed import _functional_collectives as functional  # noqa: E402
-from torch.nn.modules.lazy import LazyModuleMixin  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel, distributed  # noqa: E402
+from torch.nn.parameter import UninitializedTensorMixin  # noqa: E402
 from torch.optim import optimizer as optimizers  # noqa: E402
 from torch.utils import _foreach_utils  # noqa: E402
 from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
@@ -338,25 +338,44 @@ def test_real_whole_numbers_decide_sizes() -> None:
     assert found == [((2, 3), 3, [1, 3, 3, 2], 5)] * 2
 
 
-def _make_lazy() -> Callable[[], Any]:
-    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyBatchNorm1d(affine=False), nn.Linear(8, 1))
-    return lambda: model(torch.randn(4, 16)).sum().backward()
-
-
-def test_a_lazy_module_without_sizes_is_named_with_the_way_out() -> None:
-    with pytest.raises(ValueError, match=r"LazyLinear is a lazy module, .*run one forward before capture, or use Lin"):
-        capture(_make_lazy)
-    step = _make_lazy()  # alive and without sizes: no other capture minds
-    assert len(capture(lambda: lambda: torch.randn(3).sum()))
-    with pytest.raises(ValueError, match="LazyLinear '0' is a lazy module"):
-        capture(lambda: step)
-    step()
-    assert [label[1] for label in capture(lambda: step).labels].count("gemm") > 2
-
-
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="lazy modules cannot be built without memory for tensors")
 def test_a_lazy_module_is_captured() -> None:
-    assert len(capture(_make_lazy))
+    """Whether it is built in the sandbox or before, and whether the optimizer is made before it knows its sizes."""
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyBatchNorm1d(), nn.Linear(8, 1))
+    sized = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    x, before = torch.randn(4, 16), list(map(type, model))
+    same = capture(sized, x)
+    for _ in range(2):
+        found = capture(model, x)
+        assert (found.parameters, found.features.tolist()) == (same.parameters, same.features.tolist())
+        assert list(map(type, model)) == before and nn.parameter.is_lazy(model[0].weight)
+    model(x)
+    assert [*map(type, model)] == [*map(type, sized)] and model[0].weight.shape == (8, 16)
+    assert (
+        capture(lambda: nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten()).half(), torch.randn(2, 3, 8, 8).half()).dtype
+        == "fp16"
+    )
+
+
+def test_batches_of_a_data_loader_are_made_for_real() -> None:
+    numbers = torch.arange(40)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 3), numbers)
+
+    def make_step() -> Callable[[], Any]:
+        weight = torch.randn(3, 5, requires_grad=True)
+        loader = torch.utils.data.DataLoader(data, 8, shuffle=True, num_workers=2, pin_memory=True)
+        batches = iter(loader)
+
+        def step() -> None:
+            x, labels = next(batches)
+            found.append(labels.tolist())
+            (x @ weight)[: int(labels.max())].sum().backward()
+
+        return step
+
+    found: list[list[int]] = []
+    with pytest.warns(UserWarning, match="data loader"):
+        graph = capture(make_step)
+    assert [label[0] for label in graph.labels].count("mm") == 2 and len(set(found[0] + found[1])) == 16
 
 
 def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
@@ -372,9 +391,11 @@ def _list_replaced() -> list[Any]:
     return [
         nn.Module._apply, _foreach_utils._get_foreach_kernels_supported_devices,
         optimizers._get_foreach_kernels_supported_devices, list(_foreach_utils._foreach_supported_types),
-        list(optimizers._foreach_supported_types), vars(FakeTensor).get("data_ptr"), LazyModuleMixin.__init__,
+        list(optimizers._foreach_supported_types), vars(FakeTensor).get("data_ptr"),
+        UninitializedTensorMixin.materialize,
         dict(hooks._global_forward_pre_hooks), dict(hooks._global_forward_hooks),
         dict(optimizers._global_optimizer_pre_hooks), dist.distributed_c10d._world, dist.is_initialized(),
+        nn.UninitializedParameter.__new__, nn.UninitializedBuffer.__new__, torch.utils.data.DataLoader.__iter__,
         torch._C._distributed_c10d.Reducer._rebuild_buckets, torch._C._distributed_c10d.Work.wait,
         distributed._sync_module_states, sys.excepthook, warnings.filters, list(warnings.filters),
         torch.get_default_dtype(), torch.get_rng_state().tolist(), torch.is_grad_enabled(),

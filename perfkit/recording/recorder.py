@@ -43,6 +43,11 @@ class _Schema:
         self.pointwise = torch.Tag.pointwise in func.tags
         self.view = self.name in VIEWS or func.namespace in ("prim", "profiler")
         self.collective = name_collective(func)
+        #: Its result is a view; or a tensor whose sizes follow from those of its arguments.
+        self.aliasing = func.is_view or self.name == "_unsafe_view"
+        dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & {*func.tags}
+        plain = not (self.written or self.aliasing or dynamic)
+        self.sized = plain and [str(each.type) for each in schema.returns] == ["Tensor"]
         #: Changes its first argument alone, so its result is known.
         self.in_place = self.written == (0,) and not self.lent and (self.pointwise or self.name[:9] == "_foreach_")
 

@@ -9,7 +9,8 @@ torch._subclasses.fake_tensor               2.0      tensors without values; `da
 fake_tensor.CONSTANT_NUMEL_LIMIT            2.0      real whole numbers stay known through operations
 nn.Module._apply                            1.0      conversions swap parameters, which fake ones cannot
 nn.init._no_grad_trunc_normal_              1.2      draws until all numbers are in range
-LazyModuleMixin.__init__                    1.8      lazy modules are refused by name
+UninitializedParameter, UninitializedBuffer  1.8     what lazy modules hold before their first input
+DataLoader._get_iterator                    1.0      batches are made for real and in this process
 _foreach_utils, optimizer: lists of types   2.1      optimizers on a GPU work on lists of tensors
 distributed_c10d._world                     2.1      ranks that do not exist, in place of those there may be
 torch.testing._internal...fake_pg           2.1      their store and their process group
@@ -19,6 +20,7 @@ _verify_param_shape_across_processes        1.9      what a module over ranks as
 ==========================================  =======  ================================================================
 """
 
+import copy
 import gc
 import linecache
 import random
@@ -39,9 +41,8 @@ from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import distributed
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.optim import Optimizer, optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
@@ -54,6 +55,7 @@ _VALUES = (
 )
 #: Largest tensor whose values are known if those it is made from are [-].
 MOST_KNOWN = 1 << 24
+_LAZY: tuple[Any, ...] = (UninitializedParameter, UninitializedBuffer)
 #: Held for a whole capture, as its replacements affect the whole process.
 _ALONE = threading.RLock()
 _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"]))
@@ -74,15 +76,6 @@ def _refuse(frames: traceback.StackSummary, cause: BaseException | None = None) 
         "numbers that are passed, such as indices and lengths, and on small tensors that are filled or drawn; else "
         "write it with torch.where or fixed sizes, or capture each branch as a step of its own"
     ) from cause
-
-
-def refuse_lazy(module: nn.Module, *_: Any, path: str = "", **__: Any) -> NoReturn:
-    """Say that a module does not know its sizes yet, and what to do."""
-    name = type(module).__name__
-    raise ValueError(
-        f"{name}{f' {path!r}' if path else ''} is a lazy module, whose sizes are not known before its first input; "
-        f"build the model and run one forward before capture, or use {name.removeprefix('Lazy')} with its sizes"
-    )
 
 
 class Unknown(float):
@@ -127,6 +120,13 @@ def _list_mappings(tree: Any) -> Iterator[dict[Any, Any]]:
 
 
 @contextmanager
+def compute() -> Iterator[None]:
+    """Work on real tensors for real, and record nothing."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+@contextmanager
 def _keep_state() -> Iterator[None]:
     """Put back tensors, gradients, modules, optimizers and random numbers of everything that is alive."""
     alive = find_alive(Tensor, nn.Module, Optimizer)
@@ -134,6 +134,7 @@ def _keep_state() -> Iterator[None]:
     leaves = [(t, t.grad, t._version) if t.is_leaf and t.requires_grad else (t, None, t._version) for t in tensors]
     owners = [vars(o) for o in alive if not isinstance(o, Tensor)]
     held = [(mapping, dict(mapping)) for own in owners for mapping in _list_mappings(own)]
+    classes = [(module, type(module)) for module in alive if isinstance(module, nn.Module)]
     del alive, tensors, owners
     settings: list[tuple[Callable[[Any], Any], Any]] = [
         (torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate()),
@@ -148,6 +149,9 @@ def _keep_state() -> Iterator[None]:
             put_back(value)
         if torch.get_default_device() != device:
             torch.set_default_device(device)
+        for module, own in classes:
+            if type(module) is not own:
+                module.__class__ = own
         for now, before in held:
             if now.keys() != before.keys() or any(now[key] is not before[key] for key in before):
                 now.clear()
@@ -168,12 +172,44 @@ def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = 
     for held in holders:
         for key, old in held.items():
             with torch.no_grad():
-                new: Any = old if old is None else fn(old)
+                new: Any = old if old is None else fn(torch.empty(0, dtype=old.dtype) if is_lazy(old) else old)
+            if is_lazy(old):
+                new = type(old)(old.requires_grad, dtype=new.dtype)
             if new is not old and isinstance(old, nn.Parameter) and isinstance(old, FakeTensor):
                 old.data, old.constant = new, None
             elif new is not old:
-                held[key] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+                held[key] = (
+                    new
+                    if is_lazy(old)
+                    else nn.Parameter(new, old.requires_grad)
+                    if isinstance(old, nn.Parameter)
+                    else new
+                )
     return module
+
+
+def _hold_nothing(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Make lazy tensors real ones: they are empty, and no fake tensor can be of their classes."""
+
+    def new(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        with compute():
+            return make(*args, **kwargs)
+
+    return new
+
+
+def load_batches(loader: Any) -> Iterator[Any]:
+    """Batches of a data loader, made for real and in this process, whatever workers it has."""
+    alone = copy.copy(loader)
+    vars(alone).update(num_workers=0, timeout=0, pin_memory=False)
+    with compute():
+        batches = alone._get_iterator()
+    while True:
+        with compute():
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 # -- the sandbox -------------------------------------------------------------------------------------------------------
@@ -190,7 +226,7 @@ def _list_patches(
         (FakeTensor, {"data_ptr": lambda _: 0}),
         (FakeTensorMode, {"__deepcopy__": lambda mode, _: mode}),  # its weak references cannot be copied
         (fake_tensor, {"CONSTANT_NUMEL_LIMIT": MOST_KNOWN}),
-        (LazyModuleMixin, {"__init__": refuse_lazy}),
+        *((each, {"__new__": staticmethod(_hold_nothing(each.__new__))}) for each in _LAZY),
         (nn.Module, {"_apply": _convert}),
         (nn.init, {"_no_grad_trunc_normal_": lambda tensor, *_, **__: tensor}),
         (_foreach_utils, lists), (optimizer, lists), (sys, {"excepthook": sys.excepthook}),

@@ -4,25 +4,30 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import DataLoader
 
-from perfkit.ground.units import check_choice, check_positive
+from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.recording.recorder import Recorder
-from perfkit.recording.sandbox import Unknown, find_alive, find_caller, open_sandbox, refuse_lazy
+from perfkit.recording.sandbox import Unknown, find_alive, find_caller, load_batches, open_sandbox
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.vocabulary import walk_tensors
 
 _VALUES = (
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__, Tensor.__int__, Tensor.__bool__,
 )  # fmt: skip
+#: What is assumed of data loaders.
+READY = "batches of a data loader are taken to be ready when the step asks for them; its time is not counted"
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
 
 
@@ -86,6 +91,31 @@ class _Calls(TorchFunctionMode):
         return Unknown(1.0)
 
 
+def _find_model(given: Any) -> Any:
+    """The model or what builds it; also that of a configuration of transformers, or of its file or folder."""
+    if callable(given):
+        return given
+    if not (isinstance(given, str | Path) or hasattr(given, "architectures")):
+        raise ValueError(
+            f"make_step is {show(given)}; beside inputs it must be a model, what builds it, or a configuration"
+        )
+    if isinstance(given, str | Path) and not Path(given).exists():
+        raise ValueError(
+            f"make_step is {show(given)}, which is no file or folder; nothing is downloaded; give a config.json"
+        )
+    try:
+        import transformers as package
+    except ImportError as error:
+        raise ValueError("a configuration needs transformers; install it: pip install 'perfkit[models]'") from error
+    config = package.AutoConfig.from_pretrained(given) if isinstance(given, str | Path) else given
+    kinds = [package.AutoModelForPreTraining, package.AutoModelForCausalLM, package.AutoModel]
+    kind = next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[-1])
+    own = getattr(package, (config.architectures or [""])[0], None)
+    make = partial(own or kind.from_config, config)
+    make.__name__ = (own or kind._model_mapping[type(config)]).__name__  # type: ignore[attr-defined]
+    return make
+
+
 def _train(model: Any, inputs: Any, optimizer: Any, loss: Any, ranks: int) -> Callable[[], None]:
     """The step of a model with these inputs."""
     module = (model if isinstance(model, nn.Module) else model()).train()
@@ -124,10 +154,12 @@ def capture(
 
     Parameters
     ----------
-    make_step : callable or torch.nn.Module
+    make_step : callable, torch.nn.Module, configuration, str or Path
         Builds model and optimizer and returns the step, a callable without arguments. Tensors take no memory, so a
         model may be larger than any machine. A step over an existing module works too and does not change it. With
-        `inputs` it is the model or what builds it, and the step is forward, backward and optimizer.
+        `inputs` it is the model or what builds it, and the step is forward, backward and optimizer. Where transformers
+        is installed, one of its configurations, or the config.json or folder of one, is a model too: the first of its
+        ``architectures``, else what there is of AutoModelForPreTraining, AutoModelForCausalLM and AutoModel.
     inputs : tensor, sequence or mapping, optional
         Arguments of the model.
     optimizer : str
@@ -150,8 +182,7 @@ def capture(
     Raises
     ------
     ValueError
-        For a step that depends on computed values (with its line), for a lazy module without input so far, and for
-        anything that is no step.
+        For a step that depends on computed values (with its line), and for anything that is no step.
 
     Warns
     -----
@@ -177,6 +208,7 @@ def capture(
     """
     if inputs is not None:
         check_choice("optimizer", optimizer, _OPTIMIZERS)
+        make_step = _find_model(make_step)
         name = name or getattr(make_step, "__name__", type(make_step).__name__)
         make_step = partial(_train, make_step, inputs, _OPTIMIZERS[optimizer], loss, ranks)
     elif isinstance(make_step, nn.Module):
@@ -215,6 +247,16 @@ def capture(
 def _follow(recorder: Recorder) -> Iterator[None]:
     """Report running modules and optimizer steps to the recorder."""
     paths: dict[int, str] = {}
+    entered: list[nn.Module] = []
+    sized: dict[int, tuple[Any, Tensor]] = {}  # lazy tensors, and what took their place
+
+    def size(lazy: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        """Put a fake tensor in the place of a lazy one, which cannot turn into one."""
+        made = torch.empty(shape, dtype=dtype or lazy.dtype)
+        sized[id(lazy)] = lazy, nn.Parameter(made, lazy.requires_grad) if isinstance(lazy, nn.Parameter) else made
+        for module in entered[-1].modules():
+            for held in (module._parameters, module._buffers):
+                held.update({key: sized[id(lazy)][1] for key, tensor in held.items() if tensor is lazy})
 
     def enter(module: nn.Module, *_: Any) -> None:
         if id(module) not in paths:
@@ -222,19 +264,27 @@ def _follow(recorder: Recorder) -> Iterator[None]:
             inner = {id(child) for each in alive for child in each.children()}
             for root in (each for each in alive if id(each) not in inner):
                 paths.update({id(each): name.removeprefix("module.") for name, each in root.named_modules()})
-        recorder.modules.append(path := paths.setdefault(id(module), ""))
+        recorder.modules.append(paths.setdefault(id(module), ""))
         recorder.mark()
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-            refuse_lazy(module, path=path)
+        entered.append(module)
 
     def leave(*_: Any) -> None:
         recorder.modules.pop()
+        entered.pop()
         recorder.mark()
 
-    def update(*_: Any) -> None:
+    def load(loader: Any) -> Iterator[Any]:
+        recorder.values.notes[READY] = None
+        return load_batches(loader)
+
+    def update(optimizer: Any, *_: Any) -> None:
         recorder.phase, recorder.leading = "update", False
+        for group in optimizer.param_groups if sized else ():
+            group["params"] = [sized.get(id(p), (p, p))[1] for p in group["params"]]
 
     with ExitStack() as hooks:
+        hooks.enter_context(patch.object(UninitializedTensorMixin, "materialize", size))
+        hooks.enter_context(patch.object(DataLoader, "__iter__", load))
         hooks.callback(nn.modules.module.register_module_forward_pre_hook(enter).remove)
         hooks.callback(nn.modules.module.register_module_forward_hook(leave, always_call=True).remove)
         hooks.callback(register_optimizer_step_pre_hook(update).remove)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfkit.models.distributions import Uniform, unique_rows
@@ -41,6 +41,7 @@ class Values:
         self._storages: dict[int, tuple[int, Any]] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}  # real storages, and what is worked on in place of them
         self._generators: dict[int, tuple[Any, Any]] = {}
+        self._sizes: dict[Any, tuple[Any, Any, Any]] = {}  # of results: shape, strides and data type
         self._shares: dict[int, float] = {}  # of entries that are true or of one value, by storage
 
     def number(self, tensor: Tensor) -> int:
@@ -95,7 +96,7 @@ class Values:
             args = (args[0], [place for index in args[1] for place in self._split(index)], *args[2:])
         if (own := kwargs.get("generator")) is not None:  # which stays as it is
             kwargs = {**kwargs, "generator": self._generators.setdefault(id(own), (own, own.clone_state()))[1]}
-        out = func(*self.pretend(args), **{key: self.pretend(value) for key, value in kwargs.items()})
+        out = self._look_up(func, schema, args, kwargs, given)
         if name in ("topk", "argmax") or (name in _FOLLOWING and not known):
             self._follow(name, schema.complete(args, kwargs), given, out)
         if given or name.startswith("empty") or not isinstance(out, FakeTensor) or out.numel() > _MOST_DRAWN:
@@ -103,6 +104,28 @@ class Values:
         with _disable_current_modes():
             real = func(*args, **kwargs)
         return self._keep(real) if real.device.type == "cpu" else out
+
+    def _look_up(self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
+        """Result of an operation, soon where it is a view or where tensors of these sizes have met it before."""
+        plain = given and all(type(t) is FakeTensor and t.constant is None and t.layout is torch.strided for t in given)
+        key, device = None, given[0].fake_device if plain else None
+        if plain and schema.aliasing:
+            with in_kernel_invocation_manager(self.fake):
+                out = func(*args, **kwargs)
+            views = [FakeTensor(self.fake, view, device) for view in walk_tensors(out)]
+            return views[0] if isinstance(out, Tensor) else views
+        if plain and schema.sized:
+            key = func, torch.get_default_dtype(), _describe(args), _describe(tuple(kwargs.items()))
+            if key in self._sizes:
+                shape, strides, dtype = self._sizes[key]
+                with in_kernel_invocation_manager(self.fake):
+                    made = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+                return FakeTensor(self.fake, made, device)
+        out = func(*self.pretend(args), **{name: self.pretend(value) for name, value in kwargs.items()})
+        storages = [t.untyped_storage()._cdata for t in given] if plain else []
+        if key and out.layout is torch.strided and out.untyped_storage()._cdata not in storages:
+            self._sizes[key] = out.shape, out.stride(), out.dtype
+        return out
 
     def _forget(self, tensors: Sequence[Tensor]) -> None:
         """Values that are trained, or overwritten by what is not known."""
@@ -146,6 +169,13 @@ class Values:
 def is_whole(tensor: Tensor) -> bool:
     """Whether it is a real tensor of whole numbers, such as indices: they decide sizes."""
     return not (isinstance(tensor, FakeTensor) or tensor.is_floating_point() or tensor.is_complex())
+
+
+def _describe(tree: Any) -> Any:
+    """What the sizes of a result depend on: those of tensors, and other arguments as they are."""
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.stride(), tree.dtype
+    return tuple(map(_describe, tree)) if isinstance(tree, list | tuple) else (type(tree), tree)
 
 
 def _is_known(tensor: Tensor) -> bool:
