@@ -52,6 +52,7 @@ _VALUES = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
     fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
 )
 #: Largest tensor whose values are known if those it is made from are [-].
 MOST_KNOWN = 1 << 24
@@ -71,6 +72,11 @@ def _refuse(frames: traceback.StackSummary, cause: BaseException | None = None) 
         if not frame.filename.startswith((*_LIBRARIES, "<")) or "<doctest" in frame.filename:
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()
             place = f'{frame.filename}, line {frame.lineno}: "{code}"'
+    if isinstance(cause, fake_tensor.UnsupportedOperatorException):
+        raise ValueError(
+            f"capture computes no values, and {cause.func} in {place} does not say what it returns without them; "
+            "tell it with torch.library.register_fake"
+        ) from cause
     raise ValueError(
         f"capture computes no values, and the step needs one in {place}; sizes and branches may depend on whole "
         "numbers that are passed, such as indices and lengths, and on small tensors that are filled or drawn; else "
@@ -174,7 +180,8 @@ def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = 
             with torch.no_grad():
                 new: Any = old if old is None else fn(torch.empty(0, dtype=old.dtype) if is_lazy(old) else old)
             if is_lazy(old):
-                new = type(old)(old.requires_grad, dtype=new.dtype)
+                make: Any = type(old)
+                new = make(old.requires_grad, dtype=new.dtype)
             if new is not old and isinstance(old, nn.Parameter) and isinstance(old, FakeTensor):
                 old.data, old.constant = new, None
             elif new is not old:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -255,7 +255,8 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         made = torch.empty(shape, dtype=dtype or lazy.dtype)
         sized[id(lazy)] = lazy, nn.Parameter(made, lazy.requires_grad) if isinstance(lazy, nn.Parameter) else made
         for module in entered[-1].modules():
-            for held in (module._parameters, module._buffers):
+            holders: list[dict[str, Any]] = [module._parameters, module._buffers]
+            for held in holders:
                 held.update({key: sized[id(lazy)][1] for key, tensor in held.items() if tensor is lazy})
 
     def enter(module: nn.Module, *_: Any) -> None:
