@@ -169,6 +169,60 @@ def test_blocks_are_gathered_ahead_and_their_gradients_scattered_behind(again: b
     assert whole.time < whole.serial
 
 
+class _Compiled(nn.Sequential):
+    """Normalised, multiplied, activated and added: the products stay, and two kernels are left of the rest."""
+
+    def forward(self, x: Any) -> Any:
+        return x + super().forward(x).sigmoid()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # as the compiler is imported
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")  # global hooks are seen twice
+def test_a_compiled_module_is_recorded_as_kernels_and_says_so() -> None:
+    def make_step(compiled: bool, inside: bool = False) -> Step:
+        net = _Compiled(nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16))
+        if inside:
+            net.compile()
+        run, x = torch.compile(net) if compiled else net, torch.randn(8, 16)
+        return lambda: run(x).square().sum().backward()
+
+    with pytest.warns(UserWarning, match=r"torch.compile runs is priced as one call each way"):
+        whole, inside = (capture(partial(make_step, *how)) for how in ((True,), (False, True)))
+    eager = capture(partial(make_step, False))
+    assert eager.notes == () and len(whole.notes) == 1
+    assert whole.labels == eager.labels and inside.features.tolist() == whole.features.tolist()
+    parts = {label[0]: whole[i].features for i, label in enumerate(whole.labels) if label[3] == "forward"}
+    assert [name for name, part in parts.items() if not part["launches"]] == ["gelu", "add"]
+    assert [name for name, part in parts.items() if part["calls"]] == ["native_layer_norm", "pow", "sum"]
+    saved = eager.traffic - whole.traffic
+    assert saved[[label[0] for label in eager.labels].index("gelu")] >= 4 * 8 * 16, "its input stays in the kernel"
+    backward = [whole[i] for i, label in enumerate(whole.labels) if label[3] == "backward" and label[0] != "add_"]
+    assert [op.name for op in backward if op.features["calls"]][-1] == "sigmoid_backward", "one call works out the rest"
+
+
+def test_graphs_of_a_gpu_are_named() -> None:
+    def make_step(replayed: bool) -> Step:
+        net, x = nn.Linear(4, 4), torch.randn(2, 4)
+        graph = torch.cuda.CUDAGraph() if replayed else None
+        run = torch.cuda.make_graphed_callables(net, (x,))
+        return lambda: (graph, run(x).sum().backward())
+
+    with pytest.raises(ValueError, match="replays kernels that capture does not see; give the step without it"):
+        capture(partial(make_step, True), device="cuda")
+    with pytest.warns(UserWarning, match="priced with the host's calls"):
+        assert len(capture(partial(make_step, False), device="cuda").kernels[("gemm", "nt")]) == 1
+
+
+def test_a_place_that_a_tensor_names_moves_nothing() -> None:
+    def make_step() -> Step:
+        net = nn.Linear(4, 4).to("cuda")
+        averaged = torch.optim.swa_utils.AveragedModel(net)
+        return lambda: (averaged.update_parameters(net), net(torch.randn(2, 4).to(net.weight.device)).cpu())
+
+    moved = capture(make_step, device="cuda")
+    assert [moved.labels[i][2] for i in moved.transfers] == ["to_host"]
+
+
 def test_streams_and_events_say_what_waits_for_a_collective() -> None:
     def make_step() -> Step:
         x, side, done = torch.ones(8), torch.cuda.Stream(), torch.cuda.Event()

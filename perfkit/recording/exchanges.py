@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ _NAMES = {
 }  # fmt: skip
 #: What is assumed where a tensor is sent.
 PAIR = "what one rank sends to another is priced as a broadcast between the two"
+#: What is assumed where kernels are replayed.
+GRAPHED = "what torch.cuda.make_graphed_callables replays is priced with the host's calls of an eager step"
 
 
 def name_collective(func: Any) -> str:
@@ -116,10 +118,16 @@ class Exchanges:
         return len(self._recorder.labels)
 
     def list_streams(self) -> dict[str, Any]:
-        """What stands in for the streams and events of a device, by their names there."""
+        """What stands in for streams, events and graphs of a device, by their names there."""
         types = {"Stream": self._streams, "Event": self._streams}
         names = {"current_stream": lambda *_: self.current, "default_stream": lambda *_: self.compute}
-        return {**types, "stream": self._switch, "synchronize": lambda *_: None, **names}
+        graphs = {"CUDAGraph": type("CUDAGraph", (), {"__init__": _refuse_graph}), "make_graphed_callables": self._keep}
+        return {**types, "stream": self._switch, "synchronize": lambda *_: None, **names, **graphs}
+
+    def _keep(self, callables: Any, *_: Any, **__: Any) -> Any:
+        """Modules or functions run as they are."""
+        self._recorder.values.notes[GRAPHED] = None
+        return callables
 
     @contextmanager
     def _switch(self, stream: Stream | None) -> Iterator[None]:
@@ -194,6 +202,14 @@ class Exchanges:
         rows = sorted(zip(places.tolist(), numbers.tolist(), strict=True))
         at_once = [(place + 1, number) for number, place in enumerate(sorted(launched.tolist()))]
         return None if rows == at_once else np.array(rows, dtype=int)
+
+
+def _refuse_graph(*_: Any, **__: Any) -> NoReturn:
+    """Say that what is replayed without being called cannot be followed."""
+    raise ValueError(
+        "torch.cuda.CUDAGraph replays kernels that capture does not see; give the step without it, or with "
+        "torch.cuda.make_graphed_callables: its kernels are the same"
+    )
 
 
 def _find_ranks(given: dict[str, Any]) -> tuple[int, ...]:

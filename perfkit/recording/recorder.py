@@ -1,5 +1,6 @@
 """The recorder of a training step: what PyTorch dispatches, as columns of a graph."""
 
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,9 @@ from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.models.skew import find_exponent
 from perfkit.recording.exchanges import Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
+from perfkit.recording.sandbox import is_compiled
 from perfkit.recording.values import Values, is_whole
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import FEATURES, Graph, fuse
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
 
@@ -27,6 +29,12 @@ _NAMES: dict[Any, str] = {
 _COLUMN = {name: index for index, name in enumerate(FEATURES)}
 #: The node of autograd that keeps the gradient of a weight, and where reducers of gradients start from.
 _KEEP = "torch::autograd::AccumulateGrad"
+
+#: What is assumed of a compiled part of a step.
+COMPILED = (
+    "what torch.compile runs is priced as one call each way, and chains of element-wise operations and reductions over "
+    "as many elements as one kernel each"
+)
 
 
 class _Schema:
@@ -77,6 +85,8 @@ class Recorder(TorchDispatchMode):
         self._accesses: list[tuple[int, int, float, int]] = []
         self._dtypes: list[str] = []
         self._keys: list[float] = []
+        self._compiled: list[int] = []
+        self._regions = [(-1, False)]  # whether nodes of autograd from a number on are compiled
         self._tables: list[EmbeddingTable] = []
         self._trained: dict[int, int] = {}
         self._schemas: dict[Any, _Schema] = {}
@@ -148,6 +158,17 @@ class Recorder(TorchDispatchMode):
                 self._append(schema, complete, given, out, module)
         return out
 
+    def _find_region(self) -> int:
+        """Number of the compiled part that runs the operation, or that whose gradient it works out; 0 for none."""
+        place = len(self._regions) - 1
+        if self._node is not None:
+            place = bisect_right(self._regions, self._node[0], key=lambda region: region[0]) - 1
+        elif is_compiled() != self._regions[-1][1]:
+            self._regions.append((torch._C._autograd._get_sequence_nr() - 1, not self._regions[-1][1]))
+            place += 1
+        late = self._node is not None and self._node[0] >= 1 << 62
+        return place if self._regions[place][1] and not late else 0
+
     def _append(self, schema: _Schema, args: list[Any], given: Sequence[Tensor], out: Any, module: str) -> None:
         """Append an operation with the sizes of the vocabulary."""
         sparse = schema.name == "add_" and getattr(args[1], "layout", None) is torch.sparse_coo
@@ -182,6 +203,7 @@ class Recorder(TorchDispatchMode):
         """Append one operation to the columns."""
         index, row = len(self.labels), [0.0] * len(FEATURES)
         self._keys.append(self.exchanges.current.place)
+        self._compiled.append(self._find_region() if "torch._dynamo" in sys.modules else 0)
         calls = not (self._node and self._opened and not self.modules)
         for key, value in {"launches": 1, "calls": calls, **sizes, "bare": self.bare}.items():
             row[_COLUMN[key]] = value
@@ -225,7 +247,10 @@ class Recorder(TorchDispatchMode):
         accesses = np.array(self._accesses, dtype=float).reshape(-1, 4)
         accesses[:, 0] = np.argsort(order)[accesses[:, 0].astype(int)]
         accesses = accesses[np.argsort(accesses[:, 0], kind="stable")]
-        names = [self._dtypes[place] for place in order]
+        names, labels = [self._dtypes[place] for place in order], tuple(self.labels[place] for place in order)
+        if any(self._compiled):
+            accesses = fuse(labels, features, accesses, np.array(self._compiled)[order])
+            self.values.notes[COMPILED] = None
         work = Counter[str]()
         for dtype, flops in zip(names, features[:, _COLUMN["flops"]] + 1.0, strict=True):
             work[dtype] += flops
@@ -233,7 +258,7 @@ class Recorder(TorchDispatchMode):
         main = max(work, key=lambda dtype: work[dtype], default="fp32")
         dtypes = tuple(dtype or main for dtype in names)
         return Graph(
-            tuple(self.labels[place] for place in order), features, accesses, tuple(self._tables),
+            labels, features, accesses, tuple(self._tables),
             sum(self._trained.values()), name or "step", family, main, dtypes if set(dtypes) - {main} else (), ranks,
             self.exchanges.list_groups(ranks), self.exchanges.list_waits(keys, order), notes=tuple(self.values.notes),
         )  # fmt: skip

@@ -17,6 +17,10 @@ torch.testing._internal...fake_pg           2.1      their store and their proce
 Reducer._rebuild_buckets                    1.7      DistributedDataParallel reads the bucket sizes it sends
 Work.wait                                   1.6      where a collective is waited for
 _verify_param_shape_across_processes        1.9      what a module over ranks asks other ranks first
+DeviceMesh.__init__                         2.2      ranks of a mesh are known, and its tensors on this machine
+torch.cpu, torch.cuda: Stream and others    2.1      what goes on beside the compute stream
+_clear_sharding_prop_cache                  2.11     shards are looked up by meshes that are equal, not the same
+_dynamo.eval_frame: compile_wrapper         2.5      whether what runs is compiled
 ==========================================  =======  ================================================================
 """
 
@@ -105,6 +109,16 @@ def find_caller(name: str) -> bool:
     while frame is not None and not frame.f_code.co_filename.endswith((name, "autograd/graph.py")):
         frame = frame.f_back
     return frame is not None and bool(frame.f_code.co_filename.endswith(name))
+
+
+def is_compiled() -> bool:
+    """Whether what calls is run by `torch.compile`, and not excluded from it again."""
+    frame, called = sys._getframe(1), ""
+    while frame.f_back is not None and not frame.f_code.co_filename.endswith("autograd/graph.py"):
+        if frame.f_code.co_filename.endswith("_dynamo/eval_frame.py") and not called.startswith("__torch_"):
+            return frame.f_code.co_name == "compile_wrapper"
+        frame, called = frame.f_back, frame.f_code.co_name
+    return False
 
 
 # -- state that a step over real modules would leave behind ------------------------------------------------------------
@@ -334,7 +348,7 @@ def open_sandbox(
         stack.enter_context(_keep_state())
         for owner, values in _list_patches(device, waited, agreeing, streams):
             stack.enter_context(patch.multiple(owner, create=True, **values))
-        if "torch._dynamo" in sys.modules:
+        if "torch._dynamo" in sys.modules:  # else it sees the recorder, and does not compile either
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if dist.is_available() and (ranks > 1 or dist.is_initialized()):
             stack.enter_context(_fake_ranks(ranks, rank))

@@ -1,5 +1,6 @@
 """Capture of any PyTorch training step: a recorder follows its calls, modules and optimizers in a sandbox."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -264,7 +265,8 @@ def _follow(recorder: Recorder) -> Iterator[None]:
             alive = find_alive(nn.Module)
             inner = {id(child) for each in alive for child in each.children()}
             for root in (each for each in alive if id(each) not in inner):
-                paths.update({id(each): name.removeprefix("module.") for name, each in root.named_modules()})
+                names = {id(each): name.removeprefix("module.") for name, each in root.named_modules()}
+                paths.update({k: re.sub(r"(^|\.)_orig_mod\b", "", name).lstrip(".") for k, name in names.items()})
         recorder.modules.append(paths.setdefault(id(module), ""))
         recorder.mark()
         entered.append(module)
