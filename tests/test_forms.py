@@ -178,7 +178,7 @@ class _Compiled(nn.Sequential):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # as the compiler is imported
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")  # global hooks are seen twice
-def test_a_compiled_module_is_recorded_as_kernels_and_says_so() -> None:
+def test_a_compiled_module_is_recorded_as_eager_and_says_so() -> None:
     def make_step(compiled: bool, inside: bool = False) -> Step:
         net = _Compiled(nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16))
         if inside:
@@ -186,18 +186,11 @@ def test_a_compiled_module_is_recorded_as_kernels_and_says_so() -> None:
         run, x = torch.compile(net) if compiled else net, torch.randn(8, 16)
         return lambda: run(x).square().sum().backward()
 
-    with pytest.warns(UserWarning, match=r"torch.compile runs is priced as one call each way"):
+    with pytest.warns(UserWarning, match=r"torch.compile runs is recorded as an eager step"):
         whole, inside = (capture(partial(make_step, *how)) for how in ((True,), (False, True)))
     eager = capture(partial(make_step, False))
-    assert eager.notes == () and len(whole.notes) == 1
-    assert whole.labels == eager.labels and inside.features.tolist() == whole.features.tolist()
-    parts = {label[0]: whole[i].features for i, label in enumerate(whole.labels) if label[3] == "forward"}
-    assert [name for name, part in parts.items() if not part["launches"]] == ["gelu", "add"]
-    assert [name for name, part in parts.items() if part["calls"]] == ["native_layer_norm", "pow", "sum"]
-    saved = eager.traffic - whole.traffic
-    assert saved[[label[0] for label in eager.labels].index("gelu")] >= 4 * 8 * 16, "its input stays in the kernel"
-    backward = [whole[i] for i, label in enumerate(whole.labels) if label[3] == "backward" and label[0] != "add_"]
-    assert [op.name for op in backward if op.features["calls"]][-1] == "sigmoid_backward", "one call works out the rest"
+    assert eager.notes == () and len(whole.notes) == len(inside.notes) == 1
+    assert whole.labels == inside.labels == eager.labels
 
 
 def test_graphs_of_a_gpu_are_named() -> None:

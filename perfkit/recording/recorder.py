@@ -18,7 +18,7 @@ from perfkit.recording.exchanges import Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.sandbox import is_compiled
 from perfkit.recording.values import Values, is_whole
-from perfkit.workloads.graph import FEATURES, Graph, fuse
+from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
 
@@ -27,14 +27,13 @@ _NAMES: dict[Any, str] = {
     torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
 }  # fmt: skip
 _COLUMN = {name: index for index, name in enumerate(FEATURES)}
+#: Switches for the number format of products of fp32 on a GPU, by operation class.
+_SWITCHES = {"gemm": "matmul", "bmm": "matmul", "convolution": "conv"}
 #: The node of autograd that keeps the gradient of a weight, and where reducers of gradients start from.
 _KEEP = "torch::autograd::AccumulateGrad"
 
 #: What is assumed of a compiled part of a step.
-COMPILED = (
-    "what torch.compile runs is priced as one call each way, and chains of element-wise operations and reductions over "
-    "as many elements as one kernel each"
-)
+COMPILED = "what torch.compile runs is recorded as an eager step: its compiler would run fewer kernels"
 
 
 class _Schema:
@@ -71,11 +70,13 @@ class Recorder(TorchDispatchMode):
     ----------
     fake : FakeTensorMode
         The mode that tensors without values belong to.
+    accelerator : bool
+        Whether the step runs on a device of its own, which may compute fp32 products in TF32.
     """
 
-    def __init__(self, fake: FakeTensorMode) -> None:
+    def __init__(self, fake: FakeTensorMode, accelerator: bool) -> None:
         super().__init__()
-        self.values, self.on, self.agreeing = Values(fake), False, False
+        self.values, self.on, self.agreeing, self.accelerator = Values(fake), False, False, accelerator
         self.exchanges = Exchanges(self)
         self.phase, self.leading = "forward", False
         self.modules: list[str] = []
@@ -85,8 +86,6 @@ class Recorder(TorchDispatchMode):
         self._accesses: list[tuple[int, int, float, int]] = []
         self._dtypes: list[str] = []
         self._keys: list[float] = []
-        self._compiled: list[int] = []
-        self._regions = [(-1, False)]  # whether nodes of autograd from a number on are compiled
         self._tables: list[EmbeddingTable] = []
         self._trained: dict[int, int] = {}
         self._schemas: dict[Any, _Schema] = {}
@@ -158,17 +157,6 @@ class Recorder(TorchDispatchMode):
                 self._append(schema, complete, given, out, module)
         return out
 
-    def _find_region(self) -> int:
-        """Number of the compiled part that runs the operation, or that whose gradient it works out; 0 for none."""
-        place = len(self._regions) - 1
-        if self._node is not None:
-            place = bisect_right(self._regions, self._node[0], key=lambda region: region[0]) - 1
-        elif is_compiled() != self._regions[-1][1]:
-            self._regions.append((torch._C._autograd._get_sequence_nr() - 1, not self._regions[-1][1]))
-            place += 1
-        late = self._node is not None and self._node[0] >= 1 << 62
-        return place if self._regions[place][1] and not late else 0
-
     def _append(self, schema: _Schema, args: list[Any], given: Sequence[Tensor], out: Any, module: str) -> None:
         """Append an operation with the sizes of the vocabulary."""
         sparse = schema.name == "add_" and getattr(args[1], "layout", None) is torch.sparse_coo
@@ -189,6 +177,9 @@ class Recorder(TorchDispatchMode):
         if finishing or (self._node and self._node[1] == _KEEP and schema.name == "mul"):  # a reducer's copies
             sizes |= {"calls": 0}
         dtype = next((_NAMES[t.dtype] for t in (*walk_tensors(out), *given) if t.dtype in _NAMES), "")
+        if self.accelerator and dtype == "fp32" and entry.kind in _SWITCHES:
+            switch = torch._C._get_fp32_precision_getter("cuda", _SWITCHES[entry.kind])
+            dtype = "tf32" if switch == "tf32" else dtype
         self.emit((schema.name, entry.kind, variant or schema.name), module, sizes, reads, writes, dtype)
 
     def emit(
@@ -203,7 +194,8 @@ class Recorder(TorchDispatchMode):
         """Append one operation to the columns."""
         index, row = len(self.labels), [0.0] * len(FEATURES)
         self._keys.append(self.exchanges.current.place)
-        self._compiled.append(self._find_region() if "torch._dynamo" in sys.modules else 0)
+        if "torch._dynamo" in sys.modules and COMPILED not in self.values.notes and is_compiled():
+            self.values.notes[COMPILED] = None
         calls = not (self._node and self._opened and not self.modules)
         for key, value in {"launches": 1, "calls": calls, **sizes, "bare": self.bare}.items():
             row[_COLUMN[key]] = value
@@ -248,12 +240,9 @@ class Recorder(TorchDispatchMode):
         accesses[:, 0] = np.argsort(order)[accesses[:, 0].astype(int)]
         accesses = accesses[np.argsort(accesses[:, 0], kind="stable")]
         names, labels = [self._dtypes[place] for place in order], tuple(self.labels[place] for place in order)
-        if any(self._compiled):
-            accesses = fuse(labels, features, accesses, np.array(self._compiled)[order])
-            self.values.notes[COMPILED] = None
         work = Counter[str]()
         for dtype, flops in zip(names, features[:, _COLUMN["flops"]] + 1.0, strict=True):
-            work[dtype] += flops
+            work["fp32" if dtype == "tf32" else dtype] += flops  # devices without TF32 compute in the general format
         del work[""]
         main = max(work, key=lambda dtype: work[dtype], default="fp32")
         dtypes = tuple(dtype or main for dtype in names)

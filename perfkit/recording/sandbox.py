@@ -32,7 +32,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -51,6 +52,8 @@ from torch.optim import Optimizer, optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
+#: Where number formats of products are set.
+_FORMATS = [("generic", "all"), *((b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn"))]
 #: Errors of fake tensors where code needs a value, or a size that depends on values.
 _VALUES = (
     fake_tensor.DataDependentOutputException,
@@ -233,6 +236,29 @@ def load_batches(loader: Any) -> Iterator[Any]:
         yield batch
 
 
+@contextmanager
+def _keep_formats() -> Iterator[None]:
+    """Put back number formats of products, for which PyTorch has old settings and new ones."""
+    own: Any = torch._C
+    settings = [(own._get_float32_matmul_precision, own._set_float32_matmul_precision)]
+    settings += [(own._get_cudnn_allow_tf32, own._set_cudnn_allow_tf32)]
+    for f in _FORMATS:
+        settings.append((partial(own._get_fp32_precision_getter, *f), partial(own._set_fp32_precision_setter, *f)))
+    before = [_read(get) for get, _ in settings]
+    try:
+        yield
+    finally:
+        for (get, put_back), value in zip(settings, before, strict=True):
+            if value is not None and _read(get) != value:
+                put_back(value)
+
+
+def _read(get: Callable[[], Any]) -> Any:
+    """A setting; none where PyTorch refuses, as an old and a new one disagree."""
+    with suppress(RuntimeError):
+        return get()
+
+
 # -- the sandbox -------------------------------------------------------------------------------------------------------
 
 
@@ -346,6 +372,7 @@ def open_sandbox(
     """
     with _ALONE, ExitStack() as stack:
         stack.enter_context(_keep_state())
+        stack.enter_context(_keep_formats())
         for owner, values in _list_patches(device, waited, agreeing, streams):
             stack.enter_context(patch.multiple(owner, create=True, **values))
         if "torch._dynamo" in sys.modules:  # else it sees the recorder, and does not compile either

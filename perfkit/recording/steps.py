@@ -3,8 +3,9 @@
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,12 +22,14 @@ from torch.utils.data import DataLoader
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.recording.recorder import Recorder
 from perfkit.recording.sandbox import Unknown, find_alive, find_caller, load_batches, open_sandbox
+from perfkit.recording.values import pretend_gpu
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.vocabulary import walk_tensors
 
 _VALUES = (
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__, Tensor.__int__, Tensor.__bool__,
 )  # fmt: skip
+_AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: What is assumed of data loaders.
 READY = "batches of a data loader are taken to be ready when the step asks for them; its time is not counted"
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
@@ -85,6 +88,7 @@ class _Calls(TorchFunctionMode):
             with _disable_current_modes():
                 return func(known, *args[1:], **kwargs)
         if find_caller("grad_scaler.py"):
+            self._transfer("to_host", args[0])
             return 0.0  # nothing overflowed, as in most iterations
         if func is not Tensor.item or not args[0].is_floating_point():
             raise DataDependentOutputException(func)
@@ -97,44 +101,48 @@ def _find_model(given: Any) -> Any:
     if callable(given):
         return given
     if not (isinstance(given, str | Path) or hasattr(given, "architectures")):
-        raise ValueError(
-            f"make_step is {show(given)}; beside inputs it must be a model, what builds it, or a configuration"
-        )
+        raise ValueError(f"make_step is {show(given)}; it must be a model, what builds it, or a configuration")
     if isinstance(given, str | Path) and not Path(given).exists():
         raise ValueError(
             f"make_step is {show(given)}, which is no file or folder; nothing is downloaded; give a config.json"
         )
     try:
-        import transformers as package
+        package: Any = import_module("transformers")
     except ImportError as error:
         raise ValueError("a configuration needs transformers; install it: pip install 'perfkit[models]'") from error
     config = package.AutoConfig.from_pretrained(given) if isinstance(given, str | Path) else given
     kinds = [package.AutoModelForPreTraining, package.AutoModelForCausalLM, package.AutoModel]
     kind = next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[-1])
     own = getattr(package, (config.architectures or [""])[0], None)
-    make = partial(own or kind.from_config, config)
-    make.__name__ = (own or kind._model_mapping[type(config)]).__name__  # type: ignore[attr-defined]
+    make: Any = partial(own or kind.from_config, config)
+    make.__name__ = (own or kind._model_mapping[type(config)]).__name__
     return make
 
 
-def _train(model: Any, inputs: Any, optimizer: Any, loss: Any, ranks: int) -> Callable[[], None]:
+def _train(
+    model: Any, inputs: Any, optimizer: Any, loss: Any, amp: str | None, ranks: int, device: str
+) -> Callable[[], None]:
     """The step of a model with these inputs."""
     module = (model if isinstance(model, nn.Module) else model()).train()
     module = nn.parallel.DistributedDataParallel(module) if ranks > 1 else module
     updates = optimizer(module.parameters(), lr=1e-4)
+    region = torch.autocast(device, _AMP[amp]) if amp else nullcontext()
+    scaler = torch.amp.GradScaler(device, enabled=amp == "fp16")
 
     def step() -> None:
         updates.zero_grad()
-        if isinstance(inputs, Mapping):
-            out = module(**inputs)
-        else:
-            out = module(*inputs) if isinstance(inputs, list | tuple) else module(inputs)
-        found = loss(out) if loss else getattr(out, "loss", None)
-        if found is None:
-            numbers = [t.float().mean() for t in walk_tensors(out) if t.is_floating_point()]
-            found = sum(numbers[1:], start=numbers[0])
-        found.backward()
-        updates.step()
+        with region:
+            if isinstance(inputs, Mapping):
+                out = module(**inputs)
+            else:
+                out = module(*inputs) if isinstance(inputs, list | tuple) else module(inputs)
+            found = loss(out) if loss else getattr(out, "loss", None)
+            if found is None:
+                numbers = [t.float().mean() for t in walk_tensors(out) if t.is_floating_point()]
+                found = sum(numbers[1:], start=numbers[0])
+        scaler.scale(found).backward()
+        scaler.step(updates)
+        scaler.update()
 
     return step
 
@@ -145,6 +153,7 @@ def capture(
     *,
     optimizer: str = "adamw",
     loss: Callable[[Any], Tensor] | None = None,
+    amp: str | None = None,
     ranks: int = 1,
     rank: int = 0,
     name: str = "",
@@ -167,13 +176,16 @@ def capture(
         ``adamw``, ``sgd`` or ``adagrad``, where `inputs` are given.
     loss : callable, optional
         Loss of what the model returns; else its attribute ``loss``, or the mean of its numbers.
+    amp : str, optional
+        Precision of autocast where `inputs` are given: ``bf16``, or ``fp16`` with scaled gradients.
     ranks, rank : int
         Ranks that take part, and which of them is captured [-]. Where `inputs` are given, those of one rank, gradients
         are averaged by DistributedDataParallel.
     name, family : str
         Name of the step, and its family of workloads on platforms that were calibrated by families.
     device : str
-        ``cpu`` or ``cuda``, where optimizers work on lists of tensors.
+        ``cpu``, or ``cuda``, where optimizers work on lists of tensors, a region of autocast has CUDA's lists whatever
+        device it names, products may be in TF32, and attention has the kernels of an A100.
 
     Returns
     -------
@@ -183,12 +195,14 @@ def capture(
     Raises
     ------
     ValueError
-        For a step that depends on computed values (with its line), and for anything that is no step.
+        For a step that depends on computed values (with its line), for anything that is no step, and for attention
+        without a kernel that the step allows.
 
     Warns
     -----
     UserWarning
-        If there are several ranks and no collective, or rows are chosen by computed scores.
+        If there are several ranks and no collective, rows are chosen by computed scores, or a region of autocast for
+        CUDA is off, as it was made before the capture.
 
     Notes
     -----
@@ -207,19 +221,22 @@ def capture(
     >>> capture(make_step).parameters
     1001000
     """
+    check_choice("amp", "bf16" if amp is None else amp, _AMP)
     if inputs is not None:
         check_choice("optimizer", optimizer, _OPTIMIZERS)
         make_step = _find_model(make_step)
         name = name or getattr(make_step, "__name__", type(make_step).__name__)
-        make_step = partial(_train, make_step, inputs, _OPTIMIZERS[optimizer], loss, ranks)
+        make_step = partial(_train, make_step, inputs, _OPTIMIZERS[optimizer], loss, amp, ranks, device)
     elif isinstance(make_step, nn.Module):
         raise ValueError(
             f"make_step is a {type(make_step).__name__}; give what it is called with too, as in "
             "capture(model, inputs), or a function that returns a step"
         )
+    elif amp is not None:
+        raise ValueError(f"amp is {amp!r}, and inputs are not given; write torch.autocast({device!r}) into the step")
     check_choice("device", device, ("cpu", "cuda"))
     ranks = int(check_positive("ranks", ranks, integer=True))
-    recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
+    recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), device != "cpu")
     exchanges, agreeing = recorder.exchanges, partial(setattr, recorder, "agreeing")
     sandbox = open_sandbox(ranks, rank, device, exchanges.wait, agreeing, exchanges.list_streams())
     with sandbox, _follow(recorder), recorder.values.fake, recorder, _Calls(recorder, device):
@@ -233,20 +250,25 @@ def capture(
         recorder.exchanges.end_backward()
         del step
     graph = recorder.graph(name, family, ranks)
-    for note in graph.notes:
-        warnings.warn(note, stacklevel=2)
-    if ranks > 1 and not len(graph.collectives):
-        warnings.warn(
-            f"the step has no collective between its {ranks} ranks; for data-parallel training wrap the model in "
-            "torch.nn.parallel.DistributedDataParallel inside make_step",
-            stacklevel=2,
-        )
+    _tell(graph)
     return graph
+
+
+def _tell(graph: Graph) -> None:
+    """Warn of what was assumed, and of ranks that share nothing."""
+    for note in graph.notes:
+        warnings.warn(note, stacklevel=3)
+    if graph.ranks > 1 and not len(graph.collectives):
+        warnings.warn(
+            f"the step has no collective between its {graph.ranks} ranks; for data-parallel training wrap the model in "
+            "torch.nn.parallel.DistributedDataParallel inside make_step",
+            stacklevel=3,
+        )
 
 
 @contextmanager
 def _follow(recorder: Recorder) -> Iterator[None]:
-    """Report running modules and optimizer steps to the recorder."""
+    """Report running modules and optimizer steps to the recorder; let calls act as on its device."""
     paths: dict[int, str] = {}
     entered: list[nn.Module] = []
     sized: dict[int, tuple[Any, Tensor]] = {}  # lazy tensors, and what took their place
@@ -288,6 +310,8 @@ def _follow(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as hooks:
         hooks.enter_context(patch.object(UninitializedTensorMixin, "materialize", size))
         hooks.enter_context(patch.object(DataLoader, "__iter__", load))
+        if recorder.accelerator:
+            hooks.enter_context(pretend_gpu(recorder.values.notes.setdefault))
         hooks.callback(nn.modules.module.register_module_forward_pre_hook(enter).remove)
         hooks.callback(nn.modules.module.register_module_forward_hook(leave, always_call=True).remove)
         hooks.callback(register_optimizer_step_pre_hook(update).remove)

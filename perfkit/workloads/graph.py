@@ -1,6 +1,6 @@
 """One training iteration as columns: every operation with its sizes, and every tensor it reads and writes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -44,9 +44,6 @@ FEATURES = (
 )  # fmt: skip
 
 
-_LAUNCHES, _CALLS, _BARE, _ELEMENTS = (FEATURES.index(name) for name in ("launches", "calls", "bare", "elements"))
-#: What runs in loops of its own: a kernel of a library each, or a scan.
-_ALONE = frozenset("sort topk cumsum cumprod logcumsumexp cat index_put scatter_add".split())
 #: What is the same for all sizes.
 _STRUCTURE = ("classes", "phases", "kernels", "collectives", "transfers")
 
@@ -271,68 +268,3 @@ class Graph(Tabular):
         }
         data |= {name: self.column(name) for name in FEATURES}
         return polars.DataFrame(data | {"traffic": self.traffic})
-
-
-def fuse(
-    labels: Sequence[tuple[str, str, str, str, str]], features: np.ndarray, accesses: np.ndarray, compiled: np.ndarray
-) -> np.ndarray:
-    """Make compiled operations parts of kernels, among the features in place; returns the accesses that are left.
-
-    Parameters
-    ----------
-    labels, features, accesses : sequence, array, array
-        As in `Graph`.
-    compiled : array
-        Number of the compiled part that each operation belongs to, 0 for none [-].
-
-    Returns
-    -------
-    accesses : array
-        Without what stays inside of a kernel.
-
-    Notes
-    -----
-    An operation joins the kernel that makes what it reads if both loop over as many elements in the same phase, and
-    everything else it reads was there when that kernel began. A kernel reads a tensor once, and writes what another
-    one reads.
-
-    References
-    ----------
-    .. [1] J. Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode transformation and
-       graph compilation", ASPLOS 2024, doi:10.1145/3620665.3640366, section 4.4 (fusion of loops)
-    """
-    bounds = np.searchsorted(accesses[:, 0], np.arange(1, len(labels)))
-    heads, made = np.arange(len(labels)), dict[float, int]()
-    for place, (label, rows) in enumerate(zip(labels, np.split(accesses, bounds), strict=True)):
-        makers = [made[buffer] for _, buffer, _, write in rows if not write and buffer in made]
-        first = int(heads[max(makers)]) if makers else place
-        both = (labels[first], label)
-        if (
-            compiled[first] == compiled[place] > 0
-            and all(_is_loop(each) for each in both)
-            and both[0][3] == both[1][3]
-            and features[first, _ELEMENTS] == features[place, _ELEMENTS]
-            and all(heads[maker] == first or maker < first for maker in makers)
-        ):
-            heads[place] = first
-        made.update((buffer, place) for _, buffer, _, write in rows if write)
-    calls = dict[tuple[int, str], int]()
-    for place in np.flatnonzero(compiled).tolist():
-        first = calls.setdefault((int(compiled[place]), labels[place][3]), place)
-        features[place, [_CALLS, _BARE]] = (float(first == place), 0.0)
-    features[heads != np.arange(len(labels)), _LAUNCHES] = 0.0
-    readers: dict[float, set[int]] = {}
-    for place, buffer, _, write in accesses:
-        if not write:
-            readers.setdefault(buffer, set()).add(int(heads[int(place)]))
-    kept, seen = [], set[tuple[int, float]]()
-    for place, buffer, _, write in accesses:
-        head = int(heads[int(place)])
-        kept.append(not compiled[head] or (readers.get(buffer) != {head} if write else (head, buffer) not in seen))
-        seen.add((head, buffer))
-    return accesses[np.array(kept, dtype=bool)]
-
-
-def _is_loop(label: tuple[str, str, str, str, str]) -> bool:
-    """Whether a compiler writes the loop of an operation itself."""
-    return label[1] in ("elementwise", "rowwise", "copy") and label[2] not in _ALONE

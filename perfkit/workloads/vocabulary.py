@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import dropwhile
 from math import prod
 from typing import Any
 
@@ -108,6 +109,12 @@ def _attention(q: Any, k: Any, v: Any, causal: bool, factor: float) -> _Sizes:
     (b, h, m, d), n = q.shape, k.shape[2]
     share = factor * (0.5 if causal else 1.0) * (d + v.shape[3]) / d
     return size_product(m, n, d, batch=b * h, passes=share)
+
+
+def _is_causal(args: Sequence[Any]) -> bool:
+    """Kernels of attention have this flag at different places: it is the next one after the share of dropout."""
+    flags = [a for a in dropwhile(lambda a: not isinstance(a, float), args) if isinstance(a, bool)]
+    return bool(flags and flags[0])
 
 
 def _elements(args: Sequence[Any], out: Any) -> _Sizes:
@@ -241,10 +248,10 @@ TABLE: tuple[Entry, ...] = (
     Entry("bmm", "bmm", lambda n, a: _layout(*a[0:2]), lambda a, o: _product(*a[0:2])),
     Entry("baddbmm", "bmm", lambda n, a: _layout(*a[1:3]), lambda a, o: _product(*a[1:3])),
     # scores are computed again: 2.5 times the forward (Dao 2023, arXiv:2307.08691, 4.1)
-    Entry("_scaled_dot_product_*_backward", "attention", lambda n, a: "backward" + "_causal" * (a[7] is True),
-          lambda a, o: _attention(a[1], a[2], a[3], a[7] is True, 2.5)),
-    Entry("_scaled_dot_product_*", "attention", lambda n, a: "forward" + "_causal" * (a[4] is True),
-          lambda a, o: _attention(a[0], a[1], a[2], a[4] is True, 1.0)),  # half the work where causal
+    Entry("_scaled_dot_product_*_backward", "attention", lambda n, a: "backward" + "_causal" * _is_causal(a),
+          lambda a, o: _attention(a[1], a[2], a[3], _is_causal(a), 2.5)),
+    Entry("_scaled_dot_product_*", "attention", lambda n, a: "forward" + "_causal" * _is_causal(a),
+          lambda a, o: _attention(a[0], a[1], a[2], _is_causal(a), 1.0)),  # half the work where causal
     Entry("convolution", "convolution", _windowed,
           lambda a, o: _windows(a[0], a[1], next(walk_tensors(o)), a[6], a[8])),
     Entry("convolution_backward", "convolution", _windowed,  # as much as gradients are wanted
