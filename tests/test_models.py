@@ -53,7 +53,7 @@ def test_a_configuration_is_a_model(tmp_path: Path) -> None:
             assert graph.name == name and (architectures is None or graph.labels == wanted.labels)
     for wrong, message in (
         (tmp_path / "nowhere", "no file or folder; nothing is downloaded"),
-        (3, "is 3; beside inputs"),
+        (3, "is 3; it must be a model, what builds it"),
     ):
         with pytest.raises(ValueError, match=message):
             capture(wrong, inputs)
