@@ -3,20 +3,18 @@
 python -m benchmarks.sharded --platform P.toml [--json OUT]
 """
 
-import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks import save_rows
-from perfkit.__main__ import run_command
+from benchmarks import OUT, PLATFORM, make_command, save_rows
 from perfkit.ground.units import format_table
 from perfkit.prediction.result import predict
 
@@ -61,28 +59,22 @@ def measure_rank(rank: int, store: str) -> list[float]:
     return times[_STEPS // 3 :]
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="sharded", description="A fully sharded step on two ranks of this machine.")
-    parser.add_argument("--platform", type=Path, required=True, help="platform file of this machine")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the row")
-    given = parser.parse_args(words)
+def run(given: Any) -> None:
+    """Predict the step, measure it and print both."""
+    from perfkit.recording.steps import capture
 
-    def run() -> int:
-        from perfkit.recording.steps import capture
+    found = predict(capture(make_step, ranks=_RANKS), given.platform)
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(_RANKS, get_context("spawn")) as pool:
+        runs = [pool.submit(measure_rank, rank, f"{folder}/store") for rank in range(_RANKS)]
+        low, measured, high = np.quantile(np.max([each.result() for each in runs], axis=0), (0.25, 0.5, 0.75))
+    row = {"predicted": found.time, "measured": measured, "quarter": low, "three quarters": high}
+    print(format_table([tuple(row), tuple(f"{1e3 * value:.2f} ms" for value in row.values())], numbers=True))
+    print(f"{found.time / measured - 1:+.0%}\n{found.explain()}")
+    save_rows(given.json, [row])
 
-        found = predict(capture(make_step, ranks=_RANKS), given.platform)
-        with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(_RANKS, get_context("spawn")) as pool:
-            runs = [pool.submit(measure_rank, rank, f"{folder}/store") for rank in range(_RANKS)]
-            low, measured, high = np.quantile(np.max([each.result() for each in runs], axis=0), (0.25, 0.5, 0.75))
-        row = {"predicted": found.time, "measured": measured, "quarter": low, "three quarters": high}
-        print(format_table([tuple(row), tuple(f"{1e3 * value:.2f} ms" for value in row.values())], numbers=True))
-        print(f"{found.time / measured - 1:+.0%}\n{found.explain()}")
-        save_rows(given.json, [row])
-        return 0
 
-    return run_command(run, name="sharded")
-
+_NEEDED = {"--platform": {**PLATFORM["--platform"], "required": True}}
+main = make_command("sharded", "A fully sharded step on two ranks of this machine.", run, {**_NEEDED, **OUT})
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from perfkit.prediction.result import predict  # noqa: E402
+from perfkit.recording.precision import pretend_gpu  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
-from perfkit.recording.values import pretend_gpu  # noqa: E402
 from perfkit.workloads.graph import Graph  # noqa: E402
 from perfkit.workloads.vocabulary import VIEWS, walk_tensors  # noqa: E402
 from tests.golden.steps import ADAMW, SGD, Make, mlp, train  # noqa: E402

@@ -2,26 +2,31 @@
 
 Checked with PyTorch 2.13.0 alone. What would have to be looked at first with another version, see `_list_patches`:
 
-==========================================  =======  ================================================================
-part of PyTorch                             since    what for
-==========================================  =======  ================================================================
-torch._subclasses.fake_tensor               2.0      tensors without values; `data_ptr` is asked for by deep copies
-fake_tensor.CONSTANT_NUMEL_LIMIT            2.0      real whole numbers stay known through operations
-nn.Module._apply                            1.0      conversions swap parameters, which fake ones cannot
-nn.init._no_grad_trunc_normal_              1.2      draws until all numbers are in range
-UninitializedParameter, UninitializedBuffer  1.8     what lazy modules hold before their first input
-DataLoader._get_iterator                    1.0      batches are made for real and in this process
-_foreach_utils, optimizer: lists of types   2.1      optimizers on a GPU work on lists of tensors
-distributed_c10d._world                     2.1      ranks that do not exist, in place of those there may be
-torch.testing._internal...fake_pg           2.1      their store and their process group
-Reducer._rebuild_buckets                    1.7      DistributedDataParallel reads the bucket sizes it sends
-Work.wait                                   1.6      where a collective is waited for
-_verify_param_shape_across_processes        1.9      what a module over ranks asks other ranks first
-DeviceMesh.__init__                         2.2      ranks of a mesh are known, and its tensors on this machine
-torch.cpu, torch.cuda: Stream and others    2.1      what goes on beside the compute stream
-_clear_sharding_prop_cache                  2.11     shards are looked up by meshes that are equal, not the same
-_dynamo.eval_frame: compile_wrapper         2.5      whether what runs is compiled
-==========================================  =======  ================================================================
+===========================================  ==============================================================
+part of PyTorch                              what for
+===========================================  ==============================================================
+torch._subclasses.fake_tensor                tensors without values; `data_ptr` is asked for by deep copies
+fake_tensor.CONSTANT_NUMEL_LIMIT             real whole numbers stay known through operations
+nn.Module._apply                             conversions swap parameters, which fake ones cannot
+nn.init._no_grad_trunc_normal_               draws until all numbers are in range
+UninitializedParameter, UninitializedBuffer  what lazy modules hold before their first input
+DataLoader._get_iterator                     batches are made for real and in this process
+_foreach_utils, optimizer: lists of types    optimizers on a GPU work on lists of tensors
+distributed_c10d._world                      ranks that do not exist, in place of those there may be
+torch.testing._internal...fake_pg            their store and their process group
+Reducer._rebuild_buckets                     DistributedDataParallel reads the bucket sizes it sends
+Work.wait                                    where a collective is waited for
+_verify_param_shape_across_processes         what a module over ranks asks other ranks first
+DeviceMesh.__init__                          ranks of a mesh are known, and its tensors on this machine
+torch.cpu, torch.cuda: Stream and others     what goes on beside the compute stream
+_clear_sharding_prop_cache                   shards are looked up by meshes that are equal, not the same
+_dynamo.eval_frame: compile_wrapper          whether what runs is compiled
+fp32_precision, float32_matmul_precision     number formats of products, put back after a capture
+AutocastPrivateUse1, _DisableAutocast        autocast as on a GPU, see `precision.pretend_gpu`
+_dispatch_get_registrations, key guards      which operations CUDA autocast changes, and that it does
+library._scoped_library, autocast.__enter__  the kernels for it, gone afterwards; regions made before
+_cur_sdpa_kernel_backends                    kernels of attention that the step allows
+===========================================  ==============================================================
 """
 
 import copy
@@ -202,13 +207,8 @@ def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = 
             if new is not old and isinstance(old, nn.Parameter) and isinstance(old, FakeTensor):
                 old.data, old.constant = new, None
             elif new is not old:
-                held[key] = (
-                    new
-                    if is_lazy(old)
-                    else nn.Parameter(new, old.requires_grad)
-                    if isinstance(old, nn.Parameter)
-                    else new
-                )
+                trained = isinstance(old, nn.Parameter) and not is_lazy(old)
+                held[key] = nn.Parameter(new, old.requires_grad) if trained else new
     return module
 
 

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
 from perfkit.ground.units import check_choice, check_positive, show
+from perfkit.recording.precision import pretend_gpu
 from perfkit.recording.recorder import Recorder
 from perfkit.recording.sandbox import Unknown, find_alive, find_caller, load_batches, open_sandbox
-from perfkit.recording.values import pretend_gpu
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.vocabulary import walk_tensors
 

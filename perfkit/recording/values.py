@@ -3,30 +3,15 @@
 Small tensors that are filled, counted or drawn and not trained keep their values, and so does what is made of nothing
 but these: masks, indices, lengths, random numbers that decide whether a layer runs. So a step gets an answer where it
 asks for one.
-
-In a capture for a GPU, calls that CUDA autocast may change pass through `pretend_gpu`: tensors are stored on the CPU,
-whose autocast has other lists and whose attention has one kernel.
-
-References
-----------
-.. [1] PyTorch 2.13, "Automatic Mixed Precision package", Autocast Op Reference, CUDA Op-Specific Behavior.
-.. [2] PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.amp.autocast_mode import autocast
-from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.weak import WeakIdKeyDictionary
 
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.recording.sandbox import MOST_KNOWN
@@ -38,19 +23,6 @@ _MOST_DRAWN = 1 << 20
 _FOLLOWING = frozenset("eq gt ge scatter scatter_ index select clone _to_copy sum any amax".split())
 #: What is assumed where a step asks how many rows a choice gives.
 BALANCED = "rows that are chosen by computed scores, such as those of experts, are taken to be equally many for each"
-#: Dispatch key of autocast on a device that no build of PyTorch has kernels for.
-_KEY = "AutocastPrivateUse1"
-#: What CUDA autocast runs in the lower precision, and what in the widest of its arguments; all else it has, in fp32.
-_LOWER = frozenset(
-    "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu "
-    "addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
-    "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
-    "_scaled_dot_product_flash_attention scaled_dot_product_attention".split()
-)
-_WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add vdot".split()
-#: The innermost region of autocast, and weights in its data type until the outermost one ends.
-_region: dict[str, Any] = {"enabled": False, "dtype": torch.float16}
-_weights: Any = WeakIdKeyDictionary()
 
 
 class Values:
@@ -228,138 +200,3 @@ def _make_rows(like: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:
     """A sparse gradient with a given number of rows, which fake tensors do not know."""
     where = torch.empty((1, count), dtype=torch.long)
     return torch.sparse_coo_tensor(where, like.new_empty((count, *shape[1:])), shape, check_invariants=False)
-
-
-# -- autocast ----------------------------------------------------------------------------------------------------------
-
-
-def _is_eligible(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype is not torch.float64
-
-
-def _convert(tree: Any, dtype: torch.dtype) -> Any:
-    """Arguments in a data type; weights are converted once."""
-    if isinstance(tree, list | tuple):
-        return type(tree)(_convert(each, dtype) for each in tree)
-    if not _is_eligible(tree) or tree.dtype is dtype:
-        return tree
-    trained = tree.dtype is torch.float32 and tree.requires_grad and tree.is_leaf and not tree._is_view()
-    if not (trained and torch.is_autocast_cache_enabled()):
-        return tree.to(dtype)
-    if tree not in _weights:
-        _weights[tree] = tree.to(dtype)
-    return _weights[tree]
-
-
-def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """An operation as it runs on a GPU, in the precision of the region."""
-    names, name = [a.name for a in op._schema.arguments], op._schema.name.removeprefix("aten::")
-    given, full = dict(zip(names, args, strict=False)) | kwargs, torch.float32
-    with torch._C._DisableAutocast():
-        if _region["enabled"]:
-            types = {t.dtype for t in walk_tensors(given)}
-            lower = name in _LOWER or (name in _WIDEST and full not in types)
-            if lower or "dtype" not in names:
-                dtype = _region["dtype"] if lower else full
-                given = {key: _convert(value, dtype) for key, value in given.items()}
-            elif given.get("dtype") is None and _is_eligible(args[0]):
-                given["dtype"] = full
-        if name == "scaled_dot_product_attention":
-            return _attend(*(given.get(a.name, a.default_value) for a in op._schema.arguments))
-        if name in ("softmax", "log_softmax") and given.get("dtype") is full and args[0].dtype is torch.float16:
-            return getattr(torch, f"_{name}")(*args[:2], True)  # one kernel reads fp16 and writes fp32
-        return op(**given)
-
-
-@contextmanager
-def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
-    """Let calls act as on a GPU, which has autocast for whatever device a region names, and scalers of gradients.
-
-    Parameters
-    ----------
-    note : callable
-        Receives what the user has to be told.
-    """
-    own: Any = torch._C
-    build, enter = autocast.__init__, autocast.__enter__
-
-    def build_here(region: Any, *args: Any, **kwargs: Any) -> None:
-        build(region, *args, **kwargs)
-        region.built_here = True
-
-    def enter_here(region: Any) -> Any:
-        if region.device == "cuda" and not (region._enabled or hasattr(region, "built_here")):
-            note("a region of torch.autocast('cuda') is off, as it was made before the capture; make it in make_step")
-        return enter(region)
-
-    patches: list[tuple[Any, dict[str, Any]]] = [
-        (autocast, {"__init__": build_here, "__enter__": enter_here}),
-        (torch, {"is_autocast_enabled": lambda *_: _region["enabled"], "clear_autocast_cache": _weights.clear}),
-        (torch, {"set_autocast_enabled": lambda *args: _region.update(enabled=args[-1])}),
-        (torch, {"get_autocast_dtype": lambda *_: _region["dtype"]}),
-        (torch, {"set_autocast_dtype": lambda *args: _region.update(dtype=args[-1])}),
-        (torch.cuda, {"is_bf16_supported": lambda *_, **__: True}),
-        (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),
-    ]
-    with ExitStack() as stack:
-        others, library = (stack.enter_context(torch.library._scoped_library(name, "IMPL")) for name in ("_", "aten"))
-        others.fallback(torch.library.fallthrough_kernel, _KEY)
-        for name in own._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
-            packet, _, overload = name.removeprefix("aten::").partition(".")
-            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            library.impl(op, partial(_run, op), _KEY)
-        key = own._dispatch_key_parse(_KEY)
-        stack.enter_context(own._IncludeDispatchKeyGuard(key))
-        stack.enter_context(own._SetExcludeDispatchKeyGuard(key, False))  # where regions are off, as by default
-        stack.enter_context(patch.dict(_region, enabled=False, dtype=torch.get_autocast_dtype("cuda")))
-        for owner, values in patches:
-            stack.enter_context(patch.multiple(owner, **values))
-        stack.callback(_weights.clear)
-        yield
-
-
-# -- attention ---------------------------------------------------------------------------------------------------------
-
-
-def _attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: Any, gqa: bool) -> Any:
-    """Attention by the kernel that PyTorch takes on a GPU such as A100, and what comes before it [2]_."""
-    aten, width = torch.ops.aten, query.shape[-1]
-    backend = _choose([query, key, value], mask, dropout, causal, gqa)
-    if mask is not None and mask.dtype is torch.bool:
-        mask = torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=query.dtype))
-    if backend is SDPBackend.MATH:
-        run = aten._scaled_dot_product_attention_math.default
-        return run(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=gqa)[0]
-    if backend is SDPBackend.FLASH_ATTENTION:
-        scale = width**-0.5 if scale is None else scale
-        if width % 8:
-            query, key, value = (F.pad(t, (0, -width % 8)) for t in (query, key, value))
-        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, scale=scale)[0]
-        return out[..., :width] if width % 8 else out
-    run = aten._scaled_dot_product_cudnn_attention.default
-    if backend is SDPBackend.EFFICIENT_ATTENTION:
-        run = aten._scaled_dot_product_efficient_attention.default
-        if mask is not None and any(stride % 8 for stride in mask.stride()[:-1]):
-            mask = F.pad(mask, (0, 8 - mask.shape[-1] % 8))[..., : mask.shape[-1]]
-        mask = mask if mask is None else mask.expand(*query.shape[:3], key.shape[2])
-    trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    return run(query, key, value, mask, trains, dropout, causal, scale=scale)[0]
-
-
-def _choose(inputs: Sequence[Tensor], mask: Any, dropout: float, causal: bool, gqa: bool) -> Any:
-    """The first kernel in the order of the step that takes such tensors [2]_."""
-    dtype, fit = inputs[0].dtype, {SDPBackend.MATH: True}
-    if all(t.dim() == 4 and t.numel() and t.stride(-1) == 1 and t.shape[0] == len(inputs[0]) for t in inputs):
-        (_, heads, rows, width), (_, kept, columns, wide), (_, valued, _, deep) = (t.shape for t in inputs)
-        half, same = dtype in (torch.float16, torch.bfloat16), heads == kept == valued
-        shared = half and (same or (gqa and heads % kept == heads % valued == 0))
-        apart = width == wide and not any(each % (8 if half else 4) for each in (width, deep))
-        flash = shared and kept == valued and mask is None and width == wide == deep <= 256
-        fit[SDPBackend.FLASH_ATTENTION] = flash and (rows == columns or not causal)
-        fit[SDPBackend.EFFICIENT_ATTENTION] = (half or dtype is torch.float32) and same and apart
-        cudnn = shared and apart and max(width, deep) <= 128 and columns > 1
-        fit[SDPBackend.CUDNN_ATTENTION] = cudnn and not (dropout * 16) % 1
-    found = [backend for backend in _cur_sdpa_kernel_backends(with_priority=True) if fit.get(backend)]
-    if not found:
-        raise ValueError(f"sdpa_kernel allows no kernel for attention in {dtype}; allow SDPBackend.MATH")
-    return found[0]
