@@ -355,8 +355,8 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
         return tuple(decode(parts[0], v, f"{place}[{i}]", read=read) for i, v in enumerate(value)) if parts else value
     if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
-    number = kind in (int, float)
-    if not isinstance(value, {int: Integral, float: Real}.get(kind, kind)) or (number and isinstance(value, bool)):
+    never = {int: bool, float: bool, Sequence: str}.get(kind, ())  # though Python takes one for the other
+    if not isinstance(value, {int: Integral, float: Real}.get(kind, kind)) or isinstance(value, never):
         kinds = [part for part in parts if part is not NoneType] if union else [kind]
         wanted = [_WORDS.get(k, f"a {'table' if read and record else k.__name__}") for k in kinds]
         raise ValueError(f"{place} is {show(value)}; it must be {' or '.join(wanted)}")

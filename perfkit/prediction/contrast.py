@@ -158,7 +158,7 @@ def _list_quantities(
         links = [platform.network.links.get(name) for platform in pair]
         yield "network", f"{name} link bandwidth", "B/s", [link and link.bandwidth for link in links]
     common = [dtype for dtype in DTYPES if all(dtype in platform.device.peaks for platform in pair)]
-    wanted = workload.dtype if workload is not None else "bf16"
+    wanted = getattr(workload, "dtype", "bf16")
     where = " and ".join(map(str, dict.fromkeys(counts))) + " rank" + "s" * (max(counts) > 1)
     for dtype, size in product([wanted] if wanted in common else common[:1], GEMMS):
         found = [_attempt(platform.gemm, *size, dtype=dtype) for platform in pair]

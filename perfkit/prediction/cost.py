@@ -266,7 +266,7 @@ def _account(
             for member in np.flatnonzero(number == index):
                 unmodelled[graph.labels[member][0]] += float(hot[member])
         elif fit.stands_for and index in number:
-            stand_ins[fit.notes[0]] += float(totals[index])
+            stand_ins["".join(fit.notes[:1]) or f"{kind} was not measured"] += float(totals[index])
     return Costs(seconds, hot, cold, walks, spreads[number], assumed, number, unmodelled, stand_ins)
 
 
