@@ -15,6 +15,6 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Notebooks run alone: some of them measure."""
-    if item.path.suffix == ".ipynb":
+    """Live notebooks run alone, as they measure."""
+    if item.path.suffix == ".ipynb" and os.environ.get("PERFKIT_LIVE") == "1":
         item.add_marker(pytest.mark.serial)

@@ -303,6 +303,16 @@ _WORDS: Mapping[Any, str] = {
 find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
 
 
+@lru_cache
+def _take_apart(hint: Any) -> tuple[tuple[Any, ...], bool, Any, dict[str, bool] | None]:
+    """Arguments of an annotation, whether it is a union, its type, and whether each field of a dataclass is needed."""
+    union = isinstance(hint, UnionType)
+    kind = hint if union else get_origin(hint) or hint
+    items = fields(kind) if is_dataclass(kind) else None
+    known = {item.name: item.default is item.default_factory is MISSING for item in items} if items else None
+    return get_args(hint), union, kind, known
+
+
 def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     """Turn tables, lists and values of a file into what an annotation says.
 
@@ -336,13 +346,10 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     """
     if hint in (str, float) and type(value) is hint:
         return value
-    parts, union = get_args(hint), isinstance(hint, UnionType)
+    parts, union, kind, known = _take_apart(hint)
     if union and NoneType in parts and (value is None or len(parts) == 2):
         return None if value is None else decode(parts[0], value, place, read=read)
-    kind: Any = hint if union else get_origin(hint) or hint
-    record = bool(is_dataclass(kind))
-    if read and record and isinstance(value, dict):
-        known = {item.name: item.default is item.default_factory is MISSING for item in fields(kind)}
+    if read and known is not None and isinstance(value, dict):
         places = {key: join_place(place, key, tuple(known)) for key in value}
         for name in (name for name, needed in known.items() if needed and name not in value):
             raise ValueError(f"{join_place(place, name)} is missing; it must be there")
@@ -358,7 +365,7 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     never = {int: bool, float: bool, Sequence: str}.get(kind, ())  # though Python takes one for the other
     if not isinstance(value, {int: Integral, float: Real}.get(kind, kind)) or isinstance(value, never):
         kinds = [part for part in parts if part is not NoneType] if union else [kind]
-        wanted = [_WORDS.get(k, f"a {'table' if read and record else k.__name__}") for k in kinds]
+        wanted = [_WORDS.get(k, f"a {'table' if read and known is not None else k.__name__}") for k in kinds]
         raise ValueError(f"{place} is {show(value)}; it must be {' or '.join(wanted)}")
     return value
 
