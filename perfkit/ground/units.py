@@ -62,17 +62,7 @@ def format_time(seconds: float) -> str:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Write a size with three digits and an SI prefix (1 GB is 10^9 bytes).
-
-    Parameters
-    ----------
-    nbytes : float
-        Size [B].
-
-    Returns
-    -------
-    text : str
-        Size with its unit [-].
+    """Write a size [B] with its unit, three digits and an SI prefix (1 GB is 10^9 bytes).
 
     Examples
     --------
@@ -304,13 +294,11 @@ find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
 
 
 @lru_cache
-def _take_apart(hint: Any) -> tuple[tuple[Any, ...], bool, Any, dict[str, bool] | None]:
-    """Arguments of an annotation, whether it is a union, its type, and whether each field of a dataclass is needed."""
-    union = isinstance(hint, UnionType)
-    kind = hint if union else get_origin(hint) or hint
-    items = fields(kind) if is_dataclass(kind) else None
-    known = {item.name: item.default is item.default_factory is MISSING for item in items} if items else None
-    return get_args(hint), union, kind, known
+def _take_apart(hint: Any) -> tuple[tuple[Any, ...], Any, dict[str, bool]]:
+    """Arguments of an annotation, its type, and whether each field of a dataclass is needed."""
+    kind = hint if isinstance(hint, UnionType) else get_origin(hint) or hint
+    items = fields(kind) if is_dataclass(kind) else ()
+    return get_args(hint), kind, {item.name: item.default is item.default_factory is MISSING for item in items}
 
 
 def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
@@ -346,10 +334,10 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     """
     if hint in (str, float) and type(value) is hint:
         return value
-    parts, union, kind, known = _take_apart(hint)
+    (parts, kind, known), union = _take_apart(hint), isinstance(hint, UnionType)
     if union and NoneType in parts and (value is None or len(parts) == 2):
         return None if value is None else decode(parts[0], value, place, read=read)
-    if read and known is not None and isinstance(value, dict):
+    if read and known and isinstance(value, dict):
         places = {key: join_place(place, key, tuple(known)) for key in value}
         for name in (name for name, needed in known.items() if needed and name not in value):
             raise ValueError(f"{join_place(place, name)} is missing; it must be there")
@@ -362,10 +350,10 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
         return tuple(decode(parts[0], v, f"{place}[{i}]", read=read) for i, v in enumerate(value)) if parts else value
     if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
-    never = {int: bool, float: bool, Sequence: str}.get(kind, ())  # though Python takes one for the other
-    if not isinstance(value, {int: Integral, float: Real}.get(kind, kind)) or isinstance(value, never):
+    wide, never = {int: (Integral, bool), float: (Real, bool), Sequence: (Sequence, str)}.get(kind, (kind, ()))
+    if not isinstance(value, wide) or isinstance(value, never):
         kinds = [part for part in parts if part is not NoneType] if union else [kind]
-        wanted = [_WORDS.get(k, f"a {'table' if read and known is not None else k.__name__}") for k in kinds]
+        wanted = [_WORDS.get(k, f"a {'table' if read and known else k.__name__}") for k in kinds]
         raise ValueError(f"{place} is {show(value)}; it must be {' or '.join(wanted)}")
     return value
 

@@ -74,10 +74,11 @@ def look(found: Any, rng: Rng) -> None:
         look(found.prediction, rng)
     if isinstance(found, pk.Plan) and pk.Plan.from_json(found.to_json()) != found:
         raise Nonsense("another plan is read back")
-    if isinstance(found, pk.Platform):
+    if isinstance(found, pk.Platform) and rng.random() < 0.25:  # writing and reading takes most of the time
         again = pk.Platform.from_toml(found.to_toml())
         if pk.Platform.from_toml(again.to_toml()) != again:
             raise Nonsense("another platform is read back")
+    if isinstance(found, pk.Platform):
         look(found.gemm(512, 512, 512), rng)
 
 
