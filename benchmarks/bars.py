@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import MET
+from benchmarks.saved import predict_again
 from perfkit.calibration.checks import Comparison, summarize_errors
 from perfkit.calibration.fit import judge_kernels
 from perfkit.ground.units import format_table
@@ -78,25 +79,26 @@ def judge_part(part: Mapping[str, Any], platform: Platform) -> _Errors:
 def evaluate(files: Sequence[Path], platform: Platform | None = None) -> list[dict[str, Any]]:
     """Rows of the accuracy table, in percent, from saved parts; `platform` predicts what holds no predictions."""
     found: _Errors = {}
-    checks = []
+    checks: list[dict[str, Any]] = []
     for file in files:
         if "runs" in (part := _read(file)):
             saved = Comparison.load(file)
-            checks.append(saved.predict_again(platform) if platform else saved)
+            checks += (predict_again(saved, platform) if platform else saved).runs
         elif platform is None:
             raise ValueError(f"{str(file)!r} holds times without predictions; say with --platform what predicts")
         else:
             for key, pairs in judge_part(part, platform).items():
                 found.setdefault(key, []).extend(pairs)
-    whole = Comparison.pool(checks) if checks else None
-    for run in whole.runs if whole else ():
-        floor = whole.noise_floor.get(run["family"], np.nan) if whole else np.nan
-        found.setdefault(f"iteration.{run['family']}", []).append((run["predicted_s"] / run["measured_s"] - 1, floor))
+    whole = Comparison(tuple(checks), "", {}, {})
+    figures = whole.figures if checks else {}
+    for run in checks:
+        pair = run["predicted_s"] / run["measured_s"] - 1, figures[run["family"]]["floor"]
+        found.setdefault(f"iteration.{run['family']}", []).append(pair)
     rows = tabulate(found)
-    if whole:
+    if checks:
         inside = 100 * whole.coverage()
         met = COVERAGE[0] <= inside <= COVERAGE[1]
-        rows.append({"quantity": "inside the 80 % interval", "n": len(whole.runs), "inside": inside, "met": met})
+        rows.append({"quantity": "inside the 80 % interval", "n": len(checks), "inside": inside, "met": met})
     return rows
 
 

@@ -25,8 +25,7 @@ _SHORT, _LARGE = 0.02, 1e9
 
 def pool_checks(name: str) -> Comparison:
     """All committed checks of one machine."""
-    files = sorted(find_reference("measured").glob(f"{name}.check-*.json"))
-    return Comparison.pool([Comparison.load(file) for file in files])
+    return Comparison.load(*sorted(find_reference("measured").glob(f"{name}.check-*.json")))
 
 
 def format_errors(comparison: Comparison) -> str:

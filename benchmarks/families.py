@@ -9,11 +9,12 @@ iterations of the family itself, drawn at random; each predicts the saved runs o
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.saved import judge_saved
+from benchmarks.saved import judge_saved, predict_again
 from perfkit.calibration.checks import Comparison, summarize_errors
 from perfkit.calibration.context import add_context
 from perfkit.calibration.fit import fit_platform
@@ -30,7 +31,7 @@ def judge_families(measurements: Mapping[str, Any], comparison: Comparison, *, d
     bare = fit_platform({**measurements, "iterations": []}, name="isolated")
     rows = []
     for family in dict.fromkeys(run["family"] for run in comparison.runs):
-        runs = comparison.select(family)
+        runs = replace(comparison, runs=tuple(run for run in comparison.runs if run["family"] == family))
         others = [row for row in iterations if row["family"] != family]
         own = [row for row in iterations if row["family"] == family]
         for count in range(len(own) + 1):
@@ -38,7 +39,7 @@ def judge_families(measurements: Mapping[str, Any], comparison: Comparison, *, d
             for draw in range(draws if 0 < count < len(own) else 1):
                 order = np.random.default_rng([count, draw]).permutation(len(own))[:count]
                 chosen = others + [own[i] for i in order]
-                found.append(runs.predict_again(add_context(bare, {**measurements, "iterations": chosen})))
+                found.append(predict_again(runs, add_context(bare, {**measurements, "iterations": chosen})))
             rows.append({"family": family, "iterations": count, **_average(found), "draws": len(found)})
     return rows
 

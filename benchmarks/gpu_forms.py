@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import OUT, gpu_collectives, gpu_gemm, make_command, save_rows
 from benchmarks.gpu_bars import BARS, DATASHEETS, POOLED, find_shared_data, format_records, is_met
 from perfkit.ground.units import check_choice
-from perfkit.readers.kernel_database import find_database, list_tables
+from perfkit.readers.kernel_database import list_tables
 
 
 def choose_systems(words: str) -> list[str]:
@@ -22,7 +22,7 @@ def choose_systems(words: str) -> list[str]:
         return [check_choice("systems", word.strip(), DATASHEETS) for word in words.split(",")]
     systems = POOLED.split("+")
     try:
-        found = set(list_tables(root=find_database())["system"])
+        found = set(list_tables()["system"])
     except FileNotFoundError as error:
         print(f"only {' and '.join(systems)}: {error}", file=sys.stderr)
         return systems

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.saved import judge_saved
+from benchmarks.saved import judge_saved, predict_again
 from perfkit.calibration.checks import Comparison, summarize_errors
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.units import format_table
@@ -53,10 +53,10 @@ def learn(
     for count in [count for count in sorted(set(counts)) if count < len(every)] + [len(every)]:
         for draw in range(draws if 0 < count < len(every) else 1):
             chosen = draw_subset(every, count, np.random.default_rng([count, draw]))
-            again = comparison.predict_again(fit_platform({**measurements, "iterations": chosen}))
+            again = predict_again(comparison, fit_platform({**measurements, "iterations": chosen}))
             for family in families:
-                part = again if family == "all" else again.select(family)
-                found.setdefault((family, len(chosen)), []).append(summarize_errors(part.errors))
+                own = np.array([family in (run["family"], "all") for run in again.runs])
+                found.setdefault((family, len(chosen)), []).append(summarize_errors(again.errors[own]))
     rows = []
     for (family, count), figures in found.items():
         means = np.array([figure["mean"] for figure in figures]) / 100

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import MET, OUT, make_command
+from benchmarks.saved import predict_again
 from perfkit.calibration.study import Trials, measure_trials
 from perfkit.ground.results import check_target
 from perfkit.ground.units import format_table
@@ -39,7 +40,7 @@ def _run(given: Any) -> None:
     if given.json is not None:
         check_target("json", given.json)
     if given.saved is not None:
-        trials = Trials.load(given.saved).predict_again(load_platform(given.platform))
+        trials = predict_again(Trials.load(given.saved), load_platform(given.platform))
     else:
         trials = measure_trials(given.platform, seed=given.seed, quick=given.quick)
     if given.json is not None:

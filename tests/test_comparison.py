@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,18 +44,16 @@ def test_a_comparison_survives_its_file(comparison: Comparison, tmp_path: Path) 
             Comparison.load(tmp_path / "bad.json")
 
 
-def test_parts_and_pools_have_the_noise_floor_of_their_runs(comparison: Comparison) -> None:
-    part = comparison.select("dlrm")
-    assert [run["name"] for run in part.runs] == ["a", "b"] and part.platform == "toy"
-    assert part.noise_floor == pytest.approx({"dlrm": 0.06, "all": 0.06})
-    both = comparison.select("transformer", "dlrm")
-    assert both.runs == comparison.runs and both.noise_floor["all"] == pytest.approx(0.05)
-    pooled = Comparison.pool([part, comparison.select("transformer"), part])
-    assert len(pooled.runs) == 5 and pooled.noise_floor["all"] == pytest.approx(0.27 / 5)
-    with pytest.raises(ValueError, match="family is 'bert'; known are dlrm, transformer"):
-        comparison.select("bert")
-    with pytest.raises(ValueError, match="comparisons is empty"):
-        Comparison.pool([])
+def test_files_are_pooled_and_every_family_has_its_noise_floor(comparison: Comparison, tmp_path: Path) -> None:
+    floors = {"dlrm": 0.06, "transformer": 0.03, "all": 0.05}
+    assert comparison.to_dict()["noise_floor"] == pytest.approx(floors)
+    other = replace(comparison, runs=comparison.runs[:2], platform="other")
+    files = [found.save(tmp_path / f"{i}.json") for i, found in enumerate((comparison, other, other))]
+    pooled = Comparison.load(*files)
+    assert len(pooled.runs) == 7 and pooled.platform == "toy" and pooled.runs[:3] == comparison.runs
+    assert pooled.figures["all"]["floor"] == pytest.approx((0.15 + 2 * 0.12) / 7)
+    with pytest.raises(ValueError, match=r"no\.json cannot be read"):
+        Comparison.load(files[0], tmp_path / "no.json")
 
 
 def test_text_ends_with_one_line_for_each_family_and_one_for_all(comparison: Comparison) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import sharding_study
+from benchmarks.saved import predict_again
 from perfkit.__main__ import main
 from perfkit.calibration import study as studies
 from perfkit.calibration.study import METHODS, Trials, draw_models, make_model, measure_trials, propose_plans
@@ -110,7 +111,7 @@ def test_a_machine_as_predicted_has_no_regret(study: Any) -> None:
     assert abs(trials.errors).max() < 1e-9 and trials.coverage() == 1
     order = [job["workload"]["batch"] for job in jobs]
     assert order == [*order[:2], *order[:2]], "every model once before any a second time"
-    methods = [name for run in trials.select("model 0").runs for name in run["methods"]]
+    methods = [name for run in trials.runs if run["family"] == "model 0" for name in run["methods"]]
     assert sorted(methods) == sorted(METHODS), "a placement that two methods propose is measured once, and counts twice"
 
 
@@ -139,7 +140,7 @@ def test_trials_survive_their_file_and_are_predicted_again(study: Any, toy: Plat
     assert again.to_dict() == json.loads(json.dumps(trials.to_dict())) and isinstance(again, Trials)
     assert trials.totals()["repeat"] == pytest.approx(1.2 / 1.1 - 1)
     bent = replace(again, runs=tuple(run | {"predicted_s": 2.0} for run in again.runs))
-    assert bent.predict_again(toy).errors == pytest.approx(trials.errors)
+    assert predict_again(bent, toy).errors == pytest.approx(trials.errors)
     (tmp_path / "bad.json").write_text('{"format": 1, "runs": [{}]}')
     with pytest.raises(ValueError, match=r"bad\.json cannot be read: "):
         Trials.load(tmp_path / "bad.json")
@@ -256,7 +257,7 @@ def test_the_study_is_put_beside_its_bars(study: Any, tmp_path: Path, capsys: py
 )
 def test_the_committed_study_meets_its_bars(path: Path) -> None:
     trials = Trials.load(path)
-    totals = trials.predict_again(load_platform(path.name.split(".")[0])).totals()
+    totals = predict_again(trials, load_platform(path.name.split(".")[0])).totals()
     assert totals["models"] >= 10 and "NO" not in sharding_study.format_bars(totals)
     for model in dict.fromkeys(run["family"] for run in trials.runs):
-        assert sorted(m for run in trials.select(model).runs for m in run["methods"]) == sorted(METHODS)
+        assert sorted(m for run in trials.runs if run["family"] == model for m in run["methods"]) == sorted(METHODS)

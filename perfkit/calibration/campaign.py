@@ -26,8 +26,8 @@ from perfkit.measure.timing import LARGEST, find_disagreement
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.result import predict
+from perfkit.workloads.graph import COLLECTIVES
 
-_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _GROUP = 110  # kernels timed by one process
 
 
@@ -99,7 +99,7 @@ def measure_collectives(campaign: Campaign, *, device: str, ranks: int, seconds:
         Operation, ``nbytes`` [B], and quartiles and mean over calls of the slowest rank's time [s].
     """
     sizes = [int(4 * 2**power) for power in range(8, 23)]
-    job = {"task": "collectives", "operations": _COLLECTIVES, "sizes": sizes, "seconds": seconds, "device": device}
+    job = {"task": "collectives", "operations": COLLECTIVES, "sizes": sizes, "seconds": seconds, "device": device}
     if launched_ranks():  # all ranks take part: nothing may come from an earlier run on one of them alone
         by_rank = join_ranks(job)
     else:

@@ -1,6 +1,5 @@
 """Predicted and measured iterations side by side, with the noise of the measurement itself."""
 
-import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,10 @@ from perfkit.calibration.pace import relate_run
 from perfkit.fitting import Fit
 from perfkit.ground.files import LARGEST_TEXT, reading, write_text
 from perfkit.ground.results import Picture, Table, Tabular
-from perfkit.ground.units import check_choice, check_positive, format_table, format_time
-from perfkit.measure.samples import Sample, dump, load
-from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.platform import Platform
-from perfkit.prediction.result import Prediction, predict
+from perfkit.ground.units import check_positive, format_table, format_time
+from perfkit.measure.samples import Sample, dump
+from perfkit.prediction.result import Prediction
 from perfkit.sharding.result import PlanPrice
-from perfkit.workloads.placement import Plan
 
 _MEASURED = ("measured_s", "measured_q1_s", "measured_q3_s")
 #: Times of a run: predicted with its interval, measured with its quartiles [s].
@@ -85,7 +81,7 @@ def compare_run(
     usual = [max(r["median"] for r in results) for results in related]
     run = {
         "family": sample.family, "name": sample.name, "config": dump(sample.workload), "ranks": sample.ranks,
-        **_forecast(prediction), "measured_s": float(np.mean(measured)), "measured_q1_s": float(np.mean(low)),
+        **state_prediction(prediction), "measured_s": float(np.mean(measured)), "measured_q1_s": float(np.mean(low)),
         "measured_q3_s": float(np.mean(high)),
         "flagged": any(r.get("flagged", False) for r in slowest), "passes_s": measured,
         "noise": max(measured) / min(measured) - 1, "relative_noise": max(usual) / min(usual) - 1,
@@ -99,7 +95,19 @@ def compare_run(
     return run
 
 
-def _forecast(prediction: Prediction | PlanPrice) -> dict[str, Any]:
+def state_prediction(prediction: Prediction | PlanPrice) -> dict[str, Any]:
+    """State what was predicted, as a run of `Comparison` holds it.
+
+    Parameters
+    ----------
+    prediction : Prediction or PlanPrice
+        What was predicted.
+
+    Returns
+    -------
+    said : dict
+        Time with its 80 % interval [s], bottleneck, and of several ranks the exposed share of communication [-].
+    """
     low, high = prediction.interval(0.8)
     said = {"predicted_s": prediction.time, "low_s": low, "high_s": high, "bottleneck": prediction.bottleneck}
     if isinstance(prediction, Prediction) and prediction.ranks > 1:
@@ -131,18 +139,20 @@ class Comparison(Tabular):
     versions: Mapping[str, str]
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, *more: str | Path) -> Self:
         """Read what `save` has written.
 
         Parameters
         ----------
         path : str or Path
             JSON file.
+        *more : str or Path
+            Further files, such as those of other seeds, whose runs are added.
 
         Returns
         -------
         comparison : Comparison
-            The same runs.
+            The same runs; platform, machine and versions are those of the first file.
 
         Raises
         ------
@@ -158,77 +168,7 @@ class Comparison(Tabular):
                     check_positive(f"runs[{i}].{key}", run[key])
             found = cls(tuple(data["runs"]), data["platform"], data["machine"], data["versions"])
             _ = found.as_text(), found.table(), found.to_dict()
-        return found
-
-    @classmethod
-    def pool(cls, comparisons: "Sequence[Comparison]") -> "Comparison":
-        """Put the runs of several comparisons together, such as those of several seeds.
-
-        Parameters
-        ----------
-        comparisons : sequence of Comparison
-            At least one.
-
-        Returns
-        -------
-        comparison : Comparison
-            All runs; machine and versions are those of the first.
-
-        Raises
-        ------
-        ValueError
-            If there is none.
-        """
-        if not comparisons:
-            raise ValueError("comparisons is empty; pool at least one")
-        return replace(comparisons[0], runs=tuple(run for comparison in comparisons for run in comparison.runs))
-
-    def predict_again(self, platform: Platform) -> Self:
-        """Compare the same measurements with the predictions of another platform, such as a later fit.
-
-        Parameters
-        ----------
-        platform : Platform
-            What predicts.
-
-        Returns
-        -------
-        comparison : Comparison
-            The same runs with other predictions.
-        """
-        runs = []
-        for run in self.runs:
-            config = dict(run["config"])
-            owners = config.pop("owners", None)
-            plan = Plan.from_owners(owners, ranks=run["ranks"]) if owners else None
-            with keep_quiet():
-                runs.append({**run, **_forecast(self._price(load(config), platform, run["ranks"], plan))})
-        return replace(self, runs=tuple(runs), platform=platform.name)
-
-    def _price(self, workload: Any, platform: Platform, ranks: int, plan: Plan | None) -> Prediction | PlanPrice:
-        return predict(workload, platform, ranks=ranks, plan=plan)
-
-    def select(self, *families: str) -> Self:
-        """Keep the runs of some families.
-
-        Parameters
-        ----------
-        *families : str
-            Families such as ``dlrm``, ``transformer`` and ``hybrid``.
-
-        Returns
-        -------
-        comparison : Comparison
-            Those runs, in their order.
-
-        Raises
-        ------
-        ValueError
-            For a family without runs.
-        """
-        for family in families:
-            check_choice("family", family, dict.fromkeys(run["family"] for run in self.runs))
-        return replace(self, runs=tuple(run for run in self.runs if run["family"] in families))
+        return replace(found, runs=found.runs + cls.load(*more).runs) if more else found
 
     def at_usual_pace(self) -> "Comparison":
         """Compare with the measured times at the usual pace of the machine, see `perfkit.models.kernels.at_usual_pace`.
@@ -255,17 +195,11 @@ class Comparison(Tabular):
         """By family and over ``all``: n, geomean, mean, p95, max, bias, floor (mean noise) and inside [-]."""
         found = {}
         for family in [*dict.fromkeys(run["family"] for run in self.runs), "all"]:
-            part = self if family == "all" else self.select(family)
+            part = replace(self, runs=tuple(run for run in self.runs if family in (run["family"], "all")))
             noise = [run["noise"] for run in part.runs if "noise" in run]
             about = {"floor": float(np.mean(noise)) if noise else math.nan, "inside": part.coverage()}
             found[family] = {"n": len(part.runs), **_measure_errors(part.errors), **about}
         return found
-
-    @property
-    def noise_floor(self) -> dict[str, float]:
-        """Mean relative difference of the two passes by family, and over all [-]."""
-        floors = {family: figures["floor"] for family, figures in self.figures.items()}
-        return {family: floor for family, floor in floors.items() if math.isfinite(floor)}
 
     def coverage(self) -> float:
         """Share of the measured times inside their 80 % interval [-]."""
@@ -348,7 +282,8 @@ class Comparison(Tabular):
             ``format`` 1 with platform, machine, versions, noise_floor and runs.
         """
         about = {"platform": self.platform, "machine": dict(self.machine), "versions": dict(self.versions)}
-        return {"format": 1, **about, "noise_floor": self.noise_floor, "runs": list(self.runs)}
+        floors = {family: found["floor"] for family, found in self.figures.items() if math.isfinite(found["floor"])}
+        return {"format": 1, **about, "noise_floor": floors, "runs": list(self.runs)}
 
     def save(self, path: str | Path) -> Path:
         """Write everything as JSON to a file, which is returned.
@@ -368,6 +303,3 @@ class Comparison(Tabular):
             f"({worst['name']}, {format_time(worst['measured_s'])}); "
             f"noise floor {100 * found['floor']:.1f} %; {found['inside']:.0%} inside the 80 % interval"
         )
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from typing import Any, TypeAlias
 
@@ -189,6 +190,20 @@ def _fit_collectives(rows: Sequence[Row], ranks: int, source: str) -> dict[str, 
 # -- the platform ----------------------------------------------------------------------------------------------------
 
 
+def _check(measurements: Mapping[str, Any]) -> None:
+    version = measurements["format"]
+    if type(version) is not int or version != 1:
+        raise ValueError(f"format is {show(version)}; this perfkit reads measurements of format 1; measure again")
+    for part, names in {"kernels": ("median", "q1", "nbytes"), "collectives": ("q1", "mean", "nbytes")}.items():
+        for i, row in enumerate(measurements[part]):
+            label = " ".join(str(row[key]) for key in ("kind", "variant", "operation") if key in row)
+            for column in names:
+                check_positive(f"{part}[{i}] ({label}).{column}", row[column], zero=column == "nbytes")
+    if not any(row["kind"] == "gemm" for row in measurements["kernels"]):
+        raise ValueError("kernels holds no gemm; a platform needs at least one to know its peak; measure again")
+
+
+@reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True)
 def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) -> Platform:
     """Fit a platform to the raw measurements of one machine.
 
@@ -209,25 +224,7 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     ValueError
         For measurements of another format, or with parts or times that cannot be.
     """
-    with reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True):
-        _check(measurements)
-        return _fit(measurements, name)
-
-
-def _check(measurements: Mapping[str, Any]) -> None:
-    version = measurements["format"]
-    if type(version) is not int or version != 1:
-        raise ValueError(f"format is {show(version)}; this perfkit reads measurements of format 1; measure again")
-    for part, names in {"kernels": ("median", "q1", "nbytes"), "collectives": ("q1", "mean", "nbytes")}.items():
-        for i, row in enumerate(measurements[part]):
-            label = " ".join(str(row[key]) for key in ("kind", "variant", "operation") if key in row)
-            for column in names:
-                check_positive(f"{part}[{i}] ({label}).{column}", row[column], zero=column == "nbytes")
-    if not any(row["kind"] == "gemm" for row in measurements["kernels"]):
-        raise ValueError("kernels holds no gemm; a platform needs at least one to know its peak; measure again")
-
-
-def _fit(measurements: Mapping[str, Any], name: str | None) -> Platform:
+    _check(measurements)
     source, day, rows = measurements["id"], measurements["date"], measurements["kernels"]
     ranks, collectives = int(measurements["ranks"]), measurements["collectives"]
     facts = measurements.get("facts") or {  # as older files have them
@@ -260,11 +257,9 @@ def _fit(measurements: Mapping[str, Any], name: str | None) -> Platform:
         provenance=origin,
     )
     platform = add_context(platform, measurements)
-    dated = [
-        {key: replace(fit, date=day) for key, fit in fits.items()} for fits in (platform.kernels, platform.collectives)
-    ]
-    context = platform.context.map(lambda fit: replace(fit, date=day))
-    return replace(platform, kernels=dated[0], collectives=dated[1], context=context)
+    stamp, groups = partial(replace, date=day), (platform.kernels, platform.collectives)
+    kernels, curves = ({key: stamp(fit) for key, fit in fits.items()} for fits in groups)
+    return replace(platform, kernels=kernels, collectives=curves, context=platform.context.map(stamp))
 
 
 def find_caches(

@@ -20,7 +20,6 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.sharding.planner import BASELINES, price_plan, shard
-from perfkit.sharding.result import PlanPrice
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Plan
 from perfkit.workloads.tables import TableSet, draw_tables
@@ -222,9 +221,6 @@ class Trials(Comparison):
     is the mean of its passes, of medians. `floor` is the regret of picking by one pass, judged by the other: no
     prediction can be shown to be better.
     """
-
-    def _price(self, workload: Any, platform: Platform, ranks: int, plan: Plan | None) -> PlanPrice:
-        return price_plan(workload, platform, plan or Plan.round_robin(len(workload.tables), ranks=ranks))
 
     def regrets(self) -> Table:
         """Every model in a row.

@@ -1,5 +1,6 @@
 """What results share: a table that pandas takes too, and a file that has to be writable before they are made."""
 
+import html
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -10,12 +11,12 @@ if TYPE_CHECKING:
     import polars
 
 #: Types of packages that take long to load.
-Picture: TypeAlias = "altair.Chart | altair.LayerChart"
+Picture: TypeAlias = "altair.Chart | altair.LayerChart | altair.HConcatChart"
 Table: TypeAlias = "polars.DataFrame"
 
 
 class Tabular:
-    """A result that has a table."""
+    """A result that has a table; a notebook shows what it says of itself."""
 
     def table(self) -> Table:
         """The result as a frame.
@@ -38,6 +39,10 @@ class Tabular:
         import pandas
 
         return pandas.DataFrame(self.table().to_dict(as_series=False))
+
+    def _repr_html_(self) -> str:
+        words: str = getattr(self, "explain", self.__repr__)()
+        return f"<pre>{html.escape(words)}</pre>"
 
 
 def check_target(name: str, path: str | Path) -> Path:

@@ -69,7 +69,7 @@ _WORK, _GROUPED_WORK, _NUMBERS = 4e8, 6e7, 6e6
 class Case:
     """One kernel with its sizes.
 
-    Operation class of `perfkit.workloads.graph.KINDS`; layout, function or gradient form; features of
+    Operation class, see `perfkit.workloads.graph.Operation`; layout, function or gradient form; features of
     `perfkit.workloads.graph.FEATURES` plus, for embeddings, ``exponent``, ``table_rows`` and ``index_batches``, for
     pictures ``image``, ``channels`` and windows [-].
     """

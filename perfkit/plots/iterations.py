@@ -128,20 +128,12 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     others = pl.lit(f"{len(rows) - len(longest)} more modules")
     module = pl.when(pl.col("module").is_in(longest)).then(named).otherwise(others)
     bars = rows.group_by(module=module, maintain_order=True).agg(pl.sum(*times, "time_s"))
-    parts = [(bar, phase, bar[f"{phase}_s"]) for bar in bars.to_dicts() for phase in phases if bar[f"{phase}_s"] > 0]
-    long = [
-        {
-            "module": bar["module"],
-            "time_s": bar["time_s"],
-            "phase": phase,
-            "order": phases.index(phase),
-            "seconds": time,
-        }
-        for bar, phase, time in parts
-    ]
+    long = bars.rename(lambda name: name.removesuffix("_s") if name[:-2] in phases else name)
+    long = long.unpivot(phases, index=("module", "time_s"), variable_name="phase", value_name="seconds")
+    parts = [row | {"order": phases.index(row["phase"])} for row in long.filter(pl.col("seconds") > 0).to_dicts()]
     y = alt.Y("module:N", title=None, sort=bars["module"].to_list(), axis=alt.Axis(labelLimit=260))
     color, tooltip = canvas.colour("phase", phases, title="Phase"), tips("module", "phase", seconds=".3s", time_s=".3s")
-    time = canvas.draw_bars(long, canvas.amount_axis("seconds", "Time", "s"), y, color, tooltip)
+    time = canvas.draw_bars(parts, canvas.amount_axis("seconds", "Time", "s"), y, color, tooltip)
     line = draw(bars.select("module", "idle_s").filter(pl.col("idle_s") > 0).to_dicts())
     line = line.mark_bar(color=INK, height={"band": 0.16})
     line = line.encode(x="idle_s:Q", y=y, tooltip=tips("module", idle_s=".3s"))

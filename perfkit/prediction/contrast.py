@@ -1,6 +1,5 @@
 """One platform against another: datasheets, kernels, collectives and whole iterations side by side."""
 
-import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -94,9 +93,6 @@ class PlatformComparison(Tabular):
         last, said = self.rows[-1], f"{len(self.rows)} quantities"
         said = f"{last['quantity']}, time x {last['ratio']:.3g}" if last["group"] == "iteration" else said
         return f"PlatformComparison({self.b.name} against {self.a.name}: {said})"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.explain())}</pre>"
 
 
 def compare(a: Named, b: Named, workload: Workload | None = None, *, ranks: int | None = None) -> PlatformComparison:

@@ -1,6 +1,5 @@
 """The prediction of one training iteration: its time, interval, bounds, breakdown and timeline."""
 
-import html
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -252,9 +251,6 @@ class Prediction(Tabular):
         execution = "compiled" if getattr(what, "compiled", False) else "eager"
         words = (f"{what.description} on {where}", dtype, getattr(what, "optimizer", ""), execution)
         return f"{', '.join(filter(None, words))}: {time} ({low}–{high}), {self.bottleneck}"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.explain())}</pre>"
 
 
 def predict(

@@ -39,14 +39,11 @@ _WITNESS: _Names = {"collector": None, "collector_version": None, "kernel": "ker
 _guard = reading("kernel database", "compare with its release", told=True)
 
 
-def find_database(root: str | Path | None = None) -> Path:
+def find_database() -> Path:
     """Find the folder that holds one folder of tables per system.
 
-    Parameters
-    ----------
-    root : str or Path, optional
-        That folder, one around it, or the target of ``pip install --target``. By default the environment
-        variable ``PERFKIT_KERNEL_DATABASE``, else the installed package, which is not imported.
+    The environment variable ``PERFKIT_KERNEL_DATABASE`` names it, a folder around it, or the target of
+    ``pip install --target``; otherwise it is that of the installed package, which is not imported.
 
     Returns
     -------
@@ -58,7 +55,7 @@ def find_database(root: str | Path | None = None) -> Path:
     FileNotFoundError
         Without a database, or with one of a release before 0.12; the message says how to install one.
     """
-    named = root or os.environ.get("PERFKIT_KERNEL_DATABASE")
+    named = os.environ.get("PERFKIT_KERNEL_DATABASE")
     spec = None if named else find_spec(_PACKAGE)
     homes = [Path(home) / "systems/data" for home in (spec and spec.submodule_search_locations) or ()]
     for place in [Path(named) / below for below in _BELOW] if named else homes:
@@ -67,19 +64,17 @@ def find_database(root: str | Path | None = None) -> Path:
     where = f"in {named}" if named else "installed"
     raise FileNotFoundError(
         f"no kernel database of release 0.12 or later {where}; {_INSTALL} brings one (only its files are read: what it "
-        "depends on is not needed), or name its folder as root= or in PERFKIT_KERNEL_DATABASE"
+        "depends on is not needed), or name its folder in PERFKIT_KERNEL_DATABASE"
     )
 
 
-def list_tables(system: str | None = None, *, root: str | Path | None = None) -> pl.DataFrame:
+def list_tables(system: str | None = None) -> pl.DataFrame:
     """List the tables of a kernel database.
 
     Parameters
     ----------
     system : str, optional
         One system, such as ``h100_sxm``; all by default.
-    root : str or Path, optional
-        As `find_database` takes it.
 
     Returns
     -------
@@ -92,7 +87,7 @@ def list_tables(system: str | None = None, *, root: str | Path | None = None) ->
     ValueError
         For an unknown system; the message lists those that have tables.
     """
-    folder = find_database(root)
+    folder = find_database()
     own = list(folder.glob(f"{system}/{_TABLES}")) if any(place.name == system for place in folder.iterdir()) else []
     files = [path.relative_to(folder) for path in sorted(own or folder.glob(f"*/{_TABLES}"), key=str)]
     names = [{"system": file.parts[0], "table": file.stem.removesuffix("_perf"), "collector": file.parts[2],
@@ -104,17 +99,13 @@ def list_tables(system: str | None = None, *, root: str | Path | None = None) ->
 
 
 @_guard
-def read_collectives(system: str, *, version: str = "newest", root: str | Path | None = None) -> pl.DataFrame:
+def read_collectives(system: str) -> pl.DataFrame:
     """Read the collectives of one system, as NCCL's test programs measured them (oneCCL's on Intel), out of place.
 
     Parameters
     ----------
     system : str
         As `list_tables` names it.
-    version : str, optional
-        Library version as the rows record it, ``newest`` or ``all``.
-    root : str or Path, optional
-        As `find_database` takes it.
 
     Returns
     -------
@@ -126,15 +117,16 @@ def read_collectives(system: str, *, version: str = "newest", root: str | Path |
     Raises
     ------
     ValueError
-        For an unknown system or version, a system without collectives, and a number format of unknown size.
+        For an unknown system, a system without collectives, and a number format of unknown size.
 
     Notes
     -----
-    Folder and rows of a file may name different versions; the rows are right. The algorithm of the library is not
+    Only rows of the newest version of the library count. Folder and rows of a file may name different ones; the rows
+    are right. The algorithm of the library is not
     recorded. On 8 H100 or H200 an all_reduce of fp16 takes 20 % less time than one of int8 from 64 MiB on: their
     switches reduce fp16 but not int8, so do not fit one law to both.
     """
-    held, algbw = set(list_tables(system, root=root)["table"]), pl.col("nbytes") / pl.col("seconds")
+    held, algbw = set(list_tables(system)["table"]), pl.col("nbytes") / pl.col("seconds")
     busbw = pl.coalesce(
         pl.when(pl.col("operation") == name).then(algbw * bus_factor(name, pl.col("ranks"))) for name in OPERATIONS
     )
@@ -143,7 +135,7 @@ def read_collectives(system: str, *, version: str = "newest", root: str | Path |
              "algbw": pl.lit(0.0), "busbw": pl.lit(0.0), "library": "collector",
              "library_version": "collector_version"}  # fmt: skip
     tables = [name for name in ("nccl", "oneccl") if name in held] or ["nccl"]
-    rows = pl.concat(_read(system, table, ("nccl_dtype", None), names, version, root, table) for table in tables)
+    rows = pl.concat(_read(system, table, ("nccl_dtype", None), names, table) for table in tables)
     for dtype in rows["dtype"].unique().sort():
         check_choice(f"dtype of a message of {system}", dtype, _BYTES)
     nbytes = pl.col("nbytes") * pl.col("dtype").replace_strict(_BYTES, return_dtype=pl.Int64)
@@ -151,9 +143,7 @@ def read_collectives(system: str, *, version: str = "newest", root: str | Path |
 
 
 @_guard
-def read_gemms(
-    system: str, *, dtype: str | None = "bf16", version: str = "newest", root: str | Path | None = None
-) -> pl.DataFrame:
+def read_gemms(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     """Read the matrix products y[m, n] = x[m, k] · w[n, k]ᵀ of one system.
 
     Parameters
@@ -162,10 +152,6 @@ def read_gemms(
         As `list_tables` names it.
     dtype : str, optional
         Number format, such as ``bf16`` or ``fp8_block``; None for all.
-    version : str, optional
-        Version of the collectors as the rows record it, ``newest`` (of each collector) or ``all``.
-    root : str or Path, optional
-        As `find_database` takes it.
 
     Returns
     -------
@@ -176,7 +162,7 @@ def read_gemms(
     Raises
     ------
     ValueError
-        For an unknown system, version or number format, and a system that has no such products.
+        For an unknown system or number format, and a system that has no such products.
 
     Notes
     -----
@@ -184,13 +170,11 @@ def read_gemms(
     uninitialised, which takes less power and is optimistic.
     """
     names = {**dict.fromkeys(("dtype", "m", "n", "k", "seconds")), **_WITNESS}
-    return _read(system, "gemm", ("gemm_dtype", dtype), names, version, root)
+    return _read(system, "gemm", ("gemm_dtype", dtype), names)
 
 
 @_guard
-def read_attention(
-    system: str, *, dtype: str | None = "bf16", version: str = "newest", root: str | Path | None = None
-) -> pl.DataFrame:
+def read_attention(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     """Read fused attention over whole sequences: causal (language models) and, where measured, full (encoders).
 
     Parameters
@@ -199,10 +183,6 @@ def read_attention(
         As `list_tables` names it.
     dtype : str, optional
         Number format of the queries, such as ``bf16``; None for all.
-    version : str, optional
-        Version of the collectors as the rows record it, ``newest`` (of each collector) or ``all``.
-    root : str or Path, optional
-        As `find_database` takes it.
 
     Returns
     -------
@@ -215,7 +195,7 @@ def read_attention(
     Raises
     ------
     ValueError
-        For an unknown system, version or number format, and a system that has no such attention.
+        For an unknown system or number format, and a system that has no such attention.
     """
     # An encoder has a key for every query and head, and no cache whose format could differ.
     past, window, heads = (pl.col(name).cast(pl.Int64) for name in ("step", "window_size", "num_key_value_heads"))
@@ -225,22 +205,18 @@ def read_attention(
         "past": past.fill_null(0), "heads": "num_heads", "kv_heads": pl.coalesce(heads, "num_heads"),
         "head_dim": None, "window": window.fill_null(0), "seconds": None, **_WITNESS,
     }  # fmt: skip
-    tables = ["context_attention", *({"encoder_attention"} & set(list_tables(system, root=root)["table"]))]
-    return pl.concat(_read(system, table, ("attn_dtype", dtype), names, version, root) for table in tables)
+    tables = ["context_attention", *({"encoder_attention"} & set(list_tables(system)["table"]))]
+    return pl.concat(_read(system, table, ("attn_dtype", dtype), names) for table in tables)
 
 
 @_guard
-def read_casts(system: str, *, version: str = "newest", root: str | Path | None = None) -> pl.DataFrame:
+def read_casts(system: str) -> pl.DataFrame:
     """Read the casts of a bf16 matrix to fp8 by a known scale: the only kernels here that memory alone bounds.
 
     Parameters
     ----------
     system : str
         As `list_tables` names it.
-    version : str, optional
-        Version of the collectors as the rows record it, ``newest`` (of each collector) or ``all``.
-    root : str or Path, optional
-        As `find_database` takes it.
 
     Returns
     -------
@@ -251,7 +227,7 @@ def read_casts(system: str, *, version: str = "newest", root: str | Path | None 
     Raises
     ------
     ValueError
-        For an unknown system or version, and a system that has no such casts (A100 has none).
+        For an unknown system, and a system that has no such casts (A100 has none).
 
     Notes
     -----
@@ -261,7 +237,7 @@ def read_casts(system: str, *, version: str = "newest", root: str | Path | None 
     """
     nbytes = 3 * pl.col("m") * pl.col("k")
     names = {"dtype": None, "rows": "m", "columns": "k", "nbytes": nbytes, "seconds": None, **_WITNESS}
-    return _read(system, "scale_matrix", ("quant_dtype", "fp8"), names, version, root)
+    return _read(system, "scale_matrix", ("quant_dtype", "fp8"), names)
 
 
 def _rename(column: str) -> pl.Expr:
@@ -269,11 +245,9 @@ def _rename(column: str) -> pl.Expr:
     return pl.col(column).cast(pl.String).replace(_DTYPES)
 
 
-def _read(
-    system: str, table: str, dtype: tuple[str, str | None], names: _Names, version: str, root: Any, library: str = ""
-) -> pl.DataFrame:
+def _read(system: str, table: str, dtype: tuple[str, str | None], names: _Names, library: str = "") -> pl.DataFrame:
     """Rows of a table with the columns `names`, in the number format `dtype[1]` that its column `dtype[0]` holds."""
-    tables, folder, (column, wanted) = list_tables(system, root=root), find_database(root), dtype
+    tables, folder, (column, wanted) = list_tables(system), find_database(), dtype
     check_choice(f"table of {system}", table, tables["table"].unique(maintain_order=True))
     columns = [(old if isinstance(old, pl.Expr) else pl.col(old or new)).alias(new) for new, old in names.items()]
     derived = {"dtype", "seconds", "collector", "collector_version", *_OPTIONAL}
@@ -294,7 +268,7 @@ def _read(
         text = f"{len(lost)} of {len(rows)} rows have no positive time and are left out"
         warnings.warn(f"{text}; the first is in {escape(lost['file'][0])}", stacklevel=4)
     whole = (numeric() - by_name("seconds")).cast(pl.Int64)
-    tidy = _choose(rows.filter(~untimed), version).select("system", *columns, "file").with_columns(whole)
+    tidy = _choose_newest(rows.filter(~untimed)).select("system", *columns, "file").with_columns(whole)
     keys = [name for name in tidy.columns if name not in ("seconds", "file")]
     repeat = pl.int_range(pl.len(), dtype=pl.Int64).over(keys).alias("repeat")
     return tidy.select(pl.exclude("file"), repeat, "file")
@@ -315,15 +289,11 @@ def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
     return scan.select(*needed, *optional).collect()
 
 
-def _choose(frame: pl.DataFrame, version: str) -> pl.DataFrame:
-    """Rows of one version, or of the newest one of each collector."""
+def _choose_newest(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of the newest version of each collector."""
     pairs = frame.select("collector", "collector_version").unique().sort(pl.all()).rows()
     newest = {who: max((v for other, v in pairs if other == who), key=_order) for who, _ in pairs}
-    if version not in ("newest", "all"):
-        check_choice("version", version, ["newest", "all", *sorted({v for _, v in pairs if v}, key=_order)])
-        newest = dict.fromkeys(newest, version)
-    chosen = pl.col("collector").replace(newest)
-    return frame if version == "all" else frame.filter(pl.col("collector_version").eq_missing(chosen))
+    return frame.filter(pl.col("collector_version").eq_missing(pl.col("collector").replace(newest)))
 
 
 def _order(version: str | None) -> tuple[tuple[int, int], ...]:

@@ -1,13 +1,12 @@
 """Priced plans and what a search found: numbers by rank and by table, and what they mean."""
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.ground.results import Tabular
+from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import Array, check_choice, format_bytes, format_time
 from perfkit.platform.estimates import check_time, find_interval
 from perfkit.sharding.constraints import EVERYWHERE, Constraints
@@ -15,10 +14,6 @@ from perfkit.sharding.costs import AT, COLUMNS, MEMORY, SECONDS, Costs
 from perfkit.sharding.objective import MESSAGES, RESOURCES, Problem
 from perfkit.workloads.placement import BY_ROWS, Plan
 from perfkit.workloads.tables import name_tables
-
-if TYPE_CHECKING:
-    import altair
-    import polars
 
 #: Columns of seconds on the device and of memory.
 _DEVICE, _MEMORY = ([AT[name] for name in names] for names in (SECONDS[:-1], MEMORY))
@@ -117,7 +112,7 @@ class PlanPrice(Tabular):
         name = max(self.parts, key=lambda part: self.parts[part])
         return f"{name}, {self.parts[name] / self.time:.0%} of the time" if self.time else name
 
-    def table(self) -> "polars.DataFrame":
+    def table(self) -> Table:
         """What every rank does and holds.
 
         Returns
@@ -166,7 +161,7 @@ class PlanPrice(Tabular):
         name = name_tables(problem.costs.workload.tables)[found[0]]
         return Move(name, found[1], found[2], best[1], 1 - best[1] / self.time)
 
-    def chart(self) -> "altair.HConcatChart":
+    def chart(self) -> Picture:
         """Seconds and memory of every rank, the slowest and the fullest one marked, and the next best move.
 
         Returns
@@ -287,7 +282,7 @@ class ShardingResult(Tabular):
         """How far the time can be above that of the best plan, relative to the bound [-]."""
         return self.prediction.time / self.bound - 1 if self.bound else 0.0
 
-    def table(self) -> "polars.DataFrame":
+    def table(self) -> Table:
         """Where every table lies and what it costs.
 
         Returns
@@ -308,7 +303,7 @@ class ShardingResult(Tabular):
             "memory_bytes": total[:, _MEMORY].sum(axis=1),
         })  # fmt: skip
 
-    def chart(self) -> "altair.HConcatChart":
+    def chart(self) -> Picture:
         """What every rank does and holds under the plan, see `PlanPrice.chart`.
 
         Returns
@@ -333,7 +328,7 @@ class ShardingResult(Tabular):
         """
         return self.baselines[check_choice("name", name, self.baselines)]
 
-    def compare(self) -> "polars.DataFrame":
+    def compare(self) -> Table:
         """The plan beside the rules of thumb.
 
         Returns
@@ -377,6 +372,3 @@ class ShardingResult(Tabular):
         where = f"{self.plan.ranks} ranks of {self.prediction._problem.costs.platform.name}"
         time = f"{format_time(self.prediction.time)}, at most {self.gap:.2%} above the best"
         return f"ShardingResult({len(self.plan.owners)} tables on {where}: {time})"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.explain())}</pre>"

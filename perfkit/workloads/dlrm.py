@@ -9,7 +9,7 @@ import numpy as np
 from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.workloads import layers
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.iteration import average, make_graph, record_graphs, step
+from perfkit.workloads.iteration import finish, record_graphs
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.shards import Held, hold_tables
@@ -289,16 +289,10 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
 def _record_rank(model: DLRM, held: Held, accelerator: bool) -> Graph:
     """Record the iteration of a rank."""
     ranks = len(held.widths)
-    overlap = model.overlap and ranks > 1
-    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=overlap, compiled=model.compiled)
+    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1, compiled=model.compiled)
     inputs = tape.tensor(model.batch // ranks, model.features, itemsize=tape.wide)
     layers.binary_cross_entropy(tape, record_layers(tape, model, inputs, held))
-    tape.backward()
-    if ranks > 1 and not overlap:
-        average(tape)
-    step(tape, model.optimizer, lists=accelerator, fused=model.fused)
-    groups = held.groups if ranks > 1 else ()
-    return make_graph(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
+    return finish(tape, model, ranks=ranks, lists=accelerator, groups=held.groups if ranks > 1 else ())
 
 
 def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor:

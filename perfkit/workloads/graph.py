@@ -3,35 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from perfkit.ground.results import Tabular
+from perfkit.ground.results import Table, Tabular
 from perfkit.models.kernels import reuse_distances
+from perfkit.workloads.tables import EmbeddingTable
 
-if TYPE_CHECKING:
-    import polars
-
-    from perfkit.workloads.tables import EmbeddingTable
-
-
-#: Operation classes: what a platform holds one set of kernel parameters for.
-KINDS = (
-    "gemm",
-    "bmm",
-    "attention",
-    "elementwise",
-    "rowwise",
-    "copy",
-    "embedding_forward",
-    "embedding_backward",
-    "embedding_update",
-    "convolution",
-    "pooling",
-    "transfer",
-    "collective",
-)
 PHASES = ("forward", "backward", "update")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -45,7 +24,7 @@ FEATURES = (
 
 
 #: What is the same for all sizes.
-_STRUCTURE = ("classes", "phases", "kernels", "collectives", "transfers")
+_STRUCTURE = ("classes", "kernels", "collectives", "transfers")
 
 
 @dataclass(frozen=True)
@@ -57,7 +36,10 @@ class Operation:
     name : str
         The framework's name, such as ``addmm``.
     kind : str
-        Operation class, one of `KINDS`, or ``other`` for what was captured and is none of them.
+        Operation class, for which a platform holds one set of kernel parameters: ``gemm``, ``bmm``, ``attention``,
+        ``elementwise``, ``rowwise``, ``copy``, ``embedding_forward``, ``embedding_backward``, ``embedding_update``,
+        ``convolution``, ``pooling``, ``transfer`` or ``collective``; ``other`` for what was captured and is none of
+        them.
     variant : str
         Finer class within the kind, such as a GEMM layout or an elementwise function.
     phase : str
@@ -113,7 +95,7 @@ class Graph(Tabular):
     labels: tuple[tuple[str, str, str, str, str], ...]
     features: np.ndarray
     accesses: np.ndarray
-    tables: "tuple[EmbeddingTable, ...]" = ()
+    tables: tuple[EmbeddingTable, ...] = ()
     parameters: int = 0
     name: str = "graph"
     family: str = ""
@@ -169,17 +151,12 @@ class Graph(Tabular):
         return list(known), np.array(numbers, dtype=np.intp)
 
     @cached_property
-    def phases(self) -> dict[tuple[str, str, str], np.ndarray]:
-        """Indices of the operations by (kind, variant, phase), in order of first appearance."""
-        return {key: np.flatnonzero(self.classes[1] == number) for number, key in enumerate(self.classes[0])}
-
-    @cached_property
     def kernels(self) -> dict[tuple[str, str], np.ndarray]:
         """Indices of the operations by (kind, variant), in order of first appearance."""
-        pairs = dict.fromkeys(key[:2] for key in self.classes[0])
-        return {
-            pair: np.sort(np.concatenate([i for key, i in self.phases.items() if key[:2] == pair])) for pair in pairs
-        }
+        found: dict[tuple[str, str], list[int]] = {}
+        for number, key in enumerate(self.classes[0]):
+            found.setdefault(key[:2], []).append(number)
+        return {pair: np.flatnonzero(np.isin(self.classes[1], numbers)) for pair, numbers in found.items()}
 
     @cached_property
     def collectives(self) -> np.ndarray:
@@ -252,7 +229,7 @@ class Graph(Tabular):
         vars(found).update({name: getattr(self, name) for name in _STRUCTURE})
         return found
 
-    def table(self) -> "polars.DataFrame":
+    def table(self) -> Table:
         """Every operation with its labels, sizes and traffic as a Polars frame.
 
         Returns

@@ -50,30 +50,24 @@ def _recall(record: _Record, names: tuple[str, ...], model: Any, *given: Any) ->
     """Graphs with the sizes of the model in place of those that were not known when its structure was recorded."""
     structure = copy(model)
     vars(structure).update(dict.fromkeys(names, 0))
-    met = _remember(record, structure, *given)
-    if not met:  # sizes that stay open cost more to record, and few structures are met again
-        met.append(True)
+    known = _remember(record, structure, *given)
+    if not known:  # sizes that stay open cost more to record, and few structures are met again
+        known.append(None)
         return record(model, *given)
-    program, forms = _record_structure(record, names, structure, *given)
+    if known[0] is None:
+        program = Program()
+        vars(structure).update({name: program.add(None, name) for name in names})
+        known[0] = program, record(structure, *given)
+    program, forms = known[0]
     values = program.run(*(getattr(model, name) for name in names))
     found = {number: form.fill(values) for number, form in {id(form): form for form in forms}.items()}
     return tuple(found[id(form)] for form in forms)
 
 
-@lru_cache(maxsize=256)
-def _remember(record: _Record, structure: Any, *given: Any) -> list[bool]:
-    """Whether this structure was met before: a list that the first meeting fills."""
+@lru_cache(maxsize=128)
+def _remember(record: _Record, structure: Any, *given: Any) -> list[Any]:
+    """What is known of a structure: nothing, that it was met, or a program for its open sizes and graphs with these."""
     return []
-
-
-@lru_cache(maxsize=64)
-def _record_structure(
-    record: _Record, names: tuple[str, ...], model: Any, *given: Any
-) -> tuple[Program, tuple[Graph, ...]]:
-    """A program for the sizes of these names, and graphs in which its results stand by number."""
-    program, structure = Program(), copy(model)
-    vars(structure).update({name: program.add(None, name) for name in names})
-    return program, record(structure, *given)
 
 
 def average(tape: Tape) -> None:
@@ -102,6 +96,15 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
             tape.emit("add_", "embedding_update", reads, [], "sparse", **sizes)
         else:
             _pass_over(tape, group, optimizer, fused=fused)
+
+
+def finish(tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tuple[int, ...], ...] = ()) -> Graph:
+    """Go back from the loss, average gradients unless they were reduced on the way, update weights: the graph of it."""
+    tape.backward()
+    if ranks > 1 and not tape.overlap:
+        average(tape)
+    step(tape, model.optimizer, lists=lists, fused=model.fused)
+    return make_graph(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
 
 
 def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: bool) -> None:

@@ -16,11 +16,9 @@ from perfkit.workloads.tape import Tape, copy
 
 def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:
     """The same numbers in another data type, if it is another."""
-    return (
-        x
-        if x.itemsize == itemsize
-        else tape.record("cast", x, out=tape.tensor(*x.shape, itemsize=itemsize, grad=x.grad))
-    )
+    if x.itemsize == itemsize:
+        return x
+    return tape.record("cast", x, out=tape.tensor(*x.shape, itemsize=itemsize, grad=x.grad))
 
 
 def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,11 +117,6 @@ class Placement:
         return [Shard(number, rank, top, height, 0, table.dim) for rank, top, height in parts]
 
 
-@lru_cache(maxsize=4096)
-def _put_whole(rank: int) -> Placement:
-    return Placement("table_wise", (rank,))
-
-
 @dataclass(frozen=True)
 class Plan:
     """Where every table lies.
@@ -208,7 +203,7 @@ class Plan:
     @cached_property
     def placements(self) -> tuple[Placement, ...]:
         """Placement of every table, in table order."""
-        return tuple(o if isinstance(o, Placement) else _put_whole(o) for o in self.owners)
+        return tuple(o if isinstance(o, Placement) else Placement("table_wise", (o,)) for o in self.owners)
 
     def tables_of(self, rank: int) -> tuple[int, ...]:
         """Numbers of the tables on one rank; a ValueError names a table that is not whole on one.

@@ -5,18 +5,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from perfkit.ground.results import Tabular
+from perfkit.ground.results import Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, check_type, format_bytes, show
 from perfkit.models.distributions import Buckets, Distribution, Uniform, Zipf, join_buckets, spread_rows, unique_rows
 from perfkit.models.embedding import STATE
 from perfkit.workloads.sizes import check_size, select_sizes
-
-if TYPE_CHECKING:
-    import polars
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,7 @@ class TableSet(Tabular):
         """Bytes of all weights [B]."""
         return sum(table.nbytes for table in self.tables)
 
-    def table(self) -> "polars.DataFrame":
+    def table(self) -> Table:
         """The tables as a Polars frame.
 
         Returns

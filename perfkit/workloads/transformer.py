@@ -8,7 +8,7 @@ import numpy as np
 from perfkit.ground.units import check_choice, check_positive
 from perfkit.workloads import layers
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.iteration import average, make_graph, record_graphs, step
+from perfkit.workloads.iteration import finish, record_graphs
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.sizes import check_size, count_configurations
@@ -207,8 +207,8 @@ class Transformer:
 
 def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
     """Record one rank's iteration."""
-    overlap, hidden = model.overlap and ranks > 1, model.hidden
-    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=overlap, compiled=model.compiled)
+    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1, compiled=model.compiled)
+    hidden = model.hidden
     batch, tokens = model.batch // ranks, model.batch // ranks * model.sequence
     tape.module = "embeddings"
     words, places = tape.parameter(model.vocabulary, hidden), tape.parameter(model.positions, hidden)
@@ -227,13 +227,9 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
     x = layers.layer_norm(tape, x)
     bias = None if model.causal else tape.parameter(model.vocabulary)
     layers.cross_entropy(tape, layers.linear(tape, x, words, bias), tokens)
-    if overlap:
+    if tape.overlap:
         tape.buckets = dict.fromkeys(tape.trained, 0)
-    tape.backward()
-    if ranks > 1 and not overlap:
-        average(tape)
-    step(tape, model.optimizer, lists=accelerator, fused=model.fused)
-    return (make_graph(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks),)
+    return (finish(tape, model, ranks=ranks, lists=accelerator),)
 
 
 def _layer(tape: Tape, model: Transformer, x: Tensor, module: str) -> Tensor:

@@ -219,7 +219,7 @@ class Entry:
     names : str
         Names of operations, with wildcards, apart by spaces.
     kind : str
-        Operation class, one of `perfkit.workloads.graph.KINDS`.
+        Operation class, see `perfkit.workloads.graph.Operation`.
     variant : str or callable
         Finer class: fixed, from the name and arguments, or empty for the name itself.
     sizes : callable

@@ -3,12 +3,14 @@
 import gzip
 import io
 import json
+import os
 import tomllib
 import zipfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import polars as pl
@@ -21,7 +23,7 @@ from perfkit.ground.files import find_reference
 from perfkit.readers.index_arrays import read_indices
 from perfkit.readers.kernel_database import read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import list_devices, read_nccl_tests
-from tests.fuzz.damage import Rng, choose, damage_bytes, damage_file, damage_text, damage_tree, junk
+from tests.fuzz.damage import Rng, choose, damage_bytes, damage_file, damage_text, damage_tree
 from tests.fuzz.harness import Entry, Nonsense
 
 Make, Read, Write = Callable[[Rng], Any], Callable[[Rng, Path], Any], Callable[[Any], str | bytes]
@@ -255,7 +257,8 @@ def read_database(rng: Rng, folder: Path) -> None:
     home.mkdir(parents=True)
     read, rows = DATABASE[name]
     (home / f"{name}_perf.parquet").write_bytes(damage_file(rng, rows, choose(rng, (csv, parquet))))
-    read("h", root=folder, **({"version": choose(rng, ("all", "1.0", junk(rng)))} if rng.random() < 0.5 else {}))
+    with mock.patch.dict(os.environ, {"PERFKIT_KERNEL_DATABASE": str(folder)}):
+        read("h")
 
 
 CHECKS, TRIALS = ("zen5-2.check-1", "zen3-2.check-7"), ("zen5-2.sharding-0", "zen3-2.sharding-1")
