@@ -292,6 +292,25 @@ def test_experts_get_equally_many_tokens_and_a_warning_says_so(way: str, rows: i
     assert not [label for label in graph.labels if label[1] == "other"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_for_groups_of_rows_counts_as_one_product_for_each_group(dtype: Any) -> None:
+    weight = nn.Parameter(torch.randn(4, 32, 48, dtype=dtype))
+
+    def step() -> None:
+        x = torch.randn(64, 32, dtype=dtype, requires_grad=True)
+        chosen = (x.float() @ torch.randn(32, 4)).argmax(1)
+        ends = torch.histc(chosen.float(), 4, 0, 3).cumsum(0).int()
+        F.grouped_mm(x[chosen.argsort()], weight, offs=ends).square().sum().backward()
+
+    with pytest.warns(UserWarning, match="such as those of experts"):
+        graph = capture(lambda: step, device="cuda")
+    found = [graph[int(i)].features for key in graph.kernels if key[0] == "bmm" for i in graph.kernels[key]]
+    assert {tuple(each[name] for name in ("batch", "m", "n", "k")) for each in found} == {
+        (4, 16, 48, 32), (4, 32, 48, 16), (4, 16, 32, 48),
+    }  # fmt: skip
+    assert len(found) == 3
+
+
 def _decide(weight: Any) -> Any:
     return weight.sum() if weight.sum() > 3 else weight.sum() * 2  # a branch
 

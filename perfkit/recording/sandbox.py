@@ -6,6 +6,7 @@ Checked with PyTorch 2.13.0 alone. What would have to be looked at first with an
 part of PyTorch                              what for
 ===========================================  ==============================================================
 torch._subclasses.fake_tensor                tensors without values; `data_ptr` is asked for by deep copies
+_meta_registrations._meta_grouped_mm_common  products of groups in formats other than bf16
 fake_tensor.CONSTANT_NUMEL_LIMIT             real whole numbers stay known through operations
 nn.Module._apply                             conversions swap parameters, which fake ones cannot
 nn.init._no_grad_trunc_normal_               draws until all numbers are in range
@@ -47,7 +48,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, _meta_registrations, nn
+from torch._meta_registrations import _meta_grouped_mm_common
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
@@ -212,6 +214,11 @@ def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = 
     return module
 
 
+def _take_any_format(rule: Callable[..., Tensor], a: Tensor, b: Tensor, *more: Any, **named: Any) -> Tensor:
+    """Products of groups: PyTorch's rule for fake tensors takes bf16 alone, its kernels other formats too."""
+    return rule(a.to(torch.bfloat16), b.to(torch.bfloat16), *more, **named).to(a.dtype)
+
+
 def _hold_nothing(make: Callable[..., Any]) -> Callable[..., Any]:
     """Make lazy tensors real ones: they are empty, and no fake tensor can be of their classes."""
 
@@ -273,6 +280,7 @@ def _list_patches(
         (FakeTensor, {"data_ptr": lambda _: 0}),
         (FakeTensorMode, {"__deepcopy__": lambda mode, _: mode}),  # its weak references cannot be copied
         (fake_tensor, {"CONSTANT_NUMEL_LIMIT": MOST_KNOWN}),
+        (_meta_registrations, {"_meta_grouped_mm_common": partial(_take_any_format, _meta_grouped_mm_common)}),
         *((each, {"__new__": staticmethod(_hold_nothing(each.__new__))}) for each in _LAZY),
         (nn.Module, {"_apply": _convert}),
         (nn.init, {"_no_grad_trunc_normal_": lambda tensor, *_, **__: tensor}),

@@ -92,6 +92,8 @@ class Values:
             return _make_rows(args[0], args[1]._nnz(), args[1].shape)._coalesced_(True)
         if name == "nonzero" and self._find_shares(given):
             return self._choose(given[0])
+        if name == "_grouped_mm" and isinstance(args[2], Tensor) and not _is_known(args[2]):
+            self.notes[BALANCED] = None
         if name == "_ctc_loss" and (lengths := self.pretend(args[3]).constant) is not None:
             with _disable_current_modes():
                 states = 2 * int(lengths.max()) + 1

@@ -91,6 +91,13 @@ def _product(a: Any, b: Any) -> _Sizes:
     return size_product(a.shape[-2], b.shape[-1], a.shape[-1], batch=a.shape[0] if a.dim() == 3 else 1)
 
 
+def _groups(a: Any, b: Any, ends: Any) -> _Sizes:
+    """Products of groups of rows, such as those of experts; which dimension is parted says how many have one."""
+    parts, shares = ends.shape[0], {(2, 3): (1, 0, 0), (3, 2): (0, 1, 0), (2, 2): (0, 0, 1)}[a.dim(), b.dim()]
+    sizes = (n / parts**parted for n, parted in zip((a.shape[-2], b.shape[-1], a.shape[-1]), shares, strict=True))
+    return size_product(*sizes, batch=parts)
+
+
 def _vectors(args: Sequence[Any], out: Any) -> _Sizes:
     a = args[1] if len(args) > 2 and hasattr(args[2], "shape") else args[0]
     return size_product(a.numel() // max(a.shape[-1], 1), 1, a.shape[-1])
@@ -246,6 +253,8 @@ TABLE: tuple[Entry, ...] = (
     Entry("addmm", "gemm", lambda n, a: _layout(*a[1:3]), lambda a, o: _product(*a[1:3])),
     Entry("mv dot vdot addmv", "gemm", "nn", _vectors),  # a product with one column
     Entry("bmm", "bmm", lambda n, a: _layout(*a[0:2]), lambda a, o: _product(*a[0:2])),
+    Entry("_grouped_mm", "bmm", lambda n, a: _layout(*a[0:2]),
+          lambda a, o: _product(*a[0:2]) if a[2] is None else _groups(*a[0:3])),
     Entry("baddbmm", "bmm", lambda n, a: _layout(*a[1:3]), lambda a, o: _product(*a[1:3])),
     # scores are computed again: 2.5 times the forward (Dao 2023, arXiv:2307.08691, 4.1)
     Entry("_scaled_dot_product_*_backward", "attention", lambda n, a: "backward" + "_causal" * _is_causal(a),
