@@ -1,6 +1,7 @@
 """Models whose families were never calibrated, captured, predicted and measured on this machine: six sizes of each.
 
 python -m benchmarks.foreign --platform P.toml [--seed 0] [--json OUT]
+python -m benchmarks.foreign --saved FILE
 
 Each configuration is timed twice, in a process of its own, the second time after all others. Needs transformers.
 """
@@ -16,6 +17,7 @@ from benchmarks import OUT, PLATFORM, make_command
 from benchmarks.captures import build
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.pace import relate_run
+from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.processes import run_processes
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import predict
@@ -95,10 +97,15 @@ def judge_models(platform: Any, seed: int, seconds: float = 0.8) -> Comparison:
             "flagged": False, "passes_s": passed, "noise": max(passed) / min(passed) - 1,
             "relative_s": float(np.mean(usual)), "relative_noise": max(usual) / min(usual) - 1,
         })  # fmt: skip
-    return Comparison(tuple(rows), where.name, {}, {})
+    return Comparison(tuple(rows), where.name, describe_machine(), list_versions())
 
 
 def _run(given: Any) -> None:
+    if given.saved:
+        saved = Comparison.load(given.saved)
+        print(saved.summary_as_text(), "at the usual pace of the machine", sep="\n")
+        print(saved.at_usual_pace().summary_as_text())
+        return
     comparison = judge_models(given.platform, given.seed)
     print(comparison.as_text())
     if given.json:
@@ -109,7 +116,12 @@ main = make_command(
     "foreign",
     "Accuracy on models that calibration does not know.",
     _run,
-    {**PLATFORM, **OUT, "--seed": {"type": int, "default": 0, "help": "seed of the sizes"}},
+    {
+        **PLATFORM,
+        **OUT,
+        "--seed": {"type": int, "default": 0, "help": "seed of the sizes"},
+        "--saved": {"metavar": "FILE", "help": "print the errors of saved runs"},
+    },
 )
 
 
