@@ -1,0 +1,208 @@
+"""Execution traces of PyTorch (Chakra, schemas 1.0 and 1.1): what every operation was given and what it returned."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perfkit.ground.files import reading
+from perfkit.ground.units import show
+from perfkit.readers.documents import LARGEST_TRACE, parse_document, read_text
+from perfkit.readers.trace import TraceFile
+
+_ADVICE = "pass the file that torch.profiler.ExecutionTraceObserver wrote, whole"
+#: Operations that two recordings of a thread may differ by before they count as different [-].
+_AHEAD = 32
+
+
+class Operands(NamedTuple):
+    """Arguments or results: as recorded, a tensor as [id, storage, offset, numbers, bytes of one, device]; and the
+    shapes, types and strides of those that are tensors, lists of them nested alike.
+    """
+
+    values: Sequence[Any]
+    shapes: Sequence[Any]
+    types: Sequence[str]
+    strides: Sequence[Any]
+
+
+class Node(NamedTuple):
+    """An operation, or a mark of the program: its number, in order of start; what contains it; its record in a trace of
+    Kineto, 0 for none; thread, sequence number of autograd or -1, schema, and what it was given and returned.
+    """
+
+    number: int
+    name: str
+    parent: int
+    record: int
+    thread: int
+    sequence: int
+    schema: str
+    inputs: Operands
+    outputs: Operands
+
+
+@dataclass(frozen=True, eq=False)
+class ExecutionTrace:
+    """Operations of one rank in order of their start.
+
+    Parameters
+    ----------
+    nodes : tuple of Node
+        The operations.
+    groups : mapping of str to tuple of int
+        Ranks of each process group by its name, where the trace lists them; empty for all ranks.
+    schema : str
+        Version of the format.
+    source : str
+        Name of the file.
+    """
+
+    nodes: tuple[Node, ...]
+    groups: Mapping[str, tuple[int, ...]]
+    schema: str
+    source: str
+
+    def __repr__(self) -> str:
+        return f"ExecutionTrace({self.source}: {len(self.nodes)} nodes, schema {show(self.schema, 20)})"
+
+
+def read_execution(path: str | Path) -> ExecutionTrace:
+    """Read an execution trace, plain or packed with gzip.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+
+    Returns
+    -------
+    trace : ExecutionTrace
+        Its operations; what a link with Kineto has added to it is left out.
+
+    Raises
+    ------
+    ValueError
+        For a file that is none, breaks off, or lists a node twice.
+    """
+    nodes: dict[int, Node] = {}
+
+    def take(item: Any) -> None:
+        if not (isinstance(item, dict) and item.get("ph")):  # a device's event that a link has added
+            node = _read_node(item)
+            if nodes.setdefault(node.number, node) is not node:
+                raise ValueError(f"it lists node {node.number} twice, {show(node.name, 60)} the second time")
+
+    with reading(path, _ADVICE, most=LARGEST_TRACE):
+        facts = parse_document(read_text(path), {"nodes": take, "traceEvents": lambda event: None})
+        if not nodes or type(facts.get("schema")) is not str:
+            raise ValueError("it has no schema or no nodes, which an execution trace has")
+        made = tuple(nodes[number] for number in sorted(nodes))
+        return ExecutionTrace(made, _find_groups(made), facts["schema"], Path(path).name)
+
+
+def _read_node(item: Any) -> Node:
+    """A node of either schema: 1.0 lists everything flat, 1.1 nests operands and attributes."""
+    if not isinstance(item, dict):
+        raise ValueError(f"a node is {show(item, 60)}; it must be an object")
+    nested = isinstance(item.get("inputs"), dict)
+    facts = {**item, "parent": item.get("ctrl_deps")} if nested else item
+    for each in item.get("attrs", ()) if nested else ():
+        facts[each["name"]] = each["value"]
+    operands = []
+    for side in ("inputs", "outputs"):
+        own = item[side] if nested else {"values": item[side], **{
+            part: item[f"{side[:-1]}_{part}"] for part in ("shapes", "types")}}  # fmt: skip
+        lists = [own["values"], own["shapes"], own["types"], own.get("strides", ())]
+        if not all(isinstance(each, list | tuple) for each in lists) or len({*map(len, lists[:3])}) > 1:
+            raise ValueError(f"node {show(item.get('id'))} has {side} whose values, shapes and types do not match")
+        operands.append(Operands(*lists))
+    facts = {"rf_id": 0, "tid": 0, "seq_id": -1, "op_schema": "", **facts}
+    numbers: list[Any] = [facts.get(key) for key in ("id", "parent", "rf_id", "tid", "seq_id")]
+    if not all(type(number) is int for number in numbers):
+        raise ValueError(f"node {show(item.get('id'))} has numbers {show(numbers)}; they must be whole")
+    number, parent, record, thread, sequence = numbers
+    return Node(number, str(facts["name"]), parent, record, thread, sequence, str(facts["op_schema"]), *operands)
+
+
+def _find_groups(nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:
+    """Ranks of the process groups that a trace lists."""
+    groups: dict[str, tuple[int, ...]] = {}
+    for node in nodes:
+        if node.name == "## process_group:init ##" and node.inputs.values:
+            listed = json.loads(node.inputs.values[0])
+            groups.update({str(each["pg_name"]): tuple(map(int, each["ranks"])) for each in listed})
+    return groups
+
+
+def join_traces(trace: TraceFile, execution: ExecutionTrace) -> dict[int, Node]:
+    """Find the node of every event of the host that both have recorded.
+
+    Parameters
+    ----------
+    trace : TraceFile
+        Of the same step of the same rank.
+    execution : ExecutionTrace
+        What the operations were given.
+
+    Returns
+    -------
+    nodes : dict of int to Node
+        By the index of the event [-].
+
+    Raises
+    ------
+    ValueError
+        If they do not belong together.
+
+    Notes
+    -----
+    Events know the number of their record where the profiler is new enough; or, one less than their ``Ev Idx``, where
+    both observers began together; else operations of the same name follow one another on each thread.
+    """
+    host = trace.events.filter(trace.events["cat"].is_in(("cpu_op", "user_annotation")))
+    names = dict(host.select("index", "name").iter_rows())
+    records = {node.record: node for node in execution.nodes if node.record}
+    best: dict[int, Node] = {}
+    for key, shift in (("Record function id", 0), ("Ev Idx", -1)):
+        said = ((index, trace.args.get(index, {}).get(key)) for index in names)
+        pairs = ((index, records.get(number + shift)) for index, number in said if type(number) is int)
+        found = {index: node for index, node in pairs if node and node.name == names[index]}
+        best = max(best, found, key=len)
+    if 2 * len(best) < len(records):
+        threads: dict[tuple[int, int], list[int]] = {}
+        for index, pid, tid in host.select("index", "pid", "tid").iter_rows():
+            threads.setdefault((pid, tid), []).append(index)
+        others: dict[int, list[Node]] = {}
+        for node in execution.nodes:
+            others.setdefault(node.thread, []).append(node)
+        best = {}
+        for nodes in others.values():
+            tried: dict[int, dict[int, Node]] = {0: {}}
+            for own in threads.values():
+                found = _align(own, names, nodes)
+                tried[len(found)] = found
+            best |= tried[max(tried)]
+    if 2 * len(best) < min(len(records), len(names)):
+        raise ValueError(f"{execution.source} shares {len(best)} of {len(names)} operations with {trace.source}; "
+                         "it is of another step or rank; pass those that were recorded together")  # fmt: skip
+    return best
+
+
+def _align(events: Sequence[int], names: Mapping[int, str], nodes: Sequence[Node]) -> dict[int, Node]:
+    """Pairs of the same name in order; where the two differ, they go on at the nearest operation that both have."""
+    found, i, j = {}, 0, 0
+    while i < len(events) and j < len(nodes):
+        if names[events[i]] == nodes[j].name:
+            found[events[i]] = nodes[j]
+            i, j = i + 1, j + 1
+            continue
+        steps = ((a, total - a) for total in range(1, _AHEAD) for a in range(total + 1))
+        again = (
+            (a, b) for a, b in steps
+            if i + a < len(events) and j + b < len(nodes) and names[events[i + a]] == nodes[j + b].name
+        )  # fmt: skip
+        a, b = next(again, (1, 1))
+        i, j = i + a, j + b
+    return found

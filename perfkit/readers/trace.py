@@ -1,0 +1,323 @@
+"""Traces of PyTorch's profiler (Kineto, a Chrome trace) of any age, as one frame of events."""
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from perfkit.ground.files import reading
+from perfkit.ground.units import show
+from perfkit.readers.documents import LARGEST_TRACE, parse_document, read_text
+
+#: Categories of old traces in today's words; names that are not here are written in lower case.
+_CATEGORIES = {"operator": "cpu_op", "runtime": "cuda_runtime", "driver": "cuda_driver", "memcpy": "gpu_memcpy",
+               "memset": "gpu_memset"}  # fmt: skip
+#: What a device does, and what a trace says beside it about its streams.
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_BESIDE = ("gpu_user_annotation", "cuda_sync", "overhead")
+#: Categories of events whose arguments are not kept.
+_PLAIN = frozenset(("kernel", "Kernel", "cuda_runtime", "Runtime", "cuda_driver", "gpu_memset", "Memset"))
+_ADVICE = "pass the file that torch.profiler wrote with export_chrome_trace, whole"
+#: Largest time since the epoch [ns]: the year 2116.
+_LATEST = 2**62
+_STEP = r"^ProfilerStep#\d{1,15}$"
+
+
+@dataclass(frozen=True, eq=False)
+class TraceFile:
+    """What one file of Kineto holds: one rank, or one process.
+
+    Parameters
+    ----------
+    events : polars.DataFrame
+        One row per event in order of time, columns named as HolisticTraceAnalysis has them: index [-]; cat, in today's
+        words; name; ts, since the epoch where the trace says when it was, and dur [ns]; pid and tid [-], below -1 for
+        names; stream, -1 on the host; correlation and external_id, -1 for none; index_correlation, the launch of what a
+        device does and the first that a launch started, -1 for none; parent, the innermost event of the host's thread
+        around it, -1 for none; iteration, that of the step mark around it or its launch, -1 outside.
+    args : mapping of int to mapping
+        By index what the trace says of an event beyond these columns: sizes and types of operands, collectives.
+    rank, ranks : int or None
+        Its rank and how many there are, where the trace knows [-].
+    devices : tuple of mapping
+        Properties of the devices as the driver tells them.
+    groups : mapping of str to tuple of int
+        Ranks of each process group by its name, where the trace lists them.
+    observers : tuple of str
+        What ran beside and slowed the host: ``shapes``, ``stacks``, ``memory``.
+    source : str
+        Name of the file.
+    """
+
+    events: pl.DataFrame
+    args: Mapping[int, Mapping[str, Any]]
+    rank: int | None
+    ranks: int | None
+    devices: tuple[Mapping[str, Any], ...]
+    groups: Mapping[str, tuple[int, ...]]
+    observers: tuple[str, ...]
+    source: str
+
+    def __repr__(self) -> str:
+        where = self.devices[0].get("name", "?") if self.devices else "no device"
+        rank = f"rank {self.rank} of {self.ranks}, " if self.rank is not None else ""
+        return f"TraceFile({self.source}: {rank}{len(self.events)} events, {show(where, 40)})"
+
+
+def read_kineto(path: str | Path) -> TraceFile:
+    """Read a trace of Kineto, plain or packed with gzip, of 2021 or later.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+
+    Returns
+    -------
+    trace : TraceFile
+        Its events, in order of time.
+
+    Raises
+    ------
+    ValueError
+        For a file that is none, breaks off, or has times or sizes that cannot be.
+    """
+    rows: list[tuple[Any, ...]] = []
+    kept: list[Any] = []
+
+    def take(event: Any) -> None:
+        if type(event) is not dict or event.get("ph") != "X":
+            return
+        get, cat, args = event.get, event.get("cat", ""), event.get("args") or {}
+        if type(args) is not dict:
+            raise ValueError(f"event {show(event, 60)} has arguments of another type")
+        linked = args.get("correlation", -1), args.get("External id", args.get("external id", -1))
+        rows.append((cat, get("name", ""), get("ts"), get("dur"), get("pid"), get("tid"), args.get("stream"), *linked))
+        # of kernels sizes are known only where they are collectives, of calls of the driver nothing
+        kept.append(args if "Input type" in args or cat not in _PLAIN or "Collective name" in args else None)
+
+    with reading(path, _ADVICE, most=LARGEST_TRACE), _uncollected():
+        facts = parse_document(read_text(path), {"traceEvents": take}, str)
+        if "nodes" in facts or not rows:
+            held = "nodes of an execution trace" if "nodes" in facts else "no events"
+            raise ValueError(f"it holds {held}, where a trace of Kineto has events with times")
+        frame = _make_frame(rows, _read_base(facts.get("baseTimeNanoseconds", 0)))
+        args = {index: found for index, row in enumerate(frame["row"]) if (found := kept[row])}
+        return _describe(facts, _link(frame.drop("row")), args, Path(path).name)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing that is read refers to itself; looking for what does would take as long as reading."""
+    looking = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looking:
+            gc.enable()
+
+
+def _read_time(value: Any, name: str) -> int:
+    """Microseconds, as a number or as text with all digits, in whole nanoseconds."""
+    if type(value) is int and abs(value) < _LATEST // 1000:
+        return 1000 * value
+    try:
+        number = Decimal(value if type(value) is str and len(value) < 40 else "nan")
+        if abs(number) < _LATEST // 1000:
+            return round(number * 1000)
+    except ArithmeticError:
+        pass
+    raise ValueError(f"event {show(name, 60)} has a time of {show(value, 40)}; it must be microseconds")
+
+
+def _number(value: Any, names: dict[str, int]) -> int:
+    """Number of a process, thread, stream or link, -1 for none; names of threads count down from -2."""
+    if type(value) is int:
+        return value if -(2**63) <= value < 2**63 else -1
+    if not (value and type(value) is str):
+        return -1
+    last = value.rsplit(" ", 1)[-1]
+    if len(last) < 18 and last.isascii() and last.removeprefix("0x").isalnum():
+        try:
+            return int(last, 16 if last.startswith("0x") else 10)
+        except ValueError:
+            pass
+    return names.setdefault(value, -2 - len(names))
+
+
+def _read_base(value: Any) -> int:
+    """When the clock of the trace began [ns]."""
+    if type(value) is not int or not 0 <= value < _LATEST // 2:
+        raise ValueError(f"baseTimeNanoseconds is {show(value)}; it must be nanoseconds since the epoch")
+    return value
+
+
+def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
+    """Events in order of time, what is around others first; what is none, such as the span of all, is left out."""
+    cats, names, ts, dur, pids, tids, streams, *links = zip(*rows, strict=True)
+    if {*map(type, cats), *map(type, names)} != {str}:
+        raise ValueError("it holds events whose name or category is no text")
+    words: dict[str, str] = {cat: _CATEGORIES.get(cat.lower(), cat.lower()) for cat in set(cats)}
+    threads: dict[str, int] = {}
+    columns: dict[str, Any] = {"cat": [words[cat] for cat in cats], "name": names}
+    for name, values in (("ts", ts), ("dur", dur)):
+        whole = set(map(type, values)) == {int} and max(map(abs, values)) < _LATEST // 1000
+        columns[name] = (
+            np.array(values) * 1000 if whole else [_read_time(*each) for each in zip(values, names, strict=True)]
+        )
+    for name, values in (("pid", pids), ("tid", tids), ("stream", streams)):
+        numbers = {value: _number(value, threads) for value in dict.fromkeys(map(_plain, values))}
+        columns[name] = [numbers[_plain(value)] for value in values]
+    for name, values in zip(("correlation", "external_id"), links, strict=True):
+        columns[name] = [value if type(value) is int and abs(value) < _LATEST else -1 for value in values]
+    types = {name: pl.String if name in ("cat", "name") else pl.Int64 for name in columns}
+    frame = pl.DataFrame(columns, types).with_row_index("row").filter(pl.col("cat") != "trace")
+    step = (pl.col("cat") == "cpu_op") & pl.col("name").str.contains(_STEP)
+    place = pl.when(pl.col("cat") == "gpu_user_annotation").then("tid").otherwise("stream")
+    frame = frame.with_columns(
+        cat=pl.when(step).then(pl.lit("user_annotation")).otherwise("cat"), ts=pl.col("ts") + base,
+        stream=pl.when(pl.col("cat").is_in((*DEVICE, *_BESIDE))).then(place).otherwise(-1),
+    )  # fmt: skip
+    if len(wrong := frame.filter(pl.col("dur") < 0)):
+        raise ValueError(f"event {show(wrong['name'][0], 60)} takes {wrong['dur'][0]} ns; times cannot be negative")
+    frame = frame.sort("ts", pl.col("dur").neg(), maintain_order=True)
+    return frame.select(pl.int_range(pl.len()).alias("index"), pl.all())
+
+
+def _plain(value: Any) -> Any:
+    """A number or a text, or none for anything else."""
+    return value if type(value) in (int, str) else None
+
+
+def _link(frame: pl.DataFrame) -> pl.DataFrame:
+    """Events with links from launches to what they start, to what is around them, and to their steps."""
+    device, host = (frame["cat"].is_in(names).to_numpy() for names in (DEVICE, (*DEVICE, *_BESIDE)))
+    host = ~host
+    numbers, links = frame["correlation"].to_numpy(), np.full(len(frame), -1)
+    launches = np.flatnonzero(host & (numbers > 0))
+    started = np.flatnonzero(device & (numbers > 0))
+    if len(launches):
+        launches = launches[np.argsort(numbers[launches], kind="stable")]
+        at = np.minimum(np.searchsorted(numbers[launches], numbers[started]), len(launches) - 1)
+        same = numbers[launches[at]] == numbers[started]
+        links[started[same]] = launches[at[same]]
+        links[launches[at[same]][::-1]] = started[same][::-1]  # the first that it started stays
+    steps = frame.filter((pl.col("cat") == "user_annotation") & pl.col("name").str.contains(_STEP))
+    iteration = np.full(len(frame), -1)
+    if len(steps):
+        ts, begins = frame["ts"].to_numpy(), steps["ts"].to_numpy()
+        at = np.searchsorted(begins, ts, side="right") - 1
+        inside = host & (at >= 0) & (ts < (begins + steps["dur"].to_numpy())[at])
+        iteration[inside] = np.array([int(name[13:]) for name in steps["name"]])[at[inside]]
+        own = device & (links >= 0)
+        iteration[own] = iteration[links[own]]
+    parents = _find_parents(frame.select("index", "pid", "tid", "ts", "dur").filter(host), len(frame))
+    columns: dict[str, Any] = {"index_correlation": links, "parent": parents, "iteration": iteration}
+    return frame.with_columns(**{name: pl.Series(values, dtype=pl.Int64) for name, values in columns.items()})
+
+
+def _find_parents(host: pl.DataFrame, count: int) -> list[int]:
+    """The innermost event around each on its thread."""
+    parents = [-1] * count
+    threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for index, pid, tid, ts, dur in host.iter_rows():
+        around = threads.setdefault((pid, tid), [])
+        while around and around[-1][0] <= ts:
+            around.pop()
+        if around:
+            parents[index] = around[-1][1]
+        around.append((ts + dur, index))
+    return parents
+
+
+def _describe(
+    facts: Mapping[str, Any], events: pl.DataFrame, args: Mapping[int, Mapping[str, Any]], source: str
+) -> TraceFile:
+    """Ranks, devices and observers as the head of a trace has them."""
+    own = facts.get("distributedInfo")
+    own = own if isinstance(own, dict) else {}
+    rank, ranks = (own.get(key) if type(own.get(key)) is int else None for key in ("rank", "world_size"))
+    listed = own.get("pg_config")
+    groups = {
+        str(each.get("pg_name")): tuple(each["ranks"])
+        for each in (listed if isinstance(listed, list) else ())
+        if isinstance(each, dict) and isinstance(each.get("ranks"), list)
+    }
+    devices = facts.get("deviceProperties")
+    devices = tuple(each for each in devices if isinstance(each, dict)) if isinstance(devices, list) else ()
+    stacks = "python_function" in events["cat"] or any(each.get("Call stack") for each in args.values())
+    seen = {"shapes": any("Input Dims" in each for each in args.values()), "stacks": stacks,
+            "memory": bool(facts.get("profile_memory"))}  # fmt: skip
+    return TraceFile(events, args, rank, ranks, devices, groups, tuple(k for k, v in seen.items() if v), source)
+
+
+def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
+    """Steps between the marks of the profiler, and the period of their kernels.
+
+    Parameters
+    ----------
+    events : polars.DataFrame
+        Those of a `TraceFile`.
+
+    Returns
+    -------
+    frame : polars.DataFrame
+        One row per mark: iteration; ts and dur of the mark on the host [ns]; kernels, and begin and end of what the
+        device did for it [ns]; period, from its kernels to the same ones of the next step, median over those that run
+        once in a step [ns], null where there are none; allocations, calls that take or return device memory, which hold
+        all up [-].
+    """
+    names = (pl.col("cat") == "user_annotation") & pl.col("name").str.contains(_STEP)
+    marks = events.filter(names).unique("iteration", maintain_order=True).select("iteration", "ts", "dur")
+    device = events.filter(pl.col("cat").is_in(DEVICE) & (pl.col("iteration") >= 0))
+    ends = {"begin": pl.col("ts").min(), "end": (pl.col("ts") + pl.col("dur")).max()}
+    work = device.group_by("iteration").agg(kernels=(pl.col("cat") == "kernel").sum().cast(pl.Int64), **ends)
+    slow = events.filter(pl.col("name").str.contains("^(cuda|hip)(Malloc|Free)$")).group_by("iteration")
+    frame = marks.join(work, on="iteration", how="left").join(
+        slow.agg(allocations=pl.len()), on="iteration", how="left"
+    )
+    frame = frame.sort("ts").with_columns(pl.col("kernels", "allocations").fill_null(0))
+    kernels = device.filter(pl.col("cat") == "kernel").select("iteration", "name", "ts")
+    kernels = kernels.filter(pl.len().over("iteration", "name") == 1)
+    periods: list[float | None] = []
+    for pair in pairwise([*frame["iteration"], -1]):
+        one, other = (kernels.filter(pl.col("iteration") == step) for step in pair)
+        apart = one.join(other, on="name").select(pl.col("ts_right") - pl.col("ts"))
+        periods.append(apart.median().item())
+    return frame.with_columns(period=pl.Series(periods, dtype=pl.Float64))
+
+
+def time_iterations(events: pl.DataFrame) -> tuple[list[float], str]:
+    """Time of the steps of a trace, and what it is.
+
+    Parameters
+    ----------
+    events : polars.DataFrame
+        Those of a `TraceFile`.
+
+    Returns
+    -------
+    seconds : list of float
+        One time for each step that has one [s].
+    basis : str
+        ``kernels``: from kernels to the same ones of the next step, where there are several; ``host step``: between
+        the marks on the host; ``device span`` or ``host span``: from the first event to the last, without marks.
+    """
+    steps = find_iterations(events)
+    if len(periods := steps["period"].drop_nulls()):
+        return (periods * 1e-9).to_list(), "kernels"
+    if len(steps):
+        worked = steps.filter(pl.col("kernels") > 0)
+        return ((worked if len(worked) else steps)["dur"] * 1e-9).to_list(), "host step"
+    device = events.filter(pl.col("cat").is_in(DEVICE))
+    span = device if len(device) else events
+    begins, lengths = span["ts"].to_numpy(), span["dur"].to_numpy()
+    return [1e-9 * float((begins + lengths).max() - begins.min())], "device span" if len(device) else "host span"

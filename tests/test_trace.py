@@ -1,0 +1,243 @@
+"""Reading of Kineto and execution traces: those of other people by their manifest, and what no reader may take."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from perfkit.readers.execution_trace import join_traces, read_execution
+from perfkit.readers.trace import DEVICE, find_iterations, read_kineto, time_iterations
+
+#: Events with a time, kernels and steps of odd files; None for one that is not valid JSON.
+EDGES: dict[str, tuple[int, int, int] | None] = {
+    "distributed_info_not_found": (2467, 0, 1),
+    "rank-34.Jul_15_10_52_41.1074.pt.trace": (15, 0, 1),
+    "mi250_minitoy_train_ROCm6_2_kineto": (112, 14, 2),
+    "triton_example": (7, 1, 1),
+    "event_sync_trace": (56, 3, 0),
+    "streams_same_priority_streams": None,
+}
+
+
+def list_manifest(folder: Path) -> list[dict[str, str]]:
+    """Rows of the manifest of traces."""
+    with open(folder / "traces" / "MANIFEST.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_iterations_take_what_the_manifest_says(shared_data: Path) -> None:
+    """Within 1 %, on its basis: period of kernels, mark of the host, or span of the device."""
+    rows = [row for row in list_manifest(shared_data) if row["iteration_ms"]]
+    assert len(rows) == 24
+    for row in rows:
+        file = read_kineto(shared_data / "traces" / row["file"])
+        times, basis = time_iterations(file.events)
+        stated = [float(text) for text in row["iteration_ms"].split(";")]
+        assert np.allclose(1e3 * np.array(times), stated, rtol=0.01), (row["file"], times, stated)
+        several, steps = int(row["steps"]) > 1, int(row["steps"])
+        assert basis == ("kernels" if several else "host step" if steps else "device span")
+        assert (file.events["cat"] == "kernel").sum() == int(row["kernels"])
+        assert file.rank is None or file.ranks in (None, int(row["ranks"]))
+
+
+def test_edge_cases_open_or_say_why_not(shared_data: Path) -> None:
+    for name, expected in EDGES.items():
+        path = shared_data / "traces" / "edge_cases" / f"{name}.json.gz"
+        if expected is None:
+            with pytest.raises(ValueError, match=r"cannot be read: .* at character \d+.*torch.profiler"):
+                read_kineto(path)
+            continue
+        file = read_kineto(path)
+        kernels, steps = (file.events["cat"] == "kernel").sum(), len(find_iterations(file.events))
+        assert (len(file.events), kernels, steps) == expected, name
+
+
+def test_links_and_parents_hold_together(shared_data: Path) -> None:
+    """What a device does begins after its launch, which its thread's operations contain; steps follow the launch."""
+    before = {  # what was launched before the recording began
+        "dlrm_v100x8_param/kineto_rank3": 64,
+        "resnet50_v100x1_workers0": 0,
+        "rec_v100x2_rank1_hta": 614,
+        "edge_cases/mi250_minitoy_train_ROCm6_2_kineto": 0,
+    }
+    for name, lost in before.items():
+        events = read_kineto(shared_data / "traces" / f"{name}.json.gz").events
+        assert events["index"].to_list() == list(range(len(events))) and events["ts"].is_sorted()
+        device = events.filter(pl.col("cat").is_in(DEVICE))
+        linked = device.filter(pl.col("index_correlation") >= 0)
+        assert len(linked) == len(device) - lost
+        launches = events[linked["index_correlation"].to_list()]
+        assert (linked["ts"] + linked["dur"] >= launches["ts"]).all()
+        assert launches["correlation"].equals(linked["correlation"])
+        assert launches["iteration"].equals(linked["iteration"])
+        assert (
+            not launches["cat"].is_in(DEVICE).any()
+            and (launches["stream"] == -1).all()
+            and (device["stream"] >= 0).all()
+        )
+        inner = events.filter(pl.col("parent") >= 0)
+        outer = events[inner["parent"].to_list()]
+        assert inner.select("pid", "tid").equals(outer.select("pid", "tid"))
+        assert (outer["ts"] <= inner["ts"]).all() and (inner["ts"] < outer["ts"] + outer["dur"]).all()
+
+
+# -- execution traces --------------------------------------------------------------------------------------------------
+
+
+def test_execution_traces_hold_what_the_manifest_says(shared_data: Path) -> None:
+    rows = [row for row in list_manifest(shared_data) if "nodes" in row["kernels"]]
+    assert len(rows) == 13
+    for row in rows:
+        trace = read_execution(shared_data / "traces" / row["file"])
+        assert trace.schema == row["steps"].removeprefix("ET schema ")
+        added = 261 if "linked" in row["file"] else 0  # events of the device, which a link has put among the nodes
+        assert len(trace.nodes) == int(row["kernels"].split()[0]) - added
+
+
+@pytest.mark.parametrize(
+    ("folder", "rank", "share"), [("dlrm_v100x8_param", 5, 0.99), ("megatron_tp8_a100x8", 1, 0.99)]
+)
+def test_execution_traces_join_those_of_their_rank(shared_data: Path, folder: str, rank: int, share: float) -> None:
+    """By order on each thread, or by number: operations have the shapes that Kineto saw."""
+    home = shared_data / "traces" / folder
+    file, execution = read_kineto(home / f"kineto_rank{rank}.json.gz"), read_execution(home / f"et_rank{rank}.json.gz")
+    nodes = join_traces(file, execution)
+    assert len(nodes) > share * len(file.events.filter(cat="cpu_op"))
+    products = {i: node for i, node in nodes.items() if node.name in ("aten::mm", "aten::addmm", "aten::bmm")}
+    assert len(products) > 10
+    for index, node in products.items():
+        assert [dims for dims in file.args[index]["Input Dims"] if dims] == [s for s in node.inputs.shapes if s]
+    other = read_kineto(shared_data / "traces" / "gaunernst_bert-small-uncased_h100.json.gz")
+    with pytest.raises(ValueError, match="another step or rank"):
+        join_traces(other, execution)
+
+
+# -- what no trace holds -----------------------------------------------------------------------------------------------
+
+
+def event(**changes: Any) -> dict[str, Any]:
+    """An operation of 5 µs."""
+    plain = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1_700_000_000_000_000, "dur": 5}
+    return {**plain, **changes}
+
+
+def write(path: Path, *events: Any, **head: Any) -> Path:
+    """A trace of some events."""
+    path.write_text(json.dumps({"schemaVersion": 1, **head, "traceEvents": list(events)}), encoding="utf-8")
+    return path
+
+
+def test_times_keep_every_nanosecond(tmp_path: Path) -> None:
+    """Of the clock since the epoch a float of 64 bits keeps but quarters of a microsecond."""
+    plain = json.dumps({"traceEvents": [event(ts="TS", dur="DUR")]})
+    cases = {
+        ("1700000000000000.123", "0.001"): (1_700_000_000_000_000_123, 1),
+        ('"4458676983543.183"', "15.6330"): (4_458_676_983_543_183, 15_633),
+        ("7", "0"): (7000, 0),
+    }
+    for (ts, dur), expected in cases.items():
+        (tmp_path / "t.json").write_text(plain.replace('"TS"', ts).replace('"DUR"', dur), encoding="utf-8")
+        assert read_kineto(tmp_path / "t.json").events.select("ts", "dur").row(0) == expected
+    based = write(tmp_path / "b.json", event(ts=3), baseTimeNanoseconds=1_711_964_646_000_000_000)
+    assert read_kineto(based).events["ts"][0] == 1_711_964_646_000_003_000
+
+
+def test_categories_of_old_traces_and_threads_by_name(tmp_path: Path) -> None:
+    device = {"name": "k", "pid": 0, "tid": "stream 7"}
+    rows = [
+        event(cat="Operator", tid="17"),
+        event(cat="Operator", name="ProfilerStep#4", dur=90, tid="17"),
+        event(cat="Runtime", name="cudaLaunchKernel", tid="17", args={"correlation": 5}),
+        event(cat="Kernel", ts=1_700_000_000_000_100, args={"correlation": 5, "stream": 7}, **device),
+        event(cat="Memset", args={"stream": "0x0"}, **device),
+        event(tid="worker"),
+        event(tid="other"),
+    ]
+    events = read_kineto(write(tmp_path / "old.json", *rows)).events
+    assert events["cat"].to_list() == [
+        "user_annotation",
+        "cpu_op",
+        "cuda_runtime",
+        "gpu_memset",
+        "cpu_op",
+        "cpu_op",
+        "kernel",
+    ]
+    assert events["tid"].to_list() == [17, 17, 17, 7, -2, -3, 7]
+    assert events["parent"].to_list() == [-1, 0, 1, -1, -1, -1, -1]
+    assert events["index_correlation"].to_list() == [-1, -1, 6, -1, -1, -1, 2]
+    assert events["iteration"].to_list() == [4, 4, 4, -1, 4, 4, 4]
+
+
+LIES: dict[str, tuple[Any, str]] = {
+    "a negative duration": ([event(dur=-5)], "cannot be negative"),
+    "a time that is no number": ([event(ts=float("nan"))], "must be microseconds"),
+    "a time of another age": ([event(ts=1e30)], "must be microseconds"),
+    "a time as a word": ([event(ts="now")], "now"),
+    "no duration": ([{k: v for k, v in event().items() if k != "dur"}], "must be microseconds"),
+    "a name that is a number": ([event(name=5)], "is no text"),
+    "arguments in a list": ([event(args=[1])], "of another type"),
+    "no events": ([], "holds no events"),
+    "events that are none": ([1, "a", None], "holds no events"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_lies_are_named(tmp_path: Path, lie: str) -> None:
+    events, reason = LIES[lie]
+    with pytest.raises(ValueError, match=reason) as raised:
+        read_kineto(write(tmp_path / "lie.json", *events))
+    assert str(raised.value).startswith(str(tmp_path)) and "\n" not in str(raised.value)
+
+
+def test_broken_and_mixed_files_are_named(tmp_path: Path) -> None:
+    whole = write(tmp_path / "t.json", event(), event()).read_text(encoding="utf-8")
+    for number, text in enumerate(
+        (whole[:90], whole[:-3], "", "{", "[]", "[[", "5", '{"traceEvents": [1 2]}', '{"a" 1}', "{" * 5)
+    ):
+        (tmp_path / "broken.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"broken\.json cannot be read: "):
+            read_kineto(tmp_path / "broken.json"), number
+    (tmp_path / "broken.json").write_bytes(gzip.compress(whole.encode())[:60])
+    with pytest.raises(ValueError, match=r"broken\.json cannot be read: "):
+        read_kineto(tmp_path / "broken.json")
+    (tmp_path / "list.json").write_text(json.dumps([event()]), encoding="utf-8")
+    assert len(read_kineto(tmp_path / "list.json").events) == 1  # a list of events is a trace of Chrome too
+    with pytest.raises(ValueError, match="execution trace"):
+        read_kineto(write(tmp_path / "mixed.json", event(), nodes=[]))
+    with pytest.raises(ValueError, match="no schema or no nodes"):
+        read_execution(write(tmp_path / "kineto.json", event()))
+
+
+def test_what_unpacks_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfkit.readers.documents.LARGEST_TRACE", 2**20)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**22))
+    with pytest.raises(ValueError, match=r"unpacks to more than 1\.05 MB"):
+        read_kineto(tmp_path / "bomb.gz")
+
+
+NODE = {"id": 2, "name": "aten::mm", "rf_id": 1, "parent": 1, "tid": 1}
+NODE |= {f"{side}{part}": [] for side in ("input", "output") for part in ("s", "_shapes", "_types")}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([NODE, NODE], "node 2 twice"),
+        ([{**NODE, "id": "two"}], "must be whole"),
+        ([{**NODE, "inputs": [1]}], "do not match"),
+        ([5], "must be an object"),
+        ([{"id": 1}], "inputs"),
+        ([], "no schema or no nodes"),
+    ],
+)
+def test_nodes_that_cannot_be_are_named(tmp_path: Path, nodes: list[Any], reason: str) -> None:
+    path = tmp_path / "et.json"
+    path.write_text(json.dumps({"schema": "1.0.1", "nodes": nodes}), encoding="utf-8")
+    with pytest.raises(ValueError, match=reason):
+        read_execution(path)
