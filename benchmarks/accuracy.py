@@ -31,17 +31,17 @@ def _jobs(
     platform: Platform, work: Path, seeds: Sequence[int], kernel_seed: int, *, quick: bool
 ) -> dict[str, Callable[[], dict[str, object]]]:
     """What to measure, by the name of its file."""
-    device, ranks = platform.device.kind, platform.network.ranks
+    ranks = platform.network.ranks
     size = {"density": 0.05, "seconds": 0.005} if quick else {"density": 1.0, "seconds": 0.035}
     counts: dict[str, Any] = {"dlrm": 1, "transformer": 1} if quick else {"dlrm": 14, "transformer": 10}
     counts["hybrid"] = 6 if ranks > 1 and not quick else 0
 
     def kernels() -> dict[str, object]:
-        return {"kernels": measure_kernels(Campaign(work / "kernels.jsonl"), device=device, seed=kernel_seed, **size)}
+        return {"kernels": measure_kernels(Campaign(work / "kernels.jsonl"), seed=kernel_seed, **size)}
 
     def collectives() -> dict[str, object]:
         seconds = 0.01 if quick else 0.25
-        sweeps = [measure_collectives(Campaign(None), device=device, ranks=ranks, seconds=seconds) for _ in range(2)]
+        sweeps = [measure_collectives(Campaign(None), ranks=ranks, seconds=seconds) for _ in range(2)]
         return {"collectives": sweeps, "ranks": ranks}
 
     def compare(samples: list[Sample]) -> dict[str, object]:

@@ -49,17 +49,20 @@ def _doctor(given: _Given) -> _Answer:
 def _calibrate(given: _Given) -> _Answer:
     if Path(given.out).suffix != ".toml" and not Path(given.out).is_dir():
         raise ValueError(f"out is {given.out!r}; platform files are known by their ending; name it {given.out}.toml")
-    if given.from_nccl_logs or given.from_kernel_database or given.base:
+    if given.from_nccl_logs or given.from_kernel_database or (given.base and given.device != "cuda"):
         return _assemble(given)
     from perfkit.calibration.campaign import launched_ranks, measure_collectives
+    from perfkit.calibration.cluster import follow_probes
     from perfkit.measure.folders import Campaign
 
     place = launched_ranks()
-    if place and place[0] > 0:  # this rank only takes part in the collectives, for as long as rank 0 does
-        seconds = 0.1 if given.quick else 0.2
-        measure_collectives(Campaign(None), device=given.device or "cpu", ranks=place[1], seconds=seconds)
+    if place and place[0] > 0:  # this rank only takes part in what rank 0 measures on several
+        if given.device == "cuda":
+            follow_probes(given.device)
+        else:
+            measure_collectives(Campaign(None), ranks=place[1], seconds=0.1 if given.quick else 0.2)
         return _Answer("", None)
-    platform = pk.calibrate(out=given.out, **_pick(given, "device ranks quick models measurements"))
+    platform = pk.calibrate(out=given.out, **_pick(given, "device base ranks quick models measurements"))
     beside = "" if given.measurements else ", its raw measurements beside it"
     return _Answer(f"{platform!r}\nwritten to {given.out}{beside}", platform.numbers().to_dicts())
 

@@ -480,7 +480,7 @@ def test_a_tiny_campaign_has_the_structure_that_fits_need(
     cases = [Case("elementwise", "relu", {"elements": 1000}), Case("gemm", "nt", {"batch": 1, "m": 8, "n": 8, "k": 8}),
              Case("embedding_forward", "_embedding_bag", bags)]  # fmt: skip
     monkeypatch.setattr(campaign, "draw_cases", lambda seed, density, cache: cases)
-    rows = campaign.measure_kernels(work, device="cpu", density=0.1, seconds=0.0)
+    rows = campaign.measure_kernels(work, density=0.1, seconds=0.0)
     assert [Case(row["kind"], row["variant"], row["sizes"]) for row in rows] == cases
     assert [row["nbytes"] for row in rows[:2]] == [8000, 4 * (3 * 64 + 8)]
     assert all(0 < row["q1"] <= row["median"] <= row["q3"] and row["n"] >= 6 for row in rows)
@@ -510,7 +510,7 @@ def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) ->
         assert (ours["operation"], ours["nbytes"]) == (theirs["operation"], theirs["nbytes"])
         assert len(ours["samples"]) == len(theirs["samples"]) >= 8
     monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: results)
-    rows = campaign.measure_collectives(Campaign(None, progress=False), device="cpu", ranks=2)
+    rows = campaign.measure_collectives(Campaign(None, progress=False), ranks=2)
     pairs = [(operation, nbytes) for operation in campaign._COLLECTIVES for nbytes in (64, 4096)]
     assert [(row["operation"], row["nbytes"]) for row in rows] == pairs
     slowest = np.maximum(*(result[0]["samples"] for result in results))

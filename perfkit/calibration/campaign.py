@@ -12,19 +12,22 @@ from typing import Any
 import numpy as np
 
 from perfkit.calibration.checks import Comparison, compare_run
+from perfkit.calibration.cluster import fit_cluster, measure_cluster, resize_base
 from perfkit.calibration.fit import find_caches, fit_platform
 from perfkit.calibration.pace import name_disturbances
 from perfkit.ground.files import LARGEST_TEXT, reading, write_text
 from perfkit.ground.results import check_target
 from perfkit.ground.units import check_choice, check_positive
-from perfkit.measure.folders import Campaign, open_campaign
+from perfkit.measure.folders import Campaign, find_cache, open_campaign
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import MeasurementError, check_ranks, join_ranks, run_processes
+from perfkit.measure.recordings import Recording
 from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check, dump
 from perfkit.measure.timing import LARGEST, find_disagreement
-from perfkit.platform.gallery import load_platform
+from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
+from perfkit.platform.sources import find_similar
 from perfkit.prediction.result import predict
 from perfkit.workloads.graph import COLLECTIVES
 
@@ -46,7 +49,7 @@ def launched_ranks() -> tuple[int, int, int] | None:
 
 
 def measure_kernels(
-    campaign: Campaign, *, device: str, seed: int = 0, density: float = 1.0, seconds: float = 0.04, cache: float = 0.0
+    campaign: Campaign, *, seed: int = 0, density: float = 1.0, seconds: float = 0.04, cache: float = 0.0
 ) -> list[dict[str, Any]]:
     """Time isolated kernels in fresh processes.
 
@@ -54,8 +57,6 @@ def measure_kernels(
     ----------
     campaign : Campaign
         Keeps what is finished.
-    device : str
-        ``cpu`` or ``cuda``.
     seed : int
         Seed of the sizes; other seeds give held-out ones [-].
     density : float
@@ -73,21 +74,19 @@ def measure_kernels(
     cases, jobs = draw_cases(seed, density=density, cache=cache), {}
     for number, start in enumerate(range(0, len(cases), _GROUP)):
         group = [list(astuple(case)) for case in cases[start : start + _GROUP]]
-        job = {"task": "kernels", "cases": group, "seconds": seconds, "device": device}
+        job = {"task": "kernels", "cases": group, "seconds": seconds}
         jobs[f"{seed}-{cache:.0f}-{number}"] = partial(run_processes, job)
     timings = [timing for ranks in campaign.run("kernels", jobs).values() for timing in ranks[0]]
     return [{**asdict(case), **timing} for case, timing in zip(cases, timings, strict=True)]
 
 
-def measure_collectives(campaign: Campaign, *, device: str, ranks: int, seconds: float = 0.35) -> list[dict[str, Any]]:
-    """Time collectives between ranks of this machine, or of the cluster a launcher has started.
+def measure_collectives(campaign: Campaign, *, ranks: int, seconds: float = 0.35) -> list[dict[str, Any]]:
+    """Time collectives over gloo between ranks of this machine, or of the cluster a launcher has started.
 
     Parameters
     ----------
     campaign : Campaign
         Keeps what is finished.
-    device : str
-        ``cpu`` (gloo) or ``cuda`` (NCCL).
     ranks : int
         Ranks [-].
     seconds : float
@@ -99,7 +98,7 @@ def measure_collectives(campaign: Campaign, *, device: str, ranks: int, seconds:
         Operation, ``nbytes`` [B], and quartiles and mean over calls of the slowest rank's time [s].
     """
     sizes = [int(4 * 2**power) for power in range(8, 23)]
-    job = {"task": "collectives", "operations": COLLECTIVES, "sizes": sizes, "seconds": seconds, "device": device}
+    job = {"task": "collectives", "operations": COLLECTIVES, "sizes": sizes, "seconds": seconds}
     if launched_ranks():  # all ranks take part: nothing may come from an earlier run on one of them alone
         by_rank = join_ranks(job)
     else:
@@ -171,16 +170,14 @@ def _unsteady(results: Sequence[Mapping[str, Any]]) -> float:
 
 
 def measure_platform(
-    campaign: Campaign, *, device: str = "cpu", ranks: int = 1, quick: bool = False, models: str = "standard"
+    campaign: Campaign, *, ranks: int = 1, quick: bool = False, models: str = "standard"
 ) -> dict[str, Any]:
-    """Measure all that a platform is fitted to: kernels, collectives, small iterations.
+    """Measure all that a platform of this machine's CPU is fitted to: kernels, collectives, small iterations.
 
     Parameters
     ----------
     campaign : Campaign
         Where finished measurements are kept.
-    device : str
-        ``cpu`` or ``cuda``.
     ranks : int
         Ranks of collectives and parallel iterations [-].
     quick : bool
@@ -199,21 +196,21 @@ def measure_platform(
         If a measuring process fails.
     """
     facts, pause = gather_facts(), 0.1 if quick else 0.2
-    collectives = measure_collectives(campaign, device=device, ranks=ranks, seconds=pause) if ranks > 1 else []
-    largest = min(LARGEST, (facts["free_memory"].value or LARGEST) / 4) if device == "cpu" else LARGEST
-    job = {"task": "ladder", "largest": largest / (2 if quick else 1), "device": device}
+    collectives = measure_collectives(campaign, ranks=ranks, seconds=pause) if ranks > 1 else []
+    largest = min(LARGEST, (facts["free_memory"].value or LARGEST) / 4)
+    job = {"task": "ladder", "largest": largest / (2 if quick else 1)}
     ladder = campaign.run("memory", {"ladder": lambda: run_processes(job)[0]})["ladder"]
     levels, _, timed = find_caches(ladder)
     cache = min(levels[-1], timed / 4) if levels else 0.0
     density, seconds = (0.4, 0.015) if quick else (1.0, 0.03)
-    kernels = measure_kernels(campaign, device=device, density=density, seconds=seconds, cache=cache)
+    kernels = measure_kernels(campaign, density=density, seconds=seconds, cache=cache)
     samples = draw_calibration(quick=quick, hybrid=ranks == 2, models=models)
     pause, operations = (0.3, 3) if quick else (0.6, 5)
-    rows = measure_samples(campaign, samples, device=device, seconds=pause, operations=operations)
+    rows = measure_samples(campaign, samples, device="cpu", seconds=pause, operations=operations)
     machine, versions, day = describe_machine(), list_versions(), campaign.day
     return {
         "format": 1, "id": f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
-        "device": device, "ranks": ranks, "date": day, "ranks_per_node": (launched_ranks() or (0, ranks, ranks))[2],
+        "device": "cpu", "ranks": ranks, "date": day, "ranks_per_node": (launched_ranks() or (0, ranks, ranks))[2],
         "machine": machine, "versions": versions, "facts": {name: asdict(fact) for name, fact in facts.items()},
         "ladder": ladder, "kernels": kernels, "collectives": collectives, "iterations": [_trim(row) for row in rows],
     }  # fmt: skip
@@ -242,24 +239,29 @@ def _count_ranks(device: str, ranks: int | None) -> int:
 
 
 def calibrate(
-    *, device: str = "cpu", ranks: int | None = None, quick: bool = False, models: str = "standard",
-    out: str | Path | None = None, measurements: str | Path | None = None, progress: bool = True,
+    *, device: str | Recording = "cpu", base: Named | None = None, ranks: int | None = None, quick: bool = False,
+    models: str = "standard", out: str | Path | None = None, measurements: str | Path | None = None,
+    progress: bool = True,
 ) -> Platform:  # fmt: skip
     """Calibrate this machine: measure, fit, and return the platform.
 
     Parameters
     ----------
-    device : str
-        ``cpu`` or ``cuda``.
+    device : str or Recording
+        ``cpu``, ``cuda``, or a device in a file.
+    base : Platform, str or Path, optional
+        Of a GPU the platform most like it, which says what to time and how long that takes, and whose parts stay where
+        nothing was timed; by default the gallery's node of the same device.
     ranks : int, optional
-        Ranks, started as processes of this machine; by default 2 where there are two cores [-].
+        Ranks, started as processes of this machine; by default 2 where there are two cores, or all GPUs [-].
     quick : bool
-        Half the time (two to three minutes on two cores), with wider intervals.
+        Half the time on a CPU (two to three minutes on two cores), with wider intervals.
     models : str
-        Families of measured iterations: ``standard`` (DLRM, Transformer) or ``all`` (also XLNet, convolutional
+        Families of iterations measured on a CPU: ``standard`` (DLRM, Transformer) or ``all`` (also XLNet, convolutional
         nets and data-parallel training; 15 iterations).
     out : str or Path, optional
-        Platform file to write, with the raw measurements in a ``.measurements.json`` beside it.
+        Platform file to write, with the raw measurements in a ``.measurements.json`` and the traces of a GPU in a
+        folder ``.traces`` beside it.
     measurements : str or Path, optional
         Raw measurements of an earlier calibration to fit, instead of measuring.
     progress : bool
@@ -273,12 +275,13 @@ def calibrate(
     Raises
     ------
     ValueError
-        For an unknown device or a number of ranks that is not above zero.
+        For an unknown device or a number of ranks that is not above zero, and for a GPU that the gallery does not have.
     MeasurementError
         If a measuring process fails, where what was finished is kept and a rerun continues; or if nothing can be fitted
         to what was measured.
     """
-    check_choice("device", device, ("cpu", "cuda"))
+    if not isinstance(device, Recording):
+        check_choice("device", device, ("cpu", "cuda"))
     check_choice("models", models, MODELS)
     target, campaign = check_target("out", out) if out is not None else None, None
     beside = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
@@ -286,17 +289,15 @@ def calibrate(
         with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
             raw = json.loads(Path(measurements).read_text(encoding="utf-8"))
     else:
-        ranks = _count_ranks(device, ranks)
-        campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
-        raw = measure_platform(campaign=campaign, device=device, ranks=ranks, quick=quick, models=models)
+        campaign, raw = _measure(device, base, ranks, quick, models, target, progress)
         if target is not None:
             write_text(beside, json.dumps(raw))
     try:
-        platform = fit_platform(raw, name=target.stem if target else None)
+        platform = _fit(raw, base, target.stem if target else None)
         if target is not None:
             platform.save(target)
     except ValueError as error:
-        if measurements is not None:
+        if measurements is not None or isinstance(device, Recording):
             raise
         write_text(beside, json.dumps(raw))
         again = f"perfkit calibrate --measurements {beside} --out PLATFORM.toml fits it without measuring again"
@@ -307,6 +308,39 @@ def calibrate(
     if campaign:
         campaign.close()  # the next call measures anew
     return platform
+
+
+def _measure(
+    device: str | Recording, base: Named | None, ranks: int | None, quick: bool, models: str, target: Path | None,
+    progress: bool,
+) -> tuple[Campaign, dict[str, Any]]:  # fmt: skip
+    """Raw measurements of a device, and the campaign that keeps them until they are written."""
+    if isinstance(device, Recording):
+        if base is None:
+            raise ValueError("base is missing; name the platform most like the recorded device, such as h100-sxm-8")
+        campaign = Campaign(None, progress=False)
+        return campaign, measure_cluster(campaign, device, load_platform(base), folder=Path())
+    ranks = _count_ranks(device, ranks)
+    if device == "cpu":
+        campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
+        return campaign, measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
+    import torch
+
+    place = launched_ranks()
+    local = place[2] if place else ranks
+    where = resize_base(base or find_similar(torch.cuda.get_device_name()), local, ranks // local)
+    campaign = open_campaign("calibrate", device, where.name, local, ranks, progress=progress)
+    folder = (target or find_cache() / "perfkit-platform.toml").with_suffix(".traces")
+    return campaign, measure_cluster(campaign, device, where, folder=folder, launched=place is not None)
+
+
+def _fit(raw: dict[str, Any], base: Named | None, name: str | None) -> Platform:
+    """A platform from raw measurements."""
+    if not raw.get("probes"):
+        return fit_platform(raw, name=name)
+    with reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True):
+        where = resize_base(base or raw["base"], raw["ranks_per_node"], raw["nodes"])
+        return fit_cluster(raw, where, name=name)
 
 
 def check(

@@ -23,35 +23,25 @@ _ROUNDS = 6
 
 
 class OperationTimer(TorchDispatchMode):
-    """Times every operation that runs under it, views aside.
+    """Times every operation that runs under it on a CPU, views aside; those of a GPU are in its traces.
 
     Keeps names, bytes and seconds, never tensors: a kept tensor would change what the autograd engine does.
-
-    Parameters
-    ----------
-    device : str, optional
-        Torch device; on a GPU the timer waits before and after each operation.
     """
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
         self.nbytes: list[float] = []
         self.seconds: list[float] = []
-        self._synchronize = find_wait(device) if device == "cuda" else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.split("::")[-1]
         if name in VIEWS or (name == "clone" and args[0].layout is torch.sparse_coo):
             return func(*args, **(kwargs or {}))
-        if self._synchronize:
-            self._synchronize()
         start = time.perf_counter()
         out = func(*args, **(kwargs or {}))
         if func.namespace == "c10d":  # it returns at once; the caller would wait right after
             dist.distributed_c10d.Work.unbox(out[-1] if isinstance(out, tuple | list) else out).wait()
-        if self._synchronize:
-            self._synchronize()
         self.seconds.append(time.perf_counter() - start)
         self.names.append(name)
         self.nbytes.append(count_operands((args, kwargs)) + count_operands(out))
@@ -212,7 +202,7 @@ def time_step(
     rows, each = [], 1 if result["median"] > _BLOCK else 2
     inside = [look(each)]
     for _ in range(operations):
-        with OperationTimer(device) as timer:
+        with OperationTimer() as timer:
             step()
         rows.append(timer.seconds)
         inside.append(look(each))

@@ -79,8 +79,8 @@ class Case:
     sizes: dict[str, float]
 
 
-def _spread(rng: np.random.Generator, n: int, *ranges: tuple[float, float]) -> np.ndarray:
-    """Stratified draws of each range, side by side: one in each of n equal parts of its logarithm, shuffled."""
+def spread_sizes(rng: np.random.Generator, n: int, *ranges: tuple[float, float]) -> np.ndarray:
+    """Spread `n` sizes over each range: one in each of n equal parts of its logarithm, each range shuffled."""
     columns = []
     for low, high in ranges:
         positions = (np.arange(n) + rng.random(n)) / n
@@ -91,9 +91,9 @@ def _spread(rng: np.random.Generator, n: int, *ranges: tuple[float, float]) -> n
 
 def _gemms(rng: np.random.Generator, n: int) -> Iterator[Case]:
     for layout in ("nt", "nn", "tn"):
-        heights = _spread(rng, n, (16, 2048), (16, 2048))
+        heights = spread_sizes(rng, n, (16, 2048), (16, 2048))
         wide = np.where(rng.random(n) < 0.15, 7.0, 1.0)  # a vocabulary is wider than any hidden layer
-        for (m, k), factor, (width,) in zip(heights, wide, _spread(rng, n, (16, 2048)), strict=True):
+        for (m, k), factor, (width,) in zip(heights, wide, spread_sizes(rng, n, (16, 2048)), strict=True):
             rows, inner = round(m), round(k)
             if layout == "tn" and rng.random() < 0.3:
                 rows, inner = inner, rows
@@ -103,12 +103,12 @@ def _gemms(rng: np.random.Generator, n: int) -> Iterator[Case]:
 def _bmms(rng: np.random.Generator, n: int) -> Iterator[Case]:
     for layout in ("nn", "nt", "tn"):
         # interaction of embedding vectors: many tiny products
-        for batch, features, dim in _spread(rng, n // 2, (64, 2048), (4, 28), (16, 128)):
+        for batch, features, dim in spread_sizes(rng, n // 2, (64, 2048), (4, 28), (16, 128)):
             f, d = round(features), round(dim)
             sizes = {"nt": (f, f, d), "nn": (f, d, f), "tn": (d, f, f)}[layout]
             yield Case("bmm", layout, size_product(*sizes, batch=int(batch)))
         # attention heads: fewer, larger ones
-        for batch, sequence, dim in _spread(rng, n - n // 2, (2, 128), (24, 300), (16, 128)):
+        for batch, sequence, dim in spread_sizes(rng, n - n // 2, (2, 128), (24, 300), (16, 128)):
             s, d = round(sequence), round(dim)
             turned = layout == "tn" or (layout == "nn" and rng.random() < 0.5)
             yield Case("bmm", layout, size_product(s, *((d, s) if turned else (s, d)), batch=int(batch)))
@@ -116,7 +116,7 @@ def _bmms(rng: np.random.Generator, n: int) -> Iterator[Case]:
 
 def _attentions(rng: np.random.Generator, n: int) -> Iterator[Case]:
     for causal, share in (("", 2.0), ("_causal", 1.0)):
-        for heads, sequence, dim in _spread(rng, n, (2, 160), (24, 512), (16, 128)):
+        for heads, sequence, dim in spread_sizes(rng, n, (2, 160), (24, 512), (16, 128)):
             s, d = round(sequence), round(dim / 8) * 8
             for phase, passes in (("forward", share), ("backward", 2.5 * share)):
                 yield Case("attention", phase + causal, size_product(s, s, d, batch=round(heads), passes=passes))
@@ -126,15 +126,15 @@ def _elementwise(rng: np.random.Generator, n: int, largest: float) -> Iterator[C
     for variant, (_, *given) in _BASIC.items():
         tensors = len({one for one in given if isinstance(one, str)})
         top = 2e5 if variant in ("binary_cross_entropy_with_logits", "sub", "mul") else _LARGEST / 4 / (tensors + 1)
-        sizes = [*_spread(rng, n, (64, top))]
+        sizes = [*spread_sizes(rng, n, (64, top))]
         if top > 2e5:  # two more from main memory: what a byte from there costs is needed everywhere
-            sizes += [*_spread(rng, 2, (0.4 * top * largest / _LARGEST, top * largest / _LARGEST))]
+            sizes += [*spread_sizes(rng, 2, (0.4 * top * largest / _LARGEST, top * largest / _LARGEST))]
         yield from (Case("elementwise", variant, {"elements": round(size)}) for (size,) in sizes)
 
 
 def _rowwise(rng: np.random.Generator, n: int) -> Iterator[Case]:
     for variant in _ROWWISE:
-        for size, width in _spread(rng, n, (300, 6e6), (16, 14000)):
+        for size, width in spread_sizes(rng, n, (300, 6e6), (16, 14000)):
             if "softmax" not in variant and "nll" not in variant:
                 width = 16 * (width / 16) ** 0.75
             width = min(round(width), round(size))
@@ -146,7 +146,7 @@ def _rowwise(rng: np.random.Generator, n: int) -> Iterator[Case]:
 
 def _copies(rng: np.random.Generator, n: int) -> Iterator[Case]:
     for variant in ("clone", "cat", "index", "index_put", "new_zeros"):
-        for size, columns, number in _spread(rng, n, (1e3, 8e6), (16, 128), (2, 27)):
+        for size, columns, number in spread_sizes(rng, n, (1e3, 8e6), (16, 128), (2, 27)):
             width, parts = round(columns), round(number)
             if variant in ("index", "index_put"):
                 batch = max(16, min(2048, round(size / parts**2)))
@@ -163,15 +163,15 @@ def _copies(rng: np.random.Generator, n: int) -> Iterator[Case]:
 def _far_copies(rng: np.random.Generator, largest: float) -> Iterator[Case]:
     """Copies and gradients to fill with zeros that are larger than the last cache: those of large tables."""
     for variant, tensors in (("new_zeros", 1), ("clone", 2)):
-        for (size,) in _spread(rng, 4, (0.2 * largest, largest)):
+        for (size,) in spread_sizes(rng, 4, (0.2 * largest, largest)):
             rows = round(size / 4 / tensors / 64)
             yield Case("copy", variant, {"elements": rows * 64, "rows": rows})
 
 
 def _embeddings(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:
-    draws = [*_spread(rng, n, (1e3, 1e6), (16, 128), (64, 2048), (1, 32))]
+    draws = [*spread_sizes(rng, n, (1e3, 1e6), (16, 128), (64, 2048), (1, 32))]
     # and many lookups into large tables, where pages and rows are far: rare in independent draws, decisive in a DLRM
-    draws += [*_spread(rng, n // 2, (6e4, 1e6), (16, 128), (256, 2048), (4, 32))]
+    draws += [*spread_sizes(rng, n // 2, (6e4, 1e6), (16, 128), (256, 2048), (4, 32))]
     for rows, width, batch, pooling in draws:
         exponent, dim, lookups = rng.uniform(0, 1.2), round(width), round(batch) * round(pooling)
         sizes = {"lookups": lookups, "bags": round(batch), "dim": dim, "exponent": exponent, "table_rows": round(rows),
@@ -187,8 +187,9 @@ def _embeddings(rng: np.random.Generator, n: int, largest: float) -> Iterator[Ca
             yield Case("embedding_backward", "dense_rows", sizes | own | {"elements": words * dim * 4})
 
 
-def _convolutions(rng: np.random.Generator, n: int) -> Iterator[Case]:
-    shapes = _spread(rng, n * len(_WINDOWS), (1, 32), (4, 64), (8, 512), (8, 512))
+def draw_convolutions(rng: np.random.Generator, n: int, *, larger: float = 1.0) -> Iterator[Case]:
+    """Draw `n` convolutions of each window, forward and backward; of `larger` times the work that a CPU gets."""
+    shapes = spread_sizes(rng, n * len(_WINDOWS), (1, 32), (4, 64), (8, 512), (8, 512))
     for number, (batch, edge, read, written) in enumerate(shapes):
         height, width, stride, groups = _WINDOWS[number % len(_WINDOWS)]
         image, into, out = max(round(edge), height, width), 8 * round(read / 8), 8 * round(written / 8)
@@ -198,10 +199,10 @@ def _convolutions(rng: np.random.Generator, n: int) -> Iterator[Case]:
             out = into = groups * 4 * max(into // groups // 4, 1)
         elif number % 13 == 0:  # pictures enter the first layer
             into, image, out = 3, image * 2, min(out, 64)
-        limit = _WORK if groups == 1 else _GROUPED_WORK
+        limit = larger * (_WORK if groups == 1 else _GROUPED_WORK)
         while (work := 2.0 * (image // stride) ** 2 * out * into // groups * height * width) > limit:
             image //= 2
-        most = min(limit / max(work, 1.0), _NUMBERS / (max(into, out) * image**2))
+        most = min(limit / max(work, 1.0), larger * _NUMBERS / (max(into, out) * image**2))
         images, side = max(1, min(round(batch), int(most))), -(-image // stride)
         sizes = size_product(images * side**2, out // groups, into // groups * height * width, batch=groups)
         sizes |= {"elements": images * side**2 * out, "rows": images}
@@ -215,7 +216,7 @@ def _convolutions(rng: np.random.Generator, n: int) -> Iterator[Case]:
 def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
     """Operations on pictures of the sizes that nets have inside: numbers in all, side, channels."""
     for variant in _PICTURES[kind]:
-        draws = _spread(rng, n, (2e3, 2e6 if kind == "copy" else 6e6), (4, 64), (8, 512))
+        draws = spread_sizes(rng, n, (2e3, 2e6 if kind == "copy" else 6e6), (4, 64), (8, 512))
         for number, (size, length, width) in enumerate(draws):
             side, channels = round(length / 2) * 2, round(width / 8) * 8
             rows = channels * max(2, round(size / channels / side**2))
@@ -233,10 +234,10 @@ def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
 
 def draw_net_cases(rng: np.random.Generator, density: float) -> list[Case]:
     """Draw a share of the kernels that nets and the less common functions of others run, in random order."""
-    n, cases = max(5, round(9 * density)), [*_convolutions(rng, max(2, round(8 * density)))]
+    n, cases = max(5, round(9 * density)), [*draw_convolutions(rng, max(2, round(8 * density)))]
     for variant in _MORE:
         top = 1e7 if variant in ("relu_", "hardtanh", "hardtanh_backward", "silu", "bernoulli_") else 1e6
-        draws = _spread(rng, max(4, n - 2), (64, top))
+        draws = spread_sizes(rng, max(4, n - 2), (64, top))
         cases += [Case("elementwise", variant, {"elements": round(size)}) for (size,) in draws]
     for kind in _PICTURES:
         cases += _on_pictures(rng, n, kind)

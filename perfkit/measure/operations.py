@@ -20,11 +20,11 @@ _EACH = [True] * 3  # gradients of a layer: of its input, weight and bias
 
 
 class _Operands:
-    """Operands of one case on a device; its sizes are attributes."""
+    """Operands of one case on a device, in one number format; its sizes are attributes."""
 
-    def __init__(self, case: Case, device: str, seed: int) -> None:
+    def __init__(self, case: Case, device: str, seed: int, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(seed)
-        self.device, self.rng = device, np.random.default_rng(seed)
+        self.device, self.dtype, self.rng = device, dtype, np.random.default_rng(seed)
         self.sizes = {name: (size if name == "exponent" else int(size)) for name, size in case.sizes.items()}
         self.sizes["causal"] = case.variant.endswith("_causal")
 
@@ -32,7 +32,7 @@ class _Operands:
         return self.sizes[name]
 
     def rand(self, *shape: int) -> torch.Tensor:
-        return torch.rand(shape, device=self.device).add_(0.1)
+        return torch.rand(shape, device=self.device, dtype=self.dtype).add_(0.1)
 
     def index(self, most: int, *shape: int) -> torch.Tensor:
         return torch.randint(0, most, shape, device=self.device)
@@ -211,7 +211,9 @@ def _attend_on_gpu(o: _Operands, phase: str) -> "partial[Any]":
     return partial(torch.autograd.grad, result, leaves, o.rand(*result.shape), retain_graph=True)
 
 
-def prepare(case: Case, *, device: str = "cpu", seed: int = 0) -> "tuple[list[partial[Any]], float]":
+def prepare(
+    case: Case, *, device: str = "cpu", seed: int = 0, dtype: torch.dtype = torch.float32
+) -> "tuple[list[partial[Any]], float]":
     """Allocate one case's operands and say how to run it.
 
     Parameters
@@ -222,6 +224,8 @@ def prepare(case: Case, *, device: str = "cpu", seed: int = 0) -> "tuple[list[pa
         Torch device.
     seed : int
         Seed of the operands [-].
+    dtype : torch.dtype, optional
+        Number format.
 
     Returns
     -------
@@ -231,7 +235,7 @@ def prepare(case: Case, *, device: str = "cpu", seed: int = 0) -> "tuple[list[pa
         Bytes of all operands read and written, each once, without what `perfkit.workloads.vocabulary` takes as not
         read: rows of embeddings, and what only lends its shape [B].
     """
-    kind, variant, o = case.kind, case.variant, _Operands(case, device, seed)
+    kind, variant, o = case.kind, case.variant, _Operands(case, device, seed, dtype)
     phase = variant.partition("_")[0]  # groups of convolutions, and attention with and without a mask, are called alike
     keys = [key for key in (f"{kind}.{variant}", variant, f"{kind}.{phase}") if key in ARGUMENTS or key in GRADIENTS]
     on_gpu = kind == "attention" and device != "cpu"
@@ -244,7 +248,7 @@ def prepare(case: Case, *, device: str = "cpu", seed: int = 0) -> "tuple[list[pa
     return calls, count_operands([read, result[0] if kind == "embedding_forward" else result])
 
 
-def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float, device: str = "cpu") -> list[dict[str, Any]]:
+def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float) -> list[dict[str, Any]]:
     """Time isolated kernels.
 
     Parameters
@@ -253,18 +257,16 @@ def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float, device: str 
         Kind, variant and sizes of each, as of a `Case`.
     seconds : float
         Time for each [s].
-    device : str
-        Torch device.
 
     Returns
     -------
     rows : list of dict
         ``nbytes`` [B], the timing and the references around it [s] of each case.
     """
-    rows, reference, wait = [], Reference(device), find_wait(device)
+    rows, reference, wait = [], Reference(), find_wait("cpu")
     before = reference()
     for number, case in enumerate(cases):
-        calls, nbytes = prepare(Case(*case), device=device, seed=number)
+        calls, nbytes = prepare(Case(*case), seed=number)
         timing = time_calls(calls, seconds=seconds, wait=wait)
         if find_disagreement(timing) > 0.1:
             timing = min(timing, time_calls(calls, seconds=seconds, wait=wait), key=find_disagreement)

@@ -194,10 +194,11 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
         os.sched_setaffinity(0, {cores[local % len(cores)]})
     torch.set_num_threads(1)
     if ranks > 1:
-        backend = "nccl" if device == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, meeting, timeout=timedelta(minutes=10), rank=rank, world_size=ranks)
     name = job["task"]
-    task: Any = resolve_name(f"perfkit.measure.{_TASKS[name]}:time_{name}" if name in _TASKS else name)
+    where = f"perfkit.measure.{_TASKS[name]}:time_{name}" if name in _TASKS else name
+    task: Any = resolve_name(where) if isinstance(where, str) else where
     results = [task(**{key: value for key, value in job.items() if key != "task"})]
     if ranks > 1:
         if meeting == "env://":
@@ -214,7 +215,7 @@ def join_ranks(job: dict[str, Any]) -> list[Any]:
     Parameters
     ----------
     job : dict
-        As for `run_processes`.
+        As for `run_processes`; its ``task`` may also be the callable itself.
 
     Returns
     -------

@@ -173,15 +173,13 @@ class Reference:
         return min(1.0, self._core / max(self._wall, 1e-9))
 
 
-def time_references(*, seconds: float, device: str = "cpu") -> dict[str, Any]:
+def time_references(*, seconds: float) -> dict[str, Any]:
     """Time the references alone, repeatedly.
 
     Parameters
     ----------
     seconds : float
         Time to spend [s].
-    device : str
-        Torch device.
 
     Returns
     -------
@@ -189,28 +187,32 @@ def time_references(*, seconds: float, device: str = "cpu") -> dict[str, Any]:
         ``references``: times of every round [s], and their ``core_share`` [-].
     """
     found: list[Any] = []
-    reference, end = Reference(device), time.perf_counter() + seconds
+    reference, end = Reference(), time.perf_counter() + seconds
     while not found or time.perf_counter() < end:
         found.append(reference().tolist())
     return {"references": found, "core_share": reference.core_share}
 
 
-def _make_collective(operation: str, nbytes: int, device: str) -> tuple[Callable[[], Any], int]:
-    """One collective of a message size in the nccl-tests convention; returns the size really used."""
+def make_collective(
+    operation: str, nbytes: int, device: str, *, dtype: str = "float32", group: Any = None
+) -> tuple[Callable[[], Any], int]:
+    """Make one collective of a message size in the nccl-tests convention [B], and say the size really used."""
     import torch
     import torch.distributed as dist
 
-    ranks = dist.get_world_size()
-    n = max(nbytes // 4 // ranks, 1) * ranks
-    whole, part, other = (torch.rand(size, device=device) for size in (n, n // ranks, n))
+    ranks, kind = dist.get_world_size(group), getattr(torch, dtype)
+    n = max(nbytes // kind.itemsize // ranks, 1) * ranks
+    whole, part, other = (torch.rand(size, device=device).to(kind) for size in (n, n // ranks, n))
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": partial(dist.all_reduce, whole), "broadcast": partial(dist.broadcast, whole, 0),
-        "all_gather": partial(gather, whole, part), "reduce_scatter": partial(scatter, part, whole),
-        "all_to_all": partial(dist.all_to_all_single, other, whole),
-    }  # fmt: skip
-    return calls[operation], 4 * n
+        "all_reduce": partial(dist.all_reduce, whole, group=group),
+        "broadcast": partial(dist.broadcast, whole, 0, group=group),
+        "all_gather": partial(gather, whole, part, group=group),
+        "reduce_scatter": partial(scatter, part, whole, group=group),
+        "all_to_all": partial(dist.all_to_all_single, other, whole, group=group),
+    }
+    return calls[operation], kind.itemsize * n
 
 
 def time_collectives(
@@ -225,7 +227,7 @@ def time_collectives(
     import torch.distributed as dist
 
     wait, reference = find_wait(device), Reference(device)
-    made = [(operation, *_make_collective(operation, size, device)) for operation in operations for size in sizes]
+    made = [(operation, *make_collective(operation, size, device)) for operation in operations for size in sizes]
     rows: list[dict[str, Any]] = [{"operation": o, "nbytes": n, "samples": []} for o, _, n in made]
     for _ in range(_SWEEPS):
         for row, (_, call, _) in zip(rows, made, strict=True):
@@ -241,7 +243,7 @@ def time_collectives(
     return [{**row, "core_share": reference.core_share} for row in rows]
 
 
-def time_ladder(*, largest: float, device: str = "cpu") -> list[dict[str, Any]]:
+def time_ladder(*, largest: float) -> list[dict[str, Any]]:
     """Time streams through working sets up to the largest [B] and gathers of rows from them, sizes interleaved.
 
     Of each size: ``nbytes`` [B]; for every sweep ``stream``, the time of a pass that reads and writes the whole set
@@ -249,17 +251,17 @@ def time_ladder(*, largest: float, device: str = "cpu") -> list[dict[str, Any]]:
     """
     import torch
 
-    wait, rng = find_wait(device), torch.Generator().manual_seed(0)
+    wait, rng = find_wait("cpu"), torch.Generator().manual_seed(0)
     steps = np.arange(np.log2(_SMALLEST), np.log2(max(largest, 4 * _SMALLEST)) + 0.01, 0.5)
     counts = [int(2.0**step) // _ROW for step in steps]
-    whole, out = (torch.zeros(n, _ROW // 4, device=device) for n in (counts[-1], 4096))
+    whole, out = (torch.zeros(n, _ROW // 4) for n in (counts[-1], 4096))
     rows: list[dict[str, Any]] = [{"nbytes": count * _ROW, "stream": [], "gather": []} for count in counts]
     for sweep in range(_SWEEPS):
         for row in rows[:: 1 if sweep % 2 == 0 else -1]:
             part, turns = whole[: row["nbytes"] // _ROW], max(1, int(4e6 / row["nbytes"]))
             passes = [partial(part.add_, 1.0)] * turns
             row["stream"].append(min([clock(passes, wait) for _ in range(3)][1:]) / turns)
-            draws = [torch.randint(0, len(part), (len(out),), generator=rng).to(device) for _ in range(3)]
+            draws = [torch.randint(0, len(part), (len(out),), generator=rng) for _ in range(3)]
             gathers = (partial(torch.index_select, part, 0, draw, out=out) for draw in draws)
             row["gather"].append(min(clock([gather], wait) for gather in gathers) / len(out))
     return rows

@@ -15,7 +15,7 @@ from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_roofline
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_choice, format_bytes
+from perfkit.ground.units import check_choice, format_bytes, show
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
@@ -143,11 +143,11 @@ def fit_rails(frame: Table, platform: Platform, *, source: str = "", date: str =
     return fits
 
 
-def _fit_kernel(
+def fit_kernel(
     rows: Table, sizes: Sequence[str], flops: pl.Expr, nbytes: pl.Expr, device: Device, dtype: str,
     source: str, date: str, notes: Sequence[str] = (),
 ) -> Fit:  # fmt: skip
-    """Fit medians over repeats of the same sizes under the roofline of a device."""
+    """Fit medians over repeats of the same sizes, columns of the frame, under the roofline of a device."""
     each = rows.group_by(*sizes).agg(pl.col("seconds").median()).sort(*sizes)
     work = each.select(flops, nbytes.alias("nbytes"), "seconds").to_numpy().T
     rates: dict[str, Any] = {"peak": device.peaks[dtype].value, "bandwidth": device.main_bandwidth}
@@ -176,7 +176,7 @@ def fit_gemms(frame: Table, device: Device, *, source: str = "", date: str = "")
         if known in ("fp8", "fp4", "int8"):  # what comes out is half precision
             nbytes += (2 - DTYPES[known]) * m * n
         text = f"{source}, gemm {dtype}{f' {kernel}' if kernel else ''}".removeprefix(", ")
-        fit = _fit_kernel(rows, "mnk", gemm_flops(m, n, k), nbytes, device, known, text, date)
+        fit = fit_kernel(rows, "mnk", gemm_flops(m, n, k), nbytes, device, known, text, date)
         fits[str(Key("gemm", variant="" if known in PREFERRED[:2] else known))] = replace(fit, dtypes=(known,))
     if not fits:
         held = f"frame holds products in {', '.join(sorted(set(frame['dtype']))) or 'no number format'}"
@@ -196,7 +196,7 @@ def fit_attention(frame: Table, device: Device, source: str, date: str, notes: S
     causal, b, s, h, kv, d = _floats(*sizes)
     flops = attention_flops(b, h, s, d, causal=causal)
     nbytes = attention_bytes(b, h, s, d, kv_heads=kv, itemsize=DTYPES[dtype])
-    return _fit_kernel(rows, sizes, flops, nbytes, device, dtype, source, date, notes)
+    return fit_kernel(rows, sizes, flops, nbytes, device, dtype, source, date, notes)
 
 
 def fit_casts(frame: Table, device: Device, source: str, date: str) -> Fit:
@@ -204,7 +204,7 @@ def fit_casts(frame: Table, device: Device, source: str, date: str) -> Fit:
     cache = near.value if (near := device.memory[-2:][0].capacity) and len(device.memory) > 1 else 0.0
     rows, dtype = frame.filter((pl.col("nbytes") > 4 * cache) | (pl.col("nbytes") < 2**20)), next(iter(device.peaks))
     (nbytes,), notes = _floats("nbytes"), ("casts of bf16 to fp8, below 1 MiB and beyond four times the last cache",)
-    return _fit_kernel(rows, ("nbytes",), 0.0 * nbytes, nbytes, device, dtype, source, date, notes)
+    return fit_kernel(rows, ("nbytes",), 0.0 * nbytes, nbytes, device, dtype, source, date, notes)
 
 
 def fit_database(
@@ -364,22 +364,44 @@ def find_base(system: str | None) -> Platform:
     return load_platform(found[0])
 
 
+def find_similar(device: str) -> Platform:
+    """Find the gallery's single node of the device that a driver names; of several the one with the most ranks.
+
+    Examples
+    --------
+    >>> find_similar("NVIDIA H100 80GB HBM3").name
+    'h100-sxm-8'
+    """
+    nodes = [p for p in map(load_platform, list_gallery()) if p.network.nodes == 1 and p.device.kind != "cpu"]
+    found = [p for p in nodes if _MODEL.findall(p.device.name) == _MODEL.findall(device) != []]
+    if not found:
+        raise ValueError(f"base is missing and the gallery has no {show(device)}; name the platform most like it")
+    return max(found, key=lambda p: p.network.ranks)
+
+
 def _find_sheets(system: str) -> list[str]:
     """Datasheets of a system of the kernel database."""
     return [name for name in list_datasheets() if system.replace("_", "-").startswith(name)]
 
 
 def _add_logs(platform: Platform, logs: str | Path | Sequence[str | Path], partial: bool, date: str) -> Platform:
-    """Fits of logs in place of those of a platform, on as many nodes as the logs span."""
+    """Fits of logs in place of those of a platform; files of which nothing is used are named."""
     frame = read_nccl_tests(logs, partial=partial)
     _compare_devices("logs are", list_devices(logs), platform)
-    local = platform.network.ranks_per_node
-    spans = frame.select(pl.coalesce("nodes", (pl.col("ranks") / local).ceil().cast(pl.Int64)))["nodes"].max()
-    fits = fit_curves(frame, ranks_per_node=local, source="nccl-tests", date=date)
+    found = add_curves(platform, frame, source="nccl-tests", date=date)
+    fits = {key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)}
     for file in sorted(set(frame["file"]) - {file for fit in fits.values() for file in fit.sources}):
         text = "perfkit has no model of it, or logs of the same operation and ranks in half precision go first"
         warnings.warn(f"{file}: nothing of it is used; {text}", stacklevel=3)
+    return found
+
+
+def add_curves(platform: Platform, frame: Table, *, source: str, date: str) -> Platform:
+    """Put fits of a frame of collectives in place of those of a platform, on as many nodes as the frame spans."""
+    local = platform.network.ranks_per_node
+    spans = frame.select(pl.coalesce("nodes", (pl.col("ranks") / local).ceil().cast(pl.Int64)))["nodes"].max()
+    fits = fit_curves(frame, ranks_per_node=local, source=source, date=date)
     wider = assemble(platform, nodes=max(platform.network.nodes, int(str(spans))), collectives=fits)
     if any(Key.parse(key).algorithm == "rail" for key in fits):
         return wider
-    return assemble(wider, collectives=fit_rails(frame, wider, source="nccl-tests", date=date))
+    return assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))

@@ -63,6 +63,44 @@ class PlatformComparison(Tabular):
         schema = dict.fromkeys(("group", "quantity", "unit"), polars.String) | dict.fromkeys(ends, polars.Float64)
         return polars.DataFrame(list(self.rows), schema=schema, orient="row")
 
+    def changes(self, errors: float = 3.0) -> Table:
+        """What became slower or faster beyond its error, as of a platform and its calibration of a month later.
+
+        Parameters
+        ----------
+        errors : float, optional
+            Least change, in standard errors of the two numbers together [-].
+
+        Returns
+        -------
+        table : polars.DataFrame
+            group and name of every fitted or measured number that changed so much, a, b [unit], unit, slower: how many
+            times as slow the second platform is by this number, and errors [-]; the largest changes first.
+        """
+        import polars as pl
+
+        both = self.a.numbers().join(self.b.numbers(), on=("group", "name", "unit"), suffix="_b")
+        known, late = (
+            both.filter(~pl.col("name").str.contains("sharpness|_weight$")),
+            pl.col("unit").str.starts_with("s"),
+        )
+        ratio, apart = pl.col("value_b") / pl.col("value"), (pl.col("value_b") - pl.col("value")).abs()
+        known = known.with_columns(
+            slower=pl.when(late).then(ratio).otherwise(1.0 / ratio),
+            errors=apart / (pl.col("stderr") ** 2 + pl.col("stderr_b") ** 2).sqrt(),
+        )
+        found = known.filter(pl.col("errors") >= check_positive("errors", errors))
+        columns = (
+            "group",
+            "name",
+            pl.col("value").alias("a"),
+            pl.col("value_b").alias("b"),
+            "unit",
+            "slower",
+            "errors",
+        )
+        return found.sort(pl.col("slower").log().abs(), descending=True).select(*columns)
+
     def chart(self) -> Picture:
         """How many times better the second platform is, quantity by quantity.
 
