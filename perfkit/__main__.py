@@ -52,13 +52,12 @@ def _calibrate(given: _Given) -> _Answer:
     if given.from_nccl_logs or given.from_kernel_database or (given.base and given.device != "cuda"):
         return _assemble(given)
     from perfkit.calibration.campaign import launched_ranks, measure_collectives
-    from perfkit.calibration.cluster import follow_probes
     from perfkit.measure.folders import Campaign
 
     place = launched_ranks()
-    if place and place[0] > 0:  # this rank only takes part in what rank 0 measures on several
+    if place and place[0] > 0:  # this rank only takes part in what is measured on several
         if given.device == "cuda":
-            follow_probes(given.device)
+            pk.calibrate(**_pick(given, "device base"))
         else:
             measure_collectives(Campaign(None), ranks=place[1], seconds=0.1 if given.quick else 0.2)
         return _Answer("", None)

@@ -504,14 +504,14 @@ def test_references_and_a_small_ladder(torch: Any, children: Children) -> None:
 
 
 def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) -> None:
-    job = {"task": "collectives", "operations": campaign._COLLECTIVES, "sizes": [64, 4096], "seconds": 0.0}
+    job = {"task": "collectives", "operations": campaign.COLLECTIVES, "sizes": [64, 4096], "seconds": 0.0}
     results = run_processes(job, ranks=2, timeout=60)
     for ours, theirs in zip(*results, strict=True):
         assert (ours["operation"], ours["nbytes"]) == (theirs["operation"], theirs["nbytes"])
         assert len(ours["samples"]) == len(theirs["samples"]) >= 8
     monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: results)
     rows = campaign.measure_collectives(Campaign(None, progress=False), ranks=2)
-    pairs = [(operation, nbytes) for operation in campaign._COLLECTIVES for nbytes in (64, 4096)]
+    pairs = [(operation, nbytes) for operation in campaign.COLLECTIVES for nbytes in (64, 4096)]
     assert [(row["operation"], row["nbytes"]) for row in rows] == pairs
     slowest = np.maximum(*(result[0]["samples"] for result in results))
     assert [rows[0]["median"], rows[0]["mean"]] == pytest.approx([np.median(slowest), np.mean(slowest)])

@@ -22,6 +22,7 @@ import perfkit as pk
 from perfkit.calibration.cluster import plan_probes
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import Array
+from perfkit.measure.folders import Campaign
 from perfkit.measure.probes import Probe, list_probes
 from perfkit.measure.recordings import Recording
 from perfkit.measure.samples import dump
@@ -64,10 +65,10 @@ def read_published(system: str) -> Recording:
 def test_a_node_takes_ten_minutes(name: str) -> None:
     base = pk.load_platform(name)
     plan = plan_probes(base)
-    assert sum(seconds for *_, seconds in plan) < 600
-    assert all(1 <= repeats <= 50 and seconds > 0 for _, repeats, seconds in plan)
+    assert sum(probe.seconds for probe in plan) < 600
+    assert all(1 <= probe.repeats <= 50 and probe.seconds > 0 for probe in plan)
     most = base.device.memory[-1].capacity.value / 4
-    assert max(probe.sizes.get("nbytes", 0.0) for probe, *_ in plan) <= 1.05 * most
+    assert max(probe.sizes.get("nbytes", 0.0) for probe in plan) <= 1.05 * most
 
 
 def test_the_plan_covers_formats_sizes_ranks_and_families() -> None:
@@ -170,7 +171,7 @@ def test_a_plan_predicts_what_it_did_not_time(system: str, shared_data: Path, tm
     whole = assemble(
         base, kernels=fit_gemms(device.products, base.device), collectives=fit_curves(device.collectives),
     )  # fmt: skip
-    held = hold_out(device, [probe for probe, *_ in plan_probes(base)])
+    held = hold_out(device, plan_probes(base))
     assert len(held.products) > 2850 and len(held.collectives) > 60
     found, least = (find_errors(platform, held) for platform in (pk.load_platform(tmp_path / "planned.toml"), whole))
     assert planned.kernels["gemm"].n < 100
@@ -242,7 +243,7 @@ def test_probes_are_timed_by_events(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     cycles: list[int] = []
     replace_cuda(cycles, monkeypatch.setattr)
     huge = replace(KERNELS[0], sizes={**SMALL, "m": 2**50})
-    jobs = [(asdict(probe), 4) for probe in (*KERNELS, huge)]
+    jobs = [asdict(replace(probe, repeats=4)) for probe in (*KERNELS, huge)]
     *answers, failed = time_probes(probes=jobs, folder=str(tmp_path), device="cpu:0")
     assert [answer and answer["samples"] for answer in answers] == [[5e-4] * 5] * len(KERNELS)
     assert failed and "memory" in failed["failed"] + "memory" * ("overflow" in failed["failed"])
@@ -269,7 +270,7 @@ def test_an_iteration_is_timed_and_then_traced(monkeypatch: pytest.MonkeyPatch, 
     compiled: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda step: compiled.append(step) or step)
     runs = [Probe("iterations", "bert-0", how, "fp32", {}, workload=dump(WORDS)) for how in ("eager", "compiled")]
-    for found in time_probes(probes=[(asdict(p), 1) for p in runs], folder=str(tmp_path), device="cpu:0"):
+    for found in time_probes(probes=[asdict(p) for p in runs], folder=str(tmp_path), device="cpu:0"):
         assert found and found["seconds"] > 0 and found["profiled"] > 0
         events = json.loads(gzip.decompress((tmp_path / found["trace"]).read_bytes()))["traceEvents"]
         names = Counter(event["name"].partition("#")[0] for event in events if event.get("cat") == "user_annotation")
@@ -288,23 +289,22 @@ from tests import test_cluster as t
 t.replace_cuda([])
 cluster.list_probes = lambda *_, **__: [*t.KERNELS[:1], *t.SENT]
 folder = Path(sys.argv[1])
-if os.environ["RANK"] == "0":
-    base = cluster.resize_base(t.H100, 3, 1)
-    found = cluster.measure_cluster(Campaign(folder / "kept"), "cpu:0", base, folder=folder / "t", launched=True)
-    (folder / "found.json").write_text(json.dumps(found))
-else:
-    cluster.follow_probes("cpu:0")
+first, base = os.environ["RANK"] == "0", cluster.resize_base(t.H100, 3, 1)
+kept = Campaign(folder / "kept" if first else None)
+found = cluster.measure_cluster(kept, "cpu:0", base, folder=folder / "t", launched=True)
+(folder / f"found{os.environ['RANK']}.json").write_text(json.dumps(found))
 """
 
 
 @pytest.mark.serial
-def test_ranks_of_a_launcher_follow_rank_0(tmp_path: Path) -> None:
+def test_ranks_of_a_launcher_finish_what_rank_0_has_begun(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "3", "GLOO_SOCKET_IFNAME": "lo"}
-    root = Path(__file__).resolve().parent.parent
+    root, finished = Path(__file__).resolve().parent.parent, tmp_path / "kept"
+    Campaign(finished).run("probes", {"kernels.gemm": lambda: [[{"samples": [7.0]}], [None], [None]]})
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", LAUNCHED, str(tmp_path)], cwd=root,
@@ -313,15 +313,16 @@ def test_ranks_of_a_launcher_follow_rank_0(tmp_path: Path) -> None:
         for rank in range(3)
     ]  # fmt: skip
     try:
-        assert [process.wait(timeout=90) for process in ranks[:1]] == [0]
+        assert [process.wait(timeout=90) for process in ranks] == [0, 0, 0]
     finally:
         for process in ranks:
             process.kill()
             process.wait()
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert [row["samples"] for row in found["probes"]] == [[pytest.approx(2e-3 / 50, rel=1)] * 5] * 3
+    found, *others = (json.loads((tmp_path / f"found{rank}.json").read_text()) for rank in range(3))
+    assert [row["samples"] for row in found["probes"]] == [[7.0], *[[pytest.approx(4e-5, rel=0.2)] * 5] * 2]
+    assert [other["probes"] for other in others] == [found["probes"]] * 2
     assert found["facts"]["name"].startswith("NVIDIA H100") and found["ranks_per_node"] == 3
-    kept = [json.loads(line)[0] for line in (tmp_path / "kept").read_text().split("\n") if line]
+    kept = [json.loads(line)[0] for line in finished.read_text().split("\n") if line]
     assert kept == ["probes.kernels.gemm", "probes.collectives.3-1", "probes.collectives.2-1"]
 
 

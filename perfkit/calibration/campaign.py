@@ -326,12 +326,12 @@ def _measure(
         return campaign, measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
     import torch
 
-    place = launched_ranks()
-    local = place[2] if place else ranks
+    rank, ranks, local = launched_ranks() or (0, ranks, ranks)
     where = resize_base(base or find_similar(torch.cuda.get_device_name()), local, ranks // local)
-    campaign = open_campaign("calibrate", device, where.name, local, ranks, progress=progress)
+    options = "calibrate", device, where.name, local, ranks
+    campaign = Campaign(None, progress=False) if rank else open_campaign(*options, progress=progress)
     folder = (target or find_cache() / "perfkit-platform.toml").with_suffix(".traces")
-    return campaign, measure_cluster(campaign, device, where, folder=folder, launched=place is not None)
+    return campaign, measure_cluster(campaign, device, where, folder=folder, launched=launched_ranks() is not None)
 
 
 def _fit(raw: dict[str, Any], base: Named | None, name: str | None) -> Platform:

@@ -33,8 +33,9 @@ _START, _BUILD, _COMPILE = 12.0, 5.0, 30.0
 _SAMPLES, _ITERATIONS = 6, 33
 #: Fewest sizes of a fit [-].
 _LEAST = 4
-#: Answers of every rank to the probes of one group, which come with the calls of one sample.
-_Answers = Callable[[Sequence[tuple[Probe, int]]], Any]
+_LIVE = "perfkit.measure.cuda"
+#: Answers of every rank to the probes of one group.
+_Answers = Callable[[Sequence[Probe]], Any]
 
 
 def resize_base(base: Named, ranks_per_node: int, nodes: int) -> Platform:
@@ -47,7 +48,7 @@ def resize_base(base: Named, ranks_per_node: int, nodes: int) -> Platform:
     return platform if nodes == platform.network.nodes else platform.with_nodes(nodes)
 
 
-def plan_probes(base: Platform, *, seed: int = 0) -> list[tuple[Probe, int, float]]:
+def plan_probes(base: Platform, *, seed: int = 0) -> list[Probe]:
     """Plan what to time on a cluster like a platform.
 
     Parameters
@@ -59,8 +60,8 @@ def plan_probes(base: Platform, *, seed: int = 0) -> list[tuple[Probe, int, floa
 
     Returns
     -------
-    plan : list of (Probe, int, float)
-        Each probe, the calls of one sample [-], and the time that all of it takes [s].
+    plan : list of Probe
+        With the calls of one sample [-] and the time that all of it takes [s].
     """
     device, network, plan, group = base.device, base.network, [], ""
     memory, cache = (
@@ -74,7 +75,7 @@ def plan_probes(base: Platform, *, seed: int = 0) -> list[tuple[Probe, int, floa
             whole = _PREPARE + _SAMPLES * repeats * seconds
             if probe.stage == "iterations":
                 whole = _BUILD + _ITERATIONS * seconds + _COMPILE * (probe.variant == "compiled")
-            plan.append((probe, repeats, start + whole))
+            plan.append(replace(probe, repeats=repeats, seconds=start + whole))
     return plan
 
 
@@ -95,13 +96,7 @@ def _expect(probe: Probe, base: Platform) -> float:
 
 
 def measure_cluster(
-    campaign: Campaign,
-    device: "Recording | str",
-    base: Platform,
-    *,
-    folder: Path,
-    launched: bool = False,
-    seed: int = 0,
+    campaign: Campaign, device: Recording | str, base: Platform, *, folder: Path, launched: bool = False
 ) -> dict[str, Any]:
     """Let a device answer the plan for a platform like it.
 
@@ -116,7 +111,7 @@ def measure_cluster(
     folder : Path
         Where traces of iterations are kept; made if missing.
     launched : bool, optional
-        Whether a launcher has started this process, as rank 0 of several.
+        Whether a launcher has started this process as one of several, which all call this.
 
     Returns
     -------
@@ -125,30 +120,48 @@ def measure_cluster(
     """
     measure = partial(_measure, campaign, base)
     if isinstance(device, Recording):
-        return {**measure(lambda probes: [device.answer([probe for probe, _ in probes])], {}), "id": device.source}
+        return {**measure(lambda probes: [device.answer(probes)], {}), "id": device.source}
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"folder": str(folder.resolve())}
+    job = {"task": f"{_LIVE}:time_probes", "device": device, "folder": str(folder.resolve())}
     if launched:
-        return dict(join_ranks({"task": partial(_lead, measure, about), "device": device})[0])
-    live: dict[str, Any] = {"device": device, **about}
+        return dict(join_ranks({"task": partial(_meet, measure, campaign, job), "device": device})[0])
+    facts = run_processes({"task": f"{_LIVE}:describe_device", "device": device})[0]
 
-    def answer(probes: Sequence[tuple[Probe, int]]) -> list[Any]:
-        job = {**live, "task": "perfkit.measure.cuda:time_probes", "probes": _write(probes)}
-        return run_processes(job, ranks=max(probe.ranks for probe, _ in probes))
+    def answer(probes: Sequence[Probe]) -> Any:
+        return run_processes({**job, "probes": [*map(asdict, probes)]}, ranks=max(probe.ranks for probe in probes))
 
-    return measure(answer, run_processes({"task": "perfkit.measure.cuda:describe_device", "device": device})[0])
+    return measure(answer, facts)
+
+
+def _meet(measure: Callable[..., Any], campaign: Campaign, job: dict[str, str], device: str) -> Any:
+    """Measure as one of the ranks that a launcher has started: what rank 0 has finished, none of them repeats."""
+    import torch
+    import torch.distributed as dist
+
+    from perfkit.measure.cuda import describe_device, time_probes
+
+    agreed: list[Any] = [campaign.done, describe_device(device=device)]
+    dist.broadcast_object_list(agreed, 0, device=torch.device("cpu"))
+    campaign.done.update(agreed[0])
+
+    def answer(probes: Sequence[Probe]) -> Any:
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, time_probes(probes=[*map(asdict, probes)], folder=job["folder"], device=device))
+        return every
+
+    return measure(answer, agreed[1])
 
 
 def _measure(campaign: Campaign, base: Platform, answer: _Answers, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Have the plan answered group by group: each probe with its samples, or the reason why there are none."""
-    groups: dict[str, list[tuple[Probe, int]]] = {}
-    for probe, repeats, _ in plan_probes(replace(base, device=_describe(base.device, facts))):
-        groups.setdefault(probe.group, []).append((probe, repeats))
+    groups: dict[str, list[Probe]] = {}
+    for probe in plan_probes(replace(base, device=_describe(base.device, facts))):
+        groups.setdefault(probe.group, []).append(probe)
     found = campaign.run("probes", {group: partial(answer, probes) for group, probes in groups.items()})
     rows = [
         {"probe": asdict(probe), **_join(answers)}
         for group, probes in groups.items()
-        for (probe, _), *answers in zip(probes, *found[group], strict=True)
+        for probe, *answers in zip(probes, *found[group], strict=True)
     ]
     versions, network = list_versions(), base.network
     where = f"{facts.get('name', '')}, {network.nodes} x {network.ranks_per_node} ranks"
@@ -166,51 +179,6 @@ def _join(answers: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
     if "samples" in joined:
         joined["samples"] = np.mean([answer["samples"] for answer in known], axis=0).tolist()
     return joined
-
-
-def _write(probes: Sequence[tuple[Probe, int]]) -> list[Any]:
-    return [[asdict(probe), repeats] for probe, repeats in probes]
-
-
-def _lead(measure: Callable[..., dict[str, Any]], about: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Measure as rank 0 of those that a launcher has started; the others follow."""
-    from perfkit.measure.cuda import describe_device
-
-    found = measure(lambda probes: _share({"probes": _write(probes), "device": device, **about}), describe_device())
-    _share(None)
-    return found
-
-
-def follow_probes(device: str) -> None:
-    """Answer, as one of the ranks that a launcher has started, the probes that rank 0 names, until there are none.
-
-    Parameters
-    ----------
-    device : str
-        Torch device.
-    """
-
-    def follow(device: str) -> None:
-        while _share(None) is not None:
-            pass
-
-    join_ranks({"task": follow, "device": device})
-
-
-def _share(job: Mapping[str, Any] | None) -> list[Any] | None:
-    """Answers of all ranks to the job that rank 0 has; None where it has none."""
-    import torch
-    import torch.distributed as dist
-
-    from perfkit.measure.cuda import time_probes
-
-    said: list[Any] = [job]
-    dist.broadcast_object_list(said, 0, device=torch.device("cpu"))
-    every: list[Any] = [None] * dist.get_world_size()
-    if said[0] is None:
-        return None
-    dist.all_gather_object(every, time_probes(**said[0]))
-    return every
 
 
 # -- fits ------------------------------------------------------------------------------------------------------------

@@ -87,18 +87,19 @@ def time_queued(calls: Sequence[Callable[[], Any]], repeats: int, *, alone: bool
     return found
 
 
-def _time_kernel(probe: Probe, repeats: int, device: str, cache: float) -> dict[str, Any]:
+def _time_kernel(probe: Probe, device: str, cache: float) -> dict[str, Any]:
     """Samples of one kernel; its operands rotate through more than the last cache holds, unless it is to be warm."""
     torch.set_float32_matmul_precision("high" if probe.dtype == "tf32" else "highest")
-    sets = min(_MOST_SETS, 1 + int(2 * cache / probe.sizes["nbytes"])) if probe.cold else 1
-    if probe.dtype == "fp8":
-        calls = [_multiply_fp8(probe.sizes, device) for _ in range(sets)]
-    else:
-        make = partial(prepare, Case(probe.kind, probe.variant, dict(probe.sizes)), device=device)
-        calls, _ = make(seed=0, dtype=DTYPES[probe.dtype])
-        for seed in range(1, sets if len(calls) == 1 else 1):  # lookups already rotate
-            calls += make(seed=seed, dtype=DTYPES[probe.dtype])[0]
-    return {"samples": time_queued(calls, repeats)}
+    rotate = probe.cold and "table_rows" not in probe.sizes  # lookups rotate by themselves, and tables are large
+    sets = min(_MOST_SETS, 1 + int(2 * cache / probe.sizes["nbytes"])) if rotate else 1
+    calls = list[Callable[[], Any]]()
+    while len(calls) < sets:
+        if probe.dtype == "fp8":
+            calls.append(_multiply_fp8(probe.sizes, device))
+        else:
+            case = Case(probe.kind, probe.variant, dict(probe.sizes))
+            calls += prepare(case, device=device, seed=len(calls), dtype=DTYPES[probe.dtype])[0]
+    return {"samples": time_queued(calls, probe.repeats)}
 
 
 def _multiply_fp8(sizes: Mapping[str, float], device: str) -> Callable[[], Any]:
@@ -109,12 +110,12 @@ def _multiply_fp8(sizes: Mapping[str, float], device: str) -> Callable[[], Any]:
     return partial(torch._scaled_mm, x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
-def _time_collective(probe: Probe, repeats: int, device: str, group: Any) -> dict[str, Any]:
+def _time_collective(probe: Probe, device: str, group: Any) -> dict[str, Any]:
     """Samples of one collective on this rank; all ranks begin together."""
     size, dtype = int(probe.sizes["nbytes"]), _SENT[probe.dtype]
     call, nbytes = make_collective(probe.kind, size, device, dtype=dtype, group=group)
     dist.barrier(group=group)
-    return {"samples": time_queued([call], repeats, alone=False), "nbytes": nbytes}
+    return {"samples": time_queued([call], probe.repeats, alone=False), "nbytes": nbytes}
 
 
 def _time_iteration(probe: Probe, device: str, folder: Path) -> dict[str, Any]:
@@ -151,14 +152,14 @@ def _time_iteration(probe: Probe, device: str, folder: Path) -> dict[str, Any]:
 
 
 def time_probes(
-    *, probes: Sequence[tuple[Mapping[str, Any], int]], folder: str, device: str = "cuda"
+    *, probes: Sequence[Mapping[str, Any]], folder: str, device: str = "cuda"
 ) -> list[dict[str, Any] | None]:
     """Answer probes as one of several ranks, which all answer the same ones.
 
     Parameters
     ----------
-    probes : sequence of (mapping, int)
-        Fields of each `perfkit.measure.probes.Probe`, and the calls of one sample [-].
+    probes : sequence of mapping
+        Fields of each `perfkit.measure.probes.Probe`.
     folder : str
         Existing folder for traces.
     device : str, optional
@@ -174,8 +175,7 @@ def time_probes(
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if shared else (0, 1)
     groups: dict[tuple[int, ...], Any] = {tuple(range(ranks)): None}
     cache, answers = describe_device(device=device)["cache"], list[dict[str, Any] | None]()
-    for fields, repeats in probes:
-        probe = Probe(**fields)
+    for probe in (Probe(**fields) for fields in probes):
         if probe.ranks > 1 and probe.members not in groups:  # every rank has to know of every group
             groups[probe.members] = dist.new_group(list(probe.members))
         if rank not in probe.members:
@@ -183,9 +183,9 @@ def time_probes(
             continue
         try:
             if probe.stage == "kernels":
-                answers.append(_time_kernel(probe, repeats, device, cache))
+                answers.append(_time_kernel(probe, device, cache))
             elif probe.stage == "collectives":
-                answers.append(_time_collective(probe, repeats, device, groups[probe.members]))
+                answers.append(_time_collective(probe, device, groups[probe.members]))
             else:
                 answers.append(_time_iteration(probe, device, Path(folder)))
         except (RuntimeError, NotImplementedError, ValueError) as error:  # too little memory, or no such kernel

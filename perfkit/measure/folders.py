@@ -35,20 +35,20 @@ class Campaign:
 
     Notes
     -----
-    Each line of the file is a JSON list: name, time of the measurement [s since 1970] and result. Damaged lines, and
-    measurements older than seven days, are measured again.
+    ``done`` holds the time of each finished measurement [s since 1970] and its result, by name. Each line of the file
+    is a JSON list: name, time, result. Damaged lines, and measurements older than seven days, are measured again.
     """
 
     def __init__(self, file: Path | None, *, progress: bool = True) -> None:
         self.file, self.progress = file, progress
-        self._done: dict[str, tuple[float, Any]] = {}
+        self.done: dict[str, tuple[float, Any]] = {}
         self._began = time.time()
         text = file.read_text(errors="replace") if file and file.exists() else ""
         for line in filter(None, text.split("\n")):
             try:
                 name, moment, result = json.loads(line)
                 if abs(self._began - moment) < _KEEP:
-                    self._done[name] = (moment, result)
+                    self.done[name] = (moment, result)
                 else:
                     warnings.warn("measurements older than 7 days are measured again", stacklevel=3)
             except (TypeError, ValueError):
@@ -80,9 +80,9 @@ class Campaign:
         with tqdm(jobs.items(), desc=stage, disable=not self.progress, unit="group", leave=True) as bar:
             for key, job in bar:
                 name = f"{stage}.{key}"
-                if self.file is None or name not in self._done:
+                if name not in self.done:
                     self._keep(name, job())
-                moment, results[key] = self._done[name]
+                moment, results[key] = self.done[name]
                 if moment < self._began:
                     self._began = moment
                     bar.set_postfix_str(f"partly from {self.day}")
@@ -90,11 +90,11 @@ class Campaign:
 
     def _keep(self, name: str, result: Any) -> None:
         """Write a result down; warn if that fails."""
-        self._done[name] = (time.time(), result)
+        self.done[name] = (time.time(), result)
         try:
             if self.file is not None:
                 with open(self.file, "a") as file:
-                    file.write("\n" + json.dumps([name, *self._done[name]]))
+                    file.write("\n" + json.dumps([name, *self.done[name]]))
         except OSError as error:
             text = f"{self.file} cannot be written to ({error.strerror}); measuring continues, but a rerun starts again"
             warnings.warn(text, stacklevel=3)
@@ -148,7 +148,7 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
         _remove_unused(root)
         key = hashlib.sha256(facts.encode()).hexdigest()[:16]
         while not _hold(file := root / f"{key}-{len(holders) + 1}.jsonl"):
-            holders.append(Campaign(file)._done.get("owner", (0.0, "another process"))[1])
+            holders.append(Campaign(file).done.get("owner", (0.0, "another process"))[1])
     except (ImportError, OSError, RuntimeError) as error:
         text = f"finished measurements cannot be kept ({error}); name a folder for them in XDG_CACHE_HOME"
         warnings.warn(f"{text}, or an interrupted run starts again", stacklevel=3)

@@ -49,6 +49,10 @@ class Probe:
         Whether operands rotate, so that the last cache does not hold them.
     workload : mapping
         Workload of an iteration, see `perfkit.measure.samples.load`.
+    repeats : int
+        Calls of one sample [-].
+    seconds : float
+        Time that all of it is expected to take [s].
     """
 
     stage: str
@@ -60,6 +64,8 @@ class Probe:
     nodes: int = 1
     cold: bool = True
     workload: Mapping[str, Any] = field(default_factory=dict)
+    repeats: int = 1
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple(self.members))
@@ -143,7 +149,7 @@ def _exchange(local: int, nodes: int, largest: float) -> Iterator[Probe]:
         for operation in COLLECTIVES:
             # a switch adds up half precision, which shows beside integers
             for dtype in (_SENT, "int8") if operation == "all_reduce" and ranks == local else (_SENT,):
-                for nbytes in np.geomspace(2.0**10, largest, 15).round(-1).tolist():
+                for nbytes in (16.0 * np.geomspace(64, largest / 16, 15).round()).tolist():
                     yield Probe("collectives", operation, "", dtype, {"nbytes": nbytes}, members, count)
 
 
@@ -154,8 +160,7 @@ def _iterate() -> Iterator[Probe]:
         found[sample.family] = found.get(sample.family, 0) + 1
         for how in ("eager", "compiled") if sample.family in _COMPILED else ("eager",):
             if found[sample.family] <= 2:
-                about = {"workload": dump(sample.workload)}
-                yield Probe("iterations", sample.name, how, sample.workload.dtype, {}, **about)
+                yield Probe("iterations", sample.name, how, sample.workload.dtype, {}, workload=dump(sample.workload))
 
 
 def list_probes(
