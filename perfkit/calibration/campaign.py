@@ -25,9 +25,8 @@ from perfkit.measure.processes import MeasurementError, check_ranks, join_ranks,
 from perfkit.measure.recordings import Recording
 from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check, dump
 from perfkit.measure.timing import LARGEST, find_disagreement
-from perfkit.platform.gallery import Named, load_platform
+from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.platform import Platform
-from perfkit.platform.sources import find_similar
 from perfkit.prediction.result import predict
 from perfkit.workloads.graph import COLLECTIVES
 

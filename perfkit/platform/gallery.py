@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from perfkit.fitting import Fit
 from perfkit.ground.hardware import Link, Network, Quantity
 from perfkit.ground.results import Table
+from perfkit.ground.units import show
 from perfkit.platform.file import find_file, list_gallery, list_numbers
 from perfkit.platform.platform import Platform
 from perfkit.readers.datasheets import read_datasheet, read_overheads
@@ -26,6 +27,8 @@ ASSUMED_KERNELS: Mapping[str, tuple[float, float, float, str]] = {
     **dict.fromkeys(("embedding_forward", "embedding_backward", "embedding_update"),
                     (0.78, 0.78, 0.45, f"memory share of {_GEMMS}; {_ROWS}")),
 }  # fmt: skip
+#: The part of a GPU's name that identifies it in datasheets and drivers.
+MODEL = re.compile(r"\bRTX PRO \d+|\bG?[ABHLPTV]\d{2,3}S?\b")
 UNFITTED = "no standard error: not fitted"
 #: A platform, a name of the gallery or a file.
 Named: TypeAlias = Platform | str | Path
@@ -101,6 +104,21 @@ def platforms() -> Table:
         kinds, dates = zip(*((number.kind, number.date) for number in list_numbers(platform)), strict=True)
         rows.append((name, platform.device.name, platform.network.ranks, ", ".join(sorted(set(kinds))), max(dates)))
     return polars.DataFrame(rows, schema=["name", "device", "ranks", "evidence", "date"], orient="row")
+
+
+def find_similar(device: str) -> Platform:
+    """Find the gallery's single node of the device that a driver names; of several the one with the most ranks.
+
+    Examples
+    --------
+    >>> find_similar("NVIDIA H100 80GB HBM3").name
+    'h100-sxm-8'
+    """
+    nodes = [p for p in map(load_platform, list_gallery()) if p.network.nodes == 1 and p.device.kind != "cpu"]
+    found = [p for p in nodes if MODEL.findall(p.device.name) == MODEL.findall(device) != []]
+    if not found:
+        raise ValueError(f"base is missing and the gallery has no {show(device)}; name the platform most like it")
+    return max(found, key=lambda p: p.network.ranks)
 
 
 def start_platform(system: str, *, name: str, ranks_per_node: int, date: str = "") -> Platform:

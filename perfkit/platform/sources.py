@@ -1,6 +1,5 @@
 """Platforms from what people already have: datasheets, logs of nccl-tests, a kernel database, parts measured before."""
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,13 +14,13 @@ from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_roofline
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_choice, format_bytes, show
+from perfkit.ground.units import check_choice, format_bytes
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
 from perfkit.platform.collectives import Match
 from perfkit.platform.file import list_gallery
-from perfkit.platform.gallery import UNFITTED, load_platform
+from perfkit.platform.gallery import MODEL, UNFITTED, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers import kernel_database as database
 from perfkit.readers.datasheets import list_datasheets, read_datasheet
@@ -35,8 +34,6 @@ IN_NETWORK, LARGE = 0.85, 2**26
 LATE = 2**20
 #: Number formats to fit, if measured: those of gradients first.
 PREFERRED = ("bf16", "fp16", "fp32", "fp64")
-#: The part of a GPU's name that identifies it in datasheets and drivers.
-_MODEL = re.compile(r"\bRTX PRO \d+|\bG?[ABHLPTV]\d{2,3}S?\b")
 
 
 def _say_origin(fit: Fit, source: str, date: str) -> Fit:
@@ -340,8 +337,8 @@ def assemble_sources(
 
 def _compare_devices(what: str, names: Sequence[str], platform: Platform) -> None:
     """Warn where measurements come from another device than that of the platform they go into."""
-    own = _MODEL.findall(platform.device.name)
-    others = [name for name in names if own and _MODEL.findall(name) not in ([], own)]
+    own = MODEL.findall(platform.device.name)
+    others = [name for name in names if own and MODEL.findall(name) not in ([], own)]
     if others:
         mixed = f"platform {platform.name!r} of {platform.device.name}: it now mixes both"
         warnings.warn(f"{what} of {', '.join(others)}, {mixed}; take another base, or other sources", stacklevel=4)
@@ -362,21 +359,6 @@ def find_base(system: str | None) -> Platform:
         advice = "name the platform to start from, or a system of the kernel database, such as h100_sxm"
         raise ValueError(f"base is missing and the gallery has no node of {system!r}; {advice}")
     return load_platform(found[0])
-
-
-def find_similar(device: str) -> Platform:
-    """Find the gallery's single node of the device that a driver names; of several the one with the most ranks.
-
-    Examples
-    --------
-    >>> find_similar("NVIDIA H100 80GB HBM3").name
-    'h100-sxm-8'
-    """
-    nodes = [p for p in map(load_platform, list_gallery()) if p.network.nodes == 1 and p.device.kind != "cpu"]
-    found = [p for p in nodes if _MODEL.findall(p.device.name) == _MODEL.findall(device) != []]
-    if not found:
-        raise ValueError(f"base is missing and the gallery has no {show(device)}; name the platform most like it")
-    return max(found, key=lambda p: p.network.ranks)
 
 
 def _find_sheets(system: str) -> list[str]:
