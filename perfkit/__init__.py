@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from perfkit import fitting, models, plots, workloads
     from perfkit.calibration.campaign import calibrate, check
     from perfkit.calibration.checks import Comparison
+    from perfkit.calibration.traces import Trace, read_trace
     from perfkit.fitting import Fit
     from perfkit.ground import units
     from perfkit.ground.hardware import Device, Network
@@ -40,8 +41,9 @@ __version__ = "0.2.0"
 #: Module: the names it gives to the facade.
 _HOMES = {
     "perfkit": "fitting models plots workloads", "perfkit.calibration.campaign": "calibrate check",
-    "perfkit.calibration.checks": "Comparison", "perfkit.fitting": "Fit", "perfkit.ground": "units",
-    "perfkit.ground.hardware": "Device Network", "perfkit.platform.estimates": "Estimate ExtrapolationWarning",
+    "perfkit.calibration.checks": "Comparison", "perfkit.calibration.traces": "Trace read_trace",
+    "perfkit.fitting": "Fit", "perfkit.ground": "units", "perfkit.ground.hardware": "Device Network",
+    "perfkit.platform.estimates": "Estimate ExtrapolationWarning",
     "perfkit.platform.gallery": "load_platform platforms", "perfkit.platform.platform": "Platform",
     "perfkit.prediction.contrast": "PlatformComparison compare", "perfkit.prediction.result": "Prediction predict",
     "perfkit.readers.table_configs": "read_tables", "perfkit.recording.steps": "capture",

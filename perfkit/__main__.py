@@ -177,6 +177,18 @@ def _measure_plans(given: _Given) -> _Answer:
     return _Answer(trials.as_text(), trials.to_dict())
 
 
+def _trace(given: _Given) -> _Answer:
+    trace = pk.read_trace(given.files)
+    lines = [trace.explain()]
+    if given.report:
+        lines.append(f"written to {trace.save_report(check_target('report', given.report))}")
+    frames = {
+        name: getattr(trace, name)().to_dicts() for name in ("steps", "breakdown", "idle", "communication", "host")
+    }
+    about = {"ranks": trace.ranks, "time_s": trace.time, "basis": trace.basis, "notes": trace.notes}
+    return _Answer("\n".join(lines), {**about, **frames, "collectives": trace.collectives().to_dicts()})
+
+
 def _check(given: _Given) -> _Answer:
     comparison = pk.check(given.platform, **_pick(given, "seed models"))
     return _Answer(comparison.as_text(), comparison.to_dict())
@@ -244,7 +256,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "platform": {"help": "platform file, or name of the gallery, see perfkit platforms"},
     "quick": {"action": "store_true", "help": "calibrate in two to three minutes; measure two models, a third as long"},
     "ranks": {"type": int, "help": "ranks that take part; to measure and to place tables 2 by default"},
-    "report": {"metavar": "HTML", "help": "report to write; default perfkit-report.html"},
+    "report": {"metavar": "HTML", "help": "report to write; of demo perfkit-report.html by default"},
     "seconds": {"type": float, "help": "work on the search, default 1; --measure: time per placement and pass"},
     "seed": {"type": int, "help": "seed of what is drawn; default 0"},
     "sequence": {"type": int, "help": "tokens of one sequence"},
@@ -254,12 +266,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class _Command(NamedTuple):
-    """What runs a command, what it does, and the options that it needs and takes."""
+    """What runs a command, what it does, the options that it needs and takes, and what files it is given."""
 
     run: Callable[[_Given], _Answer]
     text: str
     needs: str = ""
     takes: str = ""
+    files: str = ""
 
 
 _COMMANDS = {
@@ -274,6 +287,10 @@ _COMMANDS = {
         "model tables ranks batch dim memory seconds steps seed plan out measure quick",
     ),
     "check": _Command(_check, "Predict random configurations, measure them, and compare.", "platform", "seed models"),
+    "trace": _Command(
+        _trace, "Say where the time of recorded iterations went: traces of PyTorch's profiler.", takes="report",
+        files="traces, one per rank, and execution traces of the same ranks",
+    ),
     "demo": _Command(_demo, "Calibrate this machine, predict, measure, and write a report.", takes="quick report out"),
     "platforms": _Command(lambda given: _list_rows(pk.platforms().to_dicts()), "List the platforms of the gallery."),
     "models": _Command(_models, "List the presets of models."),
@@ -299,6 +316,8 @@ def main(words: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, command in _COMMANDS.items():
         added = commands.add_parser(name, help=command.text, description=command.text)
+        if command.files:
+            added.add_argument("files", metavar="FILE", nargs="+", help=command.files)
         for option in [*command.needs.split(), *command.takes.split(), "json"]:
             added.add_argument(f"--{option}", required=option in command.needs.split(), **_OPTIONS[option])
     given = parser.parse_args(words)

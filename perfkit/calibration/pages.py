@@ -159,13 +159,7 @@ def write_report(
     figures = [_draw(number, *parts) for number, parts in enumerate(_list_figures(comparison, predictions))]
     about = {**comparison.machine, **comparison.versions, "date": date.today().isoformat()}
     data = json.dumps(comparison.to_dict(), default=str).replace("<", "\\u003c")
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>perfkit report: {escape(platform.name)}</title><style>{_STYLE}</style></head><body>
-<h1>Predicted and measured training iterations</h1>
-<p class="soft">perfkit on platform {escape(platform.name)}</p>
-{_disturbances(platform, comparison)}
+    body = f"""{_disturbances(platform, comparison)}
 {_headline(comparison)}
 {figures[0]}
 <h2>Runs</h2>
@@ -176,10 +170,52 @@ def write_report(
 <div class="scroll">{platform._repr_html_()}</div></details>
 <h2>Environment</h2>
 {_table(("What", "Value"), about.items())}
-<script type="application/json" id="perfkit-comparison">{data}</script>
+<script type="application/json" id="perfkit-comparison">{data}</script>"""
+    said = f"perfkit on platform {platform.name}"
+    return _write_page(path, platform.name, "Predicted and measured training iterations", said, body)
+
+
+def _write_page(path: str | Path, name: str, heading: str, about: str, body: str) -> Path:
+    """Write a page that opens without a network."""
+    page = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<title>perfkit report: {escape(name)}</title><style>{_STYLE}</style></head><body>
+<h1>{escape(heading)}</h1>
+<p class="soft">{escape(about)}</p>
+{body}
 </body></html>
 """
     return write_text(path, page)
+
+
+def write_charts(
+    path: str | Path, *, heading: str, text: str, charts: Mapping[str, plots.Chart], tables: Mapping[str, Any]
+) -> Path:  # fmt: skip
+    """Write charts and tables as one self-contained HTML file.
+
+    Parameters
+    ----------
+    path : str or Path
+        File to write; an older one is replaced only once the new one is whole.
+    heading : str
+        First line.
+    text : str
+        What stands before the charts.
+    charts : mapping of str to chart
+        By caption.
+    tables : mapping of str to polars.DataFrame
+        By heading.
+
+    Returns
+    -------
+    path : Path
+        The file that was written.
+    """
+    figures = [_draw(number, "", chart, caption) for number, (caption, chart) in enumerate(charts.items())]
+    for title, frame in tables.items():
+        figures += [f"<h2>{escape(title)}</h2>", _table(frame.columns, frame.rows(), numbers=frame.columns[1:])]
+    return _write_page(path, heading, heading, "perfkit", f"<pre>{escape(text)}</pre>" + "\n".join(figures))
 
 
 def demonstrate(*, quick: bool, report: Path, out: Path, say: Callable[[str], None] = print) -> Comparison:

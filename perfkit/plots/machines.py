@@ -146,7 +146,8 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
         dots = canvas.draw_points(measured, x, y, looks, shown, {"y": (low, high)}, size=30) if measured else []
         panels.append(layer(lines, *dots).properties(width=310, height=280))
     dots_mean = "" if not measured else "dots and bars: measured, with quartiles; " if ranged else "dots: measured; "
-    return alt.hconcat(*panels, title=alt.Title(title, subtitle=f"{dots_mean}lines: modelled"), spacing=36)
+    note = f"{dots_mean}{'lines: modelled' if fitted else ''}".removesuffix("; ")
+    return alt.hconcat(*panels, title=alt.Title(title, subtitle=note), spacing=36)
 
 
 def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:

@@ -88,7 +88,7 @@ def list_operations(lanes: Sequence[Lane]) -> Table:
     return polars.DataFrame(rows, {**schema, "start_s": polars.Float64, "end_s": polars.Float64}, orient="row")
 
 
-def _cut(depth: int | None) -> Any:
+def cut_path(depth: int | None) -> Any:
     """The first names of a module's path."""
     import polars
 
@@ -105,7 +105,7 @@ def list_spans(operations: Table, level: str, depth: int | None = None) -> Table
     """
     import polars
 
-    keys, module = ("rank", "stream", "phase", "module"), _cut(depth) if level == "module" else polars.lit("")
+    keys, module = ("rank", "stream", "phase", "module"), cut_path(depth) if level == "module" else polars.lit("")
     frame = operations.filter(stream="compute").with_columns(stream=polars.lit(level), module=module)
     ends = {"operations": polars.len().cast(polars.Int64), "start_s": polars.first("start_s")}
     spans = frame.group_by(polars.struct(keys).rle_id().alias("span"), *keys, maintain_order=True)
@@ -145,7 +145,7 @@ def sum_modules(lane: Lane, depth: int | None) -> Table:
     frame = polars.DataFrame(rows, schema=("module", "operations", "phase", "time_s", "idle_s"), orient="row")
     phases = [polars.col("time_s").filter(phase=phase).sum().alias(f"{phase}_s") for phase in PHASES]
     sums = (polars.sum("operations"), *phases, polars.sum("idle_s"), polars.sum("time_s").alias("share") / lane.period)
-    frame = frame.group_by(_cut(depth), maintain_order=True).agg(*sums)
+    frame = frame.group_by(cut_path(depth), maintain_order=True).agg(*sums)
     return polars.concat([frame.filter(polars.col("module") != ""), frame.filter(module="")])
 
 

@@ -1,0 +1,184 @@
+"""What a trace says: shares as HolisticTraceAnalysis has them, collectives over ranks, idle time and its causes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import perfkit as pk
+from perfkit.calibration.windows import ROLES, account
+
+#: Busy, computing [% of the device span] and hidden communication [% of it] by rank: HolisticTraceAnalysis
+#: (traceinsight 0.6.1, get_temporal_breakdown, get_comm_comp_overlap; HTA_DISABLE_NS_ROUNDING=1, last step included).
+HTA = {
+    "megatron_tp8_a100x8": (
+        (62.62, 98.81, 89.21, 96.76, 99.47, 98.73, 65.57, 98.24),
+        (22.07, 21.25, 21.52, 21.22, 20.91, 20.86, 22.03, 21.15), (0.0,) * 8,
+    ),
+    "dlrm_v100x8_param": (
+        (50.66, 65.72, 37.92, 56.80, 46.43, 44.36, 38.20, 24.25),
+        (7.95, 6.65, 9.41, 6.58, 6.79, 6.35, 9.21, 9.66), (4.50, 2.47, 7.88, 3.31, 0.56, 0.64, 7.56, 9.51),
+    ),
+}  # fmt: skip
+
+
+def list_ranks(folder: Path, name: str, *kinds: str) -> list[Path]:
+    return [
+        folder / "traces" / name / f"{kind}_rank{rank}.json.gz" for kind in kinds or ("kineto",) for rank in range(8)
+    ]
+
+
+@pytest.mark.parametrize("name", HTA)
+def test_shares_are_those_of_holistic_trace_analysis(shared_data: Path, name: str) -> None:
+    for path, busy, computing, hidden in zip(list_ranks(shared_data, name), *HTA[name], strict=True):
+        trace = pk.read_trace(path, basis="device span")  # alone, a rank's waits belong to its communication
+        (row,), (exchanged,) = trace.idle().to_dicts(), trace.communication().to_dicts()
+        assert row["waiting_s"] is None and row["communication_s"] == exchanged["exposed_s"]
+        idle = sum(row[f"{cause}_s"] for cause in ("host", "synchronisation", "loading", "queued"))
+        shares = 1 - idle / trace.time, row["busy_s"] / trace.time, exchanged["overlapped_s"] / exchanged["total_s"]
+        assert 100 * np.array(shares) == pytest.approx([busy, computing, hidden], abs=0.5)
+
+
+def test_megatron_waits_and_transfers_are_told_apart(shared_data: Path) -> None:
+    trace = pk.read_trace(list_ranks(shared_data, "megatron_tp8_a100x8"))
+    large = trace.collectives().filter(nbytes=64 * 2**20)  # 81 of a micro-batch of 4 x 2048 tokens x 4096 fp16
+    assert len(large) == 81 * 8 and set(large["operation"]) == {"all_reduce"} and set(large["matched"]) == {8}
+    assert large["transfer_s"].median() * 1e6 == pytest.approx(599, rel=0.01)
+    assert (large.group_by("order").agg(pl.min("waiting_s"))["waiting_s"] == 0).all()
+    assert trace.time == pytest.approx(0.60648, rel=1e-3) and trace.basis == "host step"
+    late = dict(trace.communication().select("rank", "late").iter_rows())
+    assert sum(late[rank] for rank in (0, 6)) > 0.6 * 84  # their hosts are slow, the others wait for them
+    slow = trace.idle().filter(pl.col("host_s") > 0.1)
+    assert slow["rank"].to_list() == [0, 6] and (slow["waiting_s"] < 0.6 * trace.idle()["waiting_s"].median()).all()
+
+
+def test_dlrm_collectives_have_sizes_and_splits(shared_data: Path) -> None:
+    trace = pk.read_trace(list_ranks(shared_data, "dlrm_v100x8_param", "kineto", "et"))
+    met = trace.collectives()
+    assert met.group_by("operation").len().sort("operation").rows() == [("all_reduce", 24), ("all_to_all", 40)]
+    reduced = met.filter(operation="all_reduce").group_by("order", maintain_order=True).agg(pl.col("nbytes").unique())
+    assert [sizes for _, sizes in reduced.rows()] == [[4 * n] for n in (394241, 112, 226960)]
+    exchanged = met.filter(operation="all_to_all")
+    assert exchanged["nbytes"].null_count() == 0 and set(met["matched"]) == {8}
+    uneven = exchanged.filter(pl.col("sent").list.len() > 0)
+    assert len(uneven) == 4 * 8  # of five, that of the splits themselves is even
+    itemsize = uneven["dtype"].replace_strict({"float": 4, "int": 4})
+    assert (uneven["sent"].list.sum() * itemsize == uneven["nbytes"]).all()
+    assert uneven.filter(rank=0, order=3)["sent"][0].to_list() == [96, 224, 288, 1664, 592, 96, 192, 240]
+    for order in uneven["order"].unique():  # what one sends to another, the other receives from it
+        sent, received = (np.array(uneven.filter(order=order)[name].to_list()) for name in ("sent", "received"))
+        assert (sent == received.T).all()
+    assert not any("large" in note for note in trace.notes)
+    assert trace.time == pytest.approx(16.0e-3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "time", "largest", "modules"),
+    [
+        ("resnet50_v100x1_workers0", 0.152, ("", "loading"), {""}),
+        ("rec_v100x2_rank1_hta", 0.1175, ("backward", "gemm"), {"forward:over_arch", "forward:bottom_mlp", ""}),
+        ("resnet_a100x2_rank0_ncclmeta_hta", 0.2212, ("", "host"), {"DistributedDataParallel", ""}),
+        ("gaunernst_bert-small-uncased_h100", 0.004426, ("", "host"), {"BertLMHeadModel_0"}),
+    ],
+)
+def test_parts_sum_to_the_time(shared_data: Path, name: str, time: float, largest: Any, modules: set[str]) -> None:
+    trace = pk.read_trace(shared_data / "traces" / f"{name}.json.gz")
+    assert trace.time == pytest.approx(time, rel=0.01)
+    parts = trace.breakdown()
+    assert largest in parts.select("phase", "kind").rows()[:2]
+    whole = pytest.approx(trace.time, rel=1e-9)
+    assert parts["time_s"].sum() == whole and trace.idle().drop("rank").sum_horizontal().item() == whole
+    found = trace.modules(1)
+    assert modules <= set(found["module"])
+    spent = found.select("data_s", "forward_s", "backward_s", "update_s").sum().sum_horizontal().item()
+    assert 0.98 * trace.time < spent <= trace.time * (1 + 1e-9)
+    spans = trace.timeline("stage")
+    assert (spans["end_s"] >= spans["start_s"]).all() and spans["end_s"].max() <= 1.05 * trace.time
+    steps = trace.steps()
+    assert len(steps) < 3 or "profiler starts" in steps["reason"][0]
+    if modules == {"forward:over_arch", "forward:bottom_mlp", ""}:  # backward kernels belong to forward's modules
+        assert found.filter(module="forward:over_arch")["backward_s"].item() > 0.03
+
+
+SPANS = st.lists(
+    st.tuples(st.sampled_from(ROLES), st.integers(0, 60), st.integers(1, 25), st.integers(-1, 60)), max_size=8
+)
+
+
+@given(
+    SPANS,
+    st.integers(0, 20),
+    st.integers(1, 60),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=3),
+)
+def test_accounts_are_those_of_every_nanosecond(spans: Any, begin: int, length: int, waits: Any) -> None:
+    rows = sorted(
+        ((role, start, start + time, min(launch, start)) for role, start, time, launch in spans), key=lambda r: r[1]
+    )
+    work = pl.DataFrame(
+        rows, {"role": pl.String, "start": pl.Int64, "end": pl.Int64, "launched": pl.Int64}, orient="row"
+    )
+    waits = np.array([(start, start + time) for start, time in waits], dtype=np.int64).reshape(-1, 2)
+    own, before, causes = account(work, begin, begin + length, {"synchronisation": (waits[:, 0], waits[:, 1])})
+    expected = np.zeros(len(rows), dtype=int)
+    idle = dict.fromkeys(causes, 0)
+    for now in range(begin, begin + length):
+        running = [i for i, (_, start, end, _) in enumerate(rows) if start <= now < end]
+        if running:
+            expected[min(running, key=lambda i: (ROLES.index(rows[i][0]), i))] += 1
+            continue
+        later = next((launch for _, start, _, launch in rows if start > now), -1)
+        held = any(start <= now < end for start, end in waits)
+        idle["queued" if 0 <= later <= now else "synchronisation" if held else "host"] += 1
+    assert own.tolist() == expected.tolist() and causes == idle
+    assert own.sum() + sum(causes.values()) == length and before.sum() <= sum(causes.values())
+
+
+def write_rank(folder: Path, rank: int, late: int, group: str = "") -> str:
+    """A step of 100 µs: two kernels around a collective of 8 µs, for which ranks wait until the last is ready."""
+    about = {"Collective name": "allreduce", "Process Group Ranks": group, "Group size": 2} if group else {}
+    rows = [("user_annotation", "ProfilerStep#1", 0, 100, {}), ("cpu_op", "aten::mm", 1, 6, {})]
+    rows += [("cuda_runtime", "cudaLaunchKernel", 2, 2, {"correlation": 1})]
+    rows += [("kernel", "gemm", 10 + late, 20, {"correlation": 1, "stream": 7})]
+    rows += [("kernel", "ncclDevKernel_AllReduce", 30 + late, 38 - late, {"correlation": 2, "stream": 9, **about})]
+    rows += [("kernel", "gemm", 70, 10, {"correlation": 3, "stream": 7})]
+    events = [{"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args}
+              for cat, name, ts, dur, args in rows]  # fmt: skip
+    path = folder / f"rank{rank}.json"
+    path.write_text(json.dumps({"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}))
+    return str(path)
+
+
+def test_the_shortest_time_over_ranks_is_the_transfer(tmp_path: Path) -> None:
+    paths = [write_rank(tmp_path, rank, late) for rank, late in enumerate((0, 30))]
+    trace = pk.read_trace(paths, sizes={"nccl*AllReduce*": 1e6})
+    rows = trace.idle().to_dicts()
+    assert [row["communication_s"] for row in rows] == pytest.approx([8e-6, 8e-6])
+    assert [row["waiting_s"] for row in rows] == pytest.approx([30e-6, 0.0])
+    assert trace.communication()["late"].to_list() == [0, 1] and set(trace.collectives()["nbytes"]) == {1e6}
+    alone = pk.read_trace(paths[0])
+    assert alone.collectives()["transfer_s"].to_list() == [None] and "not matched" in alone.explain()
+    assert alone.breakdown().filter(kind="collective")["time_s"].item() == pytest.approx(38e-6)
+    apart = pk.read_trace([write_rank(tmp_path, 0, 0, "[0, 2]"), write_rank(tmp_path, 1, 30, "[1, 3]")])
+    assert apart.collectives()["transfer_s"].null_count() == 2  # other groups
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    path, host = write_rank(tmp_path, 0, 0), tmp_path / "nodes.json"
+    host.write_text('{"schema": "1.0.1", "nodes": []}')
+    cases: dict[str, Any] = {
+        "name at least one trace": {"paths": []}, "have no times": {"paths": host},
+        "read one trace for each rank": {"paths": [path, path]},
+        "does not have; leave": {"paths": path, "basis": "kernels"},
+        "known are kernels": {"paths": path, "basis": "gpu"}, "No such file": {"paths": tmp_path / "none.json"},
+    }  # fmt: skip
+    for message, given_ in cases.items():
+        with pytest.raises(ValueError, match=message):
+            pk.read_trace(**given_).steps()
+    with pytest.raises(ValueError, match="rank is 3; ranks that were read are 0"):
+        pk.read_trace(path).breakdown(3)
