@@ -1,39 +1,38 @@
-"""A fully sharded step (FSDP2) on two gloo ranks, predicted from its capture first and then measured.
+"""Fully sharded steps (FSDP2) on two gloo ranks, predicted from their captures first and then measured.
 
 python -m benchmarks.sharded --platform P.toml [--json OUT]
 """
 
 import sys
-import tempfile
-import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 
 from benchmarks import OUT, PLATFORM, make_command, save_rows
 from perfkit.ground.units import format_table
+from perfkit.measure.processes import run_processes
 from perfkit.prediction.result import predict
 
-_RANKS, _ROWS, _WIDTH, _BLOCKS, _STEPS = 2, 256, 512, 6, 30
+_RANKS = 2
+#: Rows of the input, width and number of blocks; the first is the one that was looked at.
+_SIZES = ((256, 512, 6), (64, 256, 12), (512, 768, 3), (1024, 256, 4), (128, 1024, 2), (32, 384, 8))
 
 
-def make_step() -> Callable[[], None]:
+def make_step(rows: int, width: int, blocks: int) -> Callable[[], None]:
     """A step of blocks of two products each, every one sharded by itself."""
     import torch
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    pair = (partial(nn.Linear, _WIDTH, 4 * _WIDTH), nn.GELU, partial(nn.Linear, 4 * _WIDTH, _WIDTH))
-    net = nn.Sequential(*(nn.Sequential(*(make() for make in pair)) for _ in range(_BLOCKS)))
+    pair = (partial(nn.Linear, width, 4 * width), nn.GELU, partial(nn.Linear, 4 * width, width))
+    net = nn.Sequential(*(nn.Sequential(*(make() for make in pair)) for _ in range(blocks)))
     mesh = init_device_mesh("cpu", (_RANKS,))
     for each in (*net, net):
         fully_shard(each, mesh=mesh).set_force_sum_reduction_for_comms(True)  # gloo takes no averages
-    optimizer, x = torch.optim.SGD(net.parameters(), lr=1e-6), torch.randn(_ROWS, _WIDTH)
+    optimizer, x = torch.optim.SGD(net.parameters(), lr=1e-6), torch.randn(rows, width)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -43,38 +42,32 @@ def make_step() -> Callable[[], None]:
     return step
 
 
-def measure_rank(rank: int, store: str) -> list[float]:
-    """Times of the steps of one rank [s]."""
-    import torch
-    import torch.distributed as dist
+def time_sharded(*, sizes: list[int]) -> dict[str, Any]:
+    """Time the step as one rank, as all iterations of perfkit are timed."""
+    from perfkit.measure.iterations import time_step
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=_RANKS)
-    step, times = make_step(), []
-    for _ in range(_STEPS):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    dist.destroy_process_group()
-    return times[_STEPS // 3 :]
+    return time_step(make_step(*sizes), seconds=4.0)
 
 
 def run(given: Any) -> None:
-    """Predict the step, measure it and print both."""
+    """Predict the steps, measure them and print both."""
     from perfkit.recording.steps import capture
 
-    found = predict(capture(make_step, ranks=_RANKS), given.platform)
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(_RANKS, get_context("spawn")) as pool:
-        runs = [pool.submit(measure_rank, rank, f"{folder}/store") for rank in range(_RANKS)]
-        low, measured, high = np.quantile(np.max([each.result() for each in runs], axis=0), (0.25, 0.5, 0.75))
-    row = {"predicted": found.time, "measured": measured, "quarter": low, "three quarters": high}
-    print(format_table([tuple(row), tuple(f"{1e3 * value:.2f} ms" for value in row.values())], numbers=True))
-    print(f"{found.time / measured - 1:+.0%}\n{found.explain()}")
-    save_rows(given.json, [row])
+    rows = []
+    for sizes in _SIZES:
+        found = predict(capture(partial(make_step, *sizes), ranks=_RANKS), given.platform)
+        results = run_processes({"task": "benchmarks.sharded:time_sharded", "sizes": sizes}, ranks=_RANKS)
+        low, middle, high = (max(result[key] for result in results) for key in ("q1", "median", "q3"))
+        row = {"predicted [s]": found.time, "measured [s]": middle, "error": found.time / middle - 1}
+        row |= {"quarters [s]": (low, high), "core share": min(result["core_share"] for result in results)}
+        rows.append({"rows, width, blocks": sizes} | row)
+    shown = [tuple(", ".join(f"{v:.3g}" for v in np.atleast_1d(each)) for each in row.values()) for row in rows]
+    print(format_table([tuple(rows[0]), *shown], numbers=True))
+    save_rows(given.json, rows)
 
 
 _NEEDED = {"--platform": {**PLATFORM["--platform"], "required": True}}
-main = make_command("sharded", "A fully sharded step on two ranks of this machine.", run, {**_NEEDED, **OUT})
+main = make_command("sharded", "Fully sharded steps on two ranks of this machine.", run, {**_NEEDED, **OUT})
 
 if __name__ == "__main__":
     sys.exit(main())

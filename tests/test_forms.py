@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,10 +19,13 @@ from torch.distributed import tensor  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.distributed.tensor import parallel  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.optim import swa_utils  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from perfkit.measure.iterations import OperationTimer  # noqa: E402
+from perfkit.measure.processes import run_processes  # noqa: E402
 from perfkit.recording.exchanges import name_collective  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 
@@ -50,21 +54,35 @@ def _shard(net: nn.Sequential, mesh: Any, **settings: Any) -> nn.Sequential:
     return net
 
 
-def _train(net: Any, width: int = 16, parts: int = 1, clip: bool = False) -> Step:
-    """A step with as many micro-batches, whose gradients are reduced with the last one, and clipped if asked for."""
+def _train(net: Any, width: int = 16, parts: int = 1, clip: bool = False, mean: Any = None) -> Step:
+    """A step with as many micro-batches, whose gradients are reduced with the last one, and clipped if asked for;
+    `mean` has a running mean of the weights.
+    """
     optimizer, x = torch.optim.AdamW(net.parameters(), foreach=True), torch.randn(2, 8, width, requires_grad=True)
 
     def step() -> None:
         optimizer.zero_grad()
         for part in range(parts):
-            if parts > 1:
+            own = isinstance(net, DistributedDataParallel)
+            if parts > 1 and not own:
                 net.set_requires_gradient_sync(part == parts - 1)
-            net(x).sum().backward()
+            with net.no_sync() if own and part < parts - 1 else nullcontext():
+                net(x).sum().backward()
         if clip:
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
+        if mean:
+            mean.update_parameters(net)
 
     return step
+
+
+def _copied(parts: int = 1, clip: bool = False, averaged: bool = False) -> Step:
+    """Gradients averaged over eight ranks in buckets."""
+    net = DistributedDataParallel(nn.Sequential(*(_Block() for _ in range(3))))
+    follow = swa_utils.get_ema_multi_avg_fn(0.99)
+    mean = swa_utils.AveragedModel(net, multi_avg_fn=follow) if averaged else None
+    return _train(net, parts=parts, clip=clip, mean=mean)
 
 
 def _sharded(
@@ -100,6 +118,7 @@ FORMS: dict[str, Callable[[], Step]] = {
     "split products": partial(_split, False),
     "split sequence": partial(_split, True),
 }
+COPIES = {"accumulated, clipped": {"parts": 3, "clip": True}, "with a running mean": {"averaged": True}}
 
 
 class _Names(OperationTimer):
@@ -131,6 +150,28 @@ def test_the_operations_over_ranks_are_those_of_a_real_run(name: str) -> None:
         dist.destroy_process_group()
     assert [label[0] for label in graph.labels] == real.names
     assert not [label for label in graph.labels if label[1] == "other"]
+
+
+def name_operations(settings: list[dict[str, Any]]) -> list[list[str]]:
+    """What one of several ranks runs in the third iteration of each step."""
+    found = []
+    for each in settings:
+        step = _copied(**each)
+        step()
+        step()
+        with _Names() as real:
+            step()
+        found.append(real.names)
+    return found
+
+
+def test_gradients_of_accumulated_and_averaged_weights_are_shared_as_on_two_ranks() -> None:
+    """Two ranks of gloo: without sync until the last micro-batch, and with a mean of the weights that follows them."""
+    job = {"task": "tests.test_forms:name_operations", "settings": [*COPIES.values()]}
+    first, second = run_processes(job, ranks=2)
+    graphs = [capture(partial(_copied, **each), ranks=2) for each in COPIES.values()]
+    assert [[label[0] for label in graph.labels] for graph in graphs] == first == second
+    assert [len(graph.collectives) for graph in graphs] == [1, 1], "one bucket, and only once"
 
 
 def _find_collectives(graph: Any) -> list[tuple[str, str, float]]:

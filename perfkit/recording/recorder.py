@@ -1,9 +1,9 @@
 """The recorder of a training step: what PyTorch dispatches, as columns of a graph."""
 
-import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.models.skew import find_exponent
 from perfkit.recording.exchanges import Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
-from perfkit.recording.sandbox import is_compiled
 from perfkit.recording.values import Values, is_whole
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.tables import EmbeddingTable
@@ -31,9 +30,8 @@ _COLUMN = {name: index for index, name in enumerate(FEATURES)}
 _SWITCHES = {"gemm": "matmul", "bmm": "matmul", "convolution": "conv"}
 #: The node of autograd that keeps the gradient of a weight, and where reducers of gradients start from.
 _KEEP = "torch::autograd::AccumulateGrad"
-
-#: What is assumed of a compiled part of a step.
-COMPILED = "what torch.compile runs is recorded as an eager step: its compiler would run fewer kernels"
+#: Asked several times for each operation: what device a tensor says it is on.
+_DEVICE = torch.ops.prim.device.default
 
 
 class _Schema:
@@ -53,13 +51,16 @@ class _Schema:
         #: Its result is a view; or a tensor whose sizes follow from those of its arguments.
         self.aliasing = func.is_view or self.name == "_unsafe_view"
         dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & {*func.tags}
-        plain = not (self.written or self.aliasing or dynamic)
+        plain = not (self.written or self.aliasing or (dynamic and self.name != "index"))
         self.sized = plain and [str(each.type) for each in schema.returns] == ["Tensor"]
-        #: Changes its first argument alone, so its result is known.
-        self.in_place = self.written == (0,) and not self.lent and (self.pointwise or self.name[:9] == "_foreach_")
+        #: Changes the numbers of its first argument alone, so its result is known.
+        simple = self.pointwise or self.name[:9] == "_foreach_" or self.name in ("normal_", "uniform_", "index_add_")
+        self.in_place = self.written == (0,) and not self.lent and simple
 
     def complete(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """Arguments in the order of the schema, defaults included."""
+        if len(args) == len(self.defaults):
+            return [*args]
         return [*args, *(kwargs.get(name, default) for name, default in self.defaults[len(args) :])]
 
 
@@ -94,6 +95,11 @@ class Recorder(TorchDispatchMode):
         self._node: tuple[int, str] | None = None
         self._opened = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled meanwhile; to say so again at each call takes long."""
+        return False
+
     def mark(self) -> None:
         """Assign later nodes of autograd to the innermost running module."""
         self._marks.append((torch._C._autograd._get_sequence_nr(), self.modules[-1] if self.modules else ""))
@@ -127,10 +133,10 @@ class Recorder(TorchDispatchMode):
         return self._marks[place][1] if place >= 0 and number < 1 << 62 else ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(each, "__tensor_flatten__") for each in types):  # works on tensors of its own, such as shards
-            return NotImplemented
-        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
+        if _is_divided(types):
+            return NotImplemented
         schema = self._schemas.get(func)
         if schema is None:
             schema = self._schemas[func] = _Schema(func)
@@ -183,19 +189,11 @@ class Recorder(TorchDispatchMode):
         self.emit((schema.name, entry.kind, variant or schema.name), module, sizes, reads, writes, dtype)
 
     def emit(
-        self,
-        label: tuple[str, str, str],
-        module: str,
-        sizes: Mapping[str, Any],
-        reads: Any,
-        writes: Any,
-        dtype: str = "",
+        self, label: tuple[str, str, str], module: str, sizes: dict[str, Any], reads: Any, writes: Any, dtype: str = ""
     ) -> None:
         """Append one operation to the columns."""
         index, row = len(self.labels), [0.0] * len(FEATURES)
         self._keys.append(self.exchanges.current.place)
-        if "torch._dynamo" in sys.modules and COMPILED not in self.values.notes and is_compiled():
-            self.values.notes[COMPILED] = None
         calls = not (self._node and self._opened and not self.modules)
         for key, value in {"launches": 1, "calls": calls, **sizes, "bare": self.bare}.items():
             row[_COLUMN[key]] = value
@@ -251,6 +249,12 @@ class Recorder(TorchDispatchMode):
             sum(self._trained.values()), name or "step", family, main, dtypes if set(dtypes) - {main} else (), ranks,
             self.exchanges.list_groups(ranks), self.exchanges.list_waits(keys, order), notes=tuple(self.values.notes),
         )  # fmt: skip
+
+
+@lru_cache
+def _is_divided(types: tuple[type, ...]) -> bool:
+    """Whether one of them works on tensors of its own, such as shards."""
+    return any(hasattr(each, "__tensor_flatten__") for each in types)
 
 
 def _fit_exponent(indices: Tensor | None, rows: int) -> float:

@@ -21,7 +21,7 @@ _verify_param_shape_across_processes         what a module over ranks asks other
 DeviceMesh.__init__                          ranks of a mesh are known, and its tensors on this machine
 torch.cpu, torch.cuda: Stream and others     what goes on beside the compute stream
 _clear_sharding_prop_cache                   shards are looked up by meshes that are equal, not the same
-_dynamo.eval_frame: compile_wrapper          whether what runs is compiled
+_dynamo.eval_frame: _callback_from_stance    what is compiled runs as it is, and whether anything is
 fp32_precision, float32_matmul_precision     number formats of products, put back after a capture
 AutocastPrivateUse1, _DisableAutocast        autocast as on a GPU, see `precision.pretend_gpu`
 _dispatch_get_registrations, key guards      which operations CUDA autocast changes, and that it does
@@ -121,22 +121,14 @@ def find_caller(name: str) -> bool:
     return frame is not None and bool(frame.f_code.co_filename.endswith(name))
 
 
-def is_compiled() -> bool:
-    """Whether what calls is run by `torch.compile`, and not excluded from it again."""
-    frame, called = sys._getframe(1), ""
-    while frame.f_back is not None and not frame.f_code.co_filename.endswith("autograd/graph.py"):
-        if frame.f_code.co_filename.endswith("_dynamo/eval_frame.py") and not called.startswith("__torch_"):
-            return frame.f_code.co_name == "compile_wrapper"
-        frame, called = frame.f_back, frame.f_code.co_name
-    return False
-
-
 # -- state that a step over real modules would leave behind ------------------------------------------------------------
 
 
 def find_alive(*types: type) -> list[Any]:
     """All objects of these types that Python knows of, but for modules half built and parameters without sizes."""
-    alive = (o for o in gc.get_objects() if issubclass(type(o), types) and not is_lazy(o))
+    objects = gc.get_objects()
+    wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, types)}
+    alive = [o for o in objects if type(o) in wanted and not is_lazy(o)]
     return [o for o in alive if not isinstance(o, nn.Module) or "_modules" in vars(o)]
 
 
@@ -269,12 +261,10 @@ def _read(get: Callable[[], Any]) -> Any:
 # -- the sandbox -------------------------------------------------------------------------------------------------------
 
 
-def _list_patches(
-    device: str, waited: Callable[[Any], None], agreeing: Callable[[bool], None], streams: dict[str, Any]
-) -> list[Any]:
+def _list_patches(recorder: Any) -> list[Any]:
     """What is replaced in PyTorch: owners, and the attributes that they get for a while."""
     types = [*optimizer._foreach_supported_types, FakeTensor]
-    names = [*_foreach_utils._get_foreach_kernels_supported_devices(), *(["cpu"] if device == "cuda" else [])]
+    names = [*_foreach_utils._get_foreach_kernels_supported_devices(), *(["cpu"] if recorder.accelerator else [])]
     lists = {"_foreach_supported_types": types, "_get_foreach_kernels_supported_devices": lambda: names}
     patches: list[tuple[Any, dict[str, Any]]] = [
         (FakeTensor, {"data_ptr": lambda _: 0}),
@@ -286,23 +276,20 @@ def _list_patches(
         (nn.init, {"_no_grad_trunc_normal_": lambda tensor, *_, **__: tensor}),
         (_foreach_utils, lists), (optimizer, lists), (sys, {"excepthook": sys.excepthook}),
     ]  # fmt: skip
-    if device == "cuda":
-        patches += [(torch.cpu, streams), (torch.cuda, streams)]
+    if recorder.accelerator:
+        patches += [(place, recorder.exchanges.list_streams()) for place in (torch.cpu, torch.cuda)]
     if not dist.is_available():
         return patches
     private: Any = torch._C._distributed_c10d
     wait, agree = private.Work.wait, private.Reducer._rebuild_buckets
 
     def note(work: Any, *args: Any, **kwargs: Any) -> Any:
-        waited(work)
+        recorder.exchanges.wait(work)
         return wait(work, *args, **kwargs)
 
     def agreed(own: Any) -> Any:
-        agreeing(True)
-        try:
+        with patch.object(recorder, "agreeing", True):
             return agree(own)
-        finally:
-            agreeing(False)
 
     def mesh(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         known = [getattr(each, "constant", each) for each in (*args, *kwargs.values())]  # of ranks
@@ -350,28 +337,16 @@ def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def open_sandbox(
-    ranks: int,
-    rank: int,
-    device: str,
-    waited: Callable[[Any], None],
-    agreeing: Callable[[bool], None],
-    streams: dict[str, Any],
-) -> Iterator[None]:
+def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
     """Run without computing, alone in the process, and leave nothing behind.
 
     Parameters
     ----------
+    recorder : Recorder
+        Whether it is for a GPU, where optimizers work on lists of tensors, and its streams there; it is told what is
+        waited for, and is `agreeing` while a module over ranks sends and reads whole numbers.
     ranks, rank : int
         Ranks that take part, and which of them this is [-].
-    device : str
-        ``cpu`` or ``cuda``, where optimizers work on lists of tensors.
-    waited : callable
-        Receives each handle of a collective that is waited for.
-    agreeing : callable
-        Receives True when a module over ranks begins to send and read whole numbers, and False when it has done so.
-    streams : dict
-        What stands in for streams and events of a GPU, by their names in ``torch.cuda``.
 
     Raises
     ------
@@ -381,10 +356,8 @@ def open_sandbox(
     with _ALONE, ExitStack() as stack:
         stack.enter_context(_keep_state())
         stack.enter_context(_keep_formats())
-        for owner, values in _list_patches(device, waited, agreeing, streams):
+        for owner, values in _list_patches(recorder):
             stack.enter_context(patch.multiple(owner, create=True, **values))
-        if "torch._dynamo" in sys.modules:  # else it sees the recorder, and does not compile either
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
         if dist.is_available() and (ranks > 1 or dist.is_initialized()):
             stack.enter_context(_fake_ranks(ranks, rank))
         try:

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import eval_frame
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -32,6 +33,8 @@ _VALUES = (
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: What is assumed of data loaders.
 READY = "batches of a data loader are taken to be ready when the step asks for them; its time is not counted"
+#: What is assumed of a compiled part of a step.
+COMPILED = "what torch.compile runs is recorded as an eager step: its compiler would run fewer kernels"
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
 
 
@@ -44,9 +47,9 @@ def _at_home(device: Any) -> Any:
 class _Calls(TorchFunctionMode):
     """Sees calls of PyTorch as written: which device they name, which ask for values, which start no kernel."""
 
-    def __init__(self, recorder: Recorder, device: str) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self.recorder, self.accelerator = recorder, device != "cpu"
+        self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, recorder = kwargs or {}, self.recorder
@@ -67,7 +70,7 @@ class _Calls(TorchFunctionMode):
         return out
 
     def _transfer(self, direction: str, tensor: Tensor) -> None:
-        if self.accelerator and self.recorder.on:
+        if self.recorder.accelerator and self.recorder.on:
             self.recorder.transfer(direction, tensor)
 
     def _move(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -237,9 +240,7 @@ def capture(
     check_choice("device", device, ("cpu", "cuda"))
     ranks = int(check_positive("ranks", ranks, integer=True))
     recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), device != "cpu")
-    exchanges, agreeing = recorder.exchanges, partial(setattr, recorder, "agreeing")
-    sandbox = open_sandbox(ranks, rank, device, exchanges.wait, agreeing, exchanges.list_streams())
-    with sandbox, _follow(recorder), recorder.values.fake, recorder, _Calls(recorder, device):
+    with open_sandbox(recorder, ranks, rank), _follow(recorder), recorder.values.fake, recorder, _Calls(recorder):
         step = make_step()
         if not callable(step):
             raise ValueError(f"make_step returned {step!r}; it must return the step, a callable without arguments")
@@ -302,6 +303,10 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         recorder.values.notes[READY] = None
         return load_batches(loader)
 
+    def compile_nothing(compiler: Any) -> None:
+        if compiler:
+            recorder.values.notes[COMPILED] = None
+
     def update(optimizer: Any, *_: Any) -> None:
         recorder.phase, recorder.leading = "update", False
         for group in optimizer.param_groups if sized else ():
@@ -310,6 +315,7 @@ def _follow(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as hooks:
         hooks.enter_context(patch.object(UninitializedTensorMixin, "materialize", size))
         hooks.enter_context(patch.object(DataLoader, "__iter__", load))
+        hooks.enter_context(patch.object(eval_frame, "_callback_from_stance", compile_nothing))
         if recorder.accelerator:
             hooks.enter_context(pretend_gpu(recorder.values.notes.setdefault))
         hooks.callback(nn.modules.module.register_module_forward_pre_hook(enter).remove)

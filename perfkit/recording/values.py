@@ -21,6 +21,8 @@ from perfkit.workloads.vocabulary import walk_tensors
 _MOST_DRAWN = 1 << 20
 #: Operations that keep which entries follow from a choice among several, such as that of experts.
 _FOLLOWING = frozenset("eq gt ge scatter scatter_ index select clone _to_copy sum any amax".split())
+#: Data types of indices that are masks: how many numbers they pick is not known.
+_MASKS = (torch.bool, torch.uint8)
 #: What is assumed where a step asks how many rows a choice gives.
 BALANCED = "rows that are chosen by computed scores, such as those of experts, are taken to be equally many for each"
 
@@ -42,6 +44,7 @@ class Values:
         self._copies: dict[int, tuple[Any, Any]] = {}  # real storages, and what is worked on in place of them
         self._generators: dict[int, tuple[Any, Any]] = {}
         self._sizes: dict[Any, tuple[Any, Any, Any]] = {}  # of results: shape, strides and data type
+        self._attributes: dict[torch.device, dict[str, Any]] = {}  # of fake tensors
         self._shares: dict[int, float] = {}  # of entries that are true or of one value, by storage
 
     def number(self, tensor: Tensor) -> int:
@@ -66,11 +69,7 @@ class Values:
                 self._copies[storage._cdata] = storage, storage.clone()
             known = torch.empty(0, dtype=tree.dtype)
             known.set_(self._copies[storage._cdata][1], tree.storage_offset(), tree.shape, tree.stride())
-        return self._keep(known)
-
-    def _keep(self, known: Tensor) -> Tensor:
-        """A fake tensor that keeps the values of a real one."""
-        return self.fake.fake_tensor_converter.from_real_tensor(self.fake, known, make_constant=True)
+        return _keep(self.fake, known)
 
     def work_out(self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
         """The result of an operation; fake tensors do not know how many rows sparse ones have."""
@@ -113,30 +112,42 @@ class Values:
             return out
         with _disable_current_modes():
             real = func(*args, **kwargs)
-        return self._keep(real) if real.device.type == "cpu" else out
+        return _keep(self.fake, real) if real.device.type == "cpu" else out
 
     def _look_up(self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
         """Result of an operation, soon where it is a view or where tensors of these sizes have met it before."""
         plain = given and all(type(t) is FakeTensor and t.constant is None and t.layout is torch.strided for t in given)
-        first: Any = given[0] if given else None
-        key, device = None, first.fake_device if plain else None
+        key, device = None, getattr(given[0], "fake_device", None) if plain else None
         if plain and schema.aliasing:
             with in_kernel_invocation_manager(self.fake):
                 out = func(*args, **kwargs)
-            views = [FakeTensor(self.fake, view, device) for view in walk_tensors(out)]
+            views = [self._wrap(view, device) for view in walk_tensors(out)]
             return views[0] if isinstance(out, Tensor) else views
-        if plain and schema.sized:
+        if plain and schema.sized and not (schema.name == "index" and any(t.dtype in _MASKS for t in given[1:])):
             key = func, torch.get_default_dtype(), _describe(args), _describe(tuple(kwargs.items()))
             if key in self._sizes:
                 shape, strides, dtype = self._sizes[key]
-                with in_kernel_invocation_manager(self.fake):
-                    made = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-                return FakeTensor(self.fake, made, device)
+                return self._make(shape, strides, dtype, device)
         out = func(*self.pretend(args), **{name: self.pretend(value) for name, value in kwargs.items()})
         storages = [t.untyped_storage()._cdata for t in given] if plain else []
         if key and out.layout is torch.strided and out.untyped_storage()._cdata not in storages:
             self._sizes[key] = out.shape, out.stride(), out.dtype
         return out
+
+    def _make(self, shape: Sequence[int], strides: Sequence[int], dtype: Any, device: Any) -> Tensor:
+        """A fake tensor with a storage of its own."""
+        with torch._C._DisableTorchDispatch():
+            return self._wrap(torch.empty_strided(shape, strides, dtype=dtype, device="meta"), device)
+
+    def _wrap(self, bare: Tensor, device: Any) -> Tensor:
+        """A fake tensor with the attributes that its constructor gives to all of a device, one by one."""
+        if device not in self._attributes:
+            self._attributes[device] = vars(FakeTensor(self.fake, bare, device))
+        keys: Any = {"dispatch_device": True, "device_for_backend_keys": device}
+        made: Any = Tensor._make_subclass(FakeTensor, bare, bare.requires_grad, **keys)
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        vars(made).update(self._attributes[device])
+        return made
 
     def _forget(self, tensors: Sequence[Tensor]) -> None:
         """Values that are trained, or overwritten by what is not known."""
@@ -166,10 +177,10 @@ class Values:
         (share,) = self._find_shares([mask])
         self.notes[BALANCED] = None
         if share < 1:
-            return mask.new_empty((round(share * mask.numel()), mask.dim()), dtype=torch.long)
+            return self._make((round(share * mask.numel()), mask.dim()), (mask.dim(), 1), torch.long, mask.device)
         with _disable_current_modes():
             real = torch.ones(mask.shape).nonzero()
-        return self._keep(real)
+        return _keep(self.fake, real)
 
     def _split(self, index: Any) -> Sequence[Any]:
         """An index, or for a mask those of the places where it should be true."""
@@ -180,6 +191,11 @@ class Values:
 def is_whole(tensor: Tensor) -> bool:
     """Whether it is a real tensor of whole numbers, such as indices: they decide sizes."""
     return not (isinstance(tensor, FakeTensor) or tensor.is_floating_point() or tensor.is_complex())
+
+
+def _keep(fake: FakeTensorMode, known: Tensor) -> Tensor:
+    """A fake tensor that keeps the values of a real one."""
+    return fake.fake_tensor_converter.from_real_tensor(fake, known, make_constant=True)
 
 
 def _describe(tree: Any) -> Any:

@@ -20,6 +20,7 @@ VIEWS = frozenset(
     "_assert_async _assert_scalar lift".split()
 )
 
+_TREES = (list, tuple, dict)
 _Sizes = dict[str, float]
 _Size = Callable[[Sequence[Any], Any], _Sizes]
 _Variant = Callable[[str, Sequence[Any]], str]
@@ -38,13 +39,14 @@ def walk_tensors(tree: Any) -> Iterator[Any]:
     tensor : torch.Tensor
         One tensor after the other.
     """
-    if hasattr(tree, "untyped_storage"):
+    if isinstance(tree, _TREES):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            if hasattr(item, "untyped_storage"):
+                yield item
+            elif isinstance(item, _TREES):
+                yield from walk_tensors(item)
+    elif hasattr(tree, "untyped_storage"):
         yield tree
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            yield from walk_tensors(item)
-    elif isinstance(tree, dict):
-        yield from walk_tensors(list(tree.values()))
 
 
 def count_bytes(tensor: Any) -> float:
@@ -60,9 +62,11 @@ def count_bytes(tensor: Any) -> float:
     nbytes : float
         Distinct bytes [B].
     """
-    if str(tensor.layout) == "torch.sparse_coo":
+    if tensor.is_sparse:
         return float(tensor._nnz() * prod(tensor.shape[1:]) * tensor.element_size())
-    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    if all(strides := tensor.stride()):
+        return float(tensor.numel() * tensor.element_size())
+    sizes = (size for size, stride in zip(tensor.shape, strides, strict=True) if stride)
     return float(prod(sizes) * tensor.element_size()) if tensor.numel() else 0.0
 
 
