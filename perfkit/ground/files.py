@@ -1,9 +1,11 @@
 """Files: reference data that ships with perfkit, readers whose errors name the file, and whole writing."""
 
+import csv
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from perfkit.ground.units import escape, format_bytes, show
@@ -51,6 +53,21 @@ def find_reference(*parts: str) -> Path:
             return path
         raise FileNotFoundError(f"reference data has no {'/'.join(parts)}; its home is {home}; install perfkit again")
     raise FileNotFoundError(f"reference data is missing; tried {' and '.join(map(str, homes))}; install perfkit again")
+
+
+@lru_cache(maxsize=4)
+def read_rows(*parts: str) -> tuple[dict[str, str], ...]:
+    """Read a CSV file of the reference data, see `find_reference`: one mapping a row."""
+    with find_reference(*parts).open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def group_rows(column: str, *parts: str) -> dict[str, list[dict[str, str]]]:
+    """Read a CSV file of the reference data: its rows by the values of a column."""
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in read_rows(*parts):
+        groups.setdefault(row[column], []).append(row)
+    return groups
 
 
 @contextmanager

@@ -1,14 +1,12 @@
 """Published numbers of machines: datasheets of GPUs, and host overheads T1 to T5 of PyTorch training loops."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import median
 
 import numpy as np
 
-from perfkit.ground.files import find_reference
+from perfkit.ground.files import group_rows, read_rows
 from perfkit.ground.hardware import Device, MemoryLevel, Quantity
 from perfkit.ground.units import check_choice
 
@@ -42,21 +40,6 @@ class Datasheet:
     device: Device
     links: Mapping[str, Quantity]
     power: Quantity
-
-
-@lru_cache(maxsize=4)
-def _read_rows(*path: str) -> tuple[dict[str, str], ...]:
-    """Rows of a CSV file of the reference data."""
-    with find_reference(*path).open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
-
-
-def group_rows(column: str, *path: str) -> dict[str, list[dict[str, str]]]:
-    """Rows of a CSV file of the reference data by the values of a column."""
-    groups: dict[str, list[dict[str, str]]] = {}
-    for row in _read_rows(*path):
-        groups.setdefault(row[column], []).append(row)
-    return groups
 
 
 def _stated(row: Mapping[str, str]) -> Quantity:
@@ -157,7 +140,7 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     >>> overheads["launch"].value < overheads["gap"].value < overheads["before_launch.gemm.backward"].value
     True
     """
-    rows = _read_rows("published", "host_overheads.csv")
+    rows = read_rows("published", "host_overheads.csv")
     shrinkage, doubt = _find_shrinkage(rows)
     found: dict[str, list[tuple[float, float, float]]] = {}
     for row in rows:

@@ -195,8 +195,7 @@ def count_indices(
             limit = "0 or more" if low < 0 else f"below the {held} rows"
             raise ValueError(f"an index of table {number} is {low if low < 0 else high}; it must be {limit}")
         histogram = bin_accesses(accesses, rows=held)
-        fit = fit_zipf(histogram, accesses=accesses)
-        found.append(IndexStatistics(len(bags), float(bags.std()), histogram, fit, number))
+        found.append(IndexStatistics(len(bags), float(bags.std()), histogram, fit_zipf(histogram), number))
     if not found:
         raise ValueError("indices is empty; record at least one lookup")
     if len(found) < len(many):

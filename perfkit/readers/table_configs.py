@@ -12,11 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, reading
+from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, group_rows, reading
 from perfkit.ground.units import check_choice, check_positive, escape, join_place
 from perfkit.models.distributions import ReuseHistogram, Zipf
 from perfkit.models.skew import fit_zipf
-from perfkit.readers.datasheets import group_rows
 from perfkit.readers.index_arrays import read_indices
 from perfkit.readers.tbe_configs import parse_tbe_config
 from perfkit.workloads.tables import EmbeddingTable, TableSet

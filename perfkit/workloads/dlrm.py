@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.ground.files import group_rows
 from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.workloads import layers
 from perfkit.workloads.graph import Graph
@@ -17,19 +18,11 @@ from perfkit.workloads.sizes import check_size
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
-#: Row counts of the 26 tables of MLPerf's DLRM v1 on Criteo Terabyte with at most 40 million rows a table.
-_MLPERF_ROWS = (
-    39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10, 2208, 11938, 155, 4, 976,
-    14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36,
-)  # fmt: skip
 
-#: Row counts and lookups per sample of the 26 tables of MLPerf's DLRM-DCNv2 (mlcommons/training_results_v4.0,
-#: dlrm_dcnv2 train.py).
-_DCN_ROWS = (
-    40_000_000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40_000_000, 3067956, 405282, 10, 2209, 11938, 155, 4, 976,
-    14, 40_000_000, 40_000_000, 40_000_000, 590152, 12973, 108, 36,
-)  # fmt: skip
-_DCN_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+def _list_sizes(model: str, column: str) -> tuple[int, ...]:
+    """Rows or lookups per sample of the 26 tables of a model of MLPerf."""
+    return tuple(int(row[column]) for row in group_rows("model", "published", "dlrm_tables.csv")[model])
+
 
 #: Named configurations: ``dlrm-default`` and ``dlrm-ddp`` of arXiv 2404.12674, whose layer lists start with the input;
 #: ``dlrm-mlperf`` of MLPerf training v0.7 to v2.1 (mlcommons/training_results_v2.1), ``dlrm-dcnv2`` since v3.0.
@@ -43,11 +36,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "features": 128,
     },
     "dlrm-mlperf": {
-        "rows": _MLPERF_ROWS, "dim": 128, "pooling": 1, "bottom": (512, 256, 128), "top": (1024, 1024, 512, 256, 1),
-        "features": 13,
+        "rows": _list_sizes("mlperf-dlrm-v1", "rows"), "dim": 128, "pooling": 1, "bottom": (512, 256, 128),
+        "top": (1024, 1024, 512, 256, 1), "features": 13,
     },
     "dlrm-dcnv2": {
-        "rows": _DCN_ROWS, "dim": 128, "pooling": _DCN_LOOKUPS, "bottom": (512, 256, 128),
+        "rows": _list_sizes("mlperf-dlrm-dcnv2", "rows"), "dim": 128,
+        "pooling": _list_sizes("mlperf-dlrm-dcnv2", "pooling"), "bottom": (512, 256, 128),
         "top": (1024, 1024, 512, 256, 1), "features": 13, "interaction": "cross", "optimizer": "adagrad",
         "embedding": "exact",
     },
