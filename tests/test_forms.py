@@ -17,7 +17,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed import tensor  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.distributed.tensor import parallel  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim import swa_utils  # noqa: E402
@@ -232,6 +232,26 @@ def test_a_compiled_module_is_recorded_as_eager_and_says_so() -> None:
     eager = capture(partial(make_step, False))
     assert eager.notes == () and len(whole.notes) == len(inside.notes) == 1
     assert whole.labels == inside.labels == eager.labels
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_weights_that_stay_on_the_host_are_named(pinned: bool) -> None:
+    def make_step() -> Step:
+        policy = CPUOffloadPolicy(pin_memory=pinned)
+        return _train(fully_shard(_Block(), mesh=init_device_mesh("cuda", (2,)), offload_policy=policy))
+
+    with pytest.raises(ValueError, match=r'(?s)host.*test_forms.py, line .*"return _train.*; leave offload_policy out'):
+        capture(make_step, ranks=2, device="cuda")
+
+
+def test_pinning_is_not_counted_and_says_so() -> None:
+    def make_step() -> Step:
+        x, rows = torch.randn(8, 8), torch.arange(4)
+        return lambda: x.pin_memory().to("cuda", non_blocking=True)[rows.pin_memory().to("cuda")].sum()
+
+    with pytest.warns(UserWarning, match="the host pins memory is not counted"):
+        graph = capture(make_step, device="cuda")
+    assert [label[0] for label in graph.labels] == ["index", "sum"]
 
 
 def test_graphs_of_a_gpu_are_named() -> None:

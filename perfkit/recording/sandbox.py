@@ -79,30 +79,34 @@ _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch,
 # -- what depends on values --------------------------------------------------------------------------------------------
 
 
-def _refuse(frames: traceback.StackSummary, cause: BaseException | None = None) -> NoReturn:
-    """Name the innermost line that is neither PyTorch's nor perfkit's."""
+#: What cannot be followed: in which line, and which operation.
+_NEEDED = (
+    "capture computes no values, and the step needs one in {0}; sizes and branches may depend on whole numbers that "
+    "are passed, such as indices and lengths, and on small tensors that are filled or drawn; else write it with "
+    "torch.where or fixed sizes, or capture each branch as a step of its own"
+)
+_UNTOLD = "capture computes no values, and {1} in {0} does not say what it returns; tell torch.library.register_fake"
+OFFLOADED = (
+    "CPUOffloadPolicy keeps and updates weights on the host, and capture follows a single device, in {0}; leave "
+    "offload_policy out: copies between host and device and the host's update are then not in the graph"
+)
+
+
+def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
+    """Say what cannot be followed in the innermost line that is neither PyTorch's nor perfkit's."""
     place = "a place that could not be found"
-    for frame in frames:
+    for frame in frames or traceback.extract_stack():
         if not frame.filename.startswith((*_LIBRARIES, "<")) or "<doctest" in frame.filename:
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()
             place = f'{frame.filename}, line {frame.lineno}: "{code}"'
-    if isinstance(cause, fake_tensor.UnsupportedOperatorException):
-        raise ValueError(
-            f"capture computes no values, and {cause.func} in {place} does not say what it returns without them; "
-            "tell it with torch.library.register_fake"
-        ) from cause
-    raise ValueError(
-        f"capture computes no values, and the step needs one in {place}; sizes and branches may depend on whole "
-        "numbers that are passed, such as indices and lengths, and on small tensors that are filled or drawn; else "
-        "write it with torch.where or fixed sizes, or capture each branch as a step of its own"
-    ) from cause
+    raise ValueError(text.format(place, getattr(cause, "func", ""))) from cause
 
 
 class Unknown(float):
     """A number that was not computed: it may be added up and printed, but nothing may be decided by it."""
 
     def _decide(self, *_: Any) -> NoReturn:
-        _refuse(traceback.extract_stack())
+        refuse(_NEEDED)
 
     def _combine(self, *_: Any) -> "Unknown":
         return Unknown(self)
@@ -363,4 +367,5 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
         try:
             yield
         except _VALUES as error:
-            _refuse(traceback.extract_tb(error.__traceback__), error)
+            untold = isinstance(error, fake_tensor.UnsupportedOperatorException)
+            refuse(_UNTOLD if untold else _NEEDED, traceback.extract_tb(error.__traceback__), error)

@@ -23,16 +23,16 @@ from torch.utils.data import DataLoader
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.recording.precision import pretend_gpu
 from perfkit.recording.recorder import Recorder
-from perfkit.recording.sandbox import Unknown, find_alive, find_caller, load_batches, open_sandbox
+from perfkit.recording.sandbox import OFFLOADED, Unknown, find_alive, find_caller, load_batches, open_sandbox, refuse
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.vocabulary import walk_tensors
 
-_VALUES = (
-    Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__, Tensor.__int__, Tensor.__bool__,
-)  # fmt: skip
+_VALUES = {getattr(Tensor, name) for name in "item tolist numpy __array__ __float__ __int__ __bool__".split()}
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: What is assumed of data loaders.
-READY = "batches of a data loader are taken to be ready when the step asks for them; its time is not counted"
+READY = "batches of a data loader are taken to be ready when asked for; one that is slower than the step sets the time"
+#: What is assumed where a tensor is pinned.
+PINNED = "the time in which the host pins memory is not counted"
 #: What is assumed of a compiled part of a step.
 COMPILED = "what torch.compile runs is recorded as an eager step: its compiler would run fewer kernels"
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
@@ -62,6 +62,9 @@ class _Calls(TorchFunctionMode):
             kwargs = {**kwargs, "device": _at_home(kwargs["device"])}
         if func in _VALUES:
             return self._ask(func, args, kwargs)
+        if func is Tensor.pin_memory:
+            recorder.values.notes[PINNED] = None
+            return args[0]
         if func is Tensor.backward:
             recorder.phase, recorder.leading = "backward", True
         operations, views = len(recorder.labels), recorder.viewed
@@ -75,6 +78,8 @@ class _Calls(TorchFunctionMode):
 
     def _move(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note what the host would wait for; the tensor stays where it is."""
+        if func is Tensor.cpu and self.recorder.accelerator and find_caller("_fsdp_param.py"):
+            refuse(OFFLOADED)
         given = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)]
         named = [torch.device(a).type for a in given if a != torch.device("cpu")]  # where fake tensors say they are
         away = func is Tensor.cuda or any(name != "cpu" for name in named)
@@ -151,18 +156,9 @@ def _train(
 
 
 def capture(
-    make_step: Any,
-    inputs: Any = None,
-    *,
-    optimizer: str = "adamw",
-    loss: Callable[[Any], Tensor] | None = None,
-    amp: str | None = None,
-    ranks: int = 1,
-    rank: int = 0,
-    name: str = "",
-    family: str = "",
-    device: str = "cpu",
-) -> Graph:
+    make_step: Any, inputs: Any = None, *, optimizer: str = "adamw", loss: Callable[[Any], Tensor] | None = None,
+    amp: str | None = None, ranks: int = 1, rank: int = 0, name: str = "", family: str = "", device: str = "cpu",
+) -> Graph:  # fmt: skip
     """Capture the operations of a training step, in order, without computing; captures in threads take turns.
 
     Parameters

@@ -17,7 +17,7 @@ VIEWS = frozenset(
     "new_empty lift_fresh is_same_size split_with_sizes zeros "
     "_reshape_alias diagonal unfold view_as_real view_as_complex real imag detach_ squeeze_ unsqueeze_ t_ transpose_ "
     "empty_strided empty_like new_empty_strided is_coalesced _coalesced_ _nnz _sparse_coo_tensor_with_dims_and_tensors "
-    "_assert_async _assert_scalar lift".split()
+    "_assert_async _assert_scalar lift is_pinned".split()
 )
 
 _TREES = (list, tuple, dict)
