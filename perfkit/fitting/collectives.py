@@ -29,7 +29,7 @@ class _Solution:
     logs: Array
     left_out: Array
 
-    def build(self, ranges: Mapping[str, Values], source: str, date: str, notes: tuple[str, ...] = ()) -> Fit:
+    def build(self, ranges: Mapping[str, Values], source: str, date: str = "", notes: tuple[str, ...] = ()) -> Fit:
         """Turn logarithms into parameters with standard errors, left-out points into the spread."""
         curve, names, fixed = self.curve, self.curve.names, self.curve.sharpness
         value, slopes = (part[0] for part in curve.evaluate(self.logs[None]))
@@ -86,9 +86,7 @@ def _prepare(nbytes: Values, seconds: Values, *others: Values) -> tuple[Array, .
     return (*keys, np.log(medians))
 
 
-def fit_pipelined(
-    nbytes: Values, seconds: Values, *, sharpness: float | None = 0.6, source: str = "", date: str = ""
-) -> Fit:
+def fit_pipelined(nbytes: Values, seconds: Values, *, sharpness: float | None = 0.6, source: str = "") -> Fit:
     """Fit start-up time and inverse bandwidth of a collective to the logarithm of measured times.
 
     Parameters
@@ -101,8 +99,6 @@ def fit_pipelined(
         Exponent of the form, kept fixed; None fits it too, between 0.3 and 50 [-].
     source : str, optional
         Data id.
-    date : str, optional
-        Day of the measurements, ISO 8601.
 
     Returns
     -------
@@ -125,7 +121,7 @@ def fit_pipelined(
     """
     nbytes, times = _prepare(nbytes, seconds)
     found = _solve(pipelined_curve(np.log(nbytes), times, sharpness=sharpness), times)
-    return found.build({"nbytes": nbytes}, source, date)
+    return found.build({"nbytes": nbytes}, source)
 
 
 def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: str = "") -> Fit:
@@ -188,10 +184,7 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     return best.build({"nbytes": nbytes}, source, date, (note,) if note else ())
 
 
-def fit_over_ranks(
-    operation: str, ranks: Values, nbytes: Values, seconds: Values, *, sharpness: float = 0.6, source: str = "",
-    date: str = "",
-) -> Fit:  # fmt: skip
+def fit_over_ranks(operation: str, ranks: Values, nbytes: Values, seconds: Values, *, source: str = "") -> Fit:
     """Fit the law of a collective over rank counts.
 
     Parameters
@@ -204,18 +197,14 @@ def fit_over_ranks(
         Message sizes in the nccl-tests convention; rows of 0 B are left out, libraries skip them [B].
     seconds : array
         Measured times; of repeats the median counts [s].
-    sharpness : float, optional
-        Exponent of the form, kept fixed [-].
     source : str, optional
         Data id.
-    date : str, optional
-        Day of the measurements, ISO 8601.
 
     Returns
     -------
     fit : Fit
-        Parameters of `perfkit.models.collectives.over_ranks`, 0 where a part is nowhere seen; the spread is that of
-        rank counts left out one at a time, of sizes where there are only two counts.
+        Parameters of `perfkit.models.collectives.over_ranks` with q = 0.6, 0 where a part is nowhere seen; the spread
+        is that of rank counts left out one at a time, of sizes where there are only two counts.
 
     Raises
     ------
@@ -237,6 +226,6 @@ def fit_over_ranks(
         advice = "a law needs at least two whole counts of 2 or more; measure another, or fit one with fit_collective"
         raise ValueError(f"ranks holds {', '.join(f'{count:g}' for count in each)}; {advice}")
     steps = np.asarray(ring_steps(operation, counts), dtype=float)
-    curve = ranks_curve(np.log(nbytes), times, steps, (counts - 1) / counts, sharpness=sharpness)
+    curve = ranks_curve(np.log(nbytes), times, steps, (counts - 1) / counts, sharpness=0.6)
     found = _solve(curve, times, counts if len(each) > 2 else None)
-    return found.build({"nbytes": nbytes, "ranks": counts}, source, date)
+    return found.build({"nbytes": nbytes, "ranks": counts}, source)

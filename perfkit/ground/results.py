@@ -15,8 +15,16 @@ Picture: TypeAlias = "altair.Chart | altair.LayerChart | altair.HConcatChart"
 Table: TypeAlias = "polars.DataFrame"
 
 
-class Tabular:
-    """A result that has a table; a notebook shows what it says of itself."""
+class Shown:
+    """A result that a notebook shows by what it says of itself."""
+
+    def _repr_html_(self) -> str:
+        words: str = getattr(self, "explain", self.__repr__)()
+        return f"<pre>{html.escape(words)}</pre>"
+
+
+class Tabular(Shown):
+    """A result that has a table."""
 
     def table(self) -> Table:
         """The result as a frame.
@@ -39,10 +47,6 @@ class Tabular:
         import pandas
 
         return pandas.DataFrame(self.table().to_dict(as_series=False))
-
-    def _repr_html_(self) -> str:
-        words: str = getattr(self, "explain", self.__repr__)()
-        return f"<pre>{html.escape(words)}</pre>"
 
 
 def check_target(name: str, path: str | Path) -> Path:

@@ -1,6 +1,5 @@
 """Estimates: a time with its interval, parts and formula; and the closed forms that platforms are fitted with."""
 
-import html
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting import Fit
+from perfkit.ground.results import Shown
 from perfkit.ground.units import Array, Values, check_positive, escape, format_bytes, format_rate, format_time
 from perfkit.models.kernels import additive
 from perfkit.models.roofline import roofline_time, round_up
@@ -72,7 +72,7 @@ def find_interval(time: float, spread: float, level: float) -> tuple[float, floa
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Shown):
     """A predicted time with its interval and parts.
 
     Parameters
@@ -141,9 +141,6 @@ class Estimate:
         low, high = (format_time(bound) for bound in self.interval())
         flag = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
         return f"Estimate({format_time(self.time)}, 80 % within {low} to {high}{flag})"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.explain())}</pre>"
 
 
 def _roofline(

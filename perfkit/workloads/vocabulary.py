@@ -144,10 +144,6 @@ def _rows(x: Any, n: float | None = None) -> _Sizes:
     return _split(x, x.numel() // max(x.shape[-1], 1) if x.dim() else 1, n)
 
 
-def _first_rows(args: Sequence[Any], out: Any) -> _Sizes:
-    return _rows(args[0])
-
-
 def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
     """Rows are summed up by themselves, or, where the first dimension goes, added to one another."""
     elements = sum(t.numel() for t in walk_tensors(args[0]))
@@ -285,10 +281,10 @@ TABLE: tuple[Entry, ...] = (
     Entry("nll_loss*_forward", "rowwise", "nll_loss_forward", lambda a, o: _split(a[1], a[1].numel(), 0), (0,)),
     Entry("nll_loss*_backward", "rowwise", "nll_loss_backward", lambda a, o: _rows(a[1]), (1,)),
     Entry("binary_cross_entropy* *_loss", "elementwise", "", lambda a, o: {"elements": a[0].numel()}),
-    Entry("_safe_softmax", "rowwise", "_softmax", _first_rows),
+    Entry("_safe_softmax", "rowwise", "_softmax", lambda a, o: _rows(a[0])),
     Entry("_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
-          "_log_softmax_backward_data", "rowwise", "", _first_rows),
-    Entry("native_layer_norm _fused_rms_norm", "rowwise", "native_layer_norm", _first_rows),
+          "_log_softmax_backward_data", "rowwise", "", lambda a, o: _rows(a[0])),
+    Entry("native_layer_norm _fused_rms_norm", "rowwise", "native_layer_norm", lambda a, o: _rows(a[0])),
     Entry("native_layer_norm_backward _fused_rms_norm_backward", "rowwise", "native_layer_norm_backward",
           lambda a, o: _rows(a[1])),
     Entry("native_batch_norm _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm", "rowwise",
