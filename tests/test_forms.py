@@ -198,6 +198,9 @@ def test_blocks_are_gathered_ahead_and_their_gradients_scattered_behind(again: b
     assert [names.count(name) for name in ("reduce_scatter", "all_gather")] == [blocks, blocks * (1 + again)]
     update = [graph[i].features["elements"] for i, label in enumerate(graph.labels) if label[0] == "_foreach_lerp_"]
     assert update == [blocks * size / 8], "each rank updates its shard"
+    split = next(op for op in map(graph.__getitem__, range(len(graph))) if op.name == "split_with_sizes_copy")
+    pieces = split.features["elements"], split.features["rows"]
+    assert (split.variant, *pieces) == ("cat", size, 8 * 6), "a piece of each of six weights from each rank"
     assert graph.waits is not None
     waits = dict(graph.waits[:, ::-1].tolist())
     products = [i for i, label in enumerate(graph.labels) if label[1] == "gemm"]

@@ -300,6 +300,8 @@ TABLE: tuple[Entry, ...] = (
     # a fully sharded module gathers its weights in one buffer, and shards its gradients from one
     Entry("all_gather_copy_in", "copy", "copy_", lambda a, o: _moved(o, o), (1,)),
     Entry("chunk_cat", "copy", "cat", lambda a, o: {"elements": a[3].numel(), "rows": a[2] * len(a[0])}),
+    Entry("split_with_sizes_copy", "copy", "cat",
+          lambda a, o: {"elements": a[0].numel(), "rows": prod(a[0].shape[: a[2]]) * len(a[1])}),
     Entry("clone contiguous", "copy", "clone", _moved),
     Entry("index", "copy", "", _indexed),
     # a GPU sorts the indices to add without conflicts: ten kernels
