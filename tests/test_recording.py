@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'p
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._dynamo import eval_frame  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.distributed import _functional_collectives as functional  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel, distributed  # noqa: E402
@@ -419,7 +420,7 @@ def _list_replaced() -> list[Any]:
         nn.Module._apply, _foreach_utils._get_foreach_kernels_supported_devices,
         optimizers._get_foreach_kernels_supported_devices, list(_foreach_utils._foreach_supported_types),
         list(optimizers._foreach_supported_types), vars(FakeTensor).get("data_ptr"),
-        UninitializedTensorMixin.materialize,
+        UninitializedTensorMixin.materialize, eval_frame._callback_from_stance,
         dict(hooks._global_forward_pre_hooks), dict(hooks._global_forward_hooks),
         dict(optimizers._global_optimizer_pre_hooks), dist.distributed_c10d._world, dist.is_initialized(),
         nn.UninitializedParameter.__new__, nn.UninitializedBuffer.__new__, torch.utils.data.DataLoader.__iter__,

@@ -22,6 +22,9 @@ DeviceMesh.__init__                          ranks of a mesh are known, and its 
 torch.cpu, torch.cuda: Stream and others     what goes on beside the compute stream
 _clear_sharding_prop_cache                   shards are looked up by meshes that are equal, not the same
 _dynamo.eval_frame: _callback_from_stance    what is compiled runs as it is, and whether anything is
+TorchDispatchMode._should_skip_dynamo        a compiler need not be kept from the recorder at each of its calls
+Tensor._make_subclass                        fake tensors are made without the checks of their constructor
+fsdp: the file _fsdp_param.py                whether it is what moves weights to the host
 fp32_precision, float32_matmul_precision     number formats of products, put back after a capture
 AutocastPrivateUse1, _DisableAutocast        autocast as on a GPU, see `precision.pretend_gpu`
 _dispatch_get_registrations, key guards      which operations CUDA autocast changes, and that it does
