@@ -19,13 +19,13 @@ def read_text(path: str | Path) -> str:
     """Text of a file, packed or not; a ValueError stops one that unpacks to more than `LARGEST_TRACE`."""
     with open(path, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    unpacked = bytearray()
+    parts, size = [], 0
     with gzip.open(path) if packed else open(path, "rb") as file:
         while part := file.read(2**20):
-            unpacked += part
-            if len(unpacked) > LARGEST_TRACE:
+            parts.append(part)
+            if (size := size + len(part)) > LARGEST_TRACE:
                 raise ValueError(f"it unpacks to more than {format_bytes(LARGEST_TRACE)}; record fewer steps")
-    return unpacked.decode("utf-8-sig", errors="replace")
+    return b"".join(parts).decode("utf-8-sig", errors="replace")
 
 
 def parse_document(text: str, takers: Mapping[str, Callable[[Any], None]], number: Any = float) -> dict[str, Any]:

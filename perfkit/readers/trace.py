@@ -1,6 +1,7 @@
 """Traces of PyTorch's profiler (Kineto, a Chrome trace) of any age, as one frame of events."""
 
 import gc
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _PLAIN = frozenset(("kernel", "Kernel", "cuda_runtime", "Runtime", "cuda_driver"
 _ADVICE = "pass the file that torch.profiler wrote with export_chrome_trace, whole"
 #: Largest time since the epoch [ns]: the year 2116.
 _LATEST = 2**62
+_NUMBER = re.compile(r"(?:\w+ )?(?:0x)?([0-9]{1,18})")
 _STEP = r"^ProfilerStep#\d{1,15}$"
 
 
@@ -108,7 +110,10 @@ def read_kineto(path: str | Path) -> TraceFile:
         if "nodes" in facts or not rows:
             held = "nodes of an execution trace" if "nodes" in facts else "no events"
             raise ValueError(f"it holds {held}, where a trace of Kineto has events with times")
-        frame = _make_frame(rows, _read_base(facts.get("baseTimeNanoseconds", 0)))
+        base = facts.get("baseTimeNanoseconds", 0)
+        if type(base) is not int or not 0 <= base < _LATEST // 2:
+            raise ValueError(f"baseTimeNanoseconds is {show(base)}; it must be nanoseconds since the epoch")
+        frame = _make_frame(rows, base)
         args = {index: found for index, row in enumerate(frame["row"]) if (found := kept[row])}
         return _describe(facts, _link(frame.drop("row")), args, Path(path).name)
 
@@ -141,23 +146,9 @@ def _read_time(value: Any, name: str) -> int:
 def _number(value: Any, names: dict[str, int]) -> int:
     """Number of a process, thread, stream or link, -1 for none; names of threads count down from -2."""
     if type(value) is int:
-        return value if -(2**63) <= value < 2**63 else -1
-    if not (value and type(value) is str):
-        return -1
-    last = value.rsplit(" ", 1)[-1]
-    if len(last) < 18 and last.isascii() and last.removeprefix("0x").isalnum():
-        try:
-            return int(last, 16 if last.startswith("0x") else 10)
-        except ValueError:
-            pass
-    return names.setdefault(value, -2 - len(names))
-
-
-def _read_base(value: Any) -> int:
-    """When the clock of the trace began [ns]."""
-    if type(value) is not int or not 0 <= value < _LATEST // 2:
-        raise ValueError(f"baseTimeNanoseconds is {show(value)}; it must be nanoseconds since the epoch")
-    return value
+        return value if abs(value) < _LATEST else -1
+    match = _NUMBER.fullmatch(value or "")
+    return int(match[1]) if match else names.setdefault(value, -2 - len(names)) if value else -1
 
 
 def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
@@ -244,10 +235,12 @@ def _describe(
     """Ranks, devices and observers as the head of a trace has them."""
     own = facts.get("distributedInfo")
     own = own if isinstance(own, dict) else {}
-    rank, ranks = (own.get(key) if type(own.get(key)) is int else None for key in ("rank", "world_size"))
+    rank, ranks = (
+        each if type(each) is int and 0 <= each < 2**31 else None for each in map(own.get, ("rank", "world_size"))
+    )
     listed = own.get("pg_config")
     groups = {
-        str(each.get("pg_name")): tuple(each["ranks"])
+        str(each.get("pg_name")): tuple(rank for rank in each["ranks"] if type(rank) is int)
         for each in (listed if isinstance(listed, list) else ())
         if isinstance(each, dict) and isinstance(each.get("ranks"), list)
     }
@@ -291,7 +284,8 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
     for pair in pairwise([*frame["iteration"], -1]):
         one, other = (kernels.filter(pl.col("iteration") == step) for step in pair)
         apart = one.join(other, on="name").select(pl.col("ts_right") - pl.col("ts"))
-        periods.append(apart.median().item())
+        found = apart.median().item()
+        periods.append(found if found and found > 0 else None)
     return frame.with_columns(period=pl.Series(periods, dtype=pl.Float64))
 
 

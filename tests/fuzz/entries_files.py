@@ -20,6 +20,7 @@ import perfkit as pk
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.study import Trials
 from perfkit.ground.files import find_reference
+from perfkit.readers.execution_trace import read_execution
 from perfkit.readers.index_arrays import read_indices
 from perfkit.readers.kernel_database import read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import list_devices, read_nccl_tests
@@ -160,6 +161,50 @@ def gz(rng: Rng) -> bytes:
     return gzip.compress(damage_bytes(rng, pt(rng)) if rng.random() < 0.5 else pt(rng), 1)
 
 
+def trace(rng: Rng) -> Any:
+    """A trace of two steps, with a collective, in today's words or those of 2021; now and then one without end."""
+    if rng.random() < 0.003:
+        return gzip.compress(b'{"traceEvents": [') + gzip.compress(b" " * 10**7, 1) * 60
+    old, events, dims = rng.random() < 0.3, [], {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "c10::Half"]}
+    operator, runtime, kernel = ("Operator", "Runtime", "Kernel") if old else ("cpu_op", "cuda_runtime", "kernel")
+    comm = {"Collective name": "allreduce", "In msg nelems": 99, "dtype": "Float", "Process Group Ranks": "[0, 1]"}
+    for step in (0, 1):
+        rows: list[tuple[Any, ...]] = [
+            (operator, f"ProfilerStep#{step}", 0, 90, {}), ("python_function", "nn.Module: Linear_0", 1, 40, {}),
+            (operator, "aten::mm", 2, 20, dims), (operator, "nccl:all_reduce", 30, 9, comm),
+            (runtime, "cudaStreamSynchronize", 50, 9, {}),
+        ]  # fmt: skip
+        for number, (name, at) in enumerate(
+            (("k", 5), ("ncclKernel_AllReduce", 33), ("Memcpy HtoD (x)", 45)), 3 * step
+        ):
+            rows += [(runtime, "cudaLaunchKernel", at, 3, {"correlation": number}),
+                     (kernel, name, at + 9, 5, {"correlation": number, "stream": 7, **comm})]  # fmt: skip
+        events += [
+            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 7 if cat == kernel else "1", "ts": 1e3 * step + ts,
+             "dur": dur, "args": args} for cat, name, ts, dur, args in rows
+        ]  # fmt: skip
+    head = {"distributedInfo": {"rank": 0, "world_size": 2, "pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}}
+    head |= {"deviceProperties": [{"id": 0, "name": "X100"}], "baseTimeNanoseconds": 10**18}
+    return choose(
+        rng, (head | {"traceEvents": events}, events, gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    )
+
+
+def execution(rng: Rng) -> Any:
+    """An execution trace of either schema."""
+    plain = {"values": [[5, 6, 0, 32, 4, "cuda:0"], 3], "shapes": [[4, 8], []], "types": ["Tensor(float)", "Int"]}
+    flat = {"rf_id": 1, "parent": 1, "tid": 1, "seq_id": -1, "op_schema": "", "inputs": plain["values"], "outputs": []}
+    flat |= {"input_shapes": plain["shapes"], "input_types": plain["types"], "output_shapes": [], "output_types": []}
+    nested = {"ctrl_deps": 1, "inputs": plain, "outputs": plain, "attrs": [{"name": "rf_id", "value": 1}]}
+    groups = {
+        **nested,
+        "inputs": {"values": ['[{"pg_name": "0", "ranks": [0, 1]}]'], "shapes": [[]], "types": ["String"]},
+    }
+    nodes = choose(rng, ([flat, flat], [nested, groups]))
+    names = ("aten::mm", "## process_group:init ##")
+    return {"schema": "1.0.1", "nodes": [{"id": i, "name": names[i], **node} for i, node in enumerate(nodes)]}
+
+
 # What reads them.
 
 
@@ -212,6 +257,23 @@ def apply(plan: pk.Plan) -> pk.Plan:
     """Cut tables as a plan says."""
     plan.cut(TABLES)
     return plan
+
+
+def read_steps(path: Path) -> None:
+    """Read a trace and look at it from all sides."""
+    found = pk.read_trace(path)
+    for view in (
+        found.steps,
+        found.breakdown,
+        found.timeline,
+        found.modules,
+        found.idle,
+        found.collectives,
+        found.host,
+    ):
+        repr(view())
+    if not 0 <= found.time < np.inf or not found.explain().startswith("trace of"):
+        raise Nonsense(f"{found!r}")
 
 
 def read_torchrec(rng: Rng, folder: Path) -> pk.Plan:
@@ -283,4 +345,6 @@ ENTRIES: dict[str, Entry] = {
     "comparison": file(".json", lambda rng: measured(choose(rng, CHECKS)), simply(read_check), 0.4),
     "trials": file(".json", lambda rng: measured(choose(rng, TRIALS)), simply(Trials.load), 0.2),
     "kernel-database": Entry(read_database, 0.3),
+    "trace-kineto": file(".json .json.gz", trace, simply(read_steps)),
+    "trace-execution": file(".json", execution, simply(read_execution), 0.5),
 }
