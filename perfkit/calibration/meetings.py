@@ -13,7 +13,7 @@ import polars as pl
 from perfkit.ground.files import reading
 from perfkit.ground.results import Table
 from perfkit.ground.units import escape, show
-from perfkit.readers.execution_trace import ExecutionTrace, join_traces, read_execution
+from perfkit.readers.execution_trace import ExecutionTrace, join_traces, read_execution, spell_inputs
 from perfkit.readers.trace import LARGEST_TRACE, TraceFile, read_kineto
 
 #: Kernels of libraries of collectives: NCCL, RCCL, and those that reduce through memory that ranks share.
@@ -71,7 +71,7 @@ def _measure(dims: Any) -> int:
 
 
 def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
-    """Put what an execution trace knows of collectives, such as uneven splits, beside what the trace itself says.
+    """Put what an execution trace knows of operands, and of collectives such as uneven splits, beside the trace's own.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
     """
     args = dict(file.args)
     for index, node in join_traces(file, execution).items():
-        values = node.inputs.values
+        values, args[index] = node.inputs.values, {**args.get(index, {}), **spell_inputs(node)}
         said = next((text for text in values if isinstance(text, str) and spell_operation(text) != "other"), "")
         if node.name != "record_param_comms" or not said:
             continue
@@ -95,10 +95,9 @@ def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
         sent, received = plain[-2:] if len(plain) > 1 else ([], [])
         facts: dict[str, Any] = {"Collective name": said, "In split size": sent, "Out split size": received}
         facts["dtype"] = node.inputs.types[0].split("(")[-1].strip(")]")
-        facts["Concrete Inputs"] = [str(each) for each in values if type(each) is int]
         for way, side in (("In", node.inputs), ("Out", node.outputs)):
             facts[f"{way} msg nelems"] = _measure(side.shapes[0]) if side.shapes else None
-        args[index] = {**facts, **args.get(index, {})}
+        args[index] = {**facts, **args[index]}
     return replace(file, args=args, groups={**execution.groups, **file.groups})
 
 

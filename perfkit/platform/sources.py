@@ -324,7 +324,7 @@ def assemble_sources(
         raise ValueError(f"base is {start!r}, a CPU; the sources are of GPUs; name a platform such as h100-sxm-8")
     if kernel_database is not None:
         names = [read_datasheet(sheet).device.name for sheet in _find_sheets(kernel_database)[-1:]]
-        _compare_devices(f"{kernel_database} is", names, platform)
+        compare_devices(f"{kernel_database} is", names, platform)
         curves, kernels = fit_database(kernel_database, platform.device, date=date)
         platform = assemble(platform, collectives=curves, kernels=kernels)
         sources.append(f"{name_database()}, {kernel_database}")
@@ -335,7 +335,7 @@ def assemble_sources(
     return assemble(platform, name=name, provenance={"sources": "; ".join(sources), "base": start})
 
 
-def _compare_devices(what: str, names: Sequence[str], platform: Platform) -> None:
+def compare_devices(what: str, names: Sequence[str], platform: Platform) -> None:
     """Warn where measurements come from another device than that of the platform they go into."""
     own = MODEL.findall(platform.device.name)
     others = [name for name in names if own and MODEL.findall(name) not in ([], own)]
@@ -369,7 +369,7 @@ def _find_sheets(system: str) -> list[str]:
 def _add_logs(platform: Platform, logs: str | Path | Sequence[str | Path], partial: bool, date: str) -> Platform:
     """Fits of logs in place of those of a platform; files of which nothing is used are named."""
     frame = read_nccl_tests(logs, partial=partial)
-    _compare_devices("logs are", list_devices(logs), platform)
+    compare_devices("logs are", list_devices(logs), platform)
     found = add_curves(platform, frame, source="nccl-tests", date=date)
     fits = {key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)}
     for file in sorted(set(frame["file"]) - {file for fit in fits.values() for file in fit.sources}):

@@ -222,7 +222,7 @@ def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Ar
         parameters = {name.partition(".")[2]: name for name in sizes if name.startswith(f"{form}.")}
         fit = {name: sizes[key][members] for name, key in parameters.items()}
         if form != "additive":
-            part |= _find_traffic(part, platform)
+            part |= find_traffic(part, platform)
         single = np.maximum(2.0 * part["batch"] * part["m"] * part["n"] * part["k"], 1.0)
         # a convolution priced as a product counts once for each gradient
         products = np.where(part["windows"], np.maximum(np.round(part["flops"] / single), 1.0), 1.0)
@@ -235,7 +235,7 @@ def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Ar
     return hot, cold
 
 
-def _find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]:
+def find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]:
     """Traffic of kernels under a roofline and its bandwidth; the last cache serves rows alone (formulas, table 3.2)."""
     main, *near = (level.bandwidth for level in platform.device.memory[:-3:-1])
     slow = main.value if main else 1e9

@@ -1,6 +1,7 @@
 """Execution traces of PyTorch (Chakra, schemas 1.0 and 1.1): what every operation was given and what it returned."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from perfkit.readers.documents import LARGEST_TRACE, parse_document, read_text
 from perfkit.readers.trace import TraceFile
 
 _ADVICE = "pass the file that torch.profiler.ExecutionTraceObserver wrote, whole"
+#: A tensor among types, and that of its numbers.
+_TENSOR = re.compile(r"Tensor\((\w[\w: ]*)\)")
 #: Operations that two recordings of a thread may differ by before they count as different [-].
 _AHEAD = 32
 
@@ -134,6 +137,16 @@ def _find_groups(nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:
             listed = json.loads(node.inputs.values[0])
             groups.update({str(each["pg_name"]): tuple(map(int, each["ranks"])) for each in listed})
     return groups
+
+
+def spell_inputs(node: Node) -> dict[str, Any]:
+    """What an operation was given, in the words of Kineto; lists of tensors say their type as well."""
+    found = [_TENSOR.search(kind) for kind in node.inputs.types]
+    several = ["TensorList({})" if kind.startswith("GenericList") else "{}" for kind in node.inputs.types]
+    types = [form.format(match[1]) if match else "Scalar" for match, form in zip(found, several, strict=True)]
+    pairs = zip(node.inputs.values, found, strict=True)
+    texts = ["" if match or value == "<None>" else str(value) for value, match in pairs]
+    return {"Input Dims": node.inputs.shapes, "Input type": types, "Concrete Inputs": texts}
 
 
 def join_traces(trace: TraceFile, execution: ExecutionTrace) -> dict[int, Node]:
