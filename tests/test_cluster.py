@@ -121,7 +121,7 @@ def test_the_published_excerpt_becomes_a_platform(tmp_path: Path) -> None:
     assert pk.load_platform(out) == platform == pk.calibrate(measurements=tmp_path / "mine.measurements.json", out=out)
     story = platform.provenance
     assert platform.name == "mine" and story["base"] == "h100-sxm-8" and "host" in story["as in the base"].split(", ")
-    assert "attention" in story["as in the base"] and "32 of gemm.nt in fp8 (not recorded)" in story["without a time"]
+    assert "attention" in story["as in the base"] and "32 of gemm in fp8 (not recorded)" in story["without a time"]
     assert platform.kernels["gemm"].source.startswith("published, h100_sxm")
     assert platform.kernels["attention"] == H100.kernels["attention"] and platform.device == H100.device
     bert = pk.Transformer.bert("bert-large", batch=8, sequence=512, dtype="bf16")

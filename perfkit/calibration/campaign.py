@@ -321,6 +321,8 @@ def _measure(
         return campaign, measure_cluster(campaign, device, load_platform(base), folder=Path())
     ranks = _count_ranks(device, ranks)
     if device == "cpu":
+        if base is not None:
+            raise ValueError("base is given; it is for GPUs, a CPU is measured in full; leave it out")
         campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
         return campaign, measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
     import torch
@@ -334,12 +336,11 @@ def _measure(
 
 
 def _fit(raw: dict[str, Any], base: Named | None, name: str | None) -> Platform:
-    """A platform from raw measurements."""
-    if not raw.get("probes"):
-        return fit_platform(raw, name=name)
+    """A platform from raw measurements, of a CPU or of the probes of GPUs."""
     with reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True):
-        where = resize_base(base or raw["base"], raw["ranks_per_node"], raw["nodes"])
-        return fit_cluster(raw, where, name=name)
+        if "probes" not in raw:
+            return fit_platform(raw, name=name)
+        return fit_cluster(raw, resize_base(base or raw["base"], raw["ranks_per_node"], raw["nodes"]), name=name)
 
 
 def check(

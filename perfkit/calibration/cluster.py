@@ -13,6 +13,7 @@ import polars as pl
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Device, Quantity
+from perfkit.ground.units import show
 from perfkit.measure.folders import Campaign
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.probes import Probe, list_probes
@@ -43,33 +44,29 @@ def resize_base(base: Named, ranks_per_node: int, nodes: int) -> Platform:
     platform = load_platform(base)
     known = {key: fit for key, fit in platform.collectives.items() if (Key.parse(key).ranks or 0) <= ranks_per_node}
     if ranks_per_node != platform.network.ranks_per_node:
-        network = replace(platform.network, ranks_per_node=ranks_per_node)
+        network = replace(platform.network, ranks_per_node=ranks_per_node, nodes=1)
         platform = replace(platform, network=network, collectives=known)
     return platform if nodes == platform.network.nodes else platform.with_nodes(nodes)
 
 
-def plan_probes(base: Platform, *, seed: int = 0) -> list[Probe]:
+def plan_probes(base: Platform) -> list[Probe]:
     """Plan what to time on a cluster like a platform.
 
     Parameters
     ----------
     base : Platform
         Its device and network say what there is to time, its predictions how long that takes.
-    seed : int, optional
-        Seed of the sizes [-].
 
     Returns
     -------
     plan : list of Probe
         With the calls of one sample [-] and the time that all of it takes [s].
     """
-    device, network, plan, group = base.device, base.network, [], ""
-    memory, cache = (
-        level.capacity.value if level.capacity else 1e9 for level in (device.memory[-1], device.memory[-2])
-    )
+    network, plan, group = base.network, [], ""
+    cache, memory = (level.capacity.value if level.capacity else 1e9 for level in base.device.memory[-2:])
     size: dict[str, Any] = {"memory": memory, "cache": cache, "local": network.ranks_per_node, "nodes": network.nodes}
     with keep_quiet():
-        for probe in list_probes([*device.peaks], **size, seed=seed):
+        for probe in list_probes([*base.device.peaks], **size):
             seconds, start = _expect(probe, base), _START * (probe.group != group)
             repeats, group = int(np.clip(_SAMPLE / seconds, 1, _MOST)), probe.group
             whole = _PREPARE + _SAMPLES * repeats * seconds
@@ -204,8 +201,10 @@ def fit_cluster(measurements: Mapping[str, Any], base: Platform, *, name: str | 
     Raises
     ------
     ValueError
-        Where no probe has a time.
+        Where no probe has a time, and for measurements of another format.
     """
+    if (version := measurements["format"]) != 1:
+        raise ValueError(f"format is {show(version)}; this perfkit reads measurements of format 1; measure again")
     source, day = measurements["id"], measurements["date"]
     answers = [(Probe(**row["probe"]), row) for row in measurements["probes"]]
     if not any("samples" in row for _, row in answers):

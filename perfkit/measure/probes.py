@@ -84,8 +84,8 @@ class Probe:
     @property
     def label(self) -> str:
         """What is timed, sizes aside."""
-        place = f" on {self.ranks} ranks" if self.stage == "collectives" else f".{self.variant}"
-        return f"{self.kind}{place} in {self.dtype}"
+        about = {"collectives": f"{self.kind} on {self.ranks} ranks", "iterations": f"{self.variant} iterations"}
+        return f"{about.get(self.stage, self.kind)} in {self.dtype}"
 
 
 def _multiply(rng: np.random.Generator, dtype: str, n: int) -> Iterator[Probe]:

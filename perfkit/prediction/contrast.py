@@ -79,27 +79,14 @@ class PlatformComparison(Tabular):
         """
         import polars as pl
 
-        both = self.a.numbers().join(self.b.numbers(), on=("group", "name", "unit"), suffix="_b")
-        known, late = (
-            both.filter(~pl.col("name").str.contains("sharpness|_weight$")),
-            pl.col("unit").str.starts_with("s"),
-        )
-        ratio, apart = pl.col("value_b") / pl.col("value"), (pl.col("value_b") - pl.col("value")).abs()
-        known = known.with_columns(
-            slower=pl.when(late).then(ratio).otherwise(1.0 / ratio),
-            errors=apart / (pl.col("stderr") ** 2 + pl.col("stderr_b") ** 2).sqrt(),
-        )
-        found = known.filter(pl.col("errors") >= check_positive("errors", errors))
-        columns = (
-            "group",
-            "name",
-            pl.col("value").alias("a"),
-            pl.col("value_b").alias("b"),
-            "unit",
-            "slower",
-            "errors",
-        )
-        return found.sort(pl.col("slower").log().abs(), descending=True).select(*columns)
+        ours, theirs = (each.numbers().rename({"value": side}) for each, side in ((self.a, "a"), (self.b, "b")))
+        both = ours.join(theirs, on=("group", "name", "unit"), suffix="_b").select(
+            "group", "name", "a", "b", "unit",
+            slower=(pl.col("b") / pl.col("a")).pow(pl.when(pl.col("unit").str.starts_with("s")).then(1).otherwise(-1)),
+            errors=(pl.col("b") - pl.col("a")).abs() / (pl.col("stderr") ** 2 + pl.col("stderr_b") ** 2).sqrt(),
+        )  # fmt: skip
+        found = both.filter(pl.col("errors") >= errors, ~pl.col("name").str.contains("sharpness|_weight$"))
+        return found.sort(-pl.col("slower").log().abs().round(9), "group", "name")
 
     def chart(self) -> Picture:
         """How many times better the second platform is, quantity by quantity.
