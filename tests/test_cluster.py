@@ -19,6 +19,7 @@ import polars as pl
 import pytest
 
 import perfkit as pk
+from perfkit.calibration.activity import list_work, time_host
 from perfkit.calibration.cluster import plan_probes
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import Array
@@ -29,6 +30,7 @@ from perfkit.measure.samples import dump
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.gallery import platforms
 from perfkit.platform.sources import assemble, fit_curves, fit_gemms
+from perfkit.readers.trace import read_kineto
 
 H100, NONE = pk.load_platform("h100-sxm-8"), pl.DataFrame()
 GPUS = [name for name in platforms()["name"] if "x" not in name.rpartition("-")[2] and "zen" not in name]
@@ -272,7 +274,7 @@ def test_an_iteration_is_timed_and_then_traced(monkeypatch: pytest.MonkeyPatch, 
     runs = [Probe("iterations", "bert-0", how, "fp32", {}, workload=dump(WORDS)) for how in ("eager", "compiled")]
     for found in time_probes(probes=[asdict(p) for p in runs], folder=str(tmp_path), device="cpu:0"):
         assert found and found["seconds"] > 0 and found["profiled"] > 0
-        events = json.loads(gzip.decompress((tmp_path / found["trace"]).read_bytes()))["traceEvents"]
+        events = json.loads(gzip.decompress(Path(found["trace"]).read_bytes()))["traceEvents"]
         names = Counter(event["name"].partition("#")[0] for event in events if event.get("cat") == "user_annotation")
         assert names["ProfilerStep"] == 6
         assert any("Input Dims" in event.get("args", {}) for event in events), "graphs need shapes"
@@ -347,7 +349,9 @@ class Imagined(Recording):
                 work = {"flops": probe.sizes["flops"], "nbytes": nbytes}
                 seconds = self.platform.kernel_time(kind, work, dtype=probe.dtype)
             else:
-                answers.append(None)
+                answers.append(
+                    {"seconds": 0.05, "profiled": 0.1, "trace": self.source} if "resnet" in probe.kind else None
+                )
                 continue
             answers.append({"samples": [float(seconds * noise)]})
         return answers
@@ -370,6 +374,21 @@ def test_every_class_that_was_timed_is_fitted() -> None:
         assert found.collective_time("all_gather", 1e8, ranks=ranks) == pytest.approx(
             H100.collective_time("all_gather", 1e8, ranks=ranks), rel=0.05
         )
+
+
+def test_the_host_is_as_fast_as_without_the_profiler(shared_data: Path) -> None:
+    """A trace of a V100 stands for one under the profiler, which takes twice as long here."""
+    path = shared_data / "traces" / "resnet50_v100x1_workers0.json.gz"
+    found = pk.calibrate(device=Imagined(str(path), NONE, NONE), base=H100)
+    file = read_kineto(path)
+    table = time_host(file, list_work(file))
+    for name in ("gap", "before_launch", "launch", "between_launches"):
+        rows = table.filter(overhead=name)
+        mean = float((rows["mean_s"] * rows["n"]).sum() / rows["n"].sum())
+        assert found.host[name].value == pytest.approx(mean / 2) and found.host[name].kind == "measured"
+    assert found.provenance["profiler"] == "slows eager iterations 2.00 to 2.00 times"
+    assert "before_launch.convolution.forward" in found.host and "host" not in found.provenance["as in the base"]
+    assert pk.predict(pk.DLRM("dlrm-mlperf", batch=2048), found).time > 0
 
 
 def test_a_slower_link_or_device_is_named_and_nothing_else() -> None:

@@ -1,7 +1,8 @@
 """A GPU cluster calibrated through probes: a plan is priced, answered by a live or a recorded device, and fitted."""
 
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from perfkit.calibration.activity import list_work, time_host
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Device, Quantity
@@ -25,6 +27,7 @@ from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import add_curves, assemble, fit_gemms, fit_kernel
 from perfkit.prediction.result import predict
+from perfkit.readers.trace import read_kineto
 
 #: Time of the calls of one sample, most calls, and time to prepare a probe: operands and their random numbers [s].
 _SAMPLE, _MOST, _PREPARE = 2e-3, 50, 0.05
@@ -149,6 +152,14 @@ def _meet(measure: Callable[..., Any], campaign: Campaign, job: dict[str, str], 
     return measure(answer, agreed[1])
 
 
+def _read_hosts(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Overheads of the host off the traces of eager iterations, and how many times as long these took profiled."""
+    for row in (row for row in rows if row["probe"]["variant"] == "eager" and os.path.exists(row.get("trace", ""))):
+        file = read_kineto(row["trace"])
+        for overhead in time_host(file, list_work(file)).to_dicts():
+            yield {"iteration": row["probe"]["kind"], "slowed": row["profiled"] / row["seconds"], **overhead}
+
+
 def _measure(campaign: Campaign, base: Platform, answer: _Answers, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Have the plan answered group by group: each probe with its samples, or the reason why there are none."""
     groups: dict[str, list[Probe]] = {}
@@ -166,6 +177,7 @@ def _measure(campaign: Campaign, base: Platform, answer: _Answers, facts: Mappin
         "format": 1, "device": "cuda", "id": f"perfkit {versions['perfkit']} on {where}, {campaign.day}",
         "date": campaign.day, "base": base.name, "ranks_per_node": network.ranks_per_node, "nodes": network.nodes,
         "facts": dict(facts), "machine": describe_machine() if facts else {}, "versions": versions, "probes": rows,
+        "host": [*_read_hosts(rows)],
     }  # fmt: skip
 
 
@@ -216,13 +228,33 @@ def fit_cluster(measurements: Mapping[str, Any], base: Platform, *, name: str | 
         platform = add_curves(platform, sent, source=source, date=day)
     kernels = _fit_kernels(frame.filter(pl.col("cold"), stage="kernels"), platform.device, source, day)
     platform = assemble(platform, name=name or f"{base.name}, measured", kernels=kernels)
+    host = _fit_host(measurements.get("host", ()), source, day)
     pairs = [(platform.kernels, base.kernels), (platform.collectives, base.collectives)]
-    kept = [key for new, old in pairs for key, fit in new.items() if fit == old.get(key)]
+    kept = [key for new, old in pairs for key, fit in new.items() if fit == old.get(key)] + ["host"] * (not host)
     lost = Counter(f"{probe.label} ({row['failed']})" for probe, row in answers if "failed" in row)
-    story = {"id": source, "measured": day, "base": base.name, "as in the base": ", ".join([*kept, "host"])}
+    story = {"id": source, "measured": day, "base": base.name, "as in the base": ", ".join(kept)}
     story |= {"without a time": "; ".join(f"{count} of {label}" for label, count in lost.items())}
+    if slowed := [row["slowed"] for row in measurements.get("host", ())]:
+        story["profiler"] = f"slows eager iterations {min(slowed):.2f} to {max(slowed):.2f} times"
     about = {**measurements["machine"], **measurements["versions"], **story}
-    return replace(platform, provenance={key: str(text) for key, text in about.items() if text})
+    story = {key: str(text) for key, text in about.items() if text}
+    return replace(platform, host=host or base.host, provenance=story)
+
+
+def _fit_host(rows: Sequence[Mapping[str, Any]], source: str, day: str) -> dict[str, Quantity]:
+    """Overheads of the host, also by what a call launches, each at the pace that its iteration has unprofiled."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        name, by_class = row["overhead"], row["overhead"] in ("before_launch", "after_launch", "between_launches")
+        for key in (name, f"{name}.{row['kind']}.{row['phase']}") if by_class and row["kind"] else (name,):
+            found.setdefault(key, []).append((row["mean_s"] / row["slowed"], float(row["n"])))
+    host, text = {}, f"{source}, traces of eager iterations, scaled to their time without the profiler"
+    for name, pairs in sorted(found.items()):
+        value, calls = np.array(pairs).T
+        mean = float(np.average(value, weights=calls))
+        error = float(np.sqrt(np.average((value - mean) ** 2, weights=calls) / len(value)))
+        host[name] = Quantity(mean, "s", "measured", text, day, error)
+    return host
 
 
 def _tabulate(answers: Sequence[tuple[Probe, Mapping[str, Any]]]) -> pl.DataFrame:

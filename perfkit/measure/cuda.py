@@ -148,7 +148,7 @@ def _time_iteration(probe: Probe, device: str, folder: Path) -> dict[str, Any]:
             profile.step()
         traced = clock(_TRACED, profile.step)
         profile.step()
-    return {"seconds": plain, "profiled": traced, "trace": trace.name}
+    return {"seconds": plain, "profiled": traced, "trace": str(trace)}
 
 
 def time_probes(
