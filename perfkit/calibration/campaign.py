@@ -18,11 +18,10 @@ from perfkit.calibration.pace import name_disturbances
 from perfkit.ground.files import LARGEST_TEXT, reading, write_text
 from perfkit.ground.results import check_target
 from perfkit.ground.units import check_choice, check_positive
-from perfkit.measure.folders import Campaign, find_cache, open_campaign
+from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import MeasurementError, check_ranks, join_ranks, run_processes
-from perfkit.measure.recordings import Recording
 from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check, dump
 from perfkit.measure.timing import LARGEST, find_disagreement
 from perfkit.platform.gallery import Named, find_similar, load_platform
@@ -238,7 +237,7 @@ def _count_ranks(device: str, ranks: int | None) -> int:
 
 
 def calibrate(
-    *, device: str | Recording = "cpu", base: Named | None = None, ranks: int | None = None, quick: bool = False,
+    *, device: str = "cpu", base: Named | None = None, ranks: int | None = None, quick: bool = False,
     models: str = "standard", out: str | Path | None = None, measurements: str | Path | None = None,
     progress: bool = True,
 ) -> Platform:  # fmt: skip
@@ -246,10 +245,10 @@ def calibrate(
 
     Parameters
     ----------
-    device : str or Recording
-        ``cpu``, ``cuda``, or a device in a file.
+    device : str
+        ``cpu`` or ``cuda``.
     base : Platform, str or Path, optional
-        Of a GPU the platform most like it, which says what to time and how long that takes, and whose parts stay where
+        Of a GPU the platform most like it: it says what to time and how long that takes, and its parts stay where
         nothing was timed; by default the gallery's node of the same device.
     ranks : int, optional
         Ranks, started as processes of this machine; by default 2 where there are two cores, or all GPUs [-].
@@ -260,7 +259,7 @@ def calibrate(
         nets and data-parallel training; 15 iterations).
     out : str or Path, optional
         Platform file to write, with the raw measurements in a ``.measurements.json`` and the traces of a GPU in a
-        folder ``.traces`` beside it.
+        folder ``.measurements.traces`` beside it.
     measurements : str or Path, optional
         Raw measurements of an earlier calibration to fit, instead of measuring.
     progress : bool
@@ -279,8 +278,7 @@ def calibrate(
         If a measuring process fails, where what was finished is kept and a rerun continues; or if nothing can be fitted
         to what was measured.
     """
-    if not isinstance(device, Recording):
-        check_choice("device", device, ("cpu", "cuda"))
+    check_choice("device", device, ("cpu", "cuda"))
     check_choice("models", models, MODELS)
     target, campaign = check_target("out", out) if out is not None else None, None
     beside = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
@@ -288,15 +286,21 @@ def calibrate(
         with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
             raw = json.loads(Path(measurements).read_text(encoding="utf-8"))
     else:
-        campaign, raw = _measure(device, base, ranks, quick, models, target, progress)
+        ranks = _count_ranks(device, ranks)
+        if device == "cuda":
+            campaign, raw = _measure_gpus(base, ranks, beside.with_suffix(".traces"), progress)
+        else:
+            campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
+            raw = measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
         if target is not None:
             write_text(beside, json.dumps(raw))
     try:
-        platform = _fit(raw, base, target.stem if target else None)
+        name = target.stem if target else None
+        platform = fit_cluster(raw, base, name=name) if "probes" in raw else fit_platform(raw, name=name)
         if target is not None:
             platform.save(target)
     except ValueError as error:
-        if measurements is not None or isinstance(device, Recording):
+        if measurements is not None:
             raise
         write_text(beside, json.dumps(raw))
         again = f"perfkit calibrate --measurements {beside} --out PLATFORM.toml fits it without measuring again"
@@ -309,38 +313,15 @@ def calibrate(
     return platform
 
 
-def _measure(
-    device: str | Recording, base: Named | None, ranks: int | None, quick: bool, models: str, target: Path | None,
-    progress: bool,
-) -> tuple[Campaign, dict[str, Any]]:  # fmt: skip
-    """Raw measurements of a device, and the campaign that keeps them until they are written."""
-    if isinstance(device, Recording):
-        if base is None:
-            raise ValueError("base is missing; name the platform most like the recorded device, such as h100-sxm-8")
-        campaign = Campaign(None, progress=False)
-        return campaign, measure_cluster(campaign, device, load_platform(base), folder=Path())
-    ranks = _count_ranks(device, ranks)
-    if device == "cpu":
-        if base is not None:
-            raise ValueError("base is given; it is for GPUs, a CPU is measured in full; leave it out")
-        campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
-        return campaign, measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
+def _measure_gpus(base: Named | None, ranks: int, folder: Path, progress: bool) -> tuple[Campaign, dict[str, Any]]:
+    """Raw measurements of GPUs, and the campaign that keeps them until they are written."""
     import torch
 
-    rank, ranks, local = launched_ranks() or (0, ranks, ranks)
+    rank, _, local = launched_ranks() or (0, ranks, ranks)
     where = resize_base(base or find_similar(torch.cuda.get_device_name()), local, ranks // local)
-    options = "calibrate", device, where.name, local, ranks
+    options = ("calibrate", "cuda", where.name, local, ranks)
     campaign = Campaign(None, progress=False) if rank else open_campaign(*options, progress=progress)
-    folder = (target or find_cache() / "perfkit-platform.toml").with_suffix(".traces")
-    return campaign, measure_cluster(campaign, device, where, folder=folder, launched=launched_ranks() is not None)
-
-
-def _fit(raw: dict[str, Any], base: Named | None, name: str | None) -> Platform:
-    """A platform from raw measurements, of a CPU or of the probes of GPUs."""
-    with reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True):
-        if "probes" not in raw:
-            return fit_platform(raw, name=name)
-        return fit_cluster(raw, resize_base(base or raw["base"], raw["ranks_per_node"], raw["nodes"]), name=name)
+    return campaign, measure_cluster("cuda", where, campaign, folder)
 
 
 def check(

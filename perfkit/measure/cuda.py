@@ -5,62 +5,37 @@ needs ``torch.cuda._sleep``, a kernel that spins, and ``torch._scaled_mm``, prod
 """
 
 import itertools
-import time
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.cuda import nccl
 
+from perfkit.measure.folders import Campaign
 from perfkit.measure.kernels import Case
 from perfkit.measure.operations import prepare
 from perfkit.measure.probes import Probe
 from perfkit.measure.samples import load
-from perfkit.measure.timing import make_collective
+from perfkit.measure.timing import clock, make_collective
 from perfkit.recording.modules import DTYPES, build_step
 
-#: Samples of a probe; calls that the host queues ahead take up to so many cycles of the device each [-].
-_SAMPLES, _AHEAD = 5, 200_000
-#: Most sets of operands that rotate; iterations before a timing, in it and in a trace [-].
-_MOST_SETS, _WARM, _PLAIN, _TRACED = 64, 5, 20, 6
-#: PyTorch's names of the number formats of collectives.
-_SENT = {"fp16": "float16", "int8": "int8"}
+#: Samples of a probe; cycles that the device spins while the host queues one call; most sets of operands that rotate;
+#: iterations at a time [-].
+_SAMPLES, _AHEAD, _MOST_SETS, _ITERATIONS = 5, 400_000, 64, 10
 
 
-def describe_device(*, device: str = "cuda") -> dict[str, Any]:
-    """Describe the device of this process as its driver does: name, memory and last cache [B], clocks [Hz], versions.
-
-    Parameters
-    ----------
-    device : str, optional
-        Torch device.
-
-    Returns
-    -------
-    facts : dict
-        Plain JSON.
-    """
-    known = torch.cuda.get_device_properties(device)
-    clocks = {name: 1e3 * getattr(known, f"{name}_rate", 0) for name in ("clock", "memory_clock")}  # since torch 2.7
-    library = ".".join(map(str, nccl.version())) if dist.is_nccl_available() else "none"
-    facts = {"name": known.name, "memory": known.total_memory, "cache": known.L2_cache_size, **clocks}
-    return {**facts, "processors": known.multi_processor_count, "cuda": torch.version.cuda, "nccl": library}
-
-
-def time_queued(calls: Sequence[Callable[[], Any]], repeats: int, *, alone: bool = True) -> list[float]:
+def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
     """Time calls that take turns on the device, without the host: it queues them while the device spins.
 
     Parameters
     ----------
     calls : sequence of callables
-        Run one after another, over and over.
-    repeats : int
+        Run once to warm up, then one after another.
+    count : int
         Calls of one sample [-].
-    alone : bool, optional
-        Whether a sample for which the host was too slow may be repeated: not where other ranks wait for this one.
 
     Returns
     -------
@@ -69,97 +44,82 @@ def time_queued(calls: Sequence[Callable[[], Any]], repeats: int, *, alone: bool
     """
     for call in calls:
         call()
-    turns, found, cycles = itertools.cycle(calls), list[float](), _AHEAD * repeats
-    while len(found) < _SAMPLES:
+    turns, found = itertools.cycle(calls), []
+    for _ in range(_SAMPLES):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        torch.cuda._sleep(cycles)
+        torch.cuda._sleep(_AHEAD * count)
         start.record()
-        for call in itertools.islice(turns, repeats):
+        for call in itertools.islice(turns, count):
             call()
         end.record()
-        late = start.query()  # the device began before the host had queued everything
         end.synchronize()
-        if late and alone and cycles < 64 * _AHEAD * repeats:
-            cycles *= 4
-        else:
-            found.append(start.elapsed_time(end) * 1e-3 / repeats)
+        found.append(start.elapsed_time(end) * 1e-3 / count)
     return found
 
 
-def _time_kernel(probe: Probe, device: str, cache: float) -> dict[str, Any]:
-    """Samples of one kernel; its operands rotate through more than the last cache holds, unless it is to be warm."""
+def _time_kernel(probe: Probe, device: str) -> dict[str, Any]:
+    """Samples of one kernel, and the bytes of its operands; these rotate through twice what the last cache holds."""
     torch.set_float32_matmul_precision("high" if probe.dtype == "tf32" else "highest")
-    rotate = probe.cold and "table_rows" not in probe.sizes  # lookups rotate by themselves, and tables are large
-    sets = min(_MOST_SETS, 1 + int(2 * cache / probe.sizes["nbytes"])) if rotate else 1
-    calls = list[Callable[[], Any]]()
-    while len(calls) < sets:
-        if probe.dtype == "fp8":
-            calls.append(_multiply_fp8(probe.sizes, device))
-        else:
-            case = Case(probe.kind, probe.variant, dict(probe.sizes))
-            calls += prepare(case, device=device, seed=len(calls), dtype=DTYPES[probe.dtype])[0]
-    return {"samples": time_queued(calls, probe.repeats)}
+    case = Case(probe.kind, probe.variant, dict(probe.sizes))
+    make = _multiply_fp8 if probe.dtype == "fp8" else partial(prepare, dtype=DTYPES[probe.dtype])
+    calls, counted = make(case, device=device)
+    sizes = {"nbytes": counted, **probe.sizes}
+    if probe.cold and len(calls) == 1:  # lookups have several calls, which rotate by themselves
+        sets = min(_MOST_SETS, 1 + int(2 * torch.cuda.get_device_properties(device).L2_cache_size / counted))
+        calls = [call for _ in range(sets) for call in make(case, device=device)[0]]
+    return {"samples": time_queued(calls, probe.calls), "sizes": sizes}
 
 
-def _multiply_fp8(sizes: Mapping[str, float], device: str) -> Callable[[], Any]:
-    """A product of two matrices in fp8 with one scale each; what comes out is bf16."""
-    shapes = ((int(sizes[rows]), int(sizes["k"])) for rows in "mn")
+def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float]:
+    """A product of two matrices in fp8 with one scale each, as `prepare` makes others; what comes out is bf16."""
+    shapes = ((int(case.sizes[rows]), int(case.sizes["k"])) for rows in "mn")
     x, w = (torch.rand(shape, device=device).to(torch.float8_e4m3fn) for shape in shapes)
-    one = torch.ones((), device=device)
-    return partial(torch._scaled_mm, x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    scale = dict.fromkeys(("scale_a", "scale_b"), torch.ones((), device=device))
+    return [partial(torch._scaled_mm, x, w.t(), **scale, out_dtype=torch.bfloat16)], float(x.numel() + w.numel())
 
 
-def _time_collective(probe: Probe, device: str, group: Any) -> dict[str, Any]:
-    """Samples of one collective on this rank; all ranks begin together."""
-    size, dtype = int(probe.sizes["nbytes"]), _SENT[probe.dtype]
-    call, nbytes = make_collective(probe.kind, size, device, dtype=dtype, group=group)
-    dist.barrier(group=group)
-    return {"samples": time_queued([call], probe.repeats, alone=False), "nbytes": nbytes}
-
-
-def _time_iteration(probe: Probe, device: str, folder: Path) -> dict[str, Any]:
+def _time_iteration(probe: Probe, device: str, trace: str) -> dict[str, Any]:
     """Time of an iteration [s] unprofiled and under the profiler, which sees shapes and no Python stacks; its trace."""
-    step, _ = build_step(load(dict(probe.workload)), device=device)
-    run, wait = torch.compile(step) if probe.variant == "compiled" else step, torch.cuda.synchronize
-    trace = folder / f"{probe.kind}.{probe.variant}.json.gz"
+    step, numbers = build_step(load(dict(probe.sizes)), device=device)[0], itertools.count()
+    run = torch.compile(step) if probe.variant == "compiled" else step
 
-    def clock(count: int, after: Callable[[], Any]) -> float:
-        """Time of one of several iterations; `after` follows each, that of the last one untimed."""
-        wait()
-        begin = time.perf_counter()
-        for number in range(count):
-            if number:
-                after()
+    def mark() -> None:
+        with torch.profiler.record_function(f"ProfilerStep#{next(numbers)}"):
             run()
-        wait()
-        return (time.perf_counter() - begin) / count
 
-    clock(_WARM, lambda: None)
-    plain = clock(_PLAIN, lambda: None)
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    turns = torch.profiler.schedule(wait=0, warmup=2, active=_TRACED, repeat=1)
-    keep = partial(torch.profiler.profile.export_chrome_trace, path=str(trace))
-    with torch.profiler.profile(
-        activities=activities, schedule=turns, on_trace_ready=keep, record_shapes=True, with_stack=False
-    ) as profile:
-        for _ in range(2):
-            run()
-            profile.step()
-        traced = clock(_TRACED, profile.step)
-        profile.step()
-    return {"seconds": plain, "profiled": traced, "trace": str(trace)}
+    time = partial(clock, [mark] * _ITERATIONS, torch.cuda.synchronize)
+    _, plain, kinds = time(), time(), (torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds, record_shapes=True, with_stack=False) as profile:
+        profiled = time()
+    profile.export_chrome_trace(trace)
+    return {"seconds": plain / _ITERATIONS, "profiled": profiled / _ITERATIONS, "trace": trace}
 
 
-def time_probes(
-    *, probes: Sequence[Mapping[str, Any]], folder: str, device: str = "cuda"
-) -> list[dict[str, Any] | None]:
-    """Answer probes as one of several ranks, which all answer the same ones.
+def _answer(probe: Probe, group: Any, device: str, folder: Path) -> dict[str, Any]:
+    """Time a probe, or say why it has no time; an error after which the device does no more work is raised."""
+    try:
+        if probe.stage == "kernels":
+            return _time_kernel(probe, device)
+        if probe.stage == "iterations":
+            return _time_iteration(probe, device, str(folder / f"{probe.kind}.{probe.variant}.json.gz"))
+        dtype = {"fp16": "float16"}.get(probe.dtype, probe.dtype)
+        call, nbytes = make_collective(probe.kind, int(probe.sizes["nbytes"]), device, dtype=dtype, group=group)
+        return {"samples": time_queued([call], probe.calls), "sizes": {"nbytes": nbytes}}
+    except (RuntimeError, ValueError) as error:  # too little memory, or no such kernel
+        torch.cuda.synchronize()
+        return {"failed": f"{type(error).__name__} {error}".splitlines()[0][:200]}
+
+
+def time_probes(*, probes: Sequence[Sequence[Any]], kept: str, folder: str, device: str = "cuda") -> dict[str, Any]:
+    """Answer a plan as one of the ranks of a cluster, which all answer the same one.
 
     Parameters
     ----------
-    probes : sequence of mapping
+    probes : sequence of sequence
         Fields of each `perfkit.measure.probes.Probe`.
+    kept : str
+        File of the `perfkit.measure.folders.Campaign` that keeps what is finished; empty for none.
     folder : str
         Existing folder for traces.
     device : str, optional
@@ -167,28 +127,26 @@ def time_probes(
 
     Returns
     -------
-    answers : list of dict or None
-        ``samples`` [s], or ``seconds``, ``profiled`` [s] and ``trace``, or ``failed`` with the reason; None for a probe
-        that this rank takes no part in.
+    found : dict
+        ``facts`` of the device as its driver has them [B]; ``answers``, in the order of the probes: ``samples`` [s] and
+        the true ``sizes``; ``seconds``, ``profiled`` [s] and ``trace``; or ``failed`` with the reason. Rank 0, which
+        takes part in everything, has them all.
     """
-    shared = dist.is_available() and dist.is_initialized()
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if shared else (0, 1)
-    groups: dict[tuple[int, ...], Any] = {tuple(range(ranks)): None}
-    cache, answers = describe_device(device=device)["cache"], list[dict[str, Any] | None]()
-    for probe in (Probe(**fields) for fields in probes):
-        if probe.ranks > 1 and probe.members not in groups:  # every rank has to know of every group
-            groups[probe.members] = dist.new_group(list(probe.members))
-        if rank not in probe.members:
-            answers.append(None)
-            continue
-        try:
-            if probe.stage == "kernels":
-                answers.append(_time_kernel(probe, device, cache))
-            elif probe.stage == "collectives":
-                answers.append(_time_collective(probe, device, groups[probe.members]))
-            else:
-                answers.append(_time_iteration(probe, device, Path(folder)))
-        except (RuntimeError, NotImplementedError, ValueError) as error:  # too little memory, or no such kernel
-            answers.append({"failed": (str(error).strip() or type(error).__name__).splitlines()[0][:200]})
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+    local, known = int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), torch.cuda.get_device_properties(device)
+    campaign, groups = Campaign(Path(kept) if kept and not rank else None, progress=not rank), dict[Any, Any]()
+    if ranks > 1:  # what rank 0 has finished, none of them repeats
+        agreed: list[Any] = [campaign.done]
+        dist.broadcast_object_list(agreed, 0, device=torch.device("cpu"))
+        campaign.done.update(agreed[0])
+
+    def answer(probe: Probe) -> dict[str, Any] | None:
+        members = tuple(node * local + i for node in range(probe.nodes) for i in range(probe.ranks // probe.nodes))
+        if 1 < probe.ranks < ranks and members not in groups:
+            groups[members] = dist.new_group(list(members))
         torch.cuda.empty_cache()
-    return answers
+        return _answer(probe, groups.get(members), device, Path(folder)) if rank in members else None
+
+    found = campaign.run("probes", {f"{i}": partial(answer, Probe(*fields)) for i, fields in enumerate(probes)})
+    facts = {"name": known.name, "memory": known.total_memory, "cache": known.L2_cache_size}
+    return {"facts": facts, "answers": [*found.values()]}

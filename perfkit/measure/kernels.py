@@ -89,11 +89,12 @@ def spread_sizes(rng: np.random.Generator, n: int, *ranges: tuple[float, float])
     return np.stack(columns, axis=1)
 
 
-def _gemms(rng: np.random.Generator, n: int) -> Iterator[Case]:
+def _gemms(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
+    side = (16, 2048 * larger)
     for layout in ("nt", "nn", "tn"):
-        heights = spread_sizes(rng, n, (16, 2048), (16, 2048))
-        wide = np.where(rng.random(n) < 0.15, 7.0, 1.0)  # a vocabulary is wider than any hidden layer
-        for (m, k), factor, (width,) in zip(heights, wide, spread_sizes(rng, n, (16, 2048)), strict=True):
+        heights = spread_sizes(rng, n, side, side)
+        wide = np.where(rng.random(n) < 0.15, 7.0 / larger, 1.0)  # a vocabulary is wider than any hidden layer
+        for (m, k), factor, (width,) in zip(heights, wide, spread_sizes(rng, n, side), strict=True):
             rows, inner = round(m), round(k)
             if layout == "tn" and rng.random() < 0.3:
                 rows, inner = inner, rows
@@ -114,9 +115,9 @@ def _bmms(rng: np.random.Generator, n: int) -> Iterator[Case]:
             yield Case("bmm", layout, size_product(s, *((d, s) if turned else (s, d)), batch=int(batch)))
 
 
-def _attentions(rng: np.random.Generator, n: int) -> Iterator[Case]:
+def _attentions(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
     for causal, share in (("", 2.0), ("_causal", 1.0)):
-        for heads, sequence, dim in spread_sizes(rng, n, (2, 160), (24, 512), (16, 128)):
+        for heads, sequence, dim in spread_sizes(rng, n, (2, 160), (24, 512 * larger), (16, 128)):
             s, d = round(sequence), round(dim / 8) * 8
             for phase, passes in (("forward", share), ("backward", 2.5 * share)):
                 yield Case("attention", phase + causal, size_product(s, s, d, batch=round(heads), passes=passes))
@@ -187,8 +188,7 @@ def _embeddings(rng: np.random.Generator, n: int, largest: float) -> Iterator[Ca
             yield Case("embedding_backward", "dense_rows", sizes | own | {"elements": words * dim * 4})
 
 
-def draw_convolutions(rng: np.random.Generator, n: int, *, larger: float = 1.0) -> Iterator[Case]:
-    """Draw `n` convolutions of each window, forward and backward; of `larger` times the work that a CPU gets."""
+def _convolutions(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
     shapes = spread_sizes(rng, n * len(_WINDOWS), (1, 32), (4, 64), (8, 512), (8, 512))
     for number, (batch, edge, read, written) in enumerate(shapes):
         height, width, stride, groups = _WINDOWS[number % len(_WINDOWS)]
@@ -232,9 +232,9 @@ def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
             yield Case(kind, variant, sizes)
 
 
-def draw_net_cases(rng: np.random.Generator, density: float) -> list[Case]:
+def draw_net_cases(rng: np.random.Generator, density: float, larger: float = 1.0) -> list[Case]:
     """Draw a share of the kernels that nets and the less common functions of others run, in random order."""
-    n, cases = max(5, round(9 * density)), [*draw_convolutions(rng, max(2, round(8 * density)))]
+    n, cases = max(5, round(9 * density)), [*_convolutions(rng, max(2, round(8 * density)), larger**2)]
     for variant in _MORE:
         top = 1e7 if variant in ("relu_", "hardtanh", "hardtanh_backward", "silu", "bernoulli_") else 1e6
         draws = spread_sizes(rng, max(4, n - 2), (64, top))
@@ -244,7 +244,7 @@ def draw_net_cases(rng: np.random.Generator, density: float) -> list[Case]:
     return [cases[i] for i in rng.permutation(len(cases))]
 
 
-def draw_cases(seed: int = 0, *, density: float = 1.0, cache: float = 0.0) -> list[Case]:
+def draw_cases(seed: int = 0, *, density: float = 1.0, cache: float = 0.0, larger: float = 1.0) -> list[Case]:
     """Sizes to time, spread evenly over the logarithm of what small training steps use.
 
     Parameters
@@ -255,6 +255,9 @@ def draw_cases(seed: int = 0, *, density: float = 1.0, cache: float = 0.0) -> li
         Share of the full number of sizes [-].
     cache : float
         What the last cache holds, so that some sizes are four times as large; 1 GB is the most [B].
+    larger : float
+        How many times as large as for a core of a CPU the sides of products and sequences get, and convolutions with
+        the square of it [-].
 
     Returns
     -------
@@ -264,12 +267,12 @@ def draw_cases(seed: int = 0, *, density: float = 1.0, cache: float = 0.0) -> li
     rng, largest = np.random.default_rng(seed), float(np.clip(4.0 * cache, _LARGEST, 1e9))
 
     products, batched, attentions, few, some, many = (max(4, round(n * density)) for n in (36, 28, 12, 9, 14, 30))
-    cases = [*_gemms(rng, products), *_bmms(rng, batched), *_attentions(rng, attentions)]
+    cases = [*_gemms(rng, products, larger), *_bmms(rng, batched), *_attentions(rng, attentions, larger)]
     cases += [*_elementwise(rng, few, largest), *_rowwise(rng, some), *_copies(rng, some)]
     cases += _embeddings(rng, many, largest)
     cases = [cases[i] for i in rng.permutation(len(cases))]
     other = np.random.default_rng([seed, 1])  # a draw of its own: the sizes above stay as they were
     far = _far_copies(np.random.default_rng([seed, 2]), largest) if cache else ()
-    for number, case in enumerate([*draw_net_cases(other, density), *far]):
+    for number, case in enumerate([*draw_net_cases(other, density, larger), *far]):
         cases.insert(int(other.integers(number, len(cases) + 1)), case)
     return cases

@@ -197,8 +197,7 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, meeting, timeout=timedelta(minutes=10), rank=rank, world_size=ranks)
     name = job["task"]
-    where = f"perfkit.measure.{_TASKS[name]}:time_{name}" if name in _TASKS else name
-    task: Any = resolve_name(where) if isinstance(where, str) else where
+    task: Any = resolve_name(f"perfkit.measure.{_TASKS[name]}:time_{name}" if name in _TASKS else name)
     results = [task(**{key: value for key, value in job.items() if key != "task"})]
     if ranks > 1:
         if meeting == "env://":
@@ -215,7 +214,7 @@ def join_ranks(job: dict[str, Any]) -> list[Any]:
     Parameters
     ----------
     job : dict
-        As for `run_processes`; its ``task`` may also be the callable itself.
+        As for `run_processes`.
 
     Returns
     -------

@@ -205,14 +205,12 @@ def make_collective(
     whole, part, other = (torch.rand(size, device=device).to(kind) for size in (n, n // ranks, n))
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": partial(dist.all_reduce, whole, group=group),
-        "broadcast": partial(dist.broadcast, whole, 0, group=group),
-        "all_gather": partial(gather, whole, part, group=group),
-        "reduce_scatter": partial(scatter, part, whole, group=group),
-        "all_to_all": partial(dist.all_to_all_single, other, whole, group=group),
-    }
-    return calls[operation], kind.itemsize * n
+    calls: dict[str, Callable[..., Any]] = {
+        "all_reduce": partial(dist.all_reduce, whole), "broadcast": partial(dist.broadcast, whole, 0),
+        "all_gather": partial(gather, whole, part), "reduce_scatter": partial(scatter, part, whole),
+        "all_to_all": partial(dist.all_to_all_single, other, whole),
+    }  # fmt: skip
+    return partial(calls[operation], group=group), kind.itemsize * n
 
 
 def time_collectives(
