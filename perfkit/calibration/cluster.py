@@ -96,7 +96,6 @@ def measure_cluster(
     if isinstance(device, Recording):
         found = {"id": device.source, "facts": {}, "answers": device.answer(plan)}
     else:
-        folder.mkdir(parents=True, exist_ok=True)
         kept, task = str((campaign and campaign.file) or ""), "perfkit.measure.cuda:time_probes"
         job = {"task": task, "device": device, "probes": plan, "folder": str(folder.resolve()), "kept": kept}
         launched = "TORCHELASTIC_RUN_ID" in os.environ

@@ -75,11 +75,12 @@ def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float
     """A product of two matrices in fp8 with one scale each, as `prepare` makes others; what comes out is bf16."""
     shapes = ((int(case.sizes[rows]), int(case.sizes["k"])) for rows in "mn")
     x, w = (torch.rand(shape, device=device).to(torch.float8_e4m3fn) for shape in shapes)
-    scale = dict.fromkeys(("scale_a", "scale_b"), torch.ones((), device=device))
-    return [partial(torch._scaled_mm, x, w.t(), **scale, out_dtype=torch.bfloat16)], float(x.numel() + w.numel())
+    one = torch.ones((), device=device)
+    call = partial(torch._scaled_mm, x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return [call], float(x.numel() + w.numel())
 
 
-def _time_iteration(probe: Probe, device: str, trace: str) -> dict[str, Any]:
+def _time_iteration(probe: Probe, device: str, trace: Path) -> dict[str, Any]:
     """Time of an iteration [s] unprofiled and under the profiler, which sees shapes and no Python stacks; its trace."""
     step, numbers = build_step(load(dict(probe.sizes)), device=device)[0], itertools.count()
     run = torch.compile(step) if probe.variant == "compiled" else step
@@ -92,8 +93,9 @@ def _time_iteration(probe: Probe, device: str, trace: str) -> dict[str, Any]:
     _, plain, kinds = time(), time(), (torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=kinds, record_shapes=True, with_stack=False) as profile:
         profiled = time()
-    profile.export_chrome_trace(trace)
-    return {"seconds": plain / _ITERATIONS, "profiled": profiled / _ITERATIONS, "trace": trace}
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    profile.export_chrome_trace(str(trace))
+    return {"seconds": plain / _ITERATIONS, "profiled": profiled / _ITERATIONS, "trace": str(trace)}
 
 
 def _answer(probe: Probe, group: Any, device: str, folder: Path) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def _answer(probe: Probe, group: Any, device: str, folder: Path) -> dict[str, An
         if probe.stage == "kernels":
             return _time_kernel(probe, device)
         if probe.stage == "iterations":
-            return _time_iteration(probe, device, str(folder / f"{probe.kind}.{probe.variant}.json.gz"))
+            return _time_iteration(probe, device, folder / f"{probe.kind}.{probe.variant}.json.gz")
         dtype = {"fp16": "float16"}.get(probe.dtype, probe.dtype)
         call, nbytes = make_collective(probe.kind, int(probe.sizes["nbytes"]), device, dtype=dtype, group=group)
         return {"samples": time_queued([call], probe.calls), "sizes": {"nbytes": nbytes}}
@@ -121,7 +123,7 @@ def time_probes(*, probes: Sequence[Sequence[Any]], kept: str, folder: str, devi
     kept : str
         File of the `perfkit.measure.folders.Campaign` that keeps what is finished; empty for none.
     folder : str
-        Existing folder for traces.
+        Folder for traces, made if missing.
     device : str, optional
         Torch device.
 
