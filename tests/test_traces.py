@@ -1,6 +1,8 @@
 """What a trace says: shares as HolisticTraceAnalysis has them, collectives over ranks, idle time and its causes."""
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perfkit as pk
+from perfkit.__main__ import main
 from perfkit.calibration.windows import ROLES, account
+from perfkit.ground.files import find_reference
 
 #: Busy, computing [% of the device span] and hidden communication [% of it] by rank: HolisticTraceAnalysis
 #: (traceinsight 0.6.1, get_temporal_breakdown, get_comm_comp_overlap; HTA_DISABLE_NS_ROUNDING=1, last step included).
@@ -25,6 +29,9 @@ HTA = {
         (7.95, 6.65, 9.41, 6.58, 6.79, 6.35, 9.21, 9.66), (4.50, 2.47, 7.88, 3.31, 0.56, 0.64, 7.56, 9.51),
     ),
 }  # fmt: skip
+
+
+LEVELS = {"stage", "module", "submodule", "operation"}
 
 
 def list_ranks(folder: Path, name: str, *kinds: str) -> list[Path]:
@@ -137,6 +144,39 @@ def test_accounts_are_those_of_every_nanosecond(spans: Any, begin: int, length: 
         idle["queued" if 0 <= later <= now else "synchronisation" if held else "host"] += 1
     assert own.tolist() == expected.tolist() and causes == idle
     assert own.sum() + sum(causes.values()) == length and before.sum() <= sum(causes.values())
+
+
+def test_a_step_of_a_cpu_is_told_in_its_modules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The step of notebook 10 has the products of two layers of a Transformer and a head."""
+    path = find_reference("measured", "xeon-2.step.json.gz")
+    trace = pk.read_trace(path)
+    parts = {(row["phase"], row["kind"]): row for row in trace.breakdown().to_dicts()}
+    counts = {
+        ("forward", "gemm"): 9,
+        ("backward", "gemm"): 18,
+        ("forward", "attention"): 2,
+        ("backward", "attention"): 2,
+    }
+    assert {key: parts[key]["operations"] for key in counts} == counts
+    assert parts["update", "elementwise"]["time_s"] > 0.1 * trace.time > parts["", "host"]["time_s"] > 0
+    modules = {row["module"]: row for row in trace.modules(2).to_dicts()}
+    assert list(modules) == ["Reader_0.Embedding_0", "Reader_0.TransformerEncoder_0", "Reader_0.Linear_4", ""]
+    assert all(row["forward_s"] < row["backward_s"] for name, row in modules.items() if name)  # nodes of autograd too
+    assert modules[""]["update_s"] > 0 and set(trace.timeline("stage")["phase"]) == {"forward", "backward", "update"}
+    slower = trace.compare(dataclasses.replace(trace, basis="host span"))
+    assert slower["difference_s"].sum() == pytest.approx(trace.time - slower["other_s"].sum())
+    predicted = pk.predict(pk.Transformer.bert("bert-base", batch=1, sequence=64), "zen5-2")
+    table = trace.compare(predicted)
+    assert table["difference_s"].sum() == pytest.approx(trace.time - predicted.time)
+    assert table["difference_s"].abs().is_sorted(descending=True)
+    assert "9 kernels here" in table.filter(phase="forward", kind="gemm")["says"].item()
+    lanes = trace.chart("regions").layer[0].data.values
+    assert {row["level"] for row in lanes} == LEVELS
+    report, data = tmp_path / "report.html", tmp_path / "data.json"
+    assert main(["trace", str(path), "--report", str(report), "--json", str(data)]) == 0
+    assert repr(trace) in capsys.readouterr().out and json.loads(data.read_text())["time_s"] == trace.time
+    page = report.read_text(encoding="utf-8")
+    assert page.count("<svg") == 5 and not re.search(r"<(script|img|link)|url\((?!#)", page)
 
 
 def write_rank(folder: Path, rank: int, late: int, group: str = "") -> str:

@@ -56,10 +56,6 @@ def _count(values: Any) -> list[int]:
     return [] if "..." in text else [int(each) for each in re.findall(r"\d{1,18}", text)]
 
 
-def _width(dtype: str) -> int:
-    return next((nbytes for name, nbytes in _BYTES.items() if name in dtype.lower()), 0)
-
-
 def _measure(dims: Any) -> int:
     """Elements of a tensor, or of a list of them, by their dimensions."""
     if isinstance(dims, list) and dims and all(isinstance(each, list) for each in dims):
@@ -130,8 +126,9 @@ def _describe(file: TraceFile, kernel: str, sources: Sequence[tuple[str, Mapping
         elements = _measure(shown.get("Input Dims")) * (ranks or 0 if operation == "all_gather" else 1)
     pointers = [text for text in facts.get("Concrete Inputs") or () if re.fullmatch(r"\d{6,20}", str(text))]
     group = ", ".join(map(str, members)) or str(name or next(iter(pointers), ""))
+    width = next((nbytes for name, nbytes in _BYTES.items() if name in dtype.lower()), 0)
     return {
-        "group": group, "ranks": ranks, "operation": operation, "nbytes": float(elements * _width(dtype)) or None,
+        "group": group, "ranks": ranks, "operation": operation, "nbytes": float(elements * width) or None,
         "dtype": dtype, "sent": _count(facts.get("In split size", [])),
         "received": _count(facts.get("Out split size", [])), "known": bool(members),
     }  # fmt: skip

@@ -354,9 +354,10 @@ class Trace(Tabular):
 
     def __repr__(self) -> str:
         names = [str(each.get("name", "")) for file in self.files for each in file.devices]
+        names += ["an unnamed device" if any("kernel" in file.events["cat"] for file in self.files) else "its host"]
         count, steps = len(self.files), self.steps().filter("kept")["step"].n_unique()
         top = [f"{row['share']:.0%} {row['phase']} {row['kind']}" for row in self.breakdown().head(2).to_dicts()]
-        where = f"{count} rank{'s' * (count > 1)} on {escape(names[0], 60) if names else 'an unnamed device'}"
+        where = f"{count} rank{'s' * (count > 1)} on {escape(names[0], 60)}"
         said = f"{self.basis}, {steps} step{'s' * (steps > 1)}"
         return f"trace of {where}: {format_time(self.time)} ({said}), {' and '.join(top).replace('  ', ' ')}"
 
