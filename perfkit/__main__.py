@@ -179,14 +179,13 @@ def _measure_plans(given: _Given) -> _Answer:
 
 def _trace(given: _Given) -> _Answer:
     trace = pk.read_trace(given.files)
-    lines = [trace.explain()]
+    text = trace.explain()
     if given.report:
-        lines.append(f"written to {trace.save_report(check_target('report', given.report))}")
-    frames = {
-        name: getattr(trace, name)().to_dicts() for name in ("steps", "breakdown", "idle", "communication", "host")
-    }
-    about = {"ranks": trace.ranks, "time_s": trace.time, "basis": trace.basis, "notes": trace.notes}
-    return _Answer("\n".join(lines), {**about, **frames, "collectives": trace.collectives().to_dicts()})
+        text += f"\nwritten to {trace.save_report(check_target('report', given.report))}"
+    frames = {"breakdown": trace.breakdown(), "idle": trace.idle(), "host": trace.host()}
+    frames |= {"steps": trace.steps(), "collectives": trace.collectives()}
+    about = {"time_s": trace.time, "basis": trace.basis}
+    return _Answer(text, about | {name: frame.to_dicts() for name, frame in frames.items()})
 
 
 def _check(given: _Given) -> _Answer:

@@ -1,8 +1,8 @@
 """What every rank of a trace did: its kernels, their place in the training step, and why its device was idle."""
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import polars as pl
@@ -12,11 +12,13 @@ from perfkit.ground.results import Table
 from perfkit.readers.trace import DEVICE, TraceFile
 from perfkit.workloads.vocabulary import VIEWS, find_entry
 
+#: Nodes of the backward graph.
+_NODE = r"^autograd::engine|^torch::autograd|Backward\d*$"
 #: Phases by the names of annotations, operators and nodes of the backward graph; the innermost counts.
 _PHASES = (
     (re.compile(r"DataLoader|^## (load|copy)_batch"), "data"),
     (re.compile(r"^Optimizer\.|^## (optimizer|zero_grad)"), "update"),
-    (re.compile(r"^autograd::engine|^torch::autograd|Backward\d*$|^## backward ##"), "backward"),
+    (re.compile(f"{_NODE}|^## backward ##"), "backward"),
 )
 #: Annotations that name no module.
 _NO_MODULE = re.compile(r"^(ProfilerStep|nccl:|c10d|Optimizer\.|enumerate\(|(## )?(forward|backward|optimizer)( ##)?$)")
@@ -32,7 +34,6 @@ _CLASSES = (
     (re.compile(r"gemm|cutlass|cublas|xmma|^Cijk_|nvjet", re.I), "gemm"),
     (re.compile(r"^Mem(cpy|set).*(HtoD|DtoH|PtoP|Host)", re.I), "transfer"),
     (re.compile(r"^Mem(cpy|set)|cat(arr|_)|copy|index|gather|scatter|permute|transpose|fill", re.I), "copy"),
-    (re.compile(r"pool", re.I), "pooling"),
     (re.compile(r"reduce|triton_(red|per)|norm|sort|scan|cumsum", re.I), "rowwise"),
     (re.compile(r"elementwise|triton_poi|multi_tensor_apply", re.I), "elementwise"),
 )  # fmt: skip
@@ -49,30 +50,20 @@ _WORK = {
 class _Place(NamedTuple):
     """Where an event of the host stands: what the events around it say, unless its own name says more.
 
-    `owner` is the outermost operator that the vocabulary knows, else the innermost; `call` the outermost one that no
-    other operator called; `exchange` what recorded a collective; each an index, -1 for none.
+    `owner` is the outermost operator that the vocabulary knows, else the innermost; `exchange` what recorded a
+    collective; each an index, -1 for none.
     """
 
     phase: str = ""
     module: str = ""
     owner: int = -1
     known: bool = False
-    call: int = -1
     exchange: int = -1
 
 
-class _Name(NamedTuple):
-    """What the name of an event says by itself."""
-
-    phase: str
-    module: str
-    operator: bool
-    known: bool
-    exchange: bool
-
-
 @lru_cache(maxsize=65_536)
-def _read_name(cat: str, name: str) -> _Name:
+def _read_name(cat: str, name: str) -> tuple[str, str, bool, bool, bool]:
+    """What a name says by itself: phase, module, whether it is an operator, a known one, a collective."""
     phase = next((phase for pattern, phase in _PHASES if pattern.search(name)), "")
     module = ""
     if cat == "python_function":
@@ -81,7 +72,7 @@ def _read_name(cat: str, name: str) -> _Name:
         module = name.strip("# ").removesuffix(".forward").replace(".", "_")
     exchange = bool(_EXCHANGE.search(name))
     operator = cat == "cpu_op" and not (phase == "backward" or exchange)
-    return _Name(phase, module, operator, operator and bool(_classify(name)), exchange)
+    return phase, module, operator, operator and bool(_classify(name)), exchange
 
 
 @lru_cache(maxsize=65_536)
@@ -96,29 +87,33 @@ def _classify(name: str, last: bool = False) -> str:
     return "" if known == "other" else known
 
 
-def _place_events(file: TraceFile) -> dict[int, _Place]:
-    """Places of the events of the host; backward nodes have the module of the forward operator they belong to."""
-    host = file.events.filter((pl.col("stream") < 0) & ~pl.col("cat").is_in(DEVICE))
-    threads = host.unique(["pid", "tid"], keep="first").select("pid", "tid", "name").rows()
-    engines = {(pid, tid) for pid, tid, name in threads if _PHASES[2][0].search(name)}
-    places, owners, start = dict[int, _Place](), dict[int, str](), (_Place("forward"), _Place("backward"))
-    for index, cat, name, pid, tid, parent in host.select("index", "cat", "name", "pid", "tid", "parent").iter_rows():
-        place = places.get(parent) or start[(pid, tid) in engines]
-        said, args = _read_name(cat, name), file.args.get(index, {})
-        module = f"{place.module}.{said.module}".strip(".") if said.module else place.module
-        number = args.get("Sequence number", -1)
-        if number in owners and (args.get("Fwd thread id") or said.phase == "backward"):
-            module = owners[number]
-        elif cat == "cpu_op" and number >= 0 and module:
-            owners[number] = module
-        owner, known, call, exchange = place[2:]
-        if said.operator:
-            owner, known = (owner, True) if known else (index, said.known)
-            call = index if call < 0 else call
-        exchange = index if said.exchange else exchange
-        found = (said.phase or place.phase, module, owner, known, call, exchange)
-        places[index] = place if found == place else _Place(*found)
-    return places
+def _find_places(file: TraceFile) -> Callable[[int], _Place]:
+    """What finds the place of an event; backward nodes have the module of the forward operator they belong to."""
+    events, made = file.events, dict[int, int]()
+    cats, names, parents, threads = (events[name].to_list() for name in ("cat", "name", "parent", "tid"))
+    first = events.filter(pl.col("stream") < 0).unique("tid", keep="first").select("tid", "name").rows()
+    engines = {thread for thread, name in first if _PHASES[2][0].search(name)}
+    for index, args in file.args.items():  # the last operator before a node has its number
+        number, operator = args.get("Sequence number", -1), _read_name(cats[index], names[index])[2]
+        if operator and number >= 0 and not args.get("Fwd thread id"):
+            made[number] = index
+
+    @cache
+    def find(index: int) -> _Place:
+        if index < 0:
+            return _Place("forward")
+        around = find(parents[index])
+        if parents[index] < 0 and threads[index] in engines:
+            around = _Place("backward")
+        phase, part, operator, known, exchange = _read_name(cats[index], names[index])
+        module = f"{around.module}.{part}".strip(".") if part else around.module
+        number = file.args.get(index, {}).get("Sequence number", -1)
+        if number in made and phase == "backward":
+            module = find(made[number]).module
+        owned = (index, known) if operator and not around.known else around[2:4]
+        return _Place(phase or around.phase, module, *owned, index if exchange else around.exchange)
+
+    return find
 
 
 def list_work(file: TraceFile) -> Table:
@@ -132,21 +127,21 @@ def list_work(file: TraceFile) -> Table:
     Returns
     -------
     frame : polars.DataFrame
-        In order of time index [-]; role (compute, communication, copies); stream [-]; start, end, and launched, when
-        the host had launched it [ns]; kernel, its own name; operation, index of the operator that it belongs to, and
-        exchange, of what recorded a collective, -1 for none [-]; name, that of the operator; kind, as of `Graph`;
+        In order of time rank, index [-]; role (compute, communication, copies); stream [-]; start, end, and launched,
+        when the host had launched it [ns]; kernel, its own name; operation, index of the operator that it belongs to,
+        and exchange, of what recorded a collective, -1 for none [-]; name, that of the operator; kind, as of `Graph`;
         phase, module; iteration [-].
     """
-    events, places = file.events, _place_events(file)
+    events, find = file.events, _find_places(file)
     device = events.filter(pl.col("cat").is_in(DEVICE))
     if device.is_empty():
         operators = events.filter(pl.col("cat") == "cpu_op")
-        device = operators.filter(pl.Series(_find_workers(operators, places), dtype=pl.Boolean))
+        device = operators.filter(pl.Series(_find_workers(operators, find), dtype=pl.Boolean))
         device = device.with_columns(index_correlation=pl.col("index"))
     names, ends = events["name"], (events["ts"] + events["dur"]).to_numpy()
     rows, columns = [], ("index", "cat", "name", "stream", "index_correlation")
     for index, cat, kernel, stream, launch in device.select(columns).iter_rows():
-        place = places.get(launch, _Place("forward"))
+        place = find(launch)
         owner = names[place.owner] if place.owner >= 0 else ""
         collective = bool(COLLECTIVE.search(kernel)) if cat == "kernel" else cat == "cpu_op" and place.exchange >= 0
         if collective or "Collective name" in file.args.get(index, {}):
@@ -160,66 +155,56 @@ def list_work(file: TraceFile) -> Table:
         rows.append((index, role, stream, started, kernel, *own))
     work = pl.DataFrame(rows, _WORK, orient="row")
     times = device.select("index", "iteration", start="ts", end=pl.col("ts") + pl.col("dur"))
-    return work.join(times, on="index", how="left").sort("start", "index")
+    return work.join(times.with_columns(rank=pl.lit(file.rank, pl.Int64)), on="index").sort("start", "index")
 
 
-def _find_workers(operators: Table, places: Mapping[int, _Place]) -> Iterator[bool]:
+def _find_workers(operators: Table, find: Callable[[int], _Place]) -> Iterator[bool]:
     """Which operators of a host without a device are work: those of the vocabulary, and others that call no more."""
     callers = set(operators["parent"])
     for index, name in operators.select("index", "name").iter_rows():
-        place, short = places[index], name.removeprefix("aten::")
+        place, short = find(index), name.removeprefix("aten::")
         alone = index not in callers and short not in VIEWS and short != name
         yield place.owner == index and (place.known or alone)
 
 
-def time_host(file: TraceFile, work: Table) -> Table:
-    """The five overheads of the host, and calls that launch nothing.
+def time_host(file: TraceFile) -> Table:
+    """The five overheads of the host.
 
     Parameters
     ----------
     file : TraceFile
         One rank.
-    work : polars.DataFrame
-        Of `list_work`.
 
     Returns
     -------
     frame : polars.DataFrame
-        overhead, named as in `Platform.host`: gap (T1, before the next call), before_launch (T2), after_launch (T3),
-        launch (T4), between_launches (T5), bare (a call without a launch); kind and phase of what a call launches
-        first; n [-]; median_s, mean_s, q1_s, q3_s [s]. Gaps in which the host waited for its device are left out.
+        rank; overhead, named as in `Platform.host`: gap (T1, before the next call of PyTorch), before_launch (T2),
+        after_launch (T3), launch (T4), between_launches (T5); n [-]; median_s, mean_s [s]. Gaps in which the host waits
+        for its device are left out. observers: what else was recorded, which slows the host.
 
     References
     ----------
     .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model training on GPUs", 2022,
        arXiv:2201.07821, section 3.4 (the five overheads)
     """
-    places, end = _place_events(file), pl.col("ts") + pl.col("dur")
-    host = file.events.filter(pl.col("index").is_in(list(places))).with_columns(end=end)
-    host = host.with_columns(
-        call=pl.Series([places[index].call for index in host["index"]], dtype=pl.Int64),
-        phase=pl.Series([places[index].phase for index in host["index"]], dtype=pl.String),
-    )
-    kinds = work.select(index_correlation="index", kind="kind")
-    launches = host.filter((pl.col("index_correlation") >= 0) & (pl.col("call") >= 0))
-    launches = launches.join(kinds, on="index_correlation", how="left", maintain_order="left")
-    ends = {"kind": pl.first("kind"), "first": pl.first("ts"), "last": pl.last("end")}
-    calls = host.filter(pl.col("index") == pl.col("call")).sort("pid", "tid", "ts")
-    calls = calls.join(launches.group_by("call").agg(**ends), on="call", how="left", maintain_order="left")
-    calls = calls.with_columns(before=pl.col("end").shift(1).over("pid", "tid"))
+    ts, end, threads = pl.col("ts"), pl.col("end"), ("pid", "tid")
+    host = file.events.filter(pl.col("stream") < 0).with_columns(end=ts + pl.col("dur"))
+    operators = host.filter((pl.col("cat") == "cpu_op") & ~pl.col("name").str.contains(_NODE))
+    calls = operators.filter(~pl.col("parent").is_in(operators["index"].implode()))
+    calls = calls.select("index", *threads, "ts", "end", before=end.shift(1).over(threads))
+    launches = host.filter((pl.col("index_correlation") >= 0) & pl.col("name").str.contains("Launch"))
+    launches = launches.select(*threads, "ts", "end", begin="ts")
+    launches = launches.join_asof(calls, on="ts", by=threads, check_sortedness=False).filter(ts < pl.col("end_right"))
+    each = launches.group_by("index").agg(pl.min("begin"), pl.max("end"), done=pl.first("end_right"))
+    each = each.join(calls.select("index", "ts"), on="index")
     waits = host.filter(pl.col("name").str.contains(BLOCKING))["ts"]
     free = waits.search_sorted(calls["before"].fill_null(0)) == waits.search_sorted(calls["ts"])
-    times: dict[str, tuple[Table, pl.Expr]] = {
-        "gap": (calls.filter(free), pl.col("ts") - pl.col("before")),
-        "before_launch": (calls, pl.col("first") - pl.col("ts")),
-        "after_launch": (calls, pl.col("end") - pl.col("last")),
-        "launch": (launches.filter(pl.col("name").str.contains("Launch")), pl.col("dur")),
-        "between_launches": (launches, pl.col("ts") - pl.col("end").shift(1).over("call")),
-        "bare": (calls.filter(pl.col("first").is_null()), pl.col("dur")),
-    }
-    about = ("kind", "phase")
-    rows = [each.select(pl.lit(name).alias("overhead"), *about, ns=time) for name, (each, time) in times.items()]
-    value, keys = 1e-9 * pl.col("ns"), ("overhead", pl.col("kind").fill_null(""), "phase")
-    sums = {"n": pl.len().cast(pl.Int64), "median_s": value.median(), "mean_s": value.mean()}
-    sums |= {"q1_s": value.quantile(0.25), "q3_s": value.quantile(0.75)}
-    return pl.concat(rows).drop_nulls("ns").group_by(*keys, maintain_order=True).agg(**sums)
+    times = {
+        "gap": calls.filter(free).select(ts - pl.col("before")), "before_launch": each.select(pl.col("begin") - ts),
+        "after_launch": each.select(pl.col("done") - end), "launch": launches.select(end - pl.col("begin")),
+        "between_launches": launches.select(pl.col("begin") - end.shift(1).over("index")),
+    }  # fmt: skip
+    series = ((name, 1e-9 * frame.to_series().drop_nulls()) for name, frame in times.items())
+    rows = [(file.rank, name, len(seconds), seconds.median(), seconds.mean()) for name, seconds in series]
+    kinds = {"rank": pl.Int64, "overhead": pl.String, "n": pl.Int64, "median_s": pl.Float64, "mean_s": pl.Float64}
+    return pl.DataFrame(rows, kinds, orient="row").with_columns(observers=pl.lit(", ".join(file.observers)))

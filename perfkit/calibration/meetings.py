@@ -1,10 +1,10 @@
 """Collectives of a trace: their sizes, their matches on other ranks, and their transfers without the waits."""
 
-import gzip
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import polars as pl
 
 from perfkit.ground.files import reading
 from perfkit.ground.results import Table
-from perfkit.ground.units import escape, show
+from perfkit.ground.units import show
+from perfkit.readers.documents import read_text
 from perfkit.readers.execution_trace import ExecutionTrace, join_traces, read_execution, spell_inputs
 from perfkit.readers.trace import LARGEST_TRACE, TraceFile, read_kineto
 
@@ -25,12 +26,8 @@ _OPERATIONS = (
     (re.compile(r"all_?reduce|cross_device_reduce|shot_reduce", re.I), "all_reduce"),
     (re.compile(r"all_?gather", re.I), "all_gather"),
     (re.compile(r"reduce_?scatter", re.I), "reduce_scatter"),
-    (re.compile(r"all_?to_?all|dispatch|combine", re.I), "all_to_all"),
-    (re.compile(r"send_?recv", re.I), "all_to_all"),  # its kernel; annotations of single messages say which
+    (re.compile(r"all_?to_?all|send_?recv|dispatch|combine", re.I), "all_to_all"),
     (re.compile(r"broadcast|bcast", re.I), "broadcast"),
-    (re.compile(r"send", re.I), "send"),
-    (re.compile(r"recv", re.I), "recv"),
-    (re.compile(r"reduce", re.I), "reduce"),
 )
 #: Bytes of a number by the framework's names of types; the first that a name contains counts [B].
 _BYTES = {
@@ -40,7 +37,7 @@ _BYTES = {
 _SCHEMA: dict[str, Any] = {
     "rank": pl.Int64, "index": pl.Int64, "iteration": pl.Int64, "group": pl.String, "ranks": pl.Int64,
     "order": pl.Int64, "operation": pl.String, "nbytes": pl.Float64, "dtype": pl.String, "sent": pl.List(pl.Int64),
-    "received": pl.List(pl.Int64), "start": pl.Int64, "time": pl.Int64, "known": pl.Boolean,
+    "received": pl.List(pl.Int64), "time_s": pl.Float64, "known": pl.Boolean,
 }  # fmt: skip
 
 
@@ -60,10 +57,8 @@ def _measure(dims: Any) -> int:
     """Elements of a tensor, or of a list of them, by their dimensions."""
     if isinstance(dims, list) and dims and all(isinstance(each, list) for each in dims):
         return sum(_measure(each) for each in dims)
-    count = 1
-    for size in dims if isinstance(dims, list) else [0]:
-        count *= size if type(size) is int and size >= 0 else 0
-    return count
+    sizes = dims if isinstance(dims, list) else [0]
+    return prod(size if type(size) is int and size >= 0 else 0 for size in sizes)
 
 
 def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
@@ -97,46 +92,32 @@ def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
     return replace(file, args=args, groups={**execution.groups, **file.groups})
 
 
-def _find_sources(file: TraceFile, index: int, exchange: int) -> list[tuple[str, Mapping[str, Any]]]:
-    """What says something of a collective, by name: its kernel, then the events around its launch, the inner first."""
-    names, parents, found = file.events["name"], file.events["parent"], [("", file.args.get(index, {}))]
-    while exchange >= 0 and len(found) < 4:
-        found.append((names[exchange], file.args.get(exchange, {})))
-        exchange = parents[exchange]
-    return found
-
-
-def _describe(file: TraceFile, kernel: str, sources: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Operation, sizes and group of a collective."""
-    facts: dict[str, Any] = {}
-    for _, args in reversed(sources):
-        facts |= args
-    called = [name for name, _ in sources if name.startswith("nccl:")]
-    operation = spell_operation(str(facts.get("Collective name", "")), *called, kernel)
-    shown = next((args for name, args in sources if args.get("Input Dims") and name.startswith("nccl:")), {})
-    dtype = str(facts.get("dtype") or next(iter(shown.get("Input type") or []), ""))
-    name = facts.get("Process Group Name")
+def _describe(file: TraceFile, kernel: str, index: int, exchange: int) -> dict[str, Any]:
+    """Operation, sizes and group of a collective, from its kernel and the events of the host around its launch."""
+    facts, names = dict(file.args.get(index, {})), [kernel]
+    for _ in range(3):
+        if exchange >= 0:
+            facts = {**file.args.get(exchange, {}), **facts}
+            names.insert(-1, file.events["name"][exchange])
+            exchange = file.events["parent"][exchange]
+    operation = spell_operation(str(facts.get("Collective name", "")), *names)
+    name, dtype = facts.get("Process Group Name"), str(facts.get("dtype") or [*facts.get("Input type", []), ""][0])
     members = _count(facts.get("Process Group Ranks", "...")) or list(file.groups.get(str(name), ()))
     ranks = facts.get("Group size") or len(members) or file.ranks
-    moved = [facts.get(f"{way} msg nelems") for way in ("In", "Out")]
-    sizes = [size for size in moved if type(size) is int and size >= 0]
-    if sizes:
-        elements = max(sizes) if operation in ("all_gather", "reduce_scatter") else sizes[0]
-    else:
-        elements = _measure(shown.get("Input Dims")) * (ranks or 0 if operation == "all_gather" else 1)
-    pointers = [text for text in facts.get("Concrete Inputs") or () if re.fullmatch(r"\d{6,20}", str(text))]
-    group = ", ".join(map(str, members)) or str(name or next(iter(pointers), ""))
-    width = next((nbytes for name, nbytes in _BYTES.items() if name in dtype.lower()), 0)
+    sent, received = (facts.get(f"{way} msg nelems") for way in ("In", "Out"))
+    if type(sent) is not int or type(received) is not int:
+        sent = _measure(facts.get("Input Dims", [])[:1])
+        received = sent * (ranks or 0) if operation == "all_gather" else sent
+    elements = max(sent, received) if operation in ("all_gather", "reduce_scatter") else sent
+    width = next((nbytes for text, nbytes in _BYTES.items() if text in dtype.lower()), 0)
     return {
-        "group": group, "ranks": ranks, "operation": operation, "nbytes": float(elements * width) or None,
-        "dtype": dtype, "sent": _count(facts.get("In split size", [])),
-        "received": _count(facts.get("Out split size", [])), "known": bool(members),
+        "group": ", ".join(map(str, members)) or str(name or ""), "known": bool(members),
+        "ranks": ranks, "operation": operation, "nbytes": float(elements * width) or None, "dtype": dtype,
+        "sent": _count(facts.get("In split size", [])), "received": _count(facts.get("Out split size", [])),
     }  # fmt: skip
 
 
-def list_collectives(
-    files: Sequence[TraceFile], works: Sequence[Table], sizes: Mapping[str, float]
-) -> Table:  # fmt: skip
+def list_collectives(files: Sequence[TraceFile], works: Sequence[Table], sizes: Mapping[str, float]) -> Table:
     """Collectives of all ranks, matched by group and order.
 
     Parameters
@@ -153,9 +134,9 @@ def list_collectives(
     frame : polars.DataFrame
         rank, index of the kernel, iteration, group (its ranks, else a name), ranks in it, order in group and iteration
         [-]; operation, nbytes (as nccl-tests counts) [B]; dtype; sent, received: elements to and from every rank of an
-        uneven all_to_all [-]; start, time of the kernel, transfer, waiting [ns]; matched, how many ranks of the group
-        were read [-]. Transfer is the shortest time over the ranks, waiting the rest; null where one rank was read, or
-        where the ranks do not tell the same story.
+        uneven all_to_all [-]; time_s of the kernel, transfer_s, waiting_s [s]; matched, how many ranks of the group
+        were read [-]. Transfer is the shortest time over the ranks, waiting the rest, none for the rank that came
+        last; null where one rank was read, or where the ranks do not tell the same story.
 
     Notes
     -----
@@ -163,31 +144,27 @@ def list_collectives(
     ready last has next to no wait in it: the shortest time is that of the transfer.
     """
     rows: list[dict[str, Any]] = []
-    for number, (file, work) in enumerate(zip(files, works, strict=True)):
-        names: dict[str, str] = {}
-        own = work.filter(role="communication").select(
-            "index", "exchange", "kernel", "stream", "iteration", "start", "end"
-        )
-        for index, exchange, kernel, stream, iteration, start, end in own.iter_rows():
-            row = _describe(file, kernel, _find_sources(file, index, exchange))
+    columns = ("index", "exchange", "kernel", "stream", "iteration", "start", "end")
+    for file, work in zip(files, works, strict=True):
+        groups: dict[str, str] = {}
+        met = work.filter(role="communication").select(columns)
+        for index, exchange, kernel, stream, step, start, end in met.iter_rows():
+            row = _describe(file, kernel, index, exchange)
             row["nbytes"] = next((n for pattern, n in sizes.items() if fnmatchcase(kernel, pattern)), row["nbytes"])
-            if not row["known"]:  # a name or a pointer means nothing on another rank, unless all ranks are in the group
-                row["group"] = names.setdefault(row["group"] or str(stream), f"group {len(names)}")
-            rank = number if file.rank is None else file.rank
-            rows.append(
-                {"rank": rank, "index": index, "iteration": iteration, "start": start, "time": end - start} | row
-            )
-    frame = pl.DataFrame(rows, schema=_SCHEMA).with_columns(
-        order=pl.int_range(pl.len()).over("rank", "iteration", "group"), own=pl.len().over("rank", "iteration", "group")
-    )
+            if not row[
+                "known"
+            ]:  # its name, or stream, means nothing on another rank, unless all ranks are in the group
+                row["group"] = groups.setdefault(row["group"] or str(stream), f"group {len(groups)}")
+            rows.append(row | {"rank": file.rank, "index": index, "iteration": step, "time_s": 1e-9 * (end - start)})
+    own = ("rank", "iteration", "group")
+    frame = pl.DataFrame(rows, _SCHEMA).with_columns(order=pl.int_range(pl.len()).over(own), own=pl.len().over(own))
     key = ("iteration", "group", "order")
     same = (pl.col("operation").n_unique().over(key) == 1) & (pl.col("own").n_unique().over("iteration", "group") == 1)
     same &= pl.col("known") | (pl.col("ranks").fill_null(len(files)) == len(files))
     matched = pl.when(same).then(pl.col("rank").n_unique().over(key)).otherwise(1)
-    transfer = pl.when(matched > 1).then(pl.col("time").min().over(key))
-    return frame.with_columns(matched=matched, transfer=transfer, waiting=pl.col("time") - transfer).drop(
-        "own", "known"
-    )
+    transfer = pl.when(matched > 1).then(pl.col("time_s").min().over(key))
+    frame = frame.with_columns(matched=matched, transfer_s=transfer, waiting_s=pl.col("time_s") - transfer)
+    return frame.drop("own", "known")
 
 
 def read_ranks(paths: Sequence[str | Path]) -> list[TraceFile]:
@@ -195,27 +172,18 @@ def read_ranks(paths: Sequence[str | Path]) -> list[TraceFile]:
     named = [Path(path) for path in paths]
     executions = [path for path in named if _holds_nodes(path)]
     files = [read_kineto(path) for path in named if path not in executions]
-    if not files:
-        raise ValueError(f"paths are {show(paths)}; name at least one trace of Kineto, execution traces have no times")
+    if not len(executions) <= len(files) > 0:
+        raise ValueError(f"paths are {show(paths)}; name a trace of Kineto for each rank, and for each execution trace")
     for place, path in enumerate(executions):
-        numbers = re.findall(r"\d+", path.name.split(".")[0])
-        own = [at for at, file in enumerate(files) if numbers and file.rank == int(numbers[-1])]
-        if not own and len(executions) != len(files):
-            raise ValueError(f"{escape(path.name)} belongs to no trace that was named; end its name with its rank")
-        at = own[0] if own else place
-        files[at] = add_execution(files[at], read_execution(path))
-    files.sort(key=lambda file: file.rank or 0)
-    known = [file.rank for file in files if file.rank is not None]
-    if len({*known}) < len(files) > 1:
-        raise ValueError(f"ranks are {show(known)} of {len(files)} files; read one trace for each rank, and one run")
-    return files
+        files[place] = add_execution(files[place], read_execution(path))
+    ranks = [file.rank for file in files]
+    if len({*ranks} - {None}) < len(files) > 1:
+        raise ValueError(f"ranks are {show(ranks)}; read one trace for each rank, all of one run")
+    return sorted((replace(file, rank=file.rank or 0) for file in files), key=lambda file: file.rank or 0)
 
 
 def _holds_nodes(path: Path) -> bool:
     """Whether a file is an execution trace, by its head."""
     with reading(path, "pass the file that torch.profiler wrote", most=LARGEST_TRACE):
-        with open(path, "rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else open(path, "rb") as file:
-            head = file.read(2**16)
-    return b'"nodes"' in head and b'"traceEvents"' not in head
+        head = read_text(path)[: 2**16]
+    return '"nodes"' in head and '"traceEvents"' not in head

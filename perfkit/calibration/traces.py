@@ -4,32 +4,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import polars as pl
 
 from perfkit.calibration.activity import list_work, time_host
 from perfkit.calibration.meetings import list_collectives, read_ranks
-from perfkit.calibration.windows import Account, account_rank, interpret_difference, list_spans, list_steps, split_waits
+from perfkit.calibration.windows import ROLES, account, fill_time, list_steps
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_choice, check_type, escape, format_table, format_time, rank_largest
 from perfkit.prediction import accounts
 from perfkit.prediction.result import Prediction
 from perfkit.readers.trace import TraceFile, time_iterations
-from perfkit.workloads.graph import COLLECTIVES
 
 #: What the time of an iteration is, see `perfkit.readers.trace.time_iterations`.
 BASES = ("kernels", "host step", "device span", "host span")
-#: Charts, and what a report says below them.
-_CHARTS = {
-    "idle": "What every rank did, and why its device was idle.",
-    "breakdown": "The rank that computes longest: what nothing hides, so that the parts sum to its time.",
-    "regions": "One step of that rank, from stages to operations.",
-    "timeline": "One step, each rank on its own clock; neighbouring operations of one phase are drawn as one bar.",
-    "modules": "Modules of that rank, with the idle time before their kernels.",
-    "collectives": "The shortest time over ranks of every collective: its transfer without waits.",
-}
-_PHASES = ("data", "forward", "backward", "update")
+_CHARTS = ("idle", "breakdown", "timeline", "modules")
+_PHASES = ("forward", "backward", "update")
+#: Roles of what was recorded; the others fill the time between.
+_WORKED = ("compute", "communication", "copies")
+#: What a difference between two steps may come from.
+_SAYS = {
+    "host": "how fast the host launches, and what hides it", "loading": "how fast data comes",
+    "synchronisation": "calls in which the host waits for the device", "queued": "waits between streams",
+    "waiting": "unequal work of the ranks, or unequal starts", "collective": "messages, links, or what hides them",
+}  # fmt: skip
 _NS = 1e-9
 
 
@@ -51,194 +50,134 @@ class Trace(Tabular):
     basis: str
     sizes: Mapping[str, float] = field(default_factory=dict)
 
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks that were read, in the order of the files [-]."""
-        return tuple(number if file.rank is None else file.rank for number, file in enumerate(self.files))
-
-    @cached_property
+    @property
     def time(self) -> float:
         """Time of an iteration: mean over the steps that count, and over ranks [s]."""
-        means = [float(steps.filter("kept")["time"].to_numpy().mean()) for steps in self._steps]
-        return _NS * sum(means) / len(means)
-
-    @cached_property
-    def _steps(self) -> list[Table]:
-        return [list_steps(file, self.basis) for file in self.files]
-
-    @cached_property
-    def _works(self) -> list[Table]:
-        return [list_work(file) for file in self.files]
-
-    @cached_property
-    def _meetings(self) -> Table:
-        return list_collectives(self.files, self._works, self.sizes)
-
-    @cached_property
-    def _accounts(self) -> list[Account]:
-        works = (
-            split_waits(work, self._meetings.filter(rank=n)) for n, work in zip(self.ranks, self._works, strict=True)
-        )
-        each = zip(self.files, works, self._steps, strict=True)
-        return [account_rank(file, work, steps.filter("kept")) for file, work, steps in each]
-
-    def _find(self, rank: int | None) -> int:
-        """Place of a rank among those read; of the one that computes longest, unless given."""
-        check_type("rank", rank, int | None)
-        if rank is None:
-            return rank_largest(self.idle()["busy_s"].to_list())[0]
-        if rank not in self.ranks:
-            raise ValueError(f"rank is {rank}; ranks that were read are {', '.join(map(str, self.ranks))}; choose one")
-        return self.ranks.index(rank)
-
-    def _stack(self, frames: Sequence[Table], **more: Any) -> Table:
-        """Frames of all ranks above one another, the rank first."""
-        ranks = zip(self.ranks, frames, strict=True)
-        return pl.concat([frame.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all()) for rank, frame in ranks])
+        steps = self._steps.filter("kept").group_by("rank").agg(pl.mean("time_s"))["time_s"].to_list()
+        return float(sum(steps) / len(steps))
 
     def steps(self) -> Table:
-        """Steps of every rank, and why some do not count.
+        """Steps of every rank: rank, step [-]; begin, time [ns], time_s [s]; kept, and the reason where it is not."""
+        return self._steps
 
-        Columns rank, step [-]; start_s, since the trace began, time_s [s]; reason, why it does not count; kept.
+    def collectives(self) -> Table:
+        """Every collective of every rank, see `perfkit.calibration.meetings.list_collectives`."""
+        return self._collectives
+
+    @cached_property
+    def _steps(self) -> Table:
+        return pl.concat([list_steps(file, self.basis) for file in self.files])
+
+    @cached_property
+    def _work(self) -> Table:
+        return pl.concat([list_work(file) for file in self.files])
+
+    @cached_property
+    def _collectives(self) -> Table:
+        return list_collectives(self.files, [self._work.filter(rank=file.rank) for file in self.files], self.sizes)
+
+    @cached_property
+    def _accounts(self) -> Table:
+        """What the mean step of every rank was spent on: times [-], and own_s, the time that nothing hides [s]."""
+        frames = []
+        for file in self.files:
+            work, met = (frame.filter(rank=file.rank) for frame in (self._work, self._collectives))
+            filled, windows = fill_time(file, work, met), self._steps.filter(pl.col("kept"), rank=file.rank)
+            own = times = np.zeros(len(filled))
+            for begin, time in windows.select("begin", "time").iter_rows():
+                own = own + account(filled, begin, begin + time) * _NS / len(windows)
+                times = times + filled["start"].is_between(begin, begin + time, "left").to_numpy() / len(windows)
+            worked = filled["role"].is_in(_WORKED).to_numpy()
+            frames.append(filled.with_columns(own_s=pl.Series(own), times=pl.Series(times * worked)))
+        return pl.concat(frames)
+
+    @cached_property
+    def busiest(self) -> int:
+        """The rank that computes longest, which breakdown and modules look into [-]."""
+        idle = self.idle()
+        return int(idle["rank"][rank_largest(idle["busy_s"].to_list())[0]])
+
+    def breakdown(self) -> Table:
+        """Time of the busiest rank by phase and operation class, waiting, and idle by cause; sums to its time.
+
+        Columns phase, kind, operations [-], time_s [s], share [-]. What runs beside something else counts once, see
+        `perfkit.calibration.windows.ROLES`; what has no phase is as in `idle`.
         """
-        begins = [
-            steps.with_columns(pl.col("begin") - f.events["ts"][0])
-            for f, steps in zip(self.files, self._steps, strict=True)
-        ]
-        frame = self._stack(begins).with_columns(pl.col("begin", "time") * _NS)
-        return frame.rename({"begin": "start_s", "time": "time_s"})
-
-    def breakdown(self, rank: int | None = None) -> Table:
-        """Time of a rank by phase and operation class, and idle by cause; sums to its time.
-
-        Parameters
-        ----------
-        rank : int, optional
-            Which rank; the one that computes longest, unless given [-].
-
-        Returns
-        -------
-        frame : polars.DataFrame
-            phase, kind, operations [-], time_s [s], share [-]. What runs beside something else counts once, see
-            `perfkit.calibration.windows.ROLES`; what has no phase is waiting or idle, see `idle`.
-        """
-        work, causes = self._accounts[self._find(rank)]
-        phase = pl.when(pl.col("kind") == "waiting").then(pl.lit("")).otherwise("phase").alias("phase")
-        counts = pl.sum("times").round().cast(pl.Int64)
-        frame = work.group_by(phase, "kind", maintain_order=True).agg(operations=counts, time_s=pl.sum("own_s"))
-        rest = [("", cause, 0, time) for cause, time in causes.items()]
-        frame = pl.concat([frame, pl.DataFrame(rest, frame.schema, orient="row")]).filter(pl.col("time_s") > 0)
-        share = pl.col("time_s") / pl.sum("time_s")
-        return frame.with_columns(share=share).sort("time_s", descending=True, maintain_order=True)
+        phase = pl.when(pl.col("role").is_in(_WORKED)).then("phase").otherwise(pl.lit("")).alias("phase")
+        sums = {"operations": pl.sum("times").round().cast(pl.Int64), "time_s": pl.sum("own_s")}
+        frame = self._accounts.filter(rank=self.busiest).group_by(phase, "kind", maintain_order=True).agg(**sums)
+        frame = frame.filter(pl.col("time_s") > 0).with_columns(share=pl.col("time_s") / pl.sum("time_s"))
+        return frame.sort("time_s", descending=True, maintain_order=True)
 
     table = breakdown  # what all results have
 
-    def timeline(self, level: str = "operation", *, depth: int | None = None, rank: int | None = None) -> Table:
-        """Start and end of every operation, kernel, module or stage of the step whose time is nearest the mean.
+    def timeline(self, level: str = "operation", depth: int | None = None) -> Table:
+        """Start and end of every operation, module or stage of the step whose time is nearest the mean.
 
         Parameters
         ----------
         level : str
-            ``operation`` (its kernels together), ``kernel``, ``module`` or ``stage`` (forward, backward, update).
+            ``operation`` (its kernels together), ``module`` or ``stage`` (forward, backward, update).
         depth : int, optional
             Names of a module's path that are told apart; all of them, unless given [-].
-        rank : int, optional
-            Which rank; all of them, unless given [-].
 
         Returns
         -------
         frame : polars.DataFrame
             As `Prediction.timeline`; each rank on its own clock.
         """
-        check_choice("level", level, ("operation", "kernel", "module", "stage"))
-        frame = self._stack([list_spans(*pair) for pair in zip(self._works, self._steps, strict=True)])
-        frame = frame if rank is None else frame.filter(rank=self.ranks[self._find(rank)])
-        if level != "kernel":
-            sums = (pl.first("name", "kind", "phase", "module"), pl.min("start_s"), pl.max("end_s"))
-            frame = frame.group_by("rank", "stream", "operation", maintain_order=True).agg(*sums)
-        return frame if level in ("kernel", "operation") else accounts.list_spans(frame, level, depth)
+        check_choice("level", level, ("operation", "module", "stage"))
+        apart = (pl.col("time") - pl.mean("time").over("rank")).abs()
+        near = self._steps.filter("kept").sort(apart, maintain_order=True).unique("rank", keep="first")
+        frame = self._work.join(near.select("rank", "begin", "time"), on="rank", maintain_order="left")
+        frame = frame.filter((pl.col("end") > pl.col("begin")) & (pl.col("start") < pl.col("begin") + pl.col("time")))
+        times = {f"{end}_s": (pl.col(end) - pl.col("begin")).clip(0, pl.col("time")) * _NS for end in ("start", "end")}
+        alone = pl.when(pl.col("operation") < 0).then(-1 - pl.col("index")).otherwise("operation")
+        frame = frame.with_columns(stream="role", operation=alone, **times)
+        sums = (pl.first("name", "kind", "phase", "module"), pl.min("start_s"), pl.max("end_s"))
+        frame = frame.group_by("rank", "stream", "operation", maintain_order=True).agg(*sums)
+        return frame if level == "operation" else accounts.list_spans(frame, level, depth)
 
-    def modules(self, depth: int | None = 2, *, rank: int | None = None) -> Table:
-        """Time of every module, forward, backward and update, with the idle time of the device before it.
+    def modules(self, depth: int | None = 2) -> Table:
+        """Time of every module on the busiest rank by phase, with the idle time of the device before it.
 
         Parameters
         ----------
         depth : int or None
             Names of a module's path that are told apart; None for all of them [-].
-        rank : int, optional
-            Which rank; the one that computes longest, unless given [-].
 
         Returns
         -------
         frame : polars.DataFrame
-            module (empty for what belongs to none), operations [-], data_s (loading), forward_s, backward_s, update_s
-            [s], idle_s (part of those) [s], share [-]; they sum to the time, less what is idle at its end.
+            module (empty for what belongs to none), operations [-]; forward_s, backward_s, update_s and other_s, what
+            belongs to no phase, which sum to the time; idle_s, a part of them [s]; share [-].
         """
-        work, spent = self._accounts[self._find(rank)].work, pl.col("own_s") + pl.col("idle_s")
-        sums = {f"{phase}_s": spent.filter(phase=phase).sum() for phase in _PHASES}
-        sums = {"operations": pl.sum("times").round().cast(pl.Int64), **sums, "idle_s": pl.sum("idle_s")}
-        frame = work.group_by(accounts.cut_path(depth), maintain_order=True).agg(**sums, share=spent.sum())
-        return frame.with_columns(pl.col("share") / pl.sum("share"))
+        own, idle = pl.col("own_s"), pl.col("role").is_in(("queued", "host"))
+        sums = {f"{phase}_s": own.filter(phase=phase).sum() for phase in _PHASES}
+        sums |= {"other_s": own.filter(~pl.col("phase").is_in(_PHASES)).sum(), "idle_s": own.filter(idle).sum()}
+        sums = {"operations": pl.sum("times").round().cast(pl.Int64), **sums, "share": own.sum()}
+        groups = self._accounts.filter(rank=self.busiest).group_by(accounts.cut_path(depth), maintain_order=True)
+        frame = groups.agg(**sums).with_columns(pl.col("share") / pl.sum("share"))
+        return pl.concat([frame.filter(pl.col("module") != ""), frame.filter(module="")])
 
     def idle(self) -> Table:
         """Time in which every rank computes, and why it does not; the columns sum to its time.
 
         Columns rank [-]; busy_s, kernels; communication_s, collectives that no kernel hides; waiting_s, of these for
         other ranks, null and in communication_s where ranks were not matched; copies_s, copies that nothing hides;
-        host_s, nothing was launched; synchronisation_s, because the host waited for the device; loading_s, or for data;
-        queued_s, launched, and waiting for another stream or for its start [s].
+        queued_s, launched, and waiting for another stream or for its start; synchronisation_s, not launched because the
+        host waited for the device; loading_s, or for data; host_s, or for no such reason [s].
         """
-        rows = []
-        for rank, (work, causes) in zip(self.ranks, self._accounts, strict=True):
-            sums = dict(work.group_by("role").agg(pl.sum("own_s")).iter_rows())
-            met = self._meetings.filter(rank=rank)["transfer"].count() > 0
-            times = {"busy_s": sums.get("compute", 0.0), "communication_s": sums.get("communication", 0.0)}
-            times |= {"waiting_s": sums.get("waiting", 0.0) if met else None, "copies_s": sums.get("copies", 0.0)}
-            rows.append({"rank": rank, **times, **{f"{cause}_s": time for cause, time in causes.items()}})
-        return pl.DataFrame(rows, schema_overrides={"waiting_s": pl.Float64})
-
-    def collectives(self) -> Table:
-        """Every collective of every rank: its size, and how long it waited for other ranks.
-
-        Columns as of `perfkit.calibration.meetings.list_collectives`, times in seconds.
-        """
-        names = ("time", "transfer", "waiting")
-        frame = self._meetings.drop("index", "start").with_columns(pl.col(*names) * _NS)
-        return frame.rename({name: f"{name}_s" for name in names})
-
-    def communication(self) -> Table:
-        """What ranks spend on collectives, how much of it kernels hide, and who is late.
-
-        Columns rank, collectives [-]; total_s, with a collective in flight; exposed_s, of that while nothing computes;
-        overlapped_s, the rest of it; waiting_s, for other ranks, as in `idle` [s]; late, how often this rank came to a
-        collective after all others [-].
-        """
-        rows = []
-        for idle, file, account, steps in zip(
-            self.idle().to_dicts(), self.files, self._accounts, self._steps, strict=True
-        ):
-            alone = (
-                account_rank(file, account.work.filter(role="communication"), steps.filter("kept")).work["own_s"].sum()
-            )
-            waits, exposed = self._meetings.filter(rank=idle["rank"])["waiting"], idle["communication_s"]
-            times = {
-                "total_s": alone,
-                "exposed_s": exposed,
-                "overlapped_s": alone - exposed,
-                "waiting_s": idle["waiting_s"],
-            }
-            rows.append({"rank": idle["rank"], "collectives": len(waits), **times, "late": (waits == 0).sum()})
-        return pl.DataFrame(rows, schema_overrides={"waiting_s": pl.Float64})
+        role = pl.col("role").replace({"compute": "busy", "rest": "host"})
+        names = dict.fromkeys("busy" if name == "compute" else name for name in ROLES[:-1])
+        times = {f"{name}_s": pl.col("own_s").filter(role == name).sum() for name in names}
+        frame = self._accounts.group_by("rank", maintain_order=True).agg(**times)
+        met = self._collectives.drop_nulls("transfer_s")["rank"].unique()
+        return frame.with_columns(waiting_s=pl.when(pl.col("rank").is_in(met.implode())).then("waiting_s"))
 
     def host(self) -> Table:
-        """The five overheads of every rank's host, T1 to T5, under the observers that ran beside it.
-
-        Columns rank, those of `perfkit.calibration.activity.time_host`, observers: each of them slows the host.
-        """
-        frames = []
-        for file, work in zip(self.files, self._works, strict=True):
-            frames.append(time_host(file, work).with_columns(observers=pl.lit(", ".join(file.observers))))
-        return self._stack(frames)
+        """The five overheads of every rank's host, T1 to T5, see `perfkit.calibration.activity.time_host`."""
+        return pl.concat([time_host(file) for file in self.files])
 
     def compare(self, other: "Trace | Prediction") -> Table:
         """Put this trace beside another one, or beside a prediction; where they differ most comes first.
@@ -252,17 +191,17 @@ class Trace(Tabular):
         -------
         frame : polars.DataFrame
             phase, kind; operations [-] and time_s [s] of this trace, other_operations and other_s; difference_s, how
-            much longer this one is [s]; says, what that may mean.
+            much longer this one is [s]; says, what to look at.
         """
         check_type("other", other, Trace | Prediction)
         theirs = other.breakdown().select("phase", "kind", other_operations="operations", other_s="time_s")
         frame = self.breakdown().drop("share").join(theirs, on=["phase", "kind"], how="full", coalesce=True)
         frame = frame.with_columns(pl.all().exclude("phase", "kind").fill_null(0))
-        frame = frame.with_columns(difference_s=pl.col("time_s") - pl.col("other_s"))
-        frame = frame.sort(pl.col("difference_s").abs(), descending=True, maintain_order=True)
-        return frame.with_columns(
-            says=pl.Series([interpret_difference(row) for row in frame.to_dicts()], dtype=pl.String)
-        )
+        same = (pl.col("operations") / pl.col("other_operations")).is_between(0.9, 1.1)
+        each = pl.when(same).then(pl.lit("the time of each operation")).otherwise(pl.lit("the number of operations"))
+        says = pl.col("kind").replace_strict(_SAYS, default=None).fill_null(each)
+        frame = frame.with_columns(difference_s=pl.col("time_s") - pl.col("other_s"), says=says)
+        return frame.sort(pl.col("difference_s").abs(), descending=True, maintain_order=True)
 
     def chart(self, kind: str = "breakdown") -> Picture:
         """A picture of the trace.
@@ -270,8 +209,8 @@ class Trace(Tabular):
         Parameters
         ----------
         kind : str
-            ``breakdown``; ``idle``, rank by rank; ``timeline``; ``modules``; ``regions``: stages, modules and
-            operations of one rank above one another, with their times; ``collectives``: transfers over message size.
+            ``breakdown``; ``idle``, rank by rank; ``timeline``: operations, and of the rank that computes longest its
+            stages and modules above them; ``modules``.
 
         Returns
         -------
@@ -285,26 +224,12 @@ class Trace(Tabular):
             rows = self.idle().unpivot(index="rank", variable_name="kind", value_name="time_s").drop_nulls()
             rows = rows.with_columns(phase=pl.format("rank {}", "rank"), kind=pl.col("kind").str.strip_suffix("_s"))
             return plots.breakdown_bars(rows, title="What every rank does")
-        if kind == "collectives":
-            known = pl.col("operation").is_in(COLLECTIVES) & pl.all_horizontal(pl.col("nbytes", "transfer_s") > 0)
-            time, keys = pl.col("transfer_s"), ("operation", "ranks", "nbytes")
-            sums = {"time_s": time.median(), "q1_s": time.quantile(0.25), "q3_s": time.quantile(0.75)}
-            points = self.collectives().filter(known).group_by(*keys, maintain_order=True).agg(**sums)
-            return plots.collective_curves(points, [])
-        if kind == "regions":
-            return plots.region_lanes(self._list_regions())
-        if kind == "modules":
-            return plots.module_bars(self.modules())
-        return plots.breakdown_bars(self.breakdown()) if kind == "breakdown" else plots.timeline_lanes(self.timeline())
-
-    def _list_regions(self) -> Table:
-        """Spans of stages, modules of two depths and operations of the rank that computes longest."""
-        rank = self.ranks[self._find(None)]
-        frames = [self.timeline(rank=rank).filter(stream="compute").with_columns(level=pl.lit("operation"))]
-        for title, depth in (("submodule", 2), ("module", 1), ("stage", None)):
-            spans = self.timeline("module" if depth else "stage", depth=depth, rank=rank)
-            frames.append(spans.with_columns(level=pl.lit(title), name="module" if depth else "phase"))
-        return pl.concat([frame.select("level", "name", "phase", "start_s", "end_s") for frame in reversed(frames)])
+        if kind == "timeline":
+            levels = {"stage": ("stage", None), "module": ("module", 1), "submodule": ("module", 2)}
+            scales = [self.timeline(*level).with_columns(stream=pl.lit(name)) for name, level in levels.items()]
+            scales = [frame.filter(rank=self.busiest) for frame in scales]
+            return plots.timeline_lanes(pl.concat([*scales, self.timeline()], how="diagonal"))
+        return plots.module_bars(self.modules()) if kind == "modules" else plots.breakdown_bars(self.breakdown())
 
     def save_report(self, path: str | Path) -> Path:
         """Write charts and tables as one HTML file that opens without a network.
@@ -316,50 +241,39 @@ class Trace(Tabular):
         """
         from perfkit.calibration.pages import write_charts
 
-        bare = self._meetings.drop_nulls(["nbytes", "transfer"]).is_empty()
-        charts = {text: self.chart(kind) for kind, text in _CHARTS.items() if kind != "collectives" or not bare}
-        tables = {"Ranks": self.idle(), "Steps": self.steps(), "Where the time goes": self.breakdown()}
+        charts = {kind: self.chart(kind) for kind in _CHARTS}
+        tables = {
+            "Ranks": self.idle(),
+            "Steps": self._steps.drop("begin", "time"),
+            "Where the time goes": self.breakdown(),
+        }
         return write_charts(path, heading=repr(self), text=self.explain(), charts=charts, tables=tables)
 
     def explain(self) -> str:
-        """The trace in words: what was recorded, where the time goes, what was left out."""
+        """The trace in words: what was recorded, where the time goes, what was left out, what to know of it."""
         lines = [repr(self)]
-        for row in self.breakdown().head(8).to_dicts():
-            label = f"{row['phase']} {row['kind']}".strip().replace("_", " ")
-            count = f" ({row['operations']} operations)" if row["operations"] else ""
-            lines.append(f"  {row['share']:6.1%}  {format_time(row['time_s']):>9}  {label}{count}")
+        for phase, kind, count, seconds, share in self.breakdown().head(8).rows():
+            label = f"{phase} {kind}".strip().replace("_", " ") + (f" ({count} operations)" if count else "")
+            lines.append(f"  {share:6.1%}  {format_time(seconds):>9}  {label}")
         if len(self.files) > 1:
-            idle = self.idle()
-            cells = [[str(rank), *(format_time(time or 0) for time in times)] for rank, *times in idle.rows()]
-            heads = [name.removesuffix("_s") for name in idle.columns]
-            lines += [f"  {line}" for line in format_table([heads, *cells], numbers=True).split("\n")]
-        left = self.steps().filter(~pl.col("kept")).group_by("reason", maintain_order=True).agg(pl.col("step").unique())
+            cells = [[str(rank), *(format_time(time or 0) for time in times)] for rank, *times in self.idle().rows()]
+            heads = [name.removesuffix("_s") for name in self.idle().columns]
+            lines.append(format_table([heads, *cells], numbers=True))
+        left = self._steps.filter(~pl.col("kept")).group_by("reason", maintain_order=True).agg(pl.col("step").unique())
         lines += [f"  left out: step {', '.join(map(str, found))}: {why}" for why, found in left.rows()]
-        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
-
-    @cached_property
-    def notes(self) -> tuple[str, ...]:
-        """What to know before trusting the numbers."""
-        met, found = self._meetings, []
-        if alone := met["transfer"].null_count():
-            said = "hold waits for other ranks beside their transfer; read the traces of all ranks to tell them apart"
-            found.append(f"{alone} of {len(met)} collectives were not matched on other ranks and {said}")
-        if unsized := met["nbytes"].null_count():
-            found.append(
-                f"nothing says how large {unsized} of {len(met)} collectives are; pass sizes={{kernel: bytes}}"
-            )
+        if alone := self._collectives["transfer_s"].null_count():
+            lines.append(f"  note: {alone} collectives hold waits for ranks that were not read, beside their transfer")
         if observers := ", ".join(dict.fromkeys(name for file in self.files for name in file.observers)):
-            found.append(f"the profiler recorded {observers}, which slows the host: its times are upper bounds")
-        return tuple(found)
+            lines.append(f"  note: the profiler recorded {observers}, which slows the host: its times are upper bounds")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         names = [str(each.get("name", "")) for file in self.files for each in file.devices]
         names += ["an unnamed device" if any("kernel" in file.events["cat"] for file in self.files) else "its host"]
-        count, steps = len(self.files), self.steps().filter("kept")["step"].n_unique()
-        top = [f"{row['share']:.0%} {row['phase']} {row['kind']}" for row in self.breakdown().head(2).to_dicts()]
-        where = f"{count} rank{'s' * (count > 1)} on {escape(names[0], 60)}"
-        said = f"{self.basis}, {steps} step{'s' * (steps > 1)}"
-        return f"trace of {where}: {format_time(self.time)} ({said}), {' and '.join(top).replace('  ', ' ')}"
+        count, steps = len(self.files), self._steps.filter("kept")["step"].n_unique()
+        top = [f"{row[-1]:.0%} {row[0]} {row[1]}".replace("  ", " ") for row in self.breakdown().head(2).rows()]
+        where = f"{count} rank{'s' * (count > 1)} on {escape(names[0], 60)}: {format_time(self.time)}"
+        return f"trace of {where} ({self.basis}, {steps} step{'s' * (steps > 1)}), {' and '.join(top)}"
 
 
 def read_trace(

@@ -149,7 +149,7 @@ def _join(rows: Table, gap: float) -> Table:
 
     rows = rows.sort("lane", "start_s", maintain_order=True)
     apart = pl.col("start_s") - pl.col("end_s").cum_max().shift(1).over("lane") > gap
-    bar = (apart.fill_null(True) | (pl.struct("lane", "phase").rle_id().diff() != 0)).cum_sum().alias("bar")
+    bar = (apart.fill_null(True) | (pl.struct("lane", "phase", "region").rle_id().diff() != 0)).cum_sum().alias("bar")
     return _add_up(rows, bar, "lane", "phase").drop("bar")
 
 
@@ -174,7 +174,7 @@ def _aggregate(rows: Table) -> Table:
     slots = max(1, _BARS // rows["lane"].n_unique())
     width = span / slots
     slot = ((pl.col("start_s") - first) / width).cast(pl.Int64).clip(0, slots - 1).alias("slot")
-    most = _add_up(rows, "lane", slot, "phase").sort("busy_s", descending=True, maintain_order=True)
+    most = _add_up(rows, "lane", slot, "phase", "region").sort("busy_s", descending=True, maintain_order=True)
     most = most.group_by("lane", "slot", maintain_order=True).first()
     begin = first + pl.col("slot") * width
     return _join(most.with_columns(start_s=begin, end_s=begin + width), width / 2)
@@ -200,6 +200,7 @@ def timeline_lanes(frame: Frame) -> alt.Chart:
     seconds, label = pl.col("end_s") - pl.col("start_s"), pl.format("rank {} · {}", "rank", "stream")
     longest = pl.concat_list("name", "module").list.eval(pl.element().filter(pl.element() != "")).list.join(" · ")
     own = {"lane": label, "longest": longest, "longest_s": seconds, "busy_s": seconds, "operations": pl.lit(1)}
+    own["region"] = pl.when(pl.col("name") == "").then("module").otherwise(pl.lit(""))  # spans of modules stay apart
     rows = rows.filter(seconds > 0).with_columns(**own)
     phases = order(rows.sort("start_s", maintain_order=True)["phase"])
     place = {stream: number for number, stream in enumerate(order(rows["stream"]))}
@@ -220,44 +221,3 @@ def timeline_lanes(frame: Frame) -> alt.Chart:
     zoom = alt.selection_interval(name="zoom", bind="scales", encodings=["x"])
     heading = alt.Title("Timeline of one iteration", subtitle=note)
     return bars.add_params(zoom).properties(width=620, height=alt.Step(24), title=heading)
-
-
-def region_lanes(frame: Frame, *, title: str = "One iteration on several scales") -> alt.LayerChart:
-    """Draw the regions of an iteration, from its stages down to its operations, above one another with their times.
-
-    Parameters
-    ----------
-    frame : frame or list of dict
-        Rows ``level`` (lanes, in the order they come), ``name``, ``phase``, ``start_s`` and ``end_s`` [s]; the longest
-        regions are drawn.
-    title : str, optional
-        Heading.
-
-    Returns
-    -------
-    chart : altair.LayerChart
-        One lane per level; the horizontal axis zooms where the renderer is interactive.
-    """
-    import polars as pl
-
-    rows = read_frame(frame, level="", name="", phase="", start_s=0.0, end_s=0.0)
-    rows = rows.with_columns(time_s=pl.col("end_s") - pl.col("start_s")).filter(pl.col("time_s") > 0)
-    levels, phases = order(rows["level"]), order(rows.sort("start_s", maintain_order=True)["phase"])
-    width, span = 620, float(rows["end_s"].max() or 0) - float(rows["start_s"].min() or 0)  # type: ignore[arg-type]
-    drawn = rows.top_k(_BARS, by="time_s")
-    x, y = (
-        canvas.amount_axis("start_s", "Time since the iteration began", "s", ticks=8),
-        alt.Y("level:N", title=None, sort=levels),
-    )
-    bars = draw(drawn.to_dicts()).mark_bar(height={"band": 0.86}, stroke="white", strokeWidth=0.4)
-    color = canvas.colour("phase", phases, title="Phase")
-    bars = bars.encode(x=x, x2="end_s:Q", y=y, color=color, tooltip=tips("level", "name", "phase", time_s=".3s"))
-    words = []
-    for row in drawn.to_dicts():
-        room = int(width * row["time_s"] / span / 6)  # characters of six pixels
-        text = f"{row['name'][: max(room - 8, 0)]} {format_time(row['time_s'])}"
-        if len(text) <= room:
-            words.append(row | {"text": text, "middle_s": (row["start_s"] + row["end_s"]) / 2})
-    texts = draw(words).mark_text(fontSize=9, color="white").encode(x=alt.X("middle_s:Q"), y=y, text="text:N")
-    zoom = alt.selection_interval(name="zoom", bind="scales", encodings=["x"])
-    return layer(bars.add_params(zoom), texts).properties(width=width, height=alt.Step(26), title=title)
