@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from perfkit.calibration.activity import list_work, time_host
+from perfkit.calibration.activity import time_host
 from perfkit.fitting import Fit
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Quantity
@@ -113,7 +113,7 @@ def _time_host(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     for row in (row for row in rows if row["variant"] == "eager" and os.path.exists(row.get("trace", ""))):
         file, pace = read_kineto(row["trace"]), row["seconds"] / row["profiled"]
         mean = (pl.col("mean_s") * pl.col("n")).sum() / pl.col("n").sum() * pace
-        frames.append(time_host(file, list_work(file)).group_by("overhead").agg(s=mean))
+        frames.append(time_host(file).group_by("overhead").agg(s=mean))
     value, every = pl.col("s"), pl.concat(frames).group_by("overhead")
     means = every.agg(value.mean(), error=value.std() / value.len().sqrt())
     return [list(row) for row in means.sort("overhead").rows()]
