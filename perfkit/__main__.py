@@ -49,7 +49,8 @@ def _doctor(given: _Given) -> _Answer:
 def _calibrate(given: _Given) -> _Answer:
     if Path(given.out).suffix != ".toml" and not Path(given.out).is_dir():
         raise ValueError(f"out is {given.out!r}; platform files are known by their ending; name it {given.out}.toml")
-    if given.from_nccl_logs or given.from_kernel_database or (given.base and given.device != "cuda"):
+    based = given.base and given.device != "cuda" and not given.traces
+    if given.from_nccl_logs or given.from_kernel_database or based:
         return _assemble(given)
     from perfkit.calibration.campaign import launched_ranks, measure_collectives
     from perfkit.measure.folders import Campaign
@@ -61,8 +62,8 @@ def _calibrate(given: _Given) -> _Answer:
         else:
             measure_collectives(Campaign(None), ranks=place[1], seconds=0.1 if given.quick else 0.2)
         return _Answer("", None)
-    platform = pk.calibrate(out=given.out, **_pick(given, "device base ranks quick models measurements"))
-    beside = "" if given.measurements else ", its raw measurements beside it"
+    platform = pk.calibrate(out=given.out, **_pick(given, "device base ranks quick models measurements traces"))
+    beside = "" if given.measurements or given.traces else ", its raw measurements beside it"
     return _Answer(f"{platform!r}\nwritten to {given.out}{beside}", platform.numbers().to_dicts())
 
 
@@ -260,6 +261,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "seed": {"type": int, "help": "seed of what is drawn; default 0"},
     "sequence": {"type": int, "help": "tokens of one sequence"},
     "steps": {"type": int, "help": "steps of the search in place of --seconds: equal on every machine"},
+    "traces": {"metavar": "FILE", "nargs": "+", "help": "measure nothing: put kernels of recorded steps into --base"},
     "tables": {"metavar": "FILE", "help": "CSV, Parquet or JSON file, recorded indices, or see perfkit tables"},
 }
 
@@ -278,7 +280,7 @@ _COMMANDS = {
     "doctor": _Command(_doctor, "Is this machine fit for a calibration? Exit code 1 where something would spoil it."),
     "calibrate": _Command(
         _calibrate, "Measure this machine, or fit existing measurements, and write a platform file.", "out",
-        "device ranks quick models measurements from-nccl-logs partial from-kernel-database base",
+        "device ranks quick models measurements from-nccl-logs partial from-kernel-database traces base",
     ),
     "predict": _Command(_predict, "Predict one training iteration.", "model platform", "batch sequence dtype ranks"),
     "shard": _Command(

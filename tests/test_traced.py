@@ -102,3 +102,13 @@ def test_what_is_not_known_is_said(shared_data: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="mixes both"):
         platform = calibrate_traces(home / "gaunernst_bert-small-uncased_h100.json.gz", "a100-sxm-8")
     assert platform.provenance["base"] == "a100-sxm-8"
+
+
+def test_a_platform_of_traces_is_written_and_predicts_their_graph(shared_data: Path, tmp_path: Path) -> None:
+    paths = paths_of(shared_data / "traces" / "dlrm_v100x8_param", True)
+    platform = pk.calibrate(traces=paths, base="v100-sxm-8", out=tmp_path / "p.toml")
+    assert pk.load_platform(tmp_path / "p.toml").kernels == platform.kernels and platform.name == "p"
+    graph = pk.read_trace(paths).graph()
+    with keep_quiet():
+        one, other = (pk.predict(graph, where, ranks=8) for where in (platform, "h100-sxm-8"))
+    assert one.time > 0 and other.time > 0 and one.communication()["total_s"][0] > 0

@@ -239,7 +239,7 @@ def _count_ranks(device: str, ranks: int | None) -> int:
 def calibrate(
     *, device: str = "cpu", base: Named | None = None, ranks: int | None = None, quick: bool = False,
     models: str = "standard", out: str | Path | None = None, measurements: str | Path | None = None,
-    progress: bool = True,
+    traces: str | Path | Sequence[str | Path] | None = None, progress: bool = True,
 ) -> Platform:  # fmt: skip
     """Calibrate this machine: measure, fit, and return the platform.
 
@@ -262,6 +262,8 @@ def calibrate(
         folder ``.measurements.traces`` beside it.
     measurements : str or Path, optional
         Raw measurements of an earlier calibration to fit, instead of measuring.
+    traces : str, Path or sequence of them, optional
+        Traces of steps whose kernels go into the base, see `perfkit.calibration.traced.calibrate_traces`.
     progress : bool
         Whether to show a bar for each stage.
 
@@ -282,6 +284,13 @@ def calibrate(
     check_choice("models", models, MODELS)
     target, campaign = check_target("out", out) if out is not None else None, None
     beside = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
+    if traces is not None:
+        from perfkit.calibration.traced import calibrate_traces
+
+        platform = calibrate_traces(traces, base, target.stem if target else "")
+        if target is not None:
+            platform.save(target)
+        return platform
     if measurements is not None:
         with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
             raw = json.loads(Path(measurements).read_text(encoding="utf-8"))

@@ -16,6 +16,7 @@ from perfkit.ground.units import check_choice, check_type, escape, format_table,
 from perfkit.prediction import accounts
 from perfkit.prediction.result import Prediction
 from perfkit.readers.trace import TraceFile, time_iterations
+from perfkit.workloads.graph import Graph
 
 #: What the time of an iteration is, see `perfkit.readers.trace.time_iterations`.
 BASES = ("kernels", "host step", "device span", "host span")
@@ -178,6 +179,23 @@ class Trace(Tabular):
     def host(self) -> Table:
         """The five overheads of every rank's host, T1 to T5, see `perfkit.calibration.activity.time_host`."""
         return pl.concat([time_host(file) for file in self.files])
+
+    def graph(self, rank: int | None = None) -> Graph:
+        """Operations of a recorded step, with their sizes: what `pk.predict` prices on any platform.
+
+        Parameters
+        ----------
+        rank : int, optional
+            Which rank; the one that computes longest, unless given [-].
+
+        Returns
+        -------
+        graph : Graph
+            As `pk.capture` would record it, see `perfkit.calibration.traced.record_step`.
+        """
+        from perfkit.calibration.traced import record_step
+
+        return record_step(self.files[self._find(rank)])[0]
 
     def compare(self, other: "Trace | Prediction") -> Table:
         """Put this trace beside another one, or beside a prediction; where they differ most comes first.
