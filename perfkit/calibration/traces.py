@@ -12,7 +12,7 @@ from perfkit.calibration.activity import list_work, time_host
 from perfkit.calibration.meetings import list_collectives, read_ranks
 from perfkit.calibration.windows import ROLES, account, fill_time, list_steps
 from perfkit.ground.results import Picture, Table, Tabular
-from perfkit.ground.units import check_choice, check_type, escape, format_table, format_time, rank_largest
+from perfkit.ground.units import check_choice, check_type, escape, format_table, format_time, rank_largest, show
 from perfkit.prediction import accounts
 from perfkit.prediction.result import Prediction
 from perfkit.readers.trace import TraceFile, time_iterations
@@ -186,7 +186,7 @@ class Trace(Tabular):
         Parameters
         ----------
         rank : int, optional
-            Which rank; the one that computes longest, unless given [-].
+            Which rank; the `busiest`, unless given [-].
 
         Returns
         -------
@@ -195,7 +195,10 @@ class Trace(Tabular):
         """
         from perfkit.calibration.traced import record_step
 
-        return record_step(self.files[self._find(rank)])[0]
+        files = {file.rank: file for file in self.files}
+        if rank is not None and rank not in files:
+            raise ValueError(f"rank is {show(rank)}; ranks that were read are {', '.join(map(str, files))}; choose one")
+        return record_step(files[self.busiest if rank is None else rank])[0]
 
     def compare(self, other: "Trace | Prediction") -> Table:
         """Put this trace beside another one, or beside a prediction; where they differ most comes first.

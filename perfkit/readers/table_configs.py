@@ -121,7 +121,7 @@ def _make_tables(records: Iterable[tuple[str, Mapping[str, Any]]], name: str, it
     found = []
     for place, record in islice(records, MOST_ROWS + 1):
         values = {"itemsize": itemsize} | {key: value for key, value in record.items() if value not in (None, "")}
-        for key in record.keys() - set(_COLUMNS):
+        for key in record:
             join_place(place, str(key), _COLUMNS)
         if missing := [key for key in ("rows", "dim") if key not in values]:
             raise ValueError(f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table")
