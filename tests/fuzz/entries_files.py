@@ -345,6 +345,6 @@ ENTRIES: dict[str, Entry] = {
     "comparison": file(".json", lambda rng: measured(choose(rng, CHECKS)), simply(read_check), 0.4),
     "trials": file(".json", lambda rng: measured(choose(rng, TRIALS)), simply(Trials.load), 0.2),
     "kernel-database": Entry(read_database, 0.3),
-    "trace-kineto": file(".json .json.gz", trace, simply(read_steps)),
+    "trace-kineto": file(".json .json.gz", trace, simply(read_steps), 0.25),
     "trace-execution": file(".json", execution, simply(read_execution), 0.5),
 }
