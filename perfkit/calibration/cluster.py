@@ -112,8 +112,7 @@ def _time_host(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     frames = [pl.DataFrame(schema={"overhead": pl.String, "s": pl.Float64})]
     for row in (row for row in rows if row["variant"] == "eager" and os.path.exists(row.get("trace", ""))):
         file, pace = read_kineto(row["trace"]), row["seconds"] / row["profiled"]
-        mean = (pl.col("mean_s") * pl.col("n")).sum() / pl.col("n").sum() * pace
-        frames.append(time_host(file).group_by("overhead").agg(s=mean))
+        frames.append(time_host(file).select("overhead", s=pace * pl.col("mean_s")))
     value, every = pl.col("s"), pl.concat(frames).group_by("overhead")
     means = every.agg(value.mean(), error=value.std() / value.len().sqrt())
     return [list(row) for row in means.sort("overhead").rows()]
@@ -156,9 +155,8 @@ def fit_cluster(measurements: Mapping[str, Any], base: Named | None = None, *, n
     platform = assemble(platform, name=name or f"{base.name}, measured", kernels=kernels)
     host = {key: Quantity(mean, "s", "measured", source, day, e) for key, mean, e in measurements["host"]} or base.host
     parts = ((platform.kernels, base.kernels), (platform.collectives, base.collectives))
-    kept = [key for new, old in parts for key, fit in new.items() if fit == old.get(key)] + ["host"] * (
-        host is base.host
-    )
+    kept = [key for new, old in parts for key, fit in new.items() if fit == old.get(key)]
+    kept += ["host"] if host is base.host else []
     lost = Counter(f"{row['kind']} in {row['dtype']} ({row['failed']})" for row in rows if "failed" in row)
     story = {"id": source, "measured": day, "base": base.name, "as in the base": ", ".join(kept)}
     story["without a time"] = "; ".join(f"{count} of {label}" for label, count in lost.items())

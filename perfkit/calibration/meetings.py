@@ -151,9 +151,7 @@ def list_collectives(files: Sequence[TraceFile], works: Sequence[Table], sizes: 
         for index, exchange, kernel, stream, step, start, end in met.iter_rows():
             row = _describe(file, kernel, index, exchange)
             row["nbytes"] = next((n for pattern, n in sizes.items() if fnmatchcase(kernel, pattern)), row["nbytes"])
-            if not row[
-                "known"
-            ]:  # its name, or stream, means nothing on another rank, unless all ranks are in the group
+            if not row["known"]:  # its name, or stream, means nothing on another rank, unless all are in the group
                 row["group"] = groups.setdefault(row["group"] or str(stream), f"group {len(groups)}")
             rows.append(row | {"rank": file.rank, "index": index, "iteration": step, "time_s": 1e-9 * (end - start)})
     own = ("rank", "iteration", "group")
