@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import traceback
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -23,7 +24,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.input is not None:
         for name in given.entry:
-            print(name, *filter(None, run_one(name, entries[name], given.seed, given.input)), sep="\n")
+            verdict, reason, error = run_one(name, entries[name], given.seed, given.input)
+            print(name, verdict, reason, *traceback.format_exception(error), sep="\n")
         return 0
     tasks = []
     for name, count in deal(given.inputs, given.entry).items():  # in parts, so that all processes end together

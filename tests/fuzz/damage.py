@@ -111,19 +111,18 @@ def damage_text(rng: Rng, text: str) -> str:
 
 
 def damage_tree(rng: Rng, tree: Any) -> Any:
-    """A copy of nested dicts and lists with one or two values, keys or entries replaced, dropped or moved."""
-    tree = copy.deepcopy(tree)
+    """Nested dicts and lists with one or two values, keys or entries replaced, dropped or moved; copied on the way."""
     for _ in range(1 + int(rng.integers(6)) // 4):
         if not isinstance(tree, dict | list) or not tree or rng.random() < 0.02:
             return junk(rng)
-        node = tree
+        node = tree = copy.copy(tree)
         while True:  # a walk down to some entry: short ones are as likely as long ones
             keys = list(node) if isinstance(node, dict) else range(len(node))
             key, other = choose(rng, keys), choose(rng, keys)
             below = node[key]
             if not isinstance(below, dict | list) or not below or rng.random() < 0.15:
                 break
-            node = below
+            node[key] = node = copy.copy(below)
         number = isinstance(below, int | float) and not isinstance(below, bool) and abs(below) < 1e300
         kind = int(rng.integers(7))
         if number and rng.random() < 0.6:

@@ -157,8 +157,8 @@ METHODS = (
 # The command line.
 
 COMMANDS = (
-    "predict --model dlrm-ddp --platform h100-sxm-8 --batch 64 --ranks 2 --dtype bf16",
-    "predict --model bert-base --platform a100-sxm-8 --batch 64 --ranks 2 --dtype bf16",
+    *["predict --model dlrm-ddp --platform h100-sxm-8 --batch 64 --ranks 2 --dtype bf16"] * 3,
+    *["predict --model bert-base --platform a100-sxm-8 --batch 64 --ranks 2 --dtype bf16"] * 3,
     "shard --seconds 1e-3 --tables t.json --platform zen5-2 --ranks 2 --batch 64 --memory 1e9 --seed 1 --out o.json",
     "calibrate --from-nccl-logs . --base h100-sxm-8 --out o.toml",
 )
