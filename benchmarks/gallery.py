@@ -23,12 +23,13 @@ from benchmarks.gpu_bars import AbsentError, find_shared_data
 from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, write_text
-from perfkit.ground.hardware import Link
+from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.units import check_choice
 from perfkit.models.collectives import OPERATIONS, bus_factor
-from perfkit.platform.gallery import start_platform
+from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.platform.sources import POOR, assemble, fit_curves, fit_database, fit_gemms, fit_rails
+from perfkit.platform.sources import POOR, UNFITTED, assemble, fit_curves, fit_database, fit_gemms, fit_rails
+from perfkit.platform.whatif import DEVICE_SPREAD
 
 if TYPE_CHECKING:
     import polars
@@ -206,6 +207,8 @@ RECIPES: Mapping[str, Recipe] = {
 
 #: All platforms of GPUs: of the recipes, and those of a study that locked the clocks.
 NAMES = (*RECIPES, *gallery_v100.NAMES)
+#: What every datasheet is given, and the gallery where nothing was measured; not a platform of the gallery itself.
+TYPICAL = "../typical"
 
 
 def _is_curve(key: str) -> bool:
@@ -219,7 +222,9 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
     if recipe.node:
         platform, missing = read_parts(recipe.node)
     else:
-        platform = start_platform(recipe.system, name=name, ranks_per_node=recipe.ranks, date=DATE)
+        platform = Platform.from_datasheet(recipe.system, ranks=recipe.ranks)
+        kernels = {key: replace(fit, transferred=()) for key, fit in platform.kernels.items()}
+        platform = replace(platform, kernels=kernels, collectives={})
     platform = replace(platform, name=name, network=replace(platform.network, nodes=recipe.nodes, rails=recipe.rails))
     for part in recipe.parts:
         try:
@@ -234,12 +239,76 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
 
 def build(name: str) -> Platform:
     """A platform of the gallery with every part; an error where a source is missing."""
+    if name == TYPICAL:
+        return _round(build_typical())
     if name in gallery_v100.NAMES:
         return _round(gallery_v100.build(name, _shared()))
     platform, missing = read_parts(name)
     if missing:
         raise AbsentError(f"{name} cannot be built: {'; '.join(dict.fromkeys(missing))}")
     return finish(platform)
+
+
+#: Classes that were not measured or vary by more than the devices show: what each follows, its least spread, and why;
+#: docs/formulas.md, table 2.3.
+_FOLLOWS: Mapping[str, tuple[str, float, str]] = {
+    "attention": ("attention", 0.4, "FlashAttention-2 reaches 35 % of the peak of an H100 (arXiv 2407.08608)"),
+    "bmm": ("gemm", 0.35, "few or small products fill a device less"),
+    "elementwise": ("elementwise", 0.3, "casts stand for all functions"),
+    **dict.fromkeys(("rowwise", "copy"), ("elementwise", 0.35, "the same share of the bandwidth")),
+    **dict.fromkeys(("embedding_forward", "embedding_backward", "embedding_update"),
+                    ("gemm", 0.45, "random rows were not measured; they move in 32 B sectors")),
+}  # fmt: skip
+#: Least spread of collectives on a link that nobody measured; docs/formulas.md, table 2.3.
+_WIDE = 0.5
+
+
+def build_typical() -> Platform:
+    """What the middle one of the measured devices reaches: shares of peak, bandwidth and link."""
+    locked = "v100-sxm-8"  # measured at another clock
+    nodes = {name: load_platform(name) for name, recipe in RECIPES.items() if not recipe.node and name != locked}
+    wires, hops = ({name: getattr(node.network.links["intra"], end).value for name, node in nodes.items()}
+                   for end in ("bandwidth", "latency"))  # fmt: skip
+    wire, hop = (float(np.median(list(values.values()))) for values in (wires, hops))
+    groups: dict[str, dict[str, Fit]] = {}
+    for name, node in nodes.items():
+        for key, fit in {**node.kernels, **node.collectives}.items():
+            if fit.kind == "fitted" and fit.form in ("roofline", "over_ranks"):
+                scale = {"beta0": wires[name] / wire, "beta1": wires[name] / wire}
+                parameters = {part: value * scale.get(part, 1.0) for part, value in fit.items()}
+                groups.setdefault(key, {})[name] = replace(fit, parameters=parameters)
+    found = {key: _take_middle(fits) for key, fits in sorted(groups.items()) if len(fits) > 2}
+    for key, (model, least, why) in _FOLLOWS.items():
+        fit = found[model]
+        found[key] = replace(fit, spread=max(least, fit.spread), source=f"{fit.source}; as {model}: {why}")
+    gather = found["all_gather.any"]
+    parameters = {**gather, "beta0": gather["beta0"] + gather["beta1"], "beta1": 0.0}
+    found["broadcast.any"] = replace(gather, parameters=parameters, source=f"{gather.source}; busbw of all_gather")
+    found["transfer"] = Fit(
+        "additive", {"launch": 1e-6, "nbytes": 1 / 8.1e9}, spread=0.5, units={"launch": "s", "nbytes": "s/B"},
+        source="pageable memory over PCIe as on the V100 host of arXiv 2404.12674 (hw_params, pcie_gbps)",
+        kind="assumed", date=DATE, notes=(UNFITTED,),
+    )  # fmt: skip
+    own, text = "a placeholder: every datasheet states its own", f"median over {', '.join(nodes)}"
+    memory = MemoryLevel("memory", None, Quantity(1.0, "B/s", "assumed", own, DATE))
+    link = Link(Quantity(wire, "B/s", "assumed", text, DATE), Quantity(hop, "s", "assumed", text, DATE))
+    kernels, curves = ({k: f for k, f in found.items() if _is_curve(k) == which} for which in (False, True))
+    device = Device("a device that nobody measured", "cuda", {}, (memory,))
+    network = Network(8, links={"intra": link})
+    return Platform("the middle of the measured GPUs", device, network, kernels, curves)
+
+
+def _take_middle(fits: Mapping[str, Fit]) -> Fit:
+    """The median of every parameter, and in squares the middle spread, the scatter of shares and that of a transfer."""
+    first = next(iter(fits.values()))
+    table = {name: np.array([fit[name] for fit in fits.values()]) for name in first}
+    scatters = [np.log(table[name]).std() for name in ("compute_efficiency", "memory_efficiency") if name in table]
+    scatter = next((x for x in scatters if x > 0), _WIDE)  # what only moves data keeps its share of arithmetic
+    spread = math.hypot(float(np.median([fit.spread for fit in fits.values()])), float(scatter), DEVICE_SPREAD)
+    return Fit(
+        first.form, {name: float(np.median(values)) for name, values in table.items()}, spread=spread, kind="assumed",
+        source=f"median over {', '.join(fits)}", date=DATE, notes=(UNFITTED,), units=first.units, dtypes=first.dtypes,
+    )  # fmt: skip
 
 
 def finish(platform: Platform) -> Platform:
@@ -303,8 +372,8 @@ def find_differences(new: Any, old: Any, place: str = "") -> Iterator[str]:
 
 def _run(given: Any) -> int:
     changed = 0
-    for name in given.names or NAMES:
-        path = find_reference("platforms") / f"{name}.toml"
+    for name in given.names or (*NAMES, TYPICAL):
+        path = find_reference() / "platforms" / f"{name}.toml"
         text = build(name).to_toml()
         old = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         found = list(find_differences(tomllib.loads(text), old))

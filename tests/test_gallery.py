@@ -3,17 +3,24 @@
 import csv
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gallery import NAMES, RECIPES, find_differences, finish, main, read_parts
+from benchmarks.gallery import NAMES, RECIPES, TYPICAL, build, find_differences, finish, main, read_parts
 from benchmarks.gpu_bars import find_shared_data
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
+from perfkit.models.collectives import bus_factor
+from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
+from perfkit.prediction.result import predict
 from perfkit.readers.datasheets import list_datasheets, read_datasheet
 from perfkit.readers.kernel_database import find_database
+from perfkit.workloads.transformer import Transformer
 
 #: What a number says of its basis, by the last word of its quantity: unit and first words.
 BASES = {
@@ -31,7 +38,7 @@ def test_the_shipped_datasheets_are_whole() -> None:
         rows = list(csv.DictReader(file))
     for row in rows:
         first, _, last = row["quantity"].rpartition(" ")
-        end = "link" if first in ("NVLink", "PCIe", "NIC") else "memory"
+        end = "link" if first in ("NVLink", "fabric", "PCIe", "NIC") else "memory"
         unit, basis = BASES[end if last == "bandwidth" else last]
         assert float(row["value"]) > 0 and row["unit"] == unit and re.fullmatch(basis, row["basis"]), row
         assert row["kind"] in ("datasheet", "assumed") and re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"]), row
@@ -42,10 +49,9 @@ def test_the_shipped_datasheets_are_whole() -> None:
     assert len({(row["system"], row["device"]) for row in rows}) == len(list_datasheets())
     for system in list_datasheets():
         sheet = read_datasheet(system)
-        assert {"fp32", "fp16"} <= set(sheet.device.peaks)
-        assert [level.bandwidth is None for level in sheet.device.memory] == [True, False]
-        assert {"NVLink", "PCIe"} & set(sheet.links)
-        assert sheet.power.value <= 1400
+        assert {"bf16", "fp16"} & set(sheet.device.peaks)
+        assert [level.bandwidth is None for level in sheet.device.memory][-2:] in ([True, False], [False])
+        assert sheet.wire is not None and (sheet.power is None or 70 <= sheet.power.value <= 1400)
 
 
 def test_dense_and_sparse_one_way_and_both_are_told_apart() -> None:
@@ -56,6 +62,49 @@ def test_dense_and_sparse_one_way_and_both_are_told_apart() -> None:
     assert h100.links["NVLink"].value == 900e9 / 2
     assert "both ways, divided by 2" in h100.links["NVLink"].basis
     assert read_datasheet("a100-sxm").device.memory[0].capacity.value == 40 * 2**20
+
+
+def test_what_nobody_measured_is_the_middle_of_what_was() -> None:
+    committed = find_reference("typical.toml").read_text(encoding="utf-8")
+    assert not list(find_differences(tomllib.loads(build(TYPICAL).to_toml()), tomllib.loads(committed)))
+
+
+@pytest.mark.parametrize("system", list_datasheets())
+def test_no_datasheet_device_beats_its_datasheet(system: str) -> None:
+    """Kernels and collectives lie above FLOP over peak, bytes over bandwidth and bytes over the link."""
+    node = (
+        load_platform(f"{system}-8")
+        if f"{system}-8" not in list_gallery()
+        else Platform.from_datasheet(system, ranks=8)
+    )
+    rate, wire = node.device.main_bandwidth, node.network.links["intra"].bandwidth.value
+    with keep_quiet():
+        for dtype, peak in node.device.peaks.items():
+            for m, n, k in ((64, 64, 64), (8192, 8192, 8192), (4096, 64, 4096), (1, 50257, 1024)):
+                floor = max(2 * m * n * k / peak.value, (m * k + k * n + m * n) * DTYPES[dtype] / rate)
+                assert node.gemm(m, n, k, dtype=dtype).time > floor
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+            found = node.collective(name, 1e9, ranks=8)
+            assert found.time > bus_factor(name, 8) * 1e9 / wire and found.interval()[1] > 1.5 * found.time
+
+
+def test_a_device_of_three_numbers_has_a_roofline() -> None:
+    """100 TFLOP/s and 3 TB/s: FLOP over peak alone take longer than the traffic that such a device was priced at."""
+    mine = Platform.from_datasheet("mine", flops={"bf16": 1e14}, memory=(96e9, 3e12))
+    bert = Transformer.bert("bert-large", batch=64, sequence=512, dtype="bf16")
+    flops = bert.graphs(1)[0].column("flops").sum()
+    for platform in (mine, replace(mine, kernels={})):
+        with keep_quiet():
+            found = predict(bert, platform)
+        assert found.time >= found.lower_bound > flops / 1e14 > 0.6
+    for given, message in (
+        ({}, "name is 'mine'; known are a100-sxm"), ({"flops": {"bf16": 1e14}}, "memory is None; give both"),
+        ({"flops": {"bf17": 1.0}, "memory": (1.0, 1.0)}, "did you mean 'bf16'"),
+        ({"flops": {"bf16": 0}, "memory": (1.0, 1.0)}, "flops\\['bf16'\\] is 0"),
+        ({"flops": {"bf16": 1e14}, "memory": (1.0, 1.0), "ranks": 8}, "link is missing"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            Platform.from_datasheet("mine", **given)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -1,38 +1,22 @@
 """The gallery: platforms that ship with perfkit, found by name; others are found by path or made of a datasheet."""
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from perfkit.fitting import Fit
-from perfkit.ground.hardware import Link, Network, Quantity
 from perfkit.ground.results import Table
 from perfkit.ground.units import show
 from perfkit.platform.file import find_file, list_gallery, list_numbers
 from perfkit.platform.platform import Platform
-from perfkit.readers.datasheets import read_datasheet, read_overheads
+from perfkit.readers.datasheets import list_datasheets
 
-_GEMMS = "bf16 GEMMs of A100 and H100 (aiconfigurator-core 0.12.0, Apache-2.0)"
-_ROWS = "random rows were not measured; they move in 32 B sectors"
-#: Kernels that were not measured: share of arithmetic peak and memory bandwidth, spread, reason; docs/formulas.md,
-#: table 2.3.
-ASSUMED_KERNELS: Mapping[str, tuple[float, float, float, str]] = {
-    "gemm": (0.78, 0.78, 0.25, f"middle of {_GEMMS}"),
-    "bmm": (0.78, 0.78, 0.35, f"middle of {_GEMMS}; few or small products fill a device less"),
-    "attention": (0.35, 0.78, 0.4, "FlashAttention-2 reaches 35 % of the peak of an H100 (arXiv 2407.08608, abstract)"),
-    "elementwise": (0.78, 0.78, 0.3, f"memory share of {_GEMMS}"),
-    **dict.fromkeys(("rowwise", "copy"), (0.78, 0.78, 0.35, f"memory share of {_GEMMS}")),
-    **dict.fromkeys(("embedding_forward", "embedding_backward", "embedding_update"),
-                    (0.78, 0.78, 0.45, f"memory share of {_GEMMS}; {_ROWS}")),
-}  # fmt: skip
 #: The part of a GPU's name that identifies it in datasheets and drivers.
 MODEL = re.compile(r"\bRTX PRO \d+|\bG?[ABHLPTV]\d{2,3}S?\b")
-UNFITTED = "no standard error: not fitted"
+#: Name of a node of a device, and of a cluster: ranks of a node and number of nodes.
+_NODE = re.compile(r"(.+)-([1-9][0-9]{0,3})(?:x([1-9][0-9]{0,5}))?")
 #: A platform, a name of the gallery or a file.
 Named: TypeAlias = Platform | str | Path
-_UNITS = {"launch": "s", "compute_efficiency": "-", "memory_efficiency": "-", "sharpness": "-"}
 
 
 @lru_cache(maxsize=64)
@@ -57,8 +41,9 @@ def load_platform(platform: Named) -> Platform:
     Parameters
     ----------
     platform : str, Path or Platform
-        Name from `platforms`, with any number of nodes, such as ``h100-sxm-8x4`` for four; path of a TOML file; or a
-        platform, which is handed back [-].
+        Name from `platforms`, or of a datasheet with the ranks of a node, such as ``mi300x-8``, see
+        `Platform.from_datasheet`, with any number of nodes, such as ``h100-sxm-8x4`` for four; path of a TOML file; or
+        a platform, which is handed back [-].
 
     Returns
     -------
@@ -78,6 +63,10 @@ def load_platform(platform: Named) -> Platform:
     if isinstance(platform, Platform):
         return platform
     name, nodes = _find_base(platform) if isinstance(platform, str) else (platform, None)
+    match = _NODE.fullmatch(name) if isinstance(name, str) and name not in list_gallery() else None
+    if match and match[1] in list_datasheets():
+        node = Platform.from_datasheet(match[1], ranks=int(match[2]))
+        return node.with_nodes(int(match[3])) if match[3] else node
     path = find_file(name)
     facts = path.stat()
     return _read(path.resolve(), facts.st_mtime_ns, facts.st_size, nodes)
@@ -119,29 +108,3 @@ def find_similar(device: str) -> Platform:
     if not found:
         raise ValueError(f"base is missing and the gallery has no {show(device)}; name the platform most like it")
     return max(found, key=lambda p: p.network.ranks)
-
-
-def start_platform(system: str, *, name: str, ranks_per_node: int, date: str = "") -> Platform:
-    """Describe one node from its datasheet; numbers that it lacks are assumed, with wide intervals.
-
-    Host overheads are as published of another machine; there are no collectives.
-
-    Examples
-    --------
-    >>> node = start_platform("l40s", name="my-l40s-4", ranks_per_node=4)
-    >>> node.network.links["intra"].bandwidth.value / 1e9, node.kernels["gemm"].kind
-    (32.0, 'assumed')
-    """
-    sheet, kernels = read_datasheet(system), {}
-    about: dict[str, Any] = {"kind": "assumed", "date": date, "notes": (UNFITTED,)}
-    for kind, (compute, memory, spread, why) in ASSUMED_KERNELS.items():
-        shares = {"launch": 4e-6, "compute_efficiency": compute, "memory_efficiency": memory, "sharpness": 1.8}
-        dtypes = ("bf16",) if kind in ("gemm", "bmm") else ()
-        kernels[kind] = Fit("roofline", shares, spread=spread, source=why, units=_UNITS, dtypes=dtypes, **about)
-    kernels["transfer"] = Fit(
-        "additive", {"launch": 1e-6, "nbytes": 1 / 8.1e9}, spread=0.5, units={"launch": "s", "nbytes": "s/B"},
-        source="pageable memory over PCIe as on the V100 host of arXiv 2404.12674 (hw_params, pcie_gbps)", **about,
-    )  # fmt: skip
-    hop = Quantity(2e-6, "s", "assumed", "no document states it; replaced by fits of collectives", date)
-    network = Network(ranks_per_node, links={"intra": Link(sheet.links.get("NVLink") or sheet.links["PCIe"], hop)})
-    return Platform(name, sheet.device, network, kernels=kernels, host=read_overheads())

@@ -20,7 +20,7 @@ from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
 from perfkit.platform.collectives import Match
 from perfkit.platform.file import list_gallery
-from perfkit.platform.gallery import MODEL, UNFITTED, load_platform
+from perfkit.platform.gallery import MODEL, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers import kernel_database as database
 from perfkit.readers.datasheets import list_datasheets, read_datasheet
@@ -32,6 +32,8 @@ POOR = 0.25
 IN_NETWORK, LARGE = 0.85, 2**26
 #: First size from which on a curve does not show the start-up [B].
 LATE = 2**20
+#: Note of what has no standard error.
+UNFITTED = "no standard error: not fitted"
 #: Number formats to fit, if measured: those of gradients first.
 PREFERRED = ("bf16", "fp16", "fp32", "fp64")
 

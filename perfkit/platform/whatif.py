@@ -1,4 +1,7 @@
-"""What if: a platform with more nodes, another device, link or host; each change is a method of `Platform`."""
+"""What if: a device that nobody measured; a platform with more nodes, another device, link or host.
+
+Each is a method of `Platform`.
+"""
 
 import math
 import re
@@ -11,11 +14,12 @@ from typing import Any, TypeVar
 from perfkit.fitting import Fit
 from perfkit.fitting.extrapolation import evaluate_collective
 from perfkit.fitting.parameters import Key
-from perfkit.ground.hardware import DTYPES, Device, Link, Quantity
-from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time
+from perfkit.ground.files import find_reference
+from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time, show
 from perfkit.models.collectives import ring_steps
 from perfkit.platform.file import PlatformError, find_file
-from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
+from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet, read_overheads
 
 #: Extra spread of kernels carried over to another device [-]; docs/formulas.md, table 2.4.
 DEVICE_SPREAD = 0.15
@@ -28,7 +32,82 @@ SPREAD_AT = (0.46 / START_SPREAD) ** 5
 SCALE_SPREAD = 0.3
 #: Latency between nodes without a log.
 HOP = Quantity(7.67e-6, "s", "assumed", "as 10 nodes with one H100 each on InfiniBand, see platform h100-sxm-8x8")
+_GIVEN = "stated by the caller of Platform.from_datasheet"
 P = TypeVar("P", bound=Any)  # a platform
+
+
+def from_datasheet(
+    cls: type[P], name: str, *, flops: Mapping[str, float] | None = None, memory: tuple[float, float] | None = None,
+    link: float | None = None, ranks: int | None = None,
+) -> P:  # fmt: skip
+    """Describe one node of a device that nobody measured: a roofline with the shares that others reach.
+
+    Parameters
+    ----------
+    name : str
+        One of `readers.datasheets.list_datasheets`, with or without a number of ranks, such as ``mi300x-8``; any name
+        where `flops` and `memory` are given [-].
+    flops : mapping of str to float, optional
+        Peak by number format, dense [FLOP/s].
+    memory : (float, float), optional
+        Capacity [B] and bandwidth, reads and writes together [B/s].
+    link : float, optional
+        Bandwidth between the ranks of the node, one way, per rank; that of the datasheet if not given [B/s].
+    ranks : int, optional
+        Ranks of the node; those in the name, else 1 [-].
+
+    Returns
+    -------
+    platform : Platform
+        Shares of peak, bandwidth and link are the middle of the devices of the gallery that were measured, with
+        intervals as wide as these differ; all of it is ``assumed``. No time is below FLOP over peak or bytes over
+        bandwidth. Host overheads are as published of another machine.
+
+    Raises
+    ------
+    ValueError
+        For an unknown datasheet, for numbers that are not above 0, and for several ranks without a link.
+
+    Examples
+    --------
+    >>> from perfkit.platform.platform import Platform
+    >>> mine = Platform.from_datasheet("mine", flops={"bf16": 4e14}, memory=(96e9, 3e12), link=450e9, ranks=8)
+    >>> mine.gemm(8192, 8192, 8192, dtype="bf16").time > 2 * 8192**3 / 4e14
+    True
+    """
+    typical: P = cls.load(find_reference("typical.toml"))
+    sheet, count = _read_sheet(name, flops, memory)
+    count = check_positive("ranks", count if ranks is None else ranks, integer=True)
+    wire = sheet.wire
+    if link is not None:
+        wire = Quantity(check_positive("link", link), "B/s", "datasheet", _GIVEN, basis="one way per rank")
+    if count > 1 and not wire:
+        raise ValueError(f"link is missing; give its bandwidth for {count} ranks, one way per rank [B/s]")
+    links = {"intra": Link(wire, typical.network.links["intra"].latency)} if wire else {}
+    lacking, name = DTYPES.keys() - sheet.device.peaks.keys(), f"{sheet.system}-{count}" if flops is None else name
+    fits = {key: fit for key, fit in typical.kernels.items() if Key.parse(key).variant not in lacking}
+    return replace(
+        typical, name=name, device=sheet.device, network=Network(count, links=links), host=read_overheads(),
+        kernels={key: _carry(fit, typical.name, 0.0) for key, fit in fits.items()},
+        collectives=typical.with_link("intra", bandwidth=wire.value).collectives if wire else {},
+    )  # fmt: skip
+
+
+def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tuple[Datasheet, int]:
+    """A datasheet, of the table or of what the caller states, and the ranks that its name says."""
+    check_type("name", name, str)
+    if flops is None and memory is None:
+        match = re.fullmatch(r"(.+)-([1-9][0-9]{0,3})", name)
+        system, count = (name, 1) if match is None or name in list_datasheets() else (match[1], int(match[2]))
+        return read_datasheet(check_choice("name", system, list_datasheets())), count
+    if not isinstance(flops, Mapping) or not flops or not isinstance(memory, tuple | list) or len(memory) != 2:
+        given = f"flops is {show(flops)} and memory is {show(memory)}"
+        raise ValueError(f"{given}; give both, such as flops={{'bf16': 4e14}} and memory=(96e9, 3e12)")
+    formats = [check_choice("flops", dtype, DTYPES) for dtype in flops]
+    peaks = {d: Quantity(check_positive(f"flops[{d!r}]", flops[d]), "FLOP/s", "datasheet", _GIVEN) for d in formats}
+    size, rate = (check_positive(f"memory[{i}]", value) for i, value in enumerate(memory))
+    level = MemoryLevel("DRAM", Quantity(size, "B", "datasheet", _GIVEN), Quantity(rate, "B/s", "datasheet", _GIVEN))
+    return Datasheet(name, Device(name, "cuda", peaks, (level,)), {}), 1
 
 
 def with_nodes(platform: P, nodes: int) -> P:
@@ -257,7 +336,7 @@ def _resolve(platform: Any, other: Any) -> tuple[str, Device, dict[str, Link]]:
         return other.name, other, {}
     if not isinstance(other, Datasheet):
         return other.name, other.device, dict(other.network.links)
-    rates = {"intra": other.links.get("NVLink", other.links.get("PCIe")), "inter": other.links.get("NIC")}
+    rates = {"intra": other.wire, "inter": other.links.get("NIC")}
     ours = platform.network.links.items()
     return other.system, other.device, {k: replace(x, bandwidth=rates[k]) for k, x in ours if rates[k]}
 

@@ -214,7 +214,8 @@ def _time_operations(
 
 def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Array]:
     """Time of the isolated kernels with near operands, and what distant ones add: nothing under a roofline."""
-    hot = (sizes["nbytes"] + sizes["row_bytes"]) / float(platform.device.bandwidth(1e12))  # without a model
+    without = (sizes["nbytes"] + sizes["row_bytes"]) / float(platform.device.bandwidth(1e12))  # without a model
+    hot = np.maximum(without, sizes["flops"] / sizes["peak"])
     cold = np.zeros(hot.shape)
     for form in FORMS.keys() & set(sizes["form"].ravel().tolist()):
         members = np.flatnonzero(sizes["form"] == form)

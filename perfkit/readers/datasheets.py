@@ -17,7 +17,8 @@ _RECORDING = 6e-6
 #: Relative uncertainty of overheads from another machine, all of them together [-]; docs/formulas.md, table 6.1.
 _ELSEWHERE = 0.25
 _SOURCE = "host overheads of DLRM training on a V100, reference_data/published/host_overheads.csv"
-_LINKS = ("NVLink", "PCIe", "NIC")
+#: Links between the ranks of a node, the fastest first, and out of it; ``fabric`` is what others have for NVLink.
+_LINKS = ("NVLink", "fabric", "PCIe", "NIC")
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,20 @@ class Datasheet:
     device : Device
         Peaks and memory levels [-].
     links : mapping of str to Quantity
-        Bandwidth of ``NVLink``, ``PCIe`` and ``NIC``, one way per rank, where stated [B/s].
-    power : Quantity
-        Most that the device draws [W].
+        Bandwidth of ``NVLink``, ``fabric``, ``PCIe`` and ``NIC``, one way per rank, where stated [B/s].
+    power : Quantity, optional
+        Most that the device draws, where stated [W].
     """
 
     system: str
     device: Device
     links: Mapping[str, Quantity]
-    power: Quantity
+    power: Quantity | None = None
+
+    @property
+    def wire(self) -> Quantity | None:
+        """Bandwidth between the ranks of a node, one way per rank, where stated [B/s]."""
+        return next((self.links[name] for name in _LINKS[:3] if name in self.links), None)
 
 
 def _stated(row: Mapping[str, str]) -> Quantity:
@@ -96,7 +102,7 @@ def read_datasheet(system: str) -> Datasheet:
         MemoryLevel(name, found[f"{name} capacity", ""], found.get((f"{name} bandwidth", ""))) for name in levels
     )
     links = {name: found[f"{name} bandwidth", ""] for name in _LINKS if (f"{name} bandwidth", "") in found}
-    return Datasheet(system, Device(rows[0]["device"], "cuda", peaks, memory), links, found["power", ""])
+    return Datasheet(system, Device(rows[0]["device"], "cuda", peaks, memory), links, found.get(("power", "")))
 
 
 def _find_shrinkage(rows: Sequence[dict[str, str]]) -> tuple[float, float]:
