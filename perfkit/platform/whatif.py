@@ -37,9 +37,9 @@ P = TypeVar("P", bound=Any)  # a platform
 
 
 def from_datasheet(
-    cls: type[P], name: str, *, flops: Mapping[str, float] | None = None, memory: tuple[float, float] | None = None,
+    cls: Any, name: str, *, flops: Mapping[str, float] | None = None, memory: tuple[float, float] | None = None,
     link: float | None = None, ranks: int | None = None,
-) -> P:  # fmt: skip
+) -> Any:  # fmt: skip
     """Describe one node of a device that nobody measured: a roofline with the shares that others reach.
 
     Parameters
@@ -75,7 +75,7 @@ def from_datasheet(
     >>> mine.gemm(8192, 8192, 8192, dtype="bf16").time > 2 * 8192**3 / 4e14
     True
     """
-    typical: P = cls.load(find_reference("typical.toml"))
+    typical = cls.load(find_reference("typical.toml"))
     sheet, count = _read_sheet(name, flops, memory)
     count = check_positive("ranks", count if ranks is None else ranks, integer=True)
     wire = sheet.wire
