@@ -30,6 +30,7 @@ BASES = {
     "link": ("B/s", r"one way.*"),
     "multiprocessors": ("-", r".+"),
     "power": ("W", r".+"),
+    "capability": ("-", r"compute capability"),
 }
 
 

@@ -290,7 +290,9 @@ def test_attention_runs_in_the_kernel_that_pytorch_takes(
         assert [label[1] for label in labels] == ["bmm"] * 6
         return
     name = f"_scaled_dot_product_{kernel}_attention"
-    forward, backward = (name, "attention", f"forward{causal}"), (f"{name}_backward", "attention", f"backward{causal}")
+    open_or_named = {"efficient": ".efficient", "cudnn": ".flash3"}.get(kernel, "")
+    forward = (name, "attention", f"forward{causal}{open_or_named}")
+    backward = (f"{name}_backward", "attention", f"backward{causal}{open_or_named}")
     assert labels == [forward, backward]
     flops = graph.column("flops")
     (done,) = (flops[i] for i, label in enumerate(graph.labels) if label[:3] == forward)

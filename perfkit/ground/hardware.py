@@ -82,6 +82,8 @@ class Device(Typed):
         Levels from near to far; the last one is the main memory [-].
     never_left_cache : bool, optional
         Whether no working set was timed that was surely larger than the caches.
+    capability : Quantity, optional
+        Compute capability of an NVIDIA GPU, such as 9.0, which kernels are chosen by [-].
     """
 
     name: str
@@ -89,6 +91,7 @@ class Device(Typed):
     peaks: Mapping[str, Quantity]
     memory: tuple[MemoryLevel, ...]
     never_left_cache: bool = False
+    capability: Quantity | None = None
 
     @property
     def main_bandwidth(self) -> float:

@@ -64,7 +64,7 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 #: A unit of a fit is one of these, or one over another.
 UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
 #: Units of numbers outside fits, by the end of their group or name.
-_QUANTITIES = {"peak": "FLOP/s", "capacity": "B", "bandwidth": "B/s", "latency": "s", "host": "s"}
+_QUANTITIES = {"peak": "FLOP/s", "capacity": "B", "bandwidth": "B/s", "latency": "s", "host": "s", "capability": "-"}
 
 
 class PlatformError(ValueError):
@@ -101,6 +101,7 @@ def list_numbers(platform: Any) -> Iterator[Number]:
     quantities = [("peak", dtype, peak) for dtype, peak in platform.device.peaks.items()]
     quantities += [(group, f"{x} {y}", getattr(part, y)) for group, of, ends in parts for x, part in of for y in ends]
     quantities += [("host", name, overhead) for name, overhead in platform.host.items()]
+    quantities.append(("device", "capability", platform.device.capability))
     for group, name, q in quantities:
         if q is not None:
             yield Number(group, name, q.value, q.unit, q.kind, q.stderr, q.source, q.date, q.basis)

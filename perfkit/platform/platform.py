@@ -88,7 +88,7 @@ class Context(Typed):
         return Context(**{part.name: apply(getattr(self, part.name)) for part in fields(self)})
 
     def find(self, kind: str, variant: str) -> Fit | None:
-        """Find the fit of a class of kernels: that of its variant, else of all of its kind.
+        """Find the fit of a class of kernels: that of its variant, causal or not, else of all of its kind.
 
         Parameters
         ----------
@@ -100,7 +100,8 @@ class Context(Typed):
         fit : Fit or None
             Parameters of `perfkit.models.kernels.in_context`; None where neither was calibrated.
         """
-        return self.kernels.get(f"{kind}.{variant}") or self.kernels.get(kind)
+        names = (f"{kind}.{variant}", f"{kind}.{variant.replace('_causal', '')}", kind)
+        return next((self.kernels[name] for name in names if name in self.kernels), None)
 
     def find_iteration(self, family: str, ranks: int) -> Fit | None:
         """Find the fit of whole iterations of a family, of any family where this one was not calibrated.

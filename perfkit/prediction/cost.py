@@ -11,13 +11,13 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.hardware import DTYPES
-from perfkit.ground.units import Array, check_choice, format_bytes
+from perfkit.ground.units import Array, check_choice
 from perfkit.models.caches import PAGE, miss_share
 from perfkit.models.distributions import Uniform, distinct_rows
 from perfkit.models.embedding import row_traffic, size_lookup
 from perfkit.models.kernels import in_context
 from perfkit.models.roofline import smooth_maximum
-from perfkit.platform.estimates import FORMS, check_time, find_transfers
+from perfkit.platform.estimates import FORMS, check_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_stand_in
 from perfkit.platform.platform import Platform
@@ -25,6 +25,7 @@ from perfkit.prediction.ranks import Kind, RankTimes, Workload
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.sizes import count_configurations, select_sizes
 from perfkit.workloads.tables import list_laws
+from perfkit.workloads.vocabulary import pick_attention
 
 #: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table 2.2.
 _AGAIN = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
@@ -34,10 +35,6 @@ DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are
 #: Sizes of kernels that are not timed by terms.
 _ROOFLINE = {"batch", "m", "n", "k", "flops", "nbytes", "row_bytes", "rows_l3", "again", "passes", "windows", "peak"}
 _USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}  # parameters of `in_context`
-#: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1.
-_UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.1, "measured": 0.1}
-#: Spread of isolated kernels inside an iteration, without calibrated iterations [-]; docs/formulas.md, table 9.1.
-_CONTEXT = 0.08
 _TOGETHER = 500  # configurations priced in one pass: calls of numpy weigh little, and memory is no matter
 _Class: TypeAlias = tuple[str, str, str]  # kind, variant and number format
 _Models: TypeAlias = tuple[list[Fit | None], list[Fit | None], dict[str, Array]]
@@ -124,7 +121,7 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...]) -> _Models:
             "again": _AGAIN.get(variant, 1.0),
             "passes": 2.0 if {kind, f"{kind}.{variant}"} & _UPDATES else 1.0,
             "windows": assumed and kind == "convolution",
-            "assumed": assumed and context is None,
+            "assumed": context.kind == "assumed" if context else assumed,
             "launch": fit.get("launch", 0.0) if fit and platform.device.kind != "cpu" else 0.0,
         }
         row |= {f"{row['form']}.{name}": value for name, value in (fit or {}).items()}
@@ -166,10 +163,31 @@ def _classify(
         if graph.dtypes:
             formats = [own if own in platform.device.peaks else dtype for own in graph.dtypes]
             keys, of = [(*names[n][:2], own) for n, own in zip(of, formats, strict=True)], np.arange(len(graph))
+        if platform.device.kind != "cpu" and any(kind == "attention" for kind, *_ in names):
+            widths = graph.column("k").reshape(len(graph), -1)[:, 0]
+            keys = [
+                _find_attention(key, widths[np.argmax(of == n)], platform) if key[0] == "attention" else key
+                for n, key in enumerate(keys)
+            ]
         numbers.append(np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.intp)[of])
     classes = tuple(known)
     models = platform.memo.get(classes) or platform.memo.setdefault(classes, _find_models(platform, classes))
     return classes, models, np.concatenate(numbers)
+
+
+def _find_attention(key: _Class, width: float, platform: Platform) -> _Class:
+    """The class of attention with its kernel: the one that is named, where the device has it, else PyTorch's choice."""
+    kind, (phase, _, named), dtype = key[0], key[1].partition("."), key[2]
+    device, half = platform.device.capability, DTYPES[dtype] <= 2
+    taken = pick_attention(width, width, half=half, capability=device.value if device else 0.0)
+    kernel = named if named in ("triton", *taken) else [*taken, "efficient"][0]
+    return kind, f"{phase}.{kernel}", dtype
+
+
+def list_attention(graph: Graph, platform: Platform) -> list[str]:
+    """Fused kernels of attention that a graph takes on a GPU, by name."""
+    classes = _classify([graph], platform, graph.dtype)[0]
+    return sorted({variant.partition(".")[2] for kind, variant, _ in classes if kind == "attention"} - {""})
 
 
 def _size_operations(
@@ -268,6 +286,8 @@ def _account(
                 unmodelled[graph.labels[member][0]] += float(hot[member])
         elif fit.stands_for and index in number:
             stand_ins["".join(fit.notes[:1]) or f"{kind} was not measured"] += float(totals[index])
+        if context and context.kind == "assumed":
+            stand_ins["".join(context.notes[:1]) or f"{kind} was not measured in iterations"] += float(totals[index])
     return Costs(seconds, hot, cold, walks, spreads[number], assumed, number, unmodelled, stand_ins)
 
 
@@ -355,43 +375,3 @@ def time_rank(kind: Kind, seconds: Array, platform: Platform, whole: Fit | None)
     if whole is not None:
         first[graph.collectives] += whole.get("per_resume", 0.0)
     return RankTimes(kind, slowdown * seconds, first * (slowdown if cpu else 1.0), more)
-
-
-def find_host_error(platform: Platform) -> float:
-    """How many times longer host overheads may be [-]: they are wrong together."""
-    numbers = platform.host.values()
-    errors = sum(q.stderr if q.stderr is not None else _UNCERTAIN[q.kind] * q.value for q in numbers)
-    total = sum(q.value for q in numbers)
-    return 1 + (errors / total if total else _UNCERTAIN["assumed"])
-
-
-def find_spread(costs: Costs, seconds: np.ndarray, waits: float, period: float, *, calibrated: bool) -> float:
-    """Spread of the logarithm of the total where no whole iteration was calibrated, the host aside.
-
-    The systematic errors of the classes, independent where they were fitted and alike where they are only assumed; 30 %
-    on what other ranks add; and what any iteration adds to kernels measured alone.
-    """
-    errors = costs.spread * seconds / period
-    each = np.bincount(costs.classes, weights=np.where(costs.assumed, 0.0, errors))
-    alone = 0.0 if calibrated else _CONTEXT * min(float(seconds.sum()) / period, 1.0)
-    return math.hypot(float(errors[costs.assumed].sum()), math.hypot(*each), 0.3 * waits / period, alone)
-
-
-def list_notes(platform: Platform, family: str, ranks: int, costs: Costs, graph: Graph) -> tuple[str, ...]:
-    """What a reader should know before trusting the number."""
-    notes, kind, context, total = [], family or "such", platform.context, float(costs.seconds.sum())
-    if context and family not in context.iterations:
-        notes.append(f"{platform.name} was never calibrated with {kind} iterations; the interval is wider")
-    if context and ranks > 1 and family not in context.parallel:
-        notes.append(f"{platform.name} was never calibrated with {kind} iterations on several ranks")
-    if sum(costs.unmodelled.values()) > 0.02 * total:
-        notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")
-    notes += [note for note, seconds in costs.stand_ins.items() if seconds > 0.05 * total]
-    notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
-    size, timed = graph.footprint + sum(table.nbytes for table in graph.tables), platform.largest_timed
-    if platform.device.never_left_cache and size > timed:
-        notes.append(
-            f"a rank works on {format_bytes(size)}; the largest working set timed on {platform.name} was "
-            f"{format_bytes(timed)} and never left the caches, so that main memory may be slower than predicted"
-        )
-    return tuple(notes)

@@ -15,12 +15,15 @@ from perfkit.platform.estimates import check_time, find_interval, warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts
-from perfkit.prediction.cost import find_host_error, find_spread, list_notes, price, time_rank
+from perfkit.prediction.cost import list_attention, price, time_rank
 from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
 from perfkit.prediction.simulation import Timeline, simulate
+from perfkit.prediction.uncertainty import find_host_error, find_spread, list_notes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 
+#: Spread of isolated kernels inside an iteration, without calibrated iterations [-]; docs/formulas.md, table 9.1.
+_CONTEXT = 0.08
 #: What classes of operations are bound by, in words: memory where none is given.
 _BOUND = {
     "gemm": "GEMM", "bmm": "GEMM", "attention": "attention", "convolution": "convolution", "transfer": "transfer",
@@ -249,7 +252,9 @@ class Prediction(Tabular):
         where, what = f"{self.ranks} of {self.platform.network.ranks} ranks of {self.platform.name}", self.workload
         dtype = what.dtype + (" autocast" if getattr(what, "mixed", False) else "")
         execution = "compiled" if getattr(what, "compiled", False) else "eager"
-        words = (f"{what.description} on {where}", dtype, getattr(what, "optimizer", ""), execution)
+        kernels = "/".join(list_attention(self._timeline.lanes[0].kind.graph, self.platform))
+        attention = f"{kernels} attention" if kernels else ""
+        words = (f"{what.description} on {where}", dtype, getattr(what, "optimizer", ""), execution, attention)
         return f"{', '.join(filter(None, words))}: {time} ({low}–{high}), {self.bottleneck}"
 
 
@@ -301,10 +306,11 @@ def predict(
     isolated, notes = time_collectives(kinds, where)
     durations = [scale * own + delay for own in isolated]
     times = [time_rank(kind, scale * own.seconds, where, whole) for kind, own in zip(kinds, costs, strict=True)]
-    overlap, error = where.context.overlap, find_host_error(where)  # no overlap on a core where it was not measured
+    overlap, error = where.context.overlap, find_host_error(where)
+    shared = overlap["contention"] if overlap else float(not device)  # no overlap on a core where it was not measured
     timeline = simulate(
-        times, durations, device=device, contention=overlap.get("contention", 1.0) if overlap else 1.0,
-        slower=() if whole else (error, 1 / error),
+        times, durations, device=device, contention=shared,
+        slower=() if whole and (not device or "per_operation" in whole) else (error, 1 / error),
     )  # fmt: skip
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
     mine, cost, lane = times[slowest], costs[slowest], timeline.measure(slowest)
@@ -315,10 +321,10 @@ def predict(
     notes += tuple(dict.fromkeys(note for kind in kinds for note in kind.graph.notes))
     notes += list_notes(where, what.family, count, cost, lane.kind.graph)
     warn_once(notes, 3)
-    spread = whole.spread if whole else 0.0
-    if not whole:
+    spread = whole.spread if whole else _CONTEXT if device or not where.context else 0.0
+    if timeline.slower:
         waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
-        known = find_spread(cost, mine.seconds, waits, timeline.period, calibrated=bool(where.context))
+        known = find_spread(cost, mine.seconds, waits, timeline.period, spread)
         spread = math.hypot(known, math.log(timeline.slower[0] / timeline.slower[1]) / 2)
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,

@@ -103,7 +103,7 @@ def simulate(
     ranks: Sequence[RankTimes], durations: Sequence[Array], *, device: bool, contention: float = 0.0,
     slower: Sequence[float] = (),
 ) -> Timeline:  # fmt: skip
-    """Run all ranks on their clocks until iterations repeat; contention is the share that collectives take of a core.
+    """Run all ranks on their clocks until iterations repeat; contention is the share collectives take from kernels.
 
     Durations are those of each rank's collectives in program order [s]; of those that meet the longest counts. The
     period is also found for host times that are some times longer [-]. A ValueError names waits that come before their
@@ -191,7 +191,7 @@ class _Loop:
     def __init__(
         self, ranks: Sequence[RankTimes], durations: Sequence[Array], device: bool, contention: float, slower: float = 1
     ) -> None:
-        self.ranks, self.device, self.contention = ranks, device, 0.0 if device else contention
+        self.ranks, self.device, self.contention = ranks, device, contention
         self.found: dict[tuple[int, int], _Meeting] = {}  # by communicator, and how many come before it there
         self.meetings: list[list[_Meeting]] = [[] for _ in ranks]
         for index, (rank, own) in enumerate(zip(ranks, durations, strict=True)):

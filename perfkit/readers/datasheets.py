@@ -102,7 +102,8 @@ def read_datasheet(system: str) -> Datasheet:
         MemoryLevel(name, found[f"{name} capacity", ""], found.get((f"{name} bandwidth", ""))) for name in levels
     )
     links = {name: found[f"{name} bandwidth", ""] for name in _LINKS if (f"{name} bandwidth", "") in found}
-    return Datasheet(system, Device(rows[0]["device"], "cuda", peaks, memory), links, found.get(("power", "")))
+    device = Device(rows[0]["device"], "cuda", peaks, memory, capability=found.get(("capability", "")))
+    return Datasheet(system, device, links, found.get(("power", "")))
 
 
 def _find_shrinkage(rows: Sequence[dict[str, str]]) -> tuple[float, float]:

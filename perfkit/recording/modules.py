@@ -155,7 +155,7 @@ class _Attention(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         h = model.hidden
-        self.heads, self.causal, self.fused = model.heads, model.causal, model.attention == "fused"
+        self.heads, self.causal, self.fused = model.heads, model.causal, model.attention not in ("eager", "math")
         self.inputs = nn.ModuleList([nn.Linear(h, 3 * h)] if model.causal else [nn.Linear(h, h) for _ in range(3)])
         self.output = nn.Linear(h, h)
         mask = torch.triu(torch.full((model.sequence, model.sequence), float("-inf")), 1)

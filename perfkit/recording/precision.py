@@ -22,7 +22,7 @@ from torch.amp.autocast_mode import autocast
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 from torch.utils.weak import WeakIdKeyDictionary
 
-from perfkit.workloads.vocabulary import walk_tensors
+from perfkit.workloads.vocabulary import pick_attention, walk_tensors
 
 #: Dispatch key of autocast on a device that no build of PyTorch has kernels for.
 _KEY = "AutocastPrivateUse1"
@@ -162,12 +162,11 @@ def _choose(inputs: Sequence[Tensor], mask: Any, dropout: float, causal: bool, g
         (_, heads, rows, width), (_, kept, columns, wide), (_, valued, _, deep) = (t.shape for t in inputs)
         half, same = dtype in (torch.float16, torch.bfloat16), heads == kept == valued
         shared = half and (same or (gqa and heads % kept == heads % valued == 0))
-        apart = width == wide and not any(each % (8 if half else 4) for each in (width, deep))
-        flash = shared and kept == valued and mask is None and width == wide == deep <= 256
+        taken = pick_attention(width, deep, half=half, capability=9.0) if width == wide else []
+        flash = "flash2" in taken and shared and kept == valued and mask is None
         fit[SDPBackend.FLASH_ATTENTION] = flash and (rows == columns or not causal)
-        fit[SDPBackend.EFFICIENT_ATTENTION] = (half or dtype is torch.float32) and same and apart
-        cudnn = shared and apart and max(width, deep) <= 128 and columns > 1
-        fit[SDPBackend.CUDNN_ATTENTION] = cudnn and not (dropout * 16) % 1
+        fit[SDPBackend.EFFICIENT_ATTENTION] = (half or dtype is torch.float32) and same and "efficient" in taken
+        fit[SDPBackend.CUDNN_ATTENTION] = "flash3" in taken and shared and columns > 1 and not (dropout * 16) % 1
     found = [backend for backend in _cur_sdpa_kernel_backends(with_priority=True) if fit.get(backend)]
     if not found:
         raise ValueError(f"sdpa_kernel allows no kernel for attention in {dtype}; allow SDPBackend.MATH")

@@ -64,13 +64,14 @@ def count_views(tape: Tape, count: int) -> None:
     tape.node(backward)
 
 
-def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool) -> Tensor:
-    """Scaled dot-product attention in one kernel; the backward recomputes the scores."""
+def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, kernel: str = "") -> Tensor:
+    """Scaled dot-product attention in one kernel, left open unless named; the backward recomputes the scores."""
     batch, sequence, hidden = q.shape
     flops = attention_flops(batch, heads, sequence, hidden // heads, causal=causal)
     sizes = {"flops": flops, "batch": batch * heads, "m": sequence, "n": sequence, "k": hidden // heads}
     statistics = tape.tensor(batch, heads, sequence)
-    return tape.record("attention" + "_causal" * causal, q, k, v, statistics, **sizes)
+    name = "attention" + "_causal" * causal + f".{kernel}" * bool(kernel)
+    return tape.record(name, q, k, v, statistics, **sizes)
 
 
 def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool) -> Tensor:

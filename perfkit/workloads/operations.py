@@ -120,7 +120,7 @@ def _parse(text: str) -> tuple[Line, ...]:
         name, kind = head.split()
         kind, _, variant = kind.partition(".")
         reads, writes = (tuple(part.split()) for part in tensors.split("->"))
-        size = SIZES.get(name) or SIZES.get(variant) or SIZES[kind]
+        size = SIZES.get(name) or SIZES.get(variant.partition(".")[0]) or SIZES[kind]
         lines.append(Line((name, kind, variant or name), reads, writes, size))
     return tuple(lines)
 
@@ -133,6 +133,9 @@ def _rule(operands: str, forward: str, backward: str = "", *, gives: str = "", b
     return Rule(names, _parse(forward), back, tuple(pairs), bare)
 
 
+#: Fused kernels of attention that may be named: FlashAttention-3 (also cuDNN's), FlashAttention-2, that in Triton, and
+#: memory-efficient attention.
+ATTENTION = ("flash3", "flash2", "triton", "efficient")
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 #: Layers by name. A gradient `dy` that arrives at a narrower operand is cast, at a smaller one summed up.
@@ -170,11 +173,11 @@ RULES: Mapping[str, Rule] = {
     "bmm_nt": _rule("a b", "bmm bmm.nt: a b -> y", "bmm bmm.tn: a dy -> db; bmm bmm.nn: dy b -> da", gives="db>b da>a"),
     "dot": _rule("x dx", "dot bmm.nt: x -> y", "dot_backward bmm.nn: dy x -> dx"),
     **{
-        "attention" + causal: _rule(
-            "q k v statistics", f"{_FLASH} attention.forward{causal}: q k v -> y statistics",
-            f"{_FLASH}_backward attention.backward{causal}: dy q k v y statistics -> dq dk dv",
+        f"attention{name}": _rule(
+            "q k v statistics", f"{_FLASH} attention.forward{name}: q k v -> y statistics",
+            f"{_FLASH}_backward attention.backward{name}: dy q k v y statistics -> dq dk dv",
         )
-        for causal in ("", "_causal")
+        for causal in ("", "_causal") for name in (causal, *(f"{causal}.{kernel}" for kernel in ATTENTION))
     },
     "embedding": _rule(
         "w index", "embedding rowwise: index -> y",

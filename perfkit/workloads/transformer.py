@@ -9,7 +9,7 @@ from perfkit.ground.units import check_choice, check_positive
 from perfkit.workloads import layers
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish, record_graphs
-from perfkit.workloads.operations import Tensor
+from perfkit.workloads.operations import ATTENTION, Tensor
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.sizes import check_size, count_configurations
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
@@ -21,6 +21,7 @@ PRESETS: dict[str, dict[str, int]] = {
     "gpt2": {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 50257, "positions": 1024},
     "gpt2-xl": {"layers": 48, "hidden": 1600, "heads": 25, "vocabulary": 50257, "positions": 1024},
 }
+_UNFUSED = ("eager", "math")
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 
@@ -53,7 +54,8 @@ class Transformer:
     positions : int
         Rows of the position embedding, at least the sequence [-].
     attention : str
-        ``fused`` (scaled dot-product attention in one kernel) or ``eager`` (scores in memory).
+        ``fused`` (one kernel, which PyTorch chooses for the device), ``flash3`` (also cuDNN's), ``flash2``, ``triton``
+        or ``efficient`` (that one); ``eager`` or ``math`` (scores in memory).
     dtype : str
         Data type of products, and unless `mixed` of weights, activations and gradients.
     optimizer : str
@@ -106,7 +108,7 @@ class Transformer:
         sizes = {key: check_size(key, getattr(self, key)) for key in SIZES}
         for key, size in {"layers": layers, **sizes}.items():
             object.__setattr__(self, key, size)
-        check_choice("attention", self.attention, ("fused", "eager"))
+        check_choice("attention", self.attention, (*_UNFUSED, "fused", *ATTENTION))
         check_choice("dtype", self.dtype, ITEMSIZE)
         check_choice("optimizer", self.optimizer, ("adamw", "sgd"))
         switches = {"fused": self.fused, "mixed": self.mixed, "overlap": self.overlap, "compiled": self.compiled}
@@ -256,7 +258,10 @@ def _attention(tape: Tape, model: Transformer, x: Tensor) -> Tensor:
     else:
         q, k, v = (layers.linear(tape, x, tape.parameter(hidden, hidden), tape.parameter(hidden)) for _ in range(3))
     layers.count_views(tape, 6)  # each of the three by heads, and transposed
-    attend = layers.attention if model.attention == "fused" else layers.eager_attention
-    mixed = attend(tape, q, k, v, heads=model.heads, causal=model.causal)
+    about: dict[str, Any] = {"heads": model.heads, "causal": model.causal}
+    if model.attention in _UNFUSED:
+        mixed = layers.eager_attention(tape, q, k, v, **about)
+    else:
+        mixed = layers.attention(tape, q, k, v, kernel=model.attention.removeprefix("fused"), **about)
     layers.count_views(tape, 2)
     return layers.linear(tape, mixed, tape.parameter(hidden, hidden), tape.parameter(hidden))

@@ -122,6 +122,44 @@ def _attention(q: Any, k: Any, v: Any, causal: bool, factor: float) -> _Sizes:
     return size_product(m, n, d, batch=b * h, passes=share)
 
 
+def pick_attention(width: float, deep: float, *, half: bool, capability: float = 0.0) -> list[str]:
+    """Fused kernels of attention that take such heads, as PyTorch orders them.
+
+    Parameters
+    ----------
+    width, deep : float
+        Sizes of a head of queries and keys, and of values [-].
+    half : bool
+        Whether they are in bf16 or fp16.
+    capability : float, optional
+        Compute capability of the GPU; 0 for one that is not NVIDIA's [-].
+
+    Returns
+    -------
+    kernels : list of str
+        Of ``flash3`` (cuDNN's), ``flash2`` and ``efficient``; empty where only plain products are left.
+
+    References
+    ----------
+    .. [1] PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: check_prefer_cudnn_attention,
+       check_flash_attention_hardware_support, check_head_dim_size_flash, check_head_dim_size_mem_efficient
+    """
+    apart = not any(size % (8 if half else 4) for size in (width, deep))
+    fits = {
+        "flash3": half and apart and max(width, deep) <= 128 and capability in (9.0, 10.0),
+        "flash2": half and width == deep <= 256 and (capability >= 8 or not capability),
+        "efficient": apart,
+    }
+    return [name for name, fit in fits.items() if fit]
+
+
+def _name_attention(name: str, args: Sequence[Any], phase: str) -> str:
+    """Flash attention is the default in half precision, whose version depends on the device."""
+    kernels = {"cudnn": ".flash3", "efficient": ".efficient"}
+    kernel = next((kernel for word, kernel in kernels.items() if f"_product_{word}_" in name), "")
+    return phase + "_causal" * _is_causal(args) + kernel
+
+
 def _is_causal(args: Sequence[Any]) -> bool:
     """Kernels of attention have this flag at different places: it is the next one after the share of dropout."""
     flags = [a for a in dropwhile(lambda a: not isinstance(a, float), args) if isinstance(a, bool)]
@@ -257,9 +295,9 @@ TABLE: tuple[Entry, ...] = (
           lambda a, o: _product(*a[0:2]) if a[2] is None else _groups(*a[0:3])),
     Entry("baddbmm", "bmm", lambda n, a: _layout(*a[1:3]), lambda a, o: _product(*a[1:3])),
     # scores are computed again: 2.5 times the forward (Dao 2023, arXiv:2307.08691, 4.1)
-    Entry("_scaled_dot_product_*_backward", "attention", lambda n, a: "backward" + "_causal" * _is_causal(a),
+    Entry("_scaled_dot_product_*_backward", "attention", lambda n, a: _name_attention(n, a, "backward"),
           lambda a, o: _attention(a[1], a[2], a[3], _is_causal(a), 2.5)),
-    Entry("_scaled_dot_product_*", "attention", lambda n, a: "forward" + "_causal" * _is_causal(a),
+    Entry("_scaled_dot_product_*", "attention", lambda n, a: _name_attention(n, a, "forward"),
           lambda a, o: _attention(a[0], a[1], a[2], _is_causal(a), 1.0)),  # half the work where causal
     Entry("convolution", "convolution", _windowed,
           lambda a, o: _windows(a[0], a[1], next(walk_tensors(o)), a[6], a[8])),

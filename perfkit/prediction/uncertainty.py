@@ -1,0 +1,54 @@
+"""How sure a prediction is: the spread of its time, and what a reader should know before trusting it."""
+
+import math
+
+import numpy as np
+
+from perfkit.ground.units import format_bytes
+from perfkit.platform.estimates import find_transfers
+from perfkit.platform.platform import Platform
+from perfkit.prediction.cost import Costs
+from perfkit.workloads.graph import Graph
+
+#: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1.
+_UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.1, "measured": 0.1}
+
+
+def find_host_error(platform: Platform) -> float:
+    """How many times longer host overheads may be [-]: they are wrong together."""
+    numbers = platform.host.values()
+    errors = sum(q.stderr if q.stderr is not None else _UNCERTAIN[q.kind] * q.value for q in numbers)
+    total = sum(q.value for q in numbers)
+    return 1 + (errors / total if total else _UNCERTAIN["assumed"])
+
+
+def find_spread(costs: Costs, seconds: np.ndarray, waits: float, period: float, whole: float) -> float:
+    """Spread of the logarithm of the total where the host of no iteration was calibrated, the host aside.
+
+    The systematic errors of the classes, independent where they were fitted and alike where they are only assumed; 30 %
+    on what other ranks add; and the spread of whole iterations around the sum of their kernels.
+    """
+    errors = costs.spread * seconds / period
+    each = np.bincount(costs.classes, weights=np.where(costs.assumed, 0.0, errors))
+    alone = whole * min(float(seconds.sum()) / period, 1.0)
+    return math.hypot(float(errors[costs.assumed].sum()), math.hypot(*each), 0.3 * waits / period, alone)
+
+
+def list_notes(platform: Platform, family: str, ranks: int, costs: Costs, graph: Graph) -> tuple[str, ...]:
+    """What a reader should know before trusting the number."""
+    notes, kind, context, total = [], family or "such", platform.context, float(costs.seconds.sum())
+    if context.iterations and family not in context.iterations:
+        notes.append(f"{platform.name} was never calibrated with {kind} iterations; the interval is wider")
+    if context.iterations and ranks > 1 and family not in context.parallel:
+        notes.append(f"{platform.name} was never calibrated with {kind} iterations on several ranks")
+    if sum(costs.unmodelled.values()) > 0.02 * total:
+        notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")
+    notes += [note for note, seconds in costs.stand_ins.items() if seconds > 0.05 * total]
+    notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
+    size, timed = graph.footprint + sum(table.nbytes for table in graph.tables), platform.largest_timed
+    if platform.device.never_left_cache and size > timed:
+        notes.append(
+            f"a rank works on {format_bytes(size)}; the largest working set timed on {platform.name} was "
+            f"{format_bytes(timed)} and never left the caches, so that main memory may be slower than predicted"
+        )
+    return tuple(notes)
