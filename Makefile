@@ -13,14 +13,14 @@ BIN := $(VENV)/bin
 # The extras of pyproject.toml that a target needs; a stamp file remembers that they are installed.
 EXTRAS_run := measure
 EXTRAS_lab := measure,notebooks
-EXTRAS_test := measure,models,notebooks,dev
+EXTRAS_test := measure,models,dev
 EXTRAS_gallery := kernel-database
 
 # Jupyter refuses to run as root, which is what most containers are, unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab test fuzz bench gallery lint refresh clean
+.PHONY: help run lab test fuzz bench gallery style lint refresh clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,9 +31,11 @@ run: $(VENV)/installed-run  ## demo: predict, calibrate this machine, measure, c
 lab: $(VENV)/installed-lab  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab $(AS_ROOT) $(ARGS) notebooks
 
-test: lint  ## lint, types, unit and property tests, doctests, notebooks
-	$(BIN)/python -m pytest -m "not serial" -n auto --dist loadfile
-	$(BIN)/python -m pytest -m serial
+# Types are checked beside the tests. What is marked serial follows alone, from the files that have such tests.
+test: $(VENV)/installed-test style  ## lint, types, unit and property tests, doctests, notebooks
+	@$(BIN)/mypy & types=$$!; \
+	$(BIN)/python -m pytest -m "not serial" -n auto --dist loadfile; tests=$$?; wait $$types && exit $$tests
+	$(BIN)/python -m pytest -m serial notebooks $$(grep -l mark.serial tests/*.py)
 
 fuzz: $(VENV)/installed-test  ## 100,000 hostile inputs for everything that reads files or takes arguments
 	$(BIN)/python -m tests.fuzz $(ARGS)
@@ -44,9 +46,11 @@ bench: $(VENV)/installed-run  ## all tables of accuracy and speed; calibrates fi
 gallery: $(VENV)/installed-gallery  ## build the GPU platforms of the gallery again from their sources
 	$(BIN)/python -m benchmarks.gallery $(ARGS)
 
-lint: $(VENV)/installed-test  ## ruff and mypy
+style: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style  ## ruff and mypy
 	$(BIN)/mypy
 
 refresh: $(VENV)/installed-test  ## execute the notebooks again and store their outputs
@@ -62,5 +66,5 @@ $(VENV)/created:
 	@touch $@
 
 $(VENV)/installed-%: $(VENV)/created pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS) --editable '.[$(EXTRAS_$*)]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --constraint constraints.txt $(PIP_ARGS) --editable '.[$(EXTRAS_$*)]'
 	@touch $@

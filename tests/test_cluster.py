@@ -358,8 +358,13 @@ def imagine(platform: pk.Platform, seed: int) -> pk.Platform:
     return calibrate(Imagined("imagined", NONE, platform, seed), H100)
 
 
-def test_every_class_that_was_timed_is_fitted() -> None:
-    found = imagine(H100, 0)
+@pytest.fixture(scope="module")
+def found() -> pk.Platform:
+    """What is found on a device that behaves as the platform of the gallery."""
+    return imagine(H100, 0)
+
+
+def test_every_class_that_was_timed_is_fitted(found: pk.Platform) -> None:
     timed = {"gemm", "gemm.fp32", "gemm.tf32", "gemm.fp8", "attention", "convolution",
              "elementwise", "embedding_forward"}  # fmt: skip
     assert {key for key, fit in found.kernels.items() if fit.source.startswith("imagined")} >= timed
@@ -386,14 +391,13 @@ def test_the_host_is_as_fast_as_without_the_profiler(shared_data: Path) -> None:
     assert pk.predict(pk.DLRM("dlrm-mlperf", batch=2048), found).time > 0
 
 
-def test_a_slower_link_or_device_is_named_and_nothing_else() -> None:
-    before = imagine(H100, 0)
-    assert not len(pk.compare(before, imagine(H100, 1)).changes()), "the same device a month later"
+def test_a_slower_link_or_device_is_named_and_nothing_else(found: pk.Platform) -> None:
+    assert not len(pk.compare(found, imagine(H100, 1)).changes()), "the same device a month later"
     wire = H100.network.links["intra"].bandwidth.value
-    link = pk.compare(before, imagine(H100.with_link("intra", bandwidth=wire / 1.2), 1)).changes()
+    link = pk.compare(found, imagine(H100.with_link("intra", bandwidth=wire / 1.2), 1)).changes()
     assert set(link["group"]) == {"collective"} and link["name"].str.contains("beta").all()
     assert link["slower"].to_list() == pytest.approx([1.2] * len(link), rel=0.06) and len(link) > 10
     fit = H100.kernels["gemm"]
     fits = {**H100.kernels, "gemm": replace(fit, parameters={**fit, "compute_efficiency": 0.65})}
-    clocks = pk.compare(before, imagine(replace(H100, kernels=fits), 1)).changes()
+    clocks = pk.compare(found, imagine(replace(H100, kernels=fits), 1)).changes()
     assert set(clocks["group"]) == {"kernel"} and clocks["name"].str.contains("^(gemm|bmm).* compute").all()

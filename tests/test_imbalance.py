@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks import imbalance
 from benchmarks.imbalance import Pacer, draw_cases, predict_case
-from perfkit.measure.processes import run_processes
 from perfkit.measure.samples import dump
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.workloads.transformer import Transformer
+from tests.jobs import run_together
 
 MEASURED = sorted((Path(__file__).parents[1] / "reference_data" / "measured").glob("zen3-2.imbalance-*.json"))
 
@@ -84,19 +84,17 @@ def test_a_straggler_computes_so_many_times_as_long(factor: float, monkeypatch: 
     assert dist.all_reduce is exchange, "as it was, after a step that fails too"
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.serial
-def test_others_come_to_collectives_before_a_straggler(overlap: bool) -> None:
+def test_others_come_to_collectives_before_a_straggler() -> None:
     pytest.importorskip("torch")
-    model = Transformer.gpt2(batch=4, sequence=16, layers=2, hidden=64, heads=2, vocabulary=500, overlap=overlap)
-    job = {
-        "task": "benchmarks.imbalance:time_stragglers", "workload": dump(model), "placements": [None, None],
-        "slowdowns": [{}, {"1": 4.0}], "seconds": 0.2,
-    }  # fmt: skip
-    one, other = run_processes(job, ranks=2)
-    for even, slow in (one, other):
-        assert slow["median"] > even["median"]
-        assert len({len(iteration) for iteration in slow["returned"]}) == 1
-    early = np.array(other[1]["returned"]) - np.array(one[1]["returned"])
-    assert early.shape[1] == (1 if not overlap else early.shape[1]) and early.shape[1] > 0
-    assert np.median(early, axis=0).max() > 0
+    sizes = {"batch": 4, "sequence": 16, "layers": 2, "hidden": 64, "heads": 2, "vocabulary": 500}
+    models = [Transformer.gpt2(**sizes, overlap=overlap) for overlap in (False, True)]
+    about = {"placements": [None, None], "slowdowns": [{}, {"1": 4.0}], "seconds": 0.2}
+    jobs = [{"workload": dump(model), **about} for model in models]
+    for model, (one, other) in zip(models, run_together("benchmarks.imbalance:time_stragglers", jobs, 2), strict=True):
+        for even, slow in (one, other):
+            assert slow["median"] > even["median"]
+            assert len({len(iteration) for iteration in slow["returned"]}) == 1
+        early = np.array(other[1]["returned"]) - np.array(one[1]["returned"])
+        assert early.shape[1] == 1 or (model.overlap and early.shape[1] > 1)
+        assert np.median(early, axis=0).max() > 0

@@ -12,9 +12,12 @@ from perfkit.readers.table_configs import find_histogram
 
 def draw(rows: int, exponent: float, lookups: int, seed: int) -> np.ndarray:
     """Accesses of the rows that were found, most popular first."""
-    cumulative = np.cumsum(np.arange(1, rows + 1.0) ** -exponent)
-    ranks = np.searchsorted(cumulative, np.random.default_rng(seed).random(lookups) * cumulative[-1])
-    return np.unique(ranks, return_counts=True)[1]
+    rng, weights = np.random.default_rng(seed), np.arange(1, rows + 1.0) ** -exponent
+    if lookups >= rows:
+        found = rng.multinomial(lookups, weights / weights.sum())
+        return found[found > 0]
+    cumulative = np.cumsum(weights)
+    return np.unique(np.searchsorted(cumulative, rng.random(lookups) * cumulative[-1]), return_counts=True)[1]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import sharding_study
+from benchmarks.docs import PAGE
 from benchmarks.saved import predict_again
 from perfkit.__main__ import main
 from perfkit.calibration import study as studies
@@ -20,7 +22,6 @@ from perfkit.measure import processes
 from perfkit.measure.machine import Fact, count_cores, describe_machine
 from perfkit.measure.processes import MeasurementError, run_processes
 from perfkit.measure.samples import dump, load
-from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.sharding.planner import price_plan
 from perfkit.workloads.dlrm import DLRM
@@ -50,10 +51,19 @@ def pretend(platform: Platform, factor: Factor, jobs: list[dict[str, Any]]) -> C
     return run
 
 
+@pytest.fixture(scope="module")
+def proposed(toy: Platform) -> Callable[[DLRM], dict[str, Plan]]:
+    """The placements of a model, searched for once."""
+    return cache(partial(propose_plans, platform=toy))
+
+
 @pytest.fixture
-def study(toy: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Trials, list[Any]]]:
+def study(
+    toy: Platform, proposed: Callable[[DLRM], dict[str, Plan]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Trials, list[Any]]]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(processes, "count_cores", lambda: 2)
+    monkeypatch.setattr(studies, "propose_plans", lambda model, *_, **__: proposed(model))
     where = replace(toy, provenance={"processor": describe_machine()["processor"]})
 
     def run(factor: Factor = lambda plan, number: 1.0, **more: Any) -> tuple[Trials, list[Any]]:
@@ -252,12 +262,11 @@ def test_the_study_is_put_beside_its_bars(study: Any, tmp_path: Path, capsys: py
     assert "mean regret" in capsys.readouterr().out and Trials.load(again).platform == "zen5-2"
 
 
-@pytest.mark.parametrize(
-    "path", sorted(find_reference("measured").glob("*.sharding-*.json")), ids=lambda path: path.stem
-)
-def test_the_committed_study_meets_its_bars(path: Path) -> None:
-    trials = Trials.load(path)
-    totals = predict_again(trials, load_platform(path.name.split(".")[0])).totals()
-    assert totals["models"] >= 10 and "NO" not in sharding_study.format_bars(totals)
+@pytest.mark.parametrize("name", ["zen5-2.sharding-0", "zen3-2.sharding-1"])
+def test_the_committed_study_meets_its_bars(name: str) -> None:
+    """With today's predictions, which the page of accuracy shows; test_readme.py makes them again."""
+    trials, shown = Trials.load(find_reference("measured", f"{name}.json")), PAGE.read_text(encoding="utf-8")
+    bars = shown.split(f"measured/{name}.json")[1].split("```")[1].split("met\n")[1].splitlines()
+    assert len(bars) == 3 and all(line.endswith("yes") for line in bars)
     for model in dict.fromkeys(run["family"] for run in trials.runs):
         assert sorted(m for run in trials.runs if run["family"] == model for m in run["methods"]) == sorted(METHODS)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from perfkit.measure import samples
-from perfkit.measure.processes import run_processes
 from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.transformer import Transformer
+from tests.jobs import run_together
 
 torch = pytest.importorskip("torch", reason="the twins need torch: pip install 'perfkit[measure]'")
 
@@ -173,13 +173,22 @@ def test_two_captured_ranks_are_what_is_built(name: str) -> None:
     assert not torch.distributed.is_initialized()
 
 
+RAN = ("exchanged-overlapped", "empty", "flat", "buckets", "net")
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    """What both ranks measured of each workload, one after the other."""
+    about = {"seconds": 0, "operations": 1, "minimum": 2}
+    jobs = [{"workload": samples.dump(TWO_RANKS[name][0]), "owners": TWO_RANKS[name][1], **about} for name in RAN]
+    return dict(zip(RAN, run_together("perfkit.measure.iterations:time_iteration", jobs, 2), strict=True))
+
+
 @needs_ranks
 @pytest.mark.serial
-@pytest.mark.parametrize("name", ["exchanged-overlapped", "empty", "flat", "buckets", "net"])
-def test_two_ranks_run_what_their_graphs_say(name: str) -> None:
-    workload, owners = TWO_RANKS[name]
-    job = {"task": "iteration", "workload": samples.dump(workload), "owners": owners, "seconds": 0, "operations": 1}
-    results = run_processes({**job, "minimum": 2}, ranks=2, timeout=60)
+@pytest.mark.parametrize("name", RAN)
+def test_two_ranks_run_what_their_graphs_say(name: str, measured: dict[str, Any]) -> None:
+    (workload, owners), results = TWO_RANKS[name], measured[name]
     graphs = workload.graphs(2, Plan.from_owners(owners, ranks=2) if owners else None)
     for graph, result in zip(graphs, results, strict=True):
         names, order = [C10D.get(name, name) for name in result["names"]], sorted if name == "net" else list
