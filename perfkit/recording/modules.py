@@ -25,7 +25,10 @@ DTYPES = {
 }  # fmt: skip
 
 #: Settings of a workload that can be predicted, with the only value that is built here.
-_BUILT = {"embedding": "separate", "fused": False, "mixed": False, "compiled": False}
+_BUILT = {
+    "embedding": "separate", "fused": False, "mixed": False, "compiled": False, "checkpoint": False, "accumulate": 1,
+    "parallel": "ddp",
+}  # fmt: skip
 
 
 def _mlp(widths: Sequence[int], *, last_relu: bool) -> list[nn.Module]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.models.embedding import STATE
+from perfkit.workloads.fully_sharded import list_waits
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.sizes import Program, count_configurations
@@ -85,7 +86,7 @@ def average(tape: Tape) -> None:
 def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False) -> None:
     """Update weights: one after the other, in lists, or all by one fused kernel; rows where looked up."""
     tape.module = ""
-    weights = [weight for weight in tape.trained if weight not in tape.updated]
+    weights = [tape.shards.get(weight, weight) for weight in tape.trained if weight not in tape.updated]
     groups = [[weight] for weight in weights]
     if lists or fused:  # rows come last, in the order in which their gradients came
         rows = [[weight] for weight in reversed(weights) if weight in tape.sparse]
@@ -101,7 +102,7 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
 def finish(tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tuple[int, ...], ...] = ()) -> Graph:
     """Go back from the loss, average gradients unless they were reduced on the way, update weights: the graph of it."""
     tape.backward()
-    if ranks > 1 and not tape.overlap:
+    if ranks > 1 and not (tape.overlap or tape.shards):
         average(tape)
     step(tape, model.optimizer, lists=lists, fused=model.fused)
     return make_graph(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
@@ -165,6 +166,8 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     accesses[:, 2] = nbytes
     for column, own in ((0, 0), (1, 1), (3, 2)):
         accesses[:, column] = touched[:, own].reshape(-1, *[1] * len(shape))
+    if tape.shards:
+        waits = list_waits(labels)
     if tape.overlap:
         sent = np.flatnonzero([label[1] == "collective" for label in labels])
         rows = [(place, np.searchsorted(sent, row)) for place, row in waits]
@@ -174,10 +177,10 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
 
 
 def _repeat(tape: Tape, owners: Any, features: Array, touched: Any, nbytes: Array) -> tuple[Any, Array, Any, Array]:
-    """Repeat the middle one of the layers, with storages of its own."""
+    """Repeat the second one of the layers, with storages of its own."""
     homes, labels = np.array(tape.homes), tape.labels
     number = np.zeros(len(homes), dtype=int)  # of a storage within its layer, or within what is in none
-    for home in range(-1, 3):
+    for home in range(-1, homes.max() + 1):
         number[homes == home] = np.arange((homes == home).sum())
     outside, inside = (homes < 0).sum(), number[homes >= 0].max() + 1
     rows, layer = _unroll(owners, tape.repeats)
@@ -194,7 +197,7 @@ def _repeat(tape: Tape, owners: Any, features: Array, touched: Any, nbytes: Arra
 
 
 def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows with those of the middle of three layers repeated, and the layer of each, in the order of its neighbours."""
+    """Rows with those of the second layer repeated, and the layer of each, in the order of its neighbours."""
     rows, found, last = [], [], 0
     for start, end in np.flatnonzero(np.diff(owners == 1, prepend=False, append=False)).reshape(-1, 2):
         numbers = np.arange(1, repeats + 1)[:: 1 if owners[start - 1] == 0 else -1]
@@ -203,7 +206,7 @@ def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
         last = end
     row = np.concatenate([*rows, np.arange(last, len(owners))])
     layer = np.concatenate([*found, owners[last:]])
-    return row, np.where(owners[row] == 2, repeats + 1, layer)
+    return row, np.where(owners[row] > 1, repeats + owners[row] - 1, layer)
 
 
 def _reduce(

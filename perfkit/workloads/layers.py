@@ -1,5 +1,6 @@
 """The layers that recommendation and language models are built from, recorded on a tape."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,6 +63,29 @@ def count_views(tape: Tape, count: int) -> None:
 
     tape.bare += count
     tape.node(backward)
+
+
+def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Layers that keep nothing but their input: the backward pass runs them again, up to what it needs last."""
+    nodes, weights = len(tape.nodes), tape.drawn
+    y = run(x)
+    del tape.nodes[nodes:]
+    for weight in tape.trained[weights : tape.drawn]:
+        tape.due[weight] = 0
+        tape.narrowed.pop(weight, None)
+
+    def backward() -> None:
+        tape.drawn, tape.opened = weights, 0
+        again = run(x)
+        tape.gradients[again.root] = tape.gradients.pop(y.root)
+        for name in ("add", "mm"):  # a sum keeps nothing, and a product no more than what it is made of
+            if tape.labels[-1][0].endswith(name):
+                del tape.labels[-1], tape.sizes[-1], tape.layers[-1]
+                kept = bisect_left(tape.touched, (len(tape.labels),))
+                del tape.touched[kept:], tape.nbytes[kept:]
+
+    tape.node(backward)
+    return y
 
 
 def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, kernel: str = "") -> Tensor:
@@ -298,10 +322,10 @@ def binary_cross_entropy(tape: Tape, logits: Tensor) -> None:
 
 def cross_entropy(tape: Tape, logits: Tensor, rows: int) -> None:
     """Mean cross entropy of `rows` decoded tokens."""
-    labels = tape.tensor(rows, itemsize=8)
-    loss, total, one = (tape.tensor(1, itemsize=tape.wide) for _ in range(3))
+    labels, wide = tape.tensor(rows, itemsize=8), max(tape.wide, logits.itemsize)
+    loss, total, one = (tape.tensor(1, itemsize=wide) for _ in range(3))
     probability = tape.record("log_softmax", logits.view(rows, logits.numel // rows))
-    tape.record("nll_loss", cast(tape, probability, tape.wide), labels, loss, total, one)
+    tape.record("nll_loss", cast(tape, probability, wide), labels, loss, total, one)
     _seed(tape, loss, one)
 
 

@@ -42,7 +42,7 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
         )
 
 
-def check_ranks(batch: Any, ranks: Any, plan: Any = None) -> int:
+def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int:
     """Let a whole number of ranks through that divides the batch, of a workload without tables to place.
 
     Parameters
@@ -53,6 +53,8 @@ def check_ranks(batch: Any, ranks: Any, plan: Any = None) -> int:
         Ranks [-].
     plan : None
         There is none.
+    micro : int
+        Micro-batches of a rank [-].
 
     Raises
     ------
@@ -62,8 +64,9 @@ def check_ranks(batch: Any, ranks: Any, plan: Any = None) -> int:
     ranks = int(check_positive("ranks", ranks, integer=True))
     if plan is not None:
         raise ValueError("plan is given; this workload has no tables to place; leave it out")
-    if np.any(batch % ranks):
-        raise ValueError(f"batch is {batch}; it must divide by the {ranks} ranks; take a multiple of {ranks}")
+    if np.any(batch % (whole := ranks * micro)):
+        what = f"{ranks} ranks" + f" with {micro} micro-batches each" * (micro > 1)
+        raise ValueError(f"batch is {batch}; it must divide by the {what}; take a multiple of {whole}")
     return ranks
 
 
@@ -96,6 +99,8 @@ class Tape:
         self.index = 8  # bytes of an index
         self.phase, self.module, self.layer = "forward", "", -1
         self.trained: list[Tensor] = []
+        self.drawn = 0  # weights met since the first layer; those that are known are met again
+        self.shards: dict[Tensor, Tensor] = {}  # what this rank keeps of a weight
         self.local: set[Tensor] = set()  # weights whose gradients are not averaged
         self.sparse: dict[Tensor, dict[str, Any]] = {}  # sizes of updates by row
         self.updated: set[Tensor] = set()  # by the backward pass already
@@ -111,13 +116,15 @@ class Tape:
         self.pieces: list[tuple[int, Tensor, Tensor, int]] = []  # of buckets: their module, gradient and layer
         self.waits: list[tuple[int, int]] = []
         self.gradients: dict[Tensor, Tensor] = {}
+        self.kept: dict[Tensor, Tensor] = {}  # gradients of the micro-batches before
+        self.last = True  # whether this is the last micro-batch
         self.narrowed: dict[Tensor, Tensor] = {}
         self.strided: set[int] = set()  # storages of gradients that are permuted
-        self.bare, self._opened = 0, 0
-        self._nodes: list[tuple[str, int, Callable[[], Any]]] = []
+        self.bare, self.opened = 0, 0
+        self.nodes: list[tuple[str, int, Callable[[], Any]]] = []
         self._parts: list[_Part] = []
         self._arrived: list[Tensor] = []
-        self._due: dict[Tensor, int] = {}  # gradients of a weight that are still to arrive
+        self.due: dict[Tensor, int] = {}  # gradients of a weight that are still to arrive
 
     def tensor(self, *shape: Any, itemsize: int = 0, grad: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
@@ -125,10 +132,13 @@ class Tape:
         return Tensor(len(self.homes) - 1, shape, itemsize or self.itemsize, grad, self.layer)
 
     def parameter(self, *shape: Any, itemsize: int = 0) -> Tensor:
-        """A trained tensor."""
+        """A trained tensor: the next of those that are known, where layers are recorded again."""
+        self.drawn += 1
+        if self.drawn <= len(self.trained):
+            return self.trained[self.drawn - 1]
         weight = self.tensor(*shape, itemsize=itemsize or self.wide, grad=True)
         self.trained.append(weight)
-        self._due[weight] = 0
+        self.due[weight] = 0
         return weight
 
     def record(
@@ -154,8 +164,8 @@ class Tape:
             itemsize = max(tensor.itemsize for tensor in trained or flat)
             tensors["y"] = self.tensor(*(out or flat[0].shape), itemsize=itemsize, grad=bool(trained))
         for weight in trained:
-            if weight in self._due:
-                self._due[weight] += 1
+            if weight in self.due:
+                self.due[weight] += 1
         for line in rule.forward:
             self._run(line, tensors, sizes)
         if joined:
@@ -168,7 +178,7 @@ class Tape:
 
     def node(self, backward: Callable[[], Any]) -> None:
         """Append one backward step, which runs before all that were appended earlier."""
-        self._nodes.append((self.module, self.layer, backward))
+        self.nodes.append((self.module, self.layer, backward))
 
     def emit(
         self, name: str, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor], variant: str = "", **sizes: Any
@@ -180,8 +190,8 @@ class Tape:
         index, layer = len(self.labels), self.layer
         self.labels.append((name, kind, variant or name, self.phase, self.module))
         self.layers.append(layer)
-        self.sizes.append({"launches": 1, "calls": self._opened != 1, "bare": self.bare, **sizes})
-        self.bare, self._opened = 0, self._opened and 1
+        self.sizes.append({"launches": 1, "calls": self.opened != 1, "bare": self.bare, **sizes})
+        self.bare, self.opened = 0, self.opened and 1
         for write, tensors in enumerate((reads, writes)):
             self.touched += [(index, t.storage, write, t.layer if layer < 0 else layer) for t in tensors]
             self.nbytes += [t.nbytes for t in tensors]
@@ -242,9 +252,9 @@ class Tape:
             self.emit("add", "elementwise", [first, gradient], [total], elements=total.numel)
             gradient = total
         self.gradients[root] = gradient
-        if root in self._due:
-            self._due[root] -= 1
-            if self._due[root] <= 0:
+        if root in self.due:
+            self.due[root] -= 1
+            if self.due[root] <= 0:
                 self._arrived.append(root)
 
     def backward(self) -> None:
@@ -254,15 +264,15 @@ class Tape:
         make one is settled when all are known.
         """
         self.phase = "backward"
-        for self.module, self.layer, run in reversed(self._nodes):  # noqa: B020
-            self._opened = 2  # the next operation opens a call, and further ones belong to it
+        while self.nodes:
+            self.module, self.layer, run = self.nodes.pop()
+            self.opened = 2  # the next operation opens a call, and further ones belong to it
             run()
-            self.bare += self._opened == 2
-            self._opened = 0
+            self.bare += self.opened == 2
+            self.opened = 0
             for weight in self._arrived:
                 self.keep(weight)
             self._arrived.clear()
-        self._nodes.clear()
         pieces = [] if self.compiled else sorted(self.pieces, key=itemgetter(0))
         for _, gradient, part, self.layer in pieces:
             sizes = {"elements": part.numel, "rows": part.numel // part.shape[-1], "calls": 0}
@@ -272,6 +282,7 @@ class Tape:
     def keep(self, weight: Tensor) -> None:
         """The gradient of a weight is complete."""
         self.bare += 1
+        accumulate(self, weight)
         if weight not in self.buckets:
             return
         gradient = part = self.gradients[weight]
@@ -292,6 +303,15 @@ def _find(tape: Tape, name: str, tensors: dict[str, Any]) -> Any:
         gradient = tape.gradient(target)
         tensors[name] = copy(tape, gradient) if gradient.storage in tape.strided else gradient
     return tensors[name]
+
+
+def accumulate(tape: Tape, weight: Tensor) -> None:
+    """Add the gradient of a weight to that of the micro-batches before."""
+    if weight in tape.kept:
+        total, gradient = tape.kept[weight], tape.gradients[weight]
+        if not tape.compiled:  # else the product that makes it adds it
+            tape.emit("add_", "elementwise", [total, gradient], [total], elements=total.numel)
+        tape.gradients[weight] = total
 
 
 def copy(tape: Tape, x: Tensor, run: Any = None) -> Tensor:

@@ -1,12 +1,15 @@
 """Transformer language models: BERT with a masked-token head and GPT-2, as one training iteration."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from perfkit.ground.units import check_choice, check_positive
 from perfkit.workloads import layers
+from perfkit.workloads.fully_sharded import PARALLEL, Units
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish, record_graphs
 from perfkit.workloads.operations import ATTENTION, Tensor
@@ -24,6 +27,11 @@ PRESETS: dict[str, dict[str, int]] = {
 _UNFUSED = ("eager", "math")
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
+_CHOICES = {
+    "attention": (*_UNFUSED, "fused", *ATTENTION), "dtype": ITEMSIZE, "optimizer": ("adamw", "sgd"),
+    "parallel": PARALLEL,
+}  # fmt: skip
+_SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,9 @@ class Transformer:
 
     Build one with `bert` or `gpt2`. On several ranks it is data-parallel. Dropout is not modelled. Batch, sequence,
     hidden, heads, vocabulary and positions are numbers, or arrays with one for each of several configurations.
+
+    Weights are shared as PyTorch's `fully_shard` does it, each layer by itself and the rest together; where `mixed`,
+    they are cast before they are gathered, layers work in `dtype`, and gradients are reduced in fp32.
 
     Parameters
     ----------
@@ -70,6 +81,13 @@ class Transformer:
         in one piece after it.
     compiled : bool
         Whether activations, biases and sums of gradients happen inside products, as compilers have it.
+    checkpoint : bool
+        Whether layers keep their input alone, and are computed again in the backward pass.
+    accumulate : int
+        Micro-batches of a rank, whose gradients are summed up before the optimizer runs; they share `batch` [-].
+    parallel : str
+        What several ranks share: nothing, gradients are averaged (``ddp``); states of the optimizer and the sums of
+        gradients, reduced with the last micro-batch (``zero1``) or with each (``zero2``); weights too (``fsdp``).
     family : str
         Workload family, by which platforms are calibrated.
 
@@ -101,6 +119,9 @@ class Transformer:
     mixed: bool = False
     overlap: bool = True
     compiled: bool = False
+    checkpoint: bool = False
+    accumulate: int = 1
+    parallel: str = "ddp"
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
@@ -108,11 +129,11 @@ class Transformer:
         sizes = {key: check_size(key, getattr(self, key)) for key in SIZES}
         for key, size in {"layers": layers, **sizes}.items():
             object.__setattr__(self, key, size)
-        check_choice("attention", self.attention, (*_UNFUSED, "fused", *ATTENTION))
-        check_choice("dtype", self.dtype, ITEMSIZE)
-        check_choice("optimizer", self.optimizer, ("adamw", "sgd"))
-        switches = {"fused": self.fused, "mixed": self.mixed, "overlap": self.overlap, "compiled": self.compiled}
-        check_switches(self.dtype, **switches)
+        for key, known in _CHOICES.items():
+            check_choice(key, getattr(self, key), known)
+        check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
+        micro = check_positive("accumulate", self.accumulate, integer=True, maximum=10_000 // layers)
+        object.__setattr__(self, "accumulate", micro)
         if np.any(self.hidden % self.heads):
             raise ValueError(f"heads is {self.heads}; it must divide hidden, {self.hidden}; change one of them")
         if np.any(self.sequence > self.positions):
@@ -170,8 +191,7 @@ class Transformer:
     ) -> "Transformer":
         check_choice("preset", preset, [name for name in PRESETS if name.startswith(family)])
         for key in changes:
-            switches = ("attention", "dtype", "optimizer", "fused", "mixed", "overlap", "compiled")
-            check_choice("argument", key, [*PRESETS[preset], *switches])
+            check_choice("argument", key, [*PRESETS[preset], *_CHOICES, *_SWITCHES, "accumulate"])
         values = {**PRESETS[preset], **changes}
         changed = any(np.any(values[key] != size) for key, size in PRESETS[preset].items() if key != "positions")
         return cls(family if changed else preset, causal, batch, sequence, **values)
@@ -179,7 +199,9 @@ class Transformer:
     @property
     def description(self) -> str:
         """What is computed, in a few words."""
-        return f"{self.name}, batch {self.batch}, sequence {self.sequence}"
+        known = {"checkpoint": self.checkpoint, f"accumulate {self.accumulate}": self.accumulate > 1}
+        more = [*(text for text, said in known.items() if said), self.parallel]
+        return ", ".join([f"{self.name}, batch {self.batch}, sequence {self.sequence}", *more]).removesuffix(", ddp")
 
     def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
         """What every rank computes in one iteration: the same on each.
@@ -203,38 +225,58 @@ class Transformer:
         ValueError
             If the batch does not divide by the ranks or a plan is given.
         """
-        ranks = check_ranks(self.batch, ranks, plan)
+        ranks = check_ranks(self.batch, ranks, plan, self.accumulate)
         return record_graphs(_record, self, ("batch", "sequence"), ranks, accelerator) * ranks
 
 
 def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
     """Record one rank's iteration."""
-    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1, compiled=model.compiled)
-    hidden = model.hidden
-    batch, tokens = model.batch // ranks, model.batch // ranks * model.sequence
-    tape.module = "embeddings"
-    words, places = tape.parameter(model.vocabulary, hidden), tape.parameter(model.positions, hidden)
-    x = layers.look_up(tape, words, tokens, batch, model.sequence)
-    x = tape.record("add", x, layers.look_up(tape, places, model.sequence, model.sequence))
-    if not model.causal:
-        types = layers.look_up(tape, tape.parameter(2, hidden), tokens, batch, model.sequence)
-        x = layers.layer_norm(tape, tape.record("add", x, types))
-    most = 1 if count_configurations(model) else 3
-    tape.middle, tape.repeats = most // 2, max(model.layers - most + 1, 1)
-    for tape.layer in range(min(model.layers, most)):
-        x = _layer(tape, model, x, f"layers.{tape.layer}")
-    tape.module, tape.layer = "head", -1
-    if not model.causal:
-        x = tape.record("gelu", layers.linear(tape, x, tape.parameter(hidden, hidden), tape.parameter(hidden)))
-    x = layers.layer_norm(tape, x)
-    bias = None if model.causal else tape.parameter(model.vocabulary)
-    layers.cross_entropy(tape, layers.linear(tape, x, words, bias), tokens)
-    if tape.overlap:
+    sharded, most = ranks > 1 and model.parallel != "ddp", 1 if count_configurations(model) else 3
+    most, overlap = most + sharded, model.overlap and ranks > 1 and (accelerator or not sharded)  # streams of a GPU
+    settings: dict[str, Any] = {"mixed": model.mixed and not sharded, "overlap": overlap, "compiled": model.compiled}
+    tape, probe = (Tape(ITEMSIZE[model.dtype], **settings) for _ in range(2))
+    tape.middle, tape.repeats = min(most // 2, 1), max(model.layers - most + 1, 1)
+    open_unit: Any = nullcontext
+    if sharded:
+        _forward(probe, model, ranks, most, nullcontext)
+        open_unit = Units(tape, probe.trained, ranks, model.parallel, 4 if model.mixed else tape.itemsize).open
+    for number in range(model.accumulate):
+        if number:
+            tape.backward()
+            tape.kept, tape.gradients, tape.narrowed, tape.phase = tape.gradients, {}, {}, "forward"
+        tape.last = number + 1 == model.accumulate
+        _forward(tape, model, ranks, most, open_unit)
+    if overlap and not sharded:
         tape.buckets = dict.fromkeys(tape.trained, 0)
     return (finish(tape, model, ranks=ranks, lists=accelerator),)
 
 
-def _layer(tape: Tape, model: Transformer, x: Tensor, module: str) -> Tensor:
+def _forward(tape: Tape, model: Transformer, ranks: int, most: int, open_unit: Any) -> None:
+    """Record the forward pass of a micro-batch, of its layers the first ones; weights are met as units are opened."""
+    hidden, batch = model.hidden, model.batch // (ranks * model.accumulate)
+    tokens = batch * model.sequence
+    tape.module, tape.layer, tape.drawn = "embeddings", -1, 0
+    with open_unit(-1):
+        words, places = tape.parameter(model.vocabulary, hidden), tape.parameter(model.positions, hidden)
+        x = layers.look_up(tape, words, tokens, batch, model.sequence)
+        x = tape.record("add", x, layers.look_up(tape, places, model.sequence, model.sequence))
+        if not model.causal:
+            types = layers.look_up(tape, tape.parameter(2, hidden), tokens, batch, model.sequence)
+            x = layers.layer_norm(tape, tape.record("add", x, types))
+        for tape.layer in range(min(model.layers, most)):
+            run = partial(_layer, tape, model, module=f"layers.{tape.layer}")
+            with open_unit(tape.layer):
+                x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
+        tape.module, tape.layer = "head", -1
+        if not model.causal:
+            x = tape.record("gelu", layers.linear(tape, x, tape.parameter(hidden, hidden), tape.parameter(hidden)))
+        x = layers.layer_norm(tape, x)
+        bias = None if model.causal else tape.parameter(model.vocabulary)
+        logits = layers.linear(tape, x, words, bias)
+    layers.cross_entropy(tape, layers.cast(tape, logits, 4) if model.mixed and tape.shards else logits, tokens)
+
+
+def _layer(tape: Tape, model: Transformer, x: Tensor, *, module: str) -> Tensor:
     """One Transformer layer: normalised before (GPT-2) or after (BERT) each residual sum."""
     hidden, norm = model.hidden, layers.layer_norm
     tape.module = module + ".attention"

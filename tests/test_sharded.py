@@ -1,0 +1,113 @@
+"""Transformers with shared weights, accumulated gradients and layers that are computed again, against their twins."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.transformer import Transformer
+
+torch = pytest.importorskip("torch", reason="the twins need torch: pip install 'perfkit[measure]'")
+
+from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from perfkit.recording.modules import build_step  # noqa: E402
+from perfkit.recording.steps import capture  # noqa: E402
+
+SIZES = {"hidden": 64, "heads": 4, "vocabulary": 300, "positions": 48, "sequence": 16, "batch": 48}
+NARROW = {"dtype": "bf16", "mixed": True}
+ALL = {"accumulate": 3, "checkpoint": True}
+#: Names by which a device or the way to update a list tells its kernels apart.
+SAME = {"efficient_attention": "flash_attention", "attention_for_cpu": "attention", "div_": "div"}
+
+
+class Block(nn.Sequential):
+    """A layer, computed again in the backward pass if asked to."""
+
+    def forward(self, x: Any) -> Any:
+        return checkpoint(super().forward, x, use_reentrant=False) if self.again else super().forward(x)
+
+
+def shard(net: Any, model: Transformer, ranks: int, device: str) -> None:
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if model.mixed else MixedPrecisionPolicy()
+    settings: dict[str, Any] = {"mesh": init_device_mesh(device, (ranks,)), "mp_policy": policy}
+    for block in (each for each in net if isinstance(each, Block)):
+        fully_shard(block, reshard_after_forward=model.parallel == "fsdp", **settings)
+    fully_shard(net, **settings)
+
+
+def make_twin(model: Transformer, ranks: int, device: str) -> Callable[[], Any]:
+    """The step of a Transformer, layer by layer in blocks."""
+    plain = Transformer(**{**vars(model), "mixed": False, "dtype": "fp32", "parallel": "ddp", "accumulate": 1})
+    first, each = (1, 2) if model.causal else (2, 4)
+    parts = list(build_step(Transformer(**{**vars(plain), "checkpoint": False}))[1])
+    end = first + each * model.layers
+    blocks = [Block(*parts[i : i + each]) for i in range(first, end, each)]
+    for block in blocks:
+        block.again = model.checkpoint
+    net = nn.Sequential(*parts[:first], *blocks, *parts[end:]).to(device)
+    if sharded := model.parallel != "ddp":
+        shard(net, model, ranks, device)
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=device == "cuda")
+    tokens = torch.randint(0, 300, (model.batch // ranks // model.accumulate, model.sequence)).to(device)
+    types = torch.zeros_like(tokens)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for number in range(model.accumulate):
+            if model.parallel == "zero1":
+                net.set_requires_gradient_sync(number + 1 == model.accumulate)
+                net.set_reshard_after_backward(number + 1 == model.accumulate)
+            with torch.autocast(device, torch.bfloat16) if model.mixed and not sharded else nullcontext():
+                y = net((tokens, types)).view(-1, 300)
+                loss = nn.functional.cross_entropy(y.float() if model.mixed and sharded else y, tokens.view(-1))
+            loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def name_all(graph: Graph) -> list[str]:
+    names = [label[0].removeprefix("_scaled_dot_product_") for label in graph.labels]
+    for theirs, ours in SAME.items():
+        names = [name.replace(theirs, ours) for name in names]
+    return names
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+@pytest.mark.parametrize(
+    ("layers", "ranks", "device", "more"),
+    [
+        *[
+            (2, 1, "cpu", {**kind, "causal": causal})
+            for kind in ({"checkpoint": True}, ALL)
+            for causal in (True, False)
+        ],
+        (6, 1, "cuda", ALL),
+        *[(layers, 8, "cuda", {"parallel": "fsdp"}) for layers in (1, 3, 7)],
+        *[(6, 8, "cuda", {"parallel": way, **more}) for way in ("fsdp", "zero2") for more in ({**ALL, **NARROW}, ALL)],
+        *[(5, 8, "cuda", {"parallel": "zero1", **more}) for more in (ALL, NARROW, {**ALL, **NARROW})],
+        (5, 8, "cuda", {"parallel": "fsdp", "causal": False}),
+        (5, 8, "cpu", {"parallel": "fsdp"}),
+    ],
+)
+def test_a_spread_step_is_recorded_as_it_runs(layers: int, ranks: int, device: str, more: dict[str, Any]) -> None:
+    """The same operations and collectives with the same bytes, in the same order, waited for at the same places."""
+    model = Transformer(**{"name": "t", "causal": True, "layers": layers, **SIZES, **more})
+    [ours, *_] = model.graphs(ranks, accelerator=device == "cuda")
+    theirs = capture(lambda: make_twin(model, ranks, device), ranks=ranks, device=device)
+    names, sums = [name_all(graph) for graph in (ours, theirs)], model.parallel == "zero1" and model.mixed
+    exact = device == "cuda" and model.causal and not (sums and model.accumulate > 1)
+    assert names[0] == names[1] if exact else sorted(names[0]) == sorted(names[1])
+    assert ours.traffic.sum() == pytest.approx(theirs.traffic.sum(), rel=2e-3)
+    assert ours.column("flops").sum() == theirs.column("flops").sum() and ours.parameters == theirs.parameters
+    sent = [[(g.labels[i][0], g.column("nbytes")[i]) for i in g.collectives] for g in (ours, theirs)]
+    assert sent[0] == sent[1]
+    waits = [None if graph.waits is None else sorted(map(tuple, graph.waits.tolist())) for graph in (ours, theirs)]
+    assert waits[0] == waits[1] or not exact
+    assert ours.column("calls").sum() == pytest.approx(theirs.column("calls").sum(), rel=0.1 if exact else 0.3)
