@@ -109,9 +109,10 @@ def _predict(given: _Given) -> _Answer:
 
     workload = _build(given.model, **_pick(given, "batch sequence dtype"))
     with keep_quiet():  # what it would say is a part of the explanation
-        found = pk.predict(workload, given.platform, ranks=given.ranks)
+        found = pk.predict(workload, given.platform, ranks=given.ranks, execution=given.execution)
     data = {
         "workload": workload.description, "platform": found.platform.name, "ranks": found.ranks, "time_s": found.time,
+        "execution": found.execution, "device_s": found.device_time,
         "interval_s": found.interval(), "lower_bound_s": found.lower_bound, "serial_s": found.serial,
         "bottleneck": found.bottleneck, "breakdown": found.breakdown().to_dicts(),
         "unmodelled_s": dict(found.unmodelled), "warnings": found.warnings,
@@ -242,6 +243,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "device": {"choices": ("cpu", "cuda"), "help": "what to measure; default cpu"},
     "dim": {"type": int, "help": "columns of tables, for files without them"},
     "dtype": {"help": "fp32, tf32, bf16, fp16"},
+    "execution": {"choices": ("eager", "compiled", "graphs"), "help": "how the iteration runs; default eager"},
     "from-kernel-database": {"metavar": "SYSTEM", "help": "measure nothing: fit data of aiconfigurator-core"},
     "from-nccl-logs": {"metavar": "DIR", "help": "measure nothing: fit logs of nccl-tests, a file or a folder"},
     "json": {"metavar": "OUT", "help": "file for all figures; - prints them in place of the text"},
@@ -282,7 +284,9 @@ _COMMANDS = {
         _calibrate, "Measure this machine, or fit existing measurements, and write a platform file.", "out",
         "device ranks quick models measurements from-nccl-logs partial from-kernel-database traces base",
     ),
-    "predict": _Command(_predict, "Predict one training iteration.", "model platform", "batch sequence dtype ranks"),
+    "predict": _Command(
+        _predict, "Predict one training iteration.", "model platform", "batch sequence dtype ranks execution"
+    ),
     "shard": _Command(
         _shard, "Search for a placement of embedding tables, or measure placements on this machine.", "platform",
         "model tables ranks batch dim memory seconds steps seed plan out measure quick",

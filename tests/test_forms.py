@@ -28,6 +28,7 @@ from perfkit.measure.iterations import OperationTimer  # noqa: E402
 from perfkit.measure.processes import run_processes  # noqa: E402
 from perfkit.recording.exchanges import name_collective  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
+from perfkit.workloads.execution import compile_graph  # noqa: E402
 
 Step = Callable[[], Any]
 
@@ -222,19 +223,29 @@ class _Compiled(nn.Sequential):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # as the compiler is imported
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")  # global hooks are seen twice
-def test_a_compiled_module_is_recorded_as_eager_and_says_so() -> None:
-    def make_step(compiled: bool, inside: bool = False) -> Step:
+def test_a_compiled_module_is_recorded_as_kernels_and_says_so() -> None:
+    def make_step(compiled: str) -> Step:
         net = _Compiled(nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16))
-        if inside:
-            net.compile()
-        run, x = torch.compile(net) if compiled else net, torch.randn(8, 16)
-        return lambda: run(x).square().sum().backward()
+        updates, x = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False), torch.randn(8, 16)
 
-    with pytest.warns(UserWarning, match=r"torch.compile runs is recorded as an eager step"):
-        whole, inside = (capture(partial(make_step, *how)) for how in ((True,), (False, True)))
-    eager = capture(partial(make_step, False))
-    assert eager.notes == () and len(whole.notes) == len(inside.notes) == 1
-    assert whole.labels == inside.labels == eager.labels
+        def step(run: Any = net) -> None:
+            run(x).square().sum().backward()
+            updates.step()
+
+        if compiled == "inside":
+            net.compile()
+        return torch.compile(step) if compiled == "step" else partial(step, torch.compile(net) if compiled else net)
+
+    with pytest.warns(UserWarning, match=r"taken to be compiled as a whole"):
+        whole, inside, step = (capture(partial(make_step, how)) for how in ("module", "inside", "step"))
+    eager = capture(partial(make_step, ""))
+    assert (eager.execution, eager.notes) == ("eager", ()) and whole.execution == "compiled" and len(whole.notes) == 1
+    assert whole.labels == inside.labels == compile_graph(eager).labels != eager.labels
+    updates = [sum(label[3] == "update" for label in each.labels) for each in (eager, whole, step)]
+    calls = [
+        each.column("calls")[[label[3] == "update" for label in each.labels]].sum() for each in (eager, whole, step)
+    ]
+    assert updates == [4, 4, 4] and calls == [4, 4, 1]
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -266,8 +277,9 @@ def test_graphs_of_a_gpu_are_named() -> None:
 
     with pytest.raises(ValueError, match="replays kernels that capture does not see; give the step without it"):
         capture(partial(make_step, True), device="cuda")
-    with pytest.warns(UserWarning, match="priced with the host's calls"):
-        assert len(capture(partial(make_step, False), device="cuda").kernels[("gemm", "nt")]) == 1
+    with pytest.warns(UserWarning, match="count as launched at once"):
+        graph = capture(partial(make_step, False), device="cuda")
+    assert graph.execution == "graphs" and len(graph.kernels[("gemm", "nt")]) == 1
 
 
 def test_a_place_that_a_tensor_names_moves_nothing() -> None:

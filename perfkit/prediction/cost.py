@@ -48,7 +48,8 @@ class Costs:
     distant operands add [s]; `page_walks` the lookups whose page address has to be found by a walk [-]. Operations of
     one of `classes` err alike: they share the `spread` of its logarithm, and are `assumed` where nothing but an
     assumption or another machine stands behind it [-]. `unmodelled` is the time of operations priced as plain memory
-    traffic, by name; `stand_ins` that of operations that another class stands in for, by what stands in [s].
+    traffic, by name; `stand_ins` that of operations that another class stands in for, by what stands in [s];
+    `fixed` is what kernels take whatever their size [s].
     """
 
     seconds: Array
@@ -60,6 +61,7 @@ class Costs:
     classes: np.ndarray
     unmodelled: Mapping[str, float] = field(default_factory=dict)
     stand_ins: Mapping[str, float] = field(default_factory=dict)
+    fixed: float = 0.0
 
 
 def _size_rows(
@@ -288,7 +290,8 @@ def _account(
             stand_ins["".join(fit.notes[:1]) or f"{kind} was not measured"] += float(totals[index])
         if context and context.kind == "assumed":
             stand_ins["".join(context.notes[:1]) or f"{kind} was not measured in iterations"] += float(totals[index])
-    return Costs(seconds, hot, cold, walks, spreads[number], assumed, number, unmodelled, stand_ins)
+    fixed = float(models[2]["launch"][number] @ graph.column("launches"))
+    return Costs(seconds, hot, cold, walks, spreads[number], assumed, number, unmodelled, stand_ins, fixed)
 
 
 def time_configurations(workload: Workload, platform: Platform | str | Path) -> Array:
@@ -359,7 +362,9 @@ def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
     before, after, between = np.array(table).reshape(-1, 3)[graph.classes[1]].T
     calls, launches, bare = (graph.column(name) for name in ("calls", "launches", "bare"))
     first = calls * (gap + before) + bare * (gap + empty) + launch * np.minimum(launches, 1.0)
-    first += np.where((calls == 0) & (launches > 0), between, 0.0)
+    # compiled code goes from launch to launch as the framework does from call to call
+    further = np.minimum(between, gap) if graph.execution == "compiled" else between
+    first += np.where((calls == 0) & (launches > 0), further, 0.0)
     opens = np.flatnonzero(calls)
     first[opens] += np.roll(after[opens], int(graph.repeats is None))
     return first, np.maximum(launches - 1, 0.0) * (between + launch)
@@ -372,6 +377,8 @@ def time_rank(kind: Kind, seconds: Array, platform: Platform, whole: Fit | None)
         first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
     else:
         first, more = price_host(graph, platform)
+    if graph.execution == "graphs":  # the first launch is that of all
+        first[1:], more[:] = 0.0, 0.0
     if whole is not None:
         first[graph.collectives] += whole.get("per_resume", 0.0)
     return RankTimes(kind, slowdown * seconds, first * (slowdown if cpu else 1.0), more)

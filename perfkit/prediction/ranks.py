@@ -11,6 +11,7 @@ import numpy as np
 from perfkit.fitting.parameters import Key
 from perfkit.ground.units import Array, check_choice, check_positive, show
 from perfkit.platform.platform import Platform
+from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.placement import Plan
 
@@ -111,7 +112,7 @@ class RankTimes:
 
 
 def find_graphs(
-    workload: Work, platform: Platform, ranks: int | None, plan: Plan | None
+    workload: Work, platform: Platform, ranks: int | None, plan: Plan | None, execution: str | None = None
 ) -> tuple[Workload | Graph, Sequence[Graph], int]:
     """What is priced, its graphs, and the ranks that take part."""
     listed: Sequence[Any] = workload if isinstance(workload, list | tuple) else [workload]
@@ -133,9 +134,10 @@ def find_graphs(
         known = f"platform {platform.name!r} has {platform.network.ranks}"
         raise ValueError(f"ranks is {count}; {known}; take fewer or another platform")
     check_choice("dtype", what.dtype, platform.device.peaks)
-    if captured:
-        return what, listed, count
-    return what, what.graphs(count, plan, accelerator=platform.device.kind != "cpu"), count
+    if execution == "graphs" and platform.device.kind == "cpu":
+        raise ValueError(f"execution is 'graphs'; {platform.name!r} is a CPU, which has none; take eager or compiled")
+    graphs = listed if captured else what.graphs(count, plan, accelerator=platform.device.kind != "cpu")
+    return what, execute(graphs, execution), count
 
 
 def find_peers(group: Ranks, rank: int) -> Ranks:

@@ -31,6 +31,10 @@ _BOUND = {
     "collective": "communication", "host": "host", "waiting": "imbalance",
 }  # fmt: skip
 
+#: The host sets the pace where an iteration takes so much longer than its device alone [-], and what is said then.
+_PACE = 1.02
+_ASSUMED = "the host sets the pace, and how fast it is was assumed from another machine"
+
 
 @dataclass(frozen=True, eq=False)
 class Prediction(Tabular):
@@ -56,6 +60,12 @@ class Prediction(Tabular):
         Time of everything one after another, waiting aside [s].
     latency : float
         Time of a first iteration from a common start [s].
+    device_time : float
+        Steady-state time if the host had launched everything before [s].
+    fixed_time : float
+        What the kernels of the slowest rank take whatever their size [s].
+    execution : str
+        ``eager``, ``compiled`` or ``graphs``.
     unmodelled : mapping of str to float
         Operations without a model of their own and the time they were given as memory traffic [s].
     warnings : tuple of str
@@ -71,6 +81,9 @@ class Prediction(Tabular):
     lower_bound: float
     serial: float
     latency: float
+    device_time: float
+    fixed_time: float
+    execution: str
     unmodelled: Mapping[str, float]
     warnings: tuple[str, ...]
     _timeline: Timeline = field(repr=False)
@@ -97,7 +110,7 @@ class Prediction(Tabular):
     def bottleneck(self) -> str:
         """What sets the pace, in words: the host where a device waits for it, else the class with the largest part."""
         device = self.time - self.parts.get(("", "host"), (0, 0.0))[1]
-        if self.lower_bound > max(1.02 * device, 0.98 * self.time):
+        if self.lower_bound > max(_PACE * device, 0.98 * self.time):
             return "host-bound"
         totals: dict[str, float] = {}
         for (_, kind), (_, seconds) in self.parts.items():
@@ -244,6 +257,9 @@ class Prediction(Tabular):
         for (phase, kind), (count, seconds) in self._largest[:6]:
             label = f"{phase} {kind}".strip().replace("_", " ")
             lines.append(f"  {seconds / self.time:6.1%}  {format_time(seconds):>9}  {label} ({count} operations)")
+        if self.execution == "graphs":
+            share, fixed = self.fixed_time / self.time, format_time(self.fixed_time)
+            lines.append(f"  {share:6.1%}  {fixed:>9}  of it fixed time of kernels, however small")
         lines += [f"  not modelled, timed as memory traffic: {n} {format_time(t)}" for n, t in self.unmodelled.items()]
         return "\n".join(lines + [f"  warning: {text}" for text in self.warnings])
 
@@ -251,16 +267,15 @@ class Prediction(Tabular):
         time, low, high = map(format_time, (self.time, *self.interval(0.8)))
         where, what = f"{self.ranks} of {self.platform.network.ranks} ranks of {self.platform.name}", self.workload
         dtype = what.dtype + (" autocast" if getattr(what, "mixed", False) else "")
-        execution = "compiled" if getattr(what, "compiled", False) else "eager"
         kernels = "/".join(list_attention(self._timeline.lanes[0].kind.graph, self.platform))
         attention = f"{kernels} attention" if kernels else ""
-        words = (f"{what.description} on {where}", dtype, getattr(what, "optimizer", ""), execution, attention)
+        words = (f"{what.description} on {where}", dtype, getattr(what, "optimizer", ""), self.execution, attention)
         return f"{', '.join(filter(None, words))}: {time} ({low}–{high}), {self.bottleneck}"
 
 
 def predict(
     workload: Work, platform: Platform | str | Path, *, ranks: int | None = None, plan: Plan | None = None,
-    slowdown: Mapping[int, float] | None = None,
+    slowdown: Mapping[int, float] | None = None, execution: str | None = None,
 ) -> Prediction:  # fmt: skip
     """Predict the time of one training iteration and what limits it.
 
@@ -277,6 +292,9 @@ def predict(
         Placement of embedding tables; round-robin by default.
     slowdown : mapping of int to float, optional
         How many times longer the operations of a rank take, by rank: stragglers [-].
+    execution : str, optional
+        ``eager``; ``compiled``, where element-wise work of the forward and backward pass is merged into fewer kernels;
+        or ``graphs``, where the host launches all kernels of a GPU at once. As recorded, unless given: mostly eager.
 
     Returns
     -------
@@ -298,7 +316,7 @@ def predict(
     """
     where = load_platform(platform)
     check_type("slowdown", slowdown, Mapping | None)
-    what, graphs, count = find_graphs(workload, where, ranks, plan)
+    what, graphs, count = find_graphs(workload, where, ranks, plan, execution)
     kinds = cast_ranks(graphs, count, slowdown or {})
     costs = price([kind.graph for kind in kinds], where, dtype=what.dtype, ranks=count)
     whole, device = where.context.find_iteration(what.family, count), where.device.kind != "cpu"
@@ -321,6 +339,8 @@ def predict(
     notes += tuple(dict.fromkeys(note for kind in kinds for note in kind.graph.notes))
     notes += list_notes(where, what.family, count, cost, lane.kind.graph)
     warn_once(notes, 3)
+    if timeline.period > _PACE * timeline.device and {q.kind for q in where.host.values()} & {"assumed"}:
+        notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device)}",)
     spread = whole.spread if whole else _CONTEXT if device or not where.context else 0.0
     if timeline.slower:
         waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
@@ -330,5 +350,6 @@ def predict(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
         lower_bound=max(busy, float(moving.max()), hosts if device else 0.0),
         serial=busy + float(moving.sum()) + hosts, latency=timeline.latency,
+        device_time=timeline.device, fixed_time=cost.fixed, execution=lane.kind.graph.execution,
         unmodelled=cost.unmodelled, warnings=notes, _timeline=timeline,
     )  # fmt: skip

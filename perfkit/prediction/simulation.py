@@ -76,12 +76,14 @@ class Timeline:
     """Iteration times [s] and what every kind of rank does.
 
     `period` is the time from one iteration to the next once the pattern repeats, `latency` that of a first iteration
-    from a common start, `slower` the period where host times are some times longer.
+    from a common start, `slower` the period where host times are some times longer, `device` that where hosts that wait
+    for nothing have launched all before.
     """
 
     period: float
     latency: float
     slower: tuple[float, ...]
+    device: float
     _loop: "_Loop"
 
     def measure(self, index: int) -> Lane:
@@ -128,7 +130,7 @@ def simulate(
     far = np.isinf(loop.clock)  # all is launched before the device begins
     loop.clock[far] = (loop.front - loop.hosts)[far]
     loop.run()
-    return Timeline(period, latency, tuple(others), loop)
+    return Timeline(period, latency, tuple(others), loop.streams, loop)
 
 
 def measure_overlap(flights: Array, starts: Array, ends: Array) -> Array:

@@ -23,7 +23,7 @@ _NAMES = {
 #: What is assumed where a tensor is sent.
 PAIR = "what one rank sends to another is priced as a broadcast between the two"
 #: What is assumed where kernels are replayed.
-GRAPHED = "what torch.cuda.make_graphed_callables replays is priced with the host's calls of an eager step"
+GRAPHED = "after torch.cuda.make_graphed_callables all kernels count as launched at once, the optimizer's too"
 
 
 def name_collective(func: Any) -> str:

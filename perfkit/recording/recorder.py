@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.models.skew import find_exponent
-from perfkit.recording.exchanges import Exchanges, answer, name_collective
+from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.values import Values, is_whole
+from perfkit.workloads.execution import compile_graph
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
@@ -81,6 +83,7 @@ class Recorder(TorchDispatchMode):
         self.exchanges = Exchanges(self)
         self.phase, self.leading = "forward", False
         self.modules: list[str] = []
+        self.compiled: set[str] = set()  # phases
         self.labels: list[tuple[str, str, str, str, str]] = []
         self.viewed = self.bare = 0
         self._features: list[list[float]] = []
@@ -244,11 +247,13 @@ class Recorder(TorchDispatchMode):
         del work[""]
         main = max(work, key=lambda dtype: work[dtype], default="fp32")
         dtypes = tuple(dtype or main for dtype in names)
-        return Graph(
+        graph = Graph(
             labels, features, accesses, tuple(self._tables),
             sum(self._trained.values()), name or "step", family, main, dtypes if set(dtypes) - {main} else (), ranks,
             self.exchanges.list_groups(ranks), self.exchanges.list_waits(keys, order), notes=tuple(self.values.notes),
         )  # fmt: skip
+        graph = compile_graph(graph, self.compiled) if self.compiled else graph
+        return replace(graph, execution="graphs") if GRAPHED in graph.notes else graph
 
 
 @lru_cache

@@ -34,7 +34,7 @@ READY = "batches of a data loader are taken to be ready when asked for; one that
 #: What is assumed where a tensor is pinned.
 PINNED = "the time in which the host pins memory is not counted"
 #: What is assumed of a compiled part of a step.
-COMPILED = "what torch.compile runs is recorded as an eager step: its compiler would run fewer kernels"
+COMPILED = "forward and backward pass are taken to be compiled as a whole: kernels merged by its compiler's rules"
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
 
 
@@ -302,9 +302,12 @@ def _follow(recorder: Recorder) -> Iterator[None]:
     def compile_nothing(compiler: Any) -> None:
         if compiler:
             recorder.values.notes[COMPILED] = None
+            recorder.compiled |= {"forward", "backward"}
 
     def update(optimizer: Any, *_: Any) -> None:
         recorder.phase, recorder.leading = "update", False
+        if find_caller("_dynamo/eval_frame.py"):  # it is compiled too
+            recorder.compiled.add("update")
         for group in optimizer.param_groups if sized else ():
             group["params"] = [sized.get(id(p), (p, p))[1] for p in group["params"]]
 

@@ -90,6 +90,8 @@ class Graph(Tabular):
         How often each operation runs where one of a layer stands for those of several; None for once [-].
     notes : tuple of str
         What was assumed where it was recorded; predictions of it carry these as warnings.
+    execution : str
+        ``eager``, ``compiled``, where element-wise work is merged, or ``graphs``, where the host launches all at once.
     """
 
     labels: tuple[tuple[str, str, str, str, str], ...]
@@ -106,6 +108,7 @@ class Graph(Tabular):
     waits: np.ndarray | None = None
     repeats: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    execution: str = "eager"
 
     def __len__(self) -> int:
         return len(self.labels)
