@@ -132,25 +132,25 @@ def list_work(file: TraceFile) -> Table:
         and exchange, of what recorded a collective, -1 for none [-]; name, that of the operator; kind, as of `Graph`;
         phase, module; iteration [-].
     """
-    events, find = file.events, _find_places(file)
+    events, find, meets = file.events, _find_places(file), cache(COLLECTIVE.search)
     device = events.filter(pl.col("cat").is_in(DEVICE))
     if device.is_empty():
         operators = events.filter(pl.col("cat") == "cpu_op")
         device = operators.filter(pl.Series(_find_workers(operators, find), dtype=pl.Boolean))
         device = device.with_columns(index_correlation=pl.col("index"))
-    names, ends = events["name"], (events["ts"] + events["dur"]).to_numpy()
+    names, ends = events["name"].to_list(), (events["ts"] + events["dur"]).to_list()
     rows, columns = [], ("index", "cat", "name", "stream", "index_correlation")
     for index, cat, kernel, stream, launch in device.select(columns).iter_rows():
         place = find(launch)
         owner = names[place.owner] if place.owner >= 0 else ""
-        collective = bool(COLLECTIVE.search(kernel)) if cat == "kernel" else cat == "cpu_op" and place.exchange >= 0
+        collective = meets(kernel) if cat == "kernel" else cat == "cpu_op" and place.exchange >= 0
         if collective or "Collective name" in file.args.get(index, {}):
             exchanged = names[place.exchange] if place.exchange >= 0 else ""
             role, kind, name = "communication", "collective", spell_operation(exchanged, kernel)
         else:
             role, name = "compute" if cat in ("kernel", "cpu_op") else "copies", owner.removeprefix("aten::") or kernel
             kind = _classify(owner if place.known and role == "compute" else kernel) or _classify(owner, last=True)
-        started = int(ends[launch]) if launch not in (-1, index) else -1
+        started = ends[launch] if launch not in (-1, index) else -1
         own = (place.owner, place.exchange, name, kind or "other", place.phase, place.module)
         rows.append((index, role, stream, started, kernel, *own))
     work = pl.DataFrame(rows, _WORK, orient="row")

@@ -15,7 +15,7 @@ from perfkit.ground.results import Table
 from perfkit.ground.units import show
 from perfkit.readers.documents import read_text
 from perfkit.readers.execution_trace import ExecutionTrace, join_traces, read_execution, spell_inputs
-from perfkit.readers.trace import LARGEST_TRACE, TraceFile, read_kineto
+from perfkit.readers.trace import LARGEST_TRACE, TraceFile, read_kineto, uncollected
 
 #: Kernels of libraries of collectives: NCCL, RCCL, and those that reduce through memory that ranks share.
 COLLECTIVE = re.compile(
@@ -165,6 +165,7 @@ def list_collectives(files: Sequence[TraceFile], works: Sequence[Table], sizes: 
     return frame.drop("own", "known")
 
 
+@uncollected()
 def read_ranks(paths: Sequence[str | Path]) -> list[TraceFile]:
     """Read the traces of all ranks, and put what execution traces know of collectives to them; see `pk.read_trace`."""
     named = [Path(path) for path in paths]
@@ -183,5 +184,5 @@ def read_ranks(paths: Sequence[str | Path]) -> list[TraceFile]:
 def _holds_nodes(path: Path) -> bool:
     """Whether a file is an execution trace, by its head."""
     with reading(path, "pass the file that torch.profiler wrote", most=LARGEST_TRACE):
-        head = read_text(path)[: 2**16]
+        head = read_text(path, 2**16)[: 2**16]
     return '"nodes"' in head and '"traceEvents"' not in head

@@ -91,14 +91,16 @@ def read_execution(path: str | Path) -> ExecutionTrace:
     """
     nodes: dict[int, Node] = {}
 
-    def take(item: Any) -> None:
-        if not (isinstance(item, dict) and item.get("ph")):  # a device's event that a link has added
+    def take(items: list[Any]) -> None:
+        for item in items:
+            if isinstance(item, dict) and item.get("ph"):  # a device's event that a link has added
+                continue
             node = _read_node(item)
             if nodes.setdefault(node.number, node) is not node:
                 raise ValueError(f"it lists node {node.number} twice, {show(node.name, 60)} the second time")
 
     with reading(path, _ADVICE, most=LARGEST_TRACE):
-        facts = parse_document(read_text(path), {"nodes": take, "traceEvents": lambda event: None})
+        facts = parse_document(read_text(path), {"nodes": take, "traceEvents": lambda events: None})
         if not nodes or type(facts.get("schema")) is not str:
             raise ValueError("it has no schema or no nodes, which an execution trace has")
         made = tuple(nodes[number] for number in sorted(nodes))

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,10 @@ _CATEGORIES = {"operator": "cpu_op", "runtime": "cuda_runtime", "driver": "cuda_
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _BESIDE = ("gpu_user_annotation", "cuda_sync", "overhead")
 #: Categories of events whose arguments are not kept.
-_PLAIN = frozenset(("kernel", "Kernel", "cuda_runtime", "Runtime", "cuda_driver", "gpu_memset", "Memset"))
+_PLAIN = ("kernel", "Kernel", "cuda_runtime", "Runtime", "cuda_driver", "gpu_memset", "Memset")
+#: Columns that events have themselves, what takes them, and what stands for one that is missing.
+_NOTHING = dict.fromkeys(("cat", "name", "ts", "dur", "pid", "tid"), "")
+_GET = itemgetter(*_NOTHING)
 _ADVICE = "pass the file that torch.profiler wrote with export_chrome_trace, whole"
 #: Largest time since the epoch [ns]: the year 2116.
 _LATEST = 2**62
@@ -91,35 +96,39 @@ def read_kineto(path: str | Path) -> TraceFile:
     ValueError
         For a file that is none, breaks off, or has times or sizes that cannot be.
     """
-    rows: list[tuple[Any, ...]] = []
-    kept: list[Any] = []
+    rows, links, kept = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[Any]()
 
-    def take(event: Any) -> None:
-        if type(event) is not dict or event.get("ph") != "X":
-            return
-        get, cat, args = event.get, event.get("cat", ""), event.get("args") or {}
-        if type(args) is not dict:
-            raise ValueError(f"event {show(event, 60)} has arguments of another type")
-        linked = args.get("correlation", -1), args.get("External id", args.get("external id", -1))
-        rows.append((cat, get("name", ""), get("ts"), get("dur"), get("pid"), get("tid"), args.get("stream"), *linked))
-        # of kernels sizes are known only where they are collectives, of calls of the driver nothing
-        kept.append(args if "Input type" in args or cat not in _PLAIN or "Collective name" in args else None)
+    def take(items: list[Any]) -> None:
+        events = [each for each in items if type(each) is dict and each.get("ph") == "X"]
+        try:
+            rows.extend(map(_GET, events))
+        except KeyError:  # some lack a column
+            rows[len(kept) :] = [_GET(_NOTHING | each) for each in events]
+        for each in events:
+            args = each.get("args") or {}
+            if type(args) is not dict:
+                raise ValueError(f"event {show(each, 60)} has arguments of another type")
+            get = args.get
+            links.append((get("stream"), get("correlation"), get("External id", get("external id"))))
+            # of kernels sizes are known only where they are collectives, of calls of the driver nothing
+            said = "Input type" in args or each.get("cat") not in _PLAIN or "Collective name" in args
+            kept.append(args if said else None)
 
-    with reading(path, _ADVICE, most=LARGEST_TRACE), _uncollected():
+    with reading(path, _ADVICE, most=LARGEST_TRACE), uncollected():
         facts = parse_document(read_text(path), {"traceEvents": take}, str)
-        if "nodes" in facts or not rows:
+        if "nodes" in facts or not kept:
             held = "nodes of an execution trace" if "nodes" in facts else "no events"
             raise ValueError(f"it holds {held}, where a trace of Kineto has events with times")
         base = facts.get("baseTimeNanoseconds", 0)
         if type(base) is not int or not 0 <= base < _LATEST // 2:
             raise ValueError(f"baseTimeNanoseconds is {show(base)}; it must be nanoseconds since the epoch")
-        frame = _make_frame(rows, base)
-        args = {index: found for index, row in enumerate(frame["row"]) if (found := kept[row])}
+        frame = _make_frame(rows, links, base)
+        args = {index: found for index, row in enumerate(frame["row"].to_list()) if (found := kept[row])}
         return _describe(facts, _link(frame.drop("row")), args, Path(path).name)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Nothing that is read refers to itself; looking for what does would take as long as reading."""
     looking = gc.isenabled()
     gc.disable()
@@ -145,32 +154,31 @@ def _read_time(value: Any, name: str) -> int:
 
 def _number(value: Any, names: dict[str, int]) -> int:
     """Number of a process, thread, stream or link, -1 for none; names of threads count down from -2."""
-    if type(value) is int:
-        return value if abs(value) < _LATEST else -1
-    match = _NUMBER.fullmatch(value or "")
+    if type(value) is not str:
+        return value if type(value) is int and abs(value) < _LATEST else -1
+    match = _NUMBER.fullmatch(value)
     return int(match[1]) if match else names.setdefault(value, -2 - len(names)) if value else -1
 
 
-def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
+def _make_frame(rows: list[tuple[Any, ...]], links: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
     """Events in order of time, what is around others first; what is none, such as the span of all, is left out."""
-    cats, names, ts, dur, pids, tids, streams, *links = zip(*rows, strict=True)
-    if {*map(type, cats), *map(type, names)} != {str}:
-        raise ValueError("it holds events whose name or category is no text")
-    words: dict[str, str] = {cat: _CATEGORIES.get(cat.lower(), cat.lower()) for cat in set(cats)}
+    names = (*_NOTHING, "stream", "correlation", "external_id")
+    columns: dict[str, Any] = dict(zip(names, (*zip(*rows, strict=True), *zip(*links, strict=True)), strict=True))
     threads: dict[str, int] = {}
-    columns: dict[str, Any] = {"cat": [words[cat] for cat in cats], "name": names}
-    for name, values in (("ts", ts), ("dur", dur)):
-        whole = set(map(type, values)) == {int} and max(map(abs, values)) < _LATEST // 1000
-        columns[name] = (
-            np.array(values) * 1000 if whole else [_read_time(*each) for each in zip(values, names, strict=True)]
-        )
-    for name, values in (("pid", pids), ("tid", tids), ("stream", streams)):
-        numbers = {value: _number(value, threads) for value in dict.fromkeys(map(_plain, values))}
-        columns[name] = [numbers[_plain(value)] for value in values]
-    for name, values in zip(("correlation", "external_id"), links, strict=True):
-        columns[name] = [value if type(value) is int and abs(value) < _LATEST else -1 for value in values]
+    for place, (name, values) in enumerate(columns.items()):
+        kinds = {*map(type, values)}
+        if place < 2 and kinds != {str}:
+            raise ValueError("it holds events whose name or category is no text")
+        if place in (2, 3):
+            whole = kinds == {int} and max(map(abs, values)) < _LATEST // 1000
+            pairs = zip(values, columns["name"], strict=True)
+            columns[name] = np.array(values) * 1000 if whole else [_read_time(*each) for each in pairs]
+        elif place > 3:
+            numbers = values if kinds <= {int, NoneType} else [_number(value, threads) for value in values]
+            columns[name] = pl.Series(numbers, dtype=pl.Int64, strict=False).fill_null(-1)
     types = {name: pl.String if name in ("cat", "name") else pl.Int64 for name in columns}
-    frame = pl.DataFrame(columns, types).with_row_index("row").filter(pl.col("cat") != "trace")
+    lower = pl.col("cat").str.to_lowercase().replace(_CATEGORIES)
+    frame = pl.DataFrame(columns, types).with_columns(lower).with_row_index("row").filter(pl.col("cat") != "trace")
     step = (pl.col("cat") == "cpu_op") & pl.col("name").str.contains(_STEP)
     place = pl.when(pl.col("cat") == "gpu_user_annotation").then("tid").otherwise("stream")
     frame = frame.with_columns(
@@ -181,11 +189,6 @@ def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
         raise ValueError(f"event {show(wrong['name'][0], 60)} takes {wrong['dur'][0]} ns; times cannot be negative")
     frame = frame.sort("ts", pl.col("dur").neg(), maintain_order=True)
     return frame.select(pl.int_range(pl.len()).alias("index"), pl.all())
-
-
-def _plain(value: Any) -> Any:
-    """A number or a text, or none for anything else."""
-    return value if type(value) in (int, str) else None
 
 
 def _link(frame: pl.DataFrame) -> pl.DataFrame:
@@ -219,13 +222,15 @@ def _find_parents(host: pl.DataFrame, count: int) -> list[int]:
     """The innermost event around each on its thread."""
     parents = [-1] * count
     threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for index, pid, tid, ts, dur in host.iter_rows():
+    host = host.with_columns(end=pl.col("ts") + pl.col("dur"))
+    columns = host.select("pid", "tid", "ts", "end", "index").to_dict(as_series=False)
+    for pid, tid, ts, end, index in zip(*columns.values(), strict=True):
         around = threads.setdefault((pid, tid), [])
         while around and around[-1][0] <= ts:
             around.pop()
         if around:
             parents[index] = around[-1][1]
-        around.append((ts + dur, index))
+        around.append((end, index))
     return parents
 
 
