@@ -185,7 +185,7 @@ def _trace(given: _Given) -> _Answer:
     if given.report:
         text += f"\nwritten to {trace.save_report(check_target('report', given.report))}"
     frames = {"breakdown": trace.breakdown(), "idle": trace.idle(), "host": trace.host()}
-    frames |= {"steps": trace.steps(), "collectives": trace.collectives()}
+    frames |= {"steps": trace.steps(), "collectives": trace.collectives(), "stragglers": trace.stragglers()}
     about = {"time_s": trace.time, "basis": trace.basis}
     return _Answer(text, about | {name: frame.to_dicts() for name, frame in frames.items()})
 

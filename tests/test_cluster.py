@@ -18,6 +18,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.calibration.activity import time_host
+from perfkit.calibration.campaign import launched_ranks
 from perfkit.calibration.cluster import fit_cluster, measure_cluster, plan_probes
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
@@ -276,6 +277,20 @@ def test_an_iteration_is_timed_and_then_traced(monkeypatch: pytest.MonkeyPatch, 
         assert any("Input Dims" in event.get("args", {}) for event in events), "graphs need shapes"
         assert not any(event.get("cat") == "python_function" for event in events), "Python stacks slow the host"
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("gpu[003-007,12]", "gpu003"), ("a,b", "a"), ("n[9,11]-ib,x[1-2]", "n9-ib"), ("rack1-gpu2", "rack1-gpu2")],
+)
+def test_tasks_of_slurm_meet_on_the_first_node(monkeypatch: pytest.MonkeyPatch, hosts: str, first: str) -> None:
+    about = {"PROCID": "5", "LOCALID": "1", "STEP_NUM_TASKS": "16", "STEP_NUM_NODES": "4", "STEP_NODELIST": hosts}
+    environment = {f"SLURM_{name}": value for name, value in (about | {"JOB_ID": "4711234"}).items()}
+    monkeypatch.setattr("os.environ", environment)
+    assert launched_ranks() == (5, 16, 4) and environment["LOCAL_RANK"] == "1"
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == (first, "21234")
+    monkeypatch.setattr("os.environ", {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})
+    assert launched_ranks() is None, "a single task, as in an interactive shell"
 
 
 LAUNCHED = """

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 import perfkit as pk
@@ -86,6 +87,18 @@ def test_products_of_a_forward_pass_are_those_of_the_model(shared_data: Path) ->
     assert one.column("flops").sum() == pytest.approx(flops, rel=1e-6)
     nbytes = one.column("nbytes")[one.collectives]
     assert Counter(nbytes.tolist())[2.0**26] == 81 and one.dtype == "fp16"
+
+
+def test_operations_stand_below_the_roofline(shared_data: Path) -> None:
+    """Products of a GPT on an A100 reach most of its peak, what only moves data reaches most of its bandwidth."""
+    trace = pk.read_trace(shared_data / "traces" / "megatron_tp8_a100x8" / "kineto_rank0.json.gz")
+    frame = trace.roofline("a100-sxm-8")
+    large = frame.filter(pl.col("flops") > 1e11, kind="gemm")
+    assert len(large) == 121 and large["peak_share"].is_between(0.7, 0.9).all()
+    moved = frame.filter(pl.col("nbytes") > 1e8, pl.col("kind").is_in(("bmm", "elementwise")))
+    assert len(moved) == 84 and moved["bandwidth_share"].is_between(0.7, 1).all()
+    with pytest.raises(ValueError, match="ranks that were read are 0; choose"):
+        trace.roofline("a100-sxm-8", rank=1)
 
 
 def test_what_is_not_known_is_said(shared_data: Path, tmp_path: Path) -> None:

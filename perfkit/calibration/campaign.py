@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
@@ -33,16 +34,31 @@ _GROUP = 110  # kernels timed by one process
 
 
 def launched_ranks() -> tuple[int, int, int] | None:
-    """Rank, ranks and ranks on this node when a launcher such as torchrun has started this process.
+    """Rank, ranks and ranks on this node when a launcher has started this process: torchrun, or Slurm's srun.
+
+    What srun tells a task of a job step [1]_ is put into the environment in torchrun's words; the first node's port is
+    one that jobs beside each other do not share, unless ``MASTER_PORT`` names one.
 
     Returns
     -------
     place : (int, int, int) or None
         None for a process started by hand [-].
+
+    References
+    ----------
+    .. [1] Slurm 24.05, srun(1), "Output environment variables" (SLURM_STEP_NUM_TASKS and others)
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    about = os.environ
+    if "TORCHELASTIC_RUN_ID" not in about and int(about.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        names = ("PROCID", "LOCALID", "STEP_NUM_TASKS", "STEP_NUM_NODES", "JOB_ID", "STEP_NODELIST")
+        own, place, tasks, nodes, job, hosts = (about[f"SLURM_{name}"] for name in names)
+        about |= {"RANK": own, "LOCAL_RANK": place, "WORLD_SIZE": tasks, "TORCHELASTIC_RUN_ID": job}
+        about["LOCAL_WORLD_SIZE"] = str(int(tasks) // int(nodes))
+        about.setdefault("MASTER_ADDR", re.sub(r"^([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,\[]*).*", r"\1\2\3", hosts))
+        about.setdefault("MASTER_PORT", str(20_000 + int(job) % 10_000))
+    if "TORCHELASTIC_RUN_ID" not in about:
         return None
-    rank, ranks, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    rank, ranks, local = (int(about[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     return rank, ranks, local
 
 

@@ -17,7 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from perfkit.calibration.activity import list_work
 from perfkit.calibration.meetings import list_collectives, read_ranks
 from perfkit.fitting import Fit, fit_roofline
+from perfkit.ground.results import Table
 from perfkit.ground.units import Array
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import assemble, compare_devices
@@ -82,6 +84,19 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
         features[:, FEATURES.index(name)] = rows[:, column]
     groups = () if step.groups in ([], [tuple(range(step.ranks))]) else tuple(step.groups)
     return replace(graph, features=features, groups=groups), rows[:, 3]
+
+
+def place_operations(file: TraceFile, platform: Platform) -> Table:
+    """Operations of a step and what they reached of a platform's peaks and bandwidth, see `Trace.roofline`."""
+    graph, seconds = record_step(file)
+    with keep_quiet():
+        sizes = size_operations(graph, platform)
+    sizes |= find_traffic(sizes, platform)
+    work = {"time_s": seconds, "flops": sizes["flops"], "nbytes": sizes["nbytes"]}
+    limits = {"peak_share": sizes["flops"] / sizes["peak"], "bandwidth_share": sizes["nbytes"] / sizes["bandwidth"]}
+    shares = {name: time / np.where(seconds > 0, seconds, np.nan) for name, time in limits.items()}
+    about = graph.table().select("name", "kind", "phase", "module").with_columns(**work, **shares)
+    return about.filter(pl.col("time_s") > 0, ~pl.col("kind").is_in(("other", "collective", "transfer")))
 
 
 class _Step:

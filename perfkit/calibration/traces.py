@@ -13,6 +13,7 @@ from perfkit.calibration.meetings import list_collectives, read_ranks
 from perfkit.calibration.windows import ROLES, account, fill_time, list_steps
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_choice, check_type, escape, format_table, format_time, rank_largest, show
+from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction import accounts
 from perfkit.prediction.result import Prediction
 from perfkit.readers.trace import TraceFile, time_iterations
@@ -176,6 +177,19 @@ class Trace(Tabular):
         met = self._collectives.drop_nulls("transfer_s")["rank"].unique()
         return frame.with_columns(waiting_s=pl.when(pl.col("rank").is_in(met.implode())).then("waiting_s"))
 
+    def stragglers(self) -> Table:
+        """Which rank the others waited for, collective by collective; those that cost most come first.
+
+        Columns iteration, group, order, as in `collectives`, rank, the one that came last [-]; operation, nbytes [B];
+        late_s, the median time that the others waited for it, and waited_s, the sum of their times [s].
+        """
+        waited, key = pl.col("waiting_s"), ("iteration", "group", "order")
+        first = self._collectives.drop_nulls("waiting_s").sort("waiting_s", maintain_order=True)
+        frame = first.group_by(key, maintain_order=True).agg(
+            pl.first("rank", "operation", "nbytes"), late_s=waited.slice(1).median(), waited_s=waited.sum()
+        )
+        return frame.sort("waited_s", descending=True, maintain_order=True)
+
     def host(self) -> Table:
         """The five overheads of every rank's host, T1 to T5, see `perfkit.calibration.activity.time_host`."""
         return pl.concat([time_host(file) for file in self.files])
@@ -195,10 +209,33 @@ class Trace(Tabular):
         """
         from perfkit.calibration.traced import record_step
 
+        return record_step(self._find_file(rank))[0]
+
+    def _find_file(self, rank: int | None) -> TraceFile:
         files = {file.rank: file for file in self.files}
         if rank is not None and rank not in files:
             raise ValueError(f"rank is {show(rank)}; ranks that were read are {', '.join(map(str, files))}; choose one")
-        return record_step(files[self.busiest if rank is None else rank])[0]
+        return files[self.busiest if rank is None else rank]
+
+    def roofline(self, platform: Named, rank: int | None = None) -> Table:
+        """How near each operation whose sizes are known came to the limits of a device, in one recorded step.
+
+        Parameters
+        ----------
+        platform : Platform, str or Path
+            Its peaks and its memory are the limits.
+        rank : int, optional
+            Which rank; the `busiest`, unless given [-].
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            In order of the step name, kind, phase, module; time_s of its kernels [s], flops [FLOP], nbytes of traffic
+            [B]; peak_share and bandwidth_share, what it reached of the platform's [-].
+        """
+        from perfkit.calibration.traced import place_operations
+
+        return place_operations(self._find_file(rank), load_platform(platform))
 
     def compare(self, other: "Trace | Prediction") -> Table:
         """Put this trace beside another one, or beside a prediction; where they differ most comes first.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, overload
 
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.results import Picture, Table, Tabular
@@ -120,13 +120,19 @@ class PlatformComparison(Tabular):
         return f"PlatformComparison({self.b.name} against {self.a.name}: {said})"
 
 
-def compare(a: Named, b: Named, workload: Workload | None = None, *, ranks: int | None = None) -> PlatformComparison:
-    """Compare two platforms: datasheets, kernels, collectives and, with a workload, whole iterations.
+@overload
+def compare(
+    a: Named, b: Named, workload: Workload | None = None, *, ranks: int | None = None
+) -> PlatformComparison: ...
+@overload
+def compare(a: Tabular, b: Tabular) -> Table: ...
+def compare(a: Any, b: Any, workload: Workload | None = None, *, ranks: int | None = None) -> Any:
+    """Compare two platforms: datasheets, kernels, collectives and, with a workload, whole iterations; or two traces.
 
     Parameters
     ----------
-    a, b : Platform, str or Path
-        Platforms, names of the gallery or files.
+    a, b : Platform, str or Path; or Trace
+        Platforms, names of the gallery or files; or traces, or a trace and a prediction, see `Trace.compare`.
     workload : Workload, optional
         An iteration to predict on both.
     ranks : int, optional
@@ -135,13 +141,15 @@ def compare(a: Named, b: Named, workload: Workload | None = None, *, ranks: int 
     Returns
     -------
     comparison : PlatformComparison
-        Table and chart.
+        Table and chart; of a trace, a table.
 
     Raises
     ------
     ValueError
         For an unknown platform, more ranks than one of them has, or a workload that one cannot price.
     """
+    if own := getattr(a, "compare", None):
+        return own(b)
     pair = load_platform(a), load_platform(b)
     most = min(platform.network.ranks for platform in pair)
     if ranks is not None and check_positive("ranks", ranks, integer=True) > most:

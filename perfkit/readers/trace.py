@@ -308,7 +308,8 @@ def time_iterations(events: pl.DataFrame) -> tuple[list[float], str]:
         One time for each step that has one [s].
     basis : str
         ``kernels``: from kernels to the same ones of the next step, where there are several; ``host step``: between
-        the marks on the host; ``device span`` or ``host span``: from the first event to the last, without marks.
+        the marks on the host; ``device span`` or ``host span``: from the first event to the last, without marks, with
+        what was launched before the recording began (HolisticTraceAnalysis leaves that out).
     """
     steps = find_iterations(events)
     if len(periods := steps["period"].drop_nulls()):
