@@ -165,15 +165,15 @@ def _make_frame(rows: list[tuple[Any, ...]], links: list[tuple[Any, ...]], base:
     names = (*_NOTHING, "stream", "correlation", "external_id")
     columns: dict[str, Any] = dict(zip(names, (*zip(*rows, strict=True), *zip(*links, strict=True)), strict=True))
     threads: dict[str, int] = {}
-    for place, (name, values) in enumerate(columns.items()):
+    for number, (name, values) in enumerate(columns.items()):
         kinds = {*map(type, values)}
-        if place < 2 and kinds != {str}:
+        if number < 2 and kinds != {str}:
             raise ValueError("it holds events whose name or category is no text")
-        if place in (2, 3):
+        if number in (2, 3):
             whole = kinds == {int} and max(map(abs, values)) < _LATEST // 1000
             pairs = zip(values, columns["name"], strict=True)
             columns[name] = np.array(values) * 1000 if whole else [_read_time(*each) for each in pairs]
-        elif place > 3:
+        elif number > 3:
             numbers = values if kinds <= {int, NoneType} else [_number(value, threads) for value in values]
             columns[name] = pl.Series(numbers, dtype=pl.Int64, strict=False).fill_null(-1)
     types = {name: pl.String if name in ("cat", "name") else pl.Int64 for name in columns}
