@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, overload
+from typing import Any
 
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.results import Picture, Table, Tabular
@@ -120,12 +120,6 @@ class PlatformComparison(Tabular):
         return f"PlatformComparison({self.b.name} against {self.a.name}: {said})"
 
 
-@overload
-def compare(
-    a: Named, b: Named, workload: Workload | None = None, *, ranks: int | None = None
-) -> PlatformComparison: ...
-@overload
-def compare(a: Tabular, b: Tabular) -> Table: ...
 def compare(a: Any, b: Any, workload: Workload | None = None, *, ranks: int | None = None) -> Any:
     """Compare two platforms: datasheets, kernels, collectives and, with a workload, whole iterations; or two traces.
 
