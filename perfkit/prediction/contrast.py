@@ -9,7 +9,7 @@ from perfkit.ground.hardware import DTYPES
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_rate, format_table, format_time
 from perfkit.platform.estimates import Estimate, keep_quiet, warn_once
-from perfkit.platform.gallery import Named, load_platform
+from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import Workload
 from perfkit.prediction.result import Prediction, predict
