@@ -3,12 +3,14 @@
 import json
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from perfkit.calibration import pages
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.pace import relate_run
@@ -41,8 +43,10 @@ def judge(platform: Platform, rows: list[Mapping[str, Any]]) -> dict[str, float]
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Any]:
+    """Measurements of a real machine, without kernels that only nets run, of which it timed no iterations."""
     raw: dict[str, Any] = json.loads(find_reference("measured", "xeon-2.measurements.json").read_text())
-    return thin(raw, 6)
+    known = load_platform("zen5-2").kernels
+    return thin({**raw, "kernels": [row for row in raw["kernels"] if f"{row['kind']}.{row['variant']}" in known]}, 6)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,10 @@ def own_error(real: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_unlike_machines(name: str, real: dict[str, Any], own_error: dict[str, float], tmp_path: Path) -> None:
+def test_unlike_machines(
+    name: str, real: dict[str, Any], own_error: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_draw", lambda *_: "")  # runs that are the same for all machines; see test_report.py
     make, noise = MACHINES[name]
     raw = make(real)
     platform = load_platform(fit_platform(raw, name="replayed").save(tmp_path / "replayed.toml"))
@@ -65,7 +72,8 @@ def test_unlike_machines(name: str, real: dict[str, Any], own_error: dict[str, f
         errors = judge(platform, [row for row in real["iterations"] if len(row["runs"]) == 1])
         assert np.mean([*errors.values()]) < 0.5
     saved = Comparison.load(find_reference("measured", "xeon-2.check-501.json"))
-    report = write_report(tmp_path / "report.html", platform=platform, comparison=saved, predictions={})
+    few = replace(saved, runs=saved.runs[:6])
+    report = write_report(tmp_path / "report.html", platform=platform, comparison=few, predictions={})
     assert "replayed" in report.read_text()
 
 
