@@ -16,7 +16,9 @@ from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.models import collectives as c
+from perfkit.models import hierarchy as h
 from perfkit.platform.collectives import CollectiveTime
+from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers.nccl import LogWarning, read_nccl_tests
 
@@ -91,7 +93,7 @@ def test_a_law_beyond_its_ranks_says_so_and_says_nothing_across_nodes() -> None:
     assert "was fitted on 2 to 4 ranks, 8 are outside; one all_reduce of 134 MB on 8 ranks" in found.notes[0]
     assert found.spread == pytest.approx(math.hypot(0.08, 0.05))
     inside = price("all_reduce", fits={f"{name}.any": LAW for name in ("all_reduce", "reduce_scatter", "all_gather")})
-    assert set(inside.terms) == {"inside nodes", "between nodes", "overlap"}
+    assert set(inside.terms) == {"inside nodes", "between nodes", "overlap", "protocol"}
     wide = price("all_reduce", fits={"all_reduce.any": law(16.0, 80.0)})
     assert wide.time == pytest.approx(c.over_ranks(SIZES, 80, "all_reduce", **LAW))
     rails = price("all_reduce", fits=INSIDE | {"all_reduce.any.rail": law(2.0, 16.0)})
@@ -102,12 +104,17 @@ def test_a_law_beyond_its_ranks_says_so_and_says_nothing_across_nodes() -> None:
 
 @pytest.mark.parametrize(
     ("way", "start", "move"),
-    [("in_network", 1.0, 5 / 4 / (9 / 8)), ("tree", 2 / 3, 1.0), ("", 6 / 14, 6 / 7), ("ring", 6 / 14, 6 / 7)],
+    [
+        ("in_network", 1.0, 5 / 4 / (9 / 8)),
+        ("tree", 2 / 3, 1.0),
+        ("ring", 6 / 14, 6 / 7),
+        ("", (h.CALL + 6 * h.NEAR) / (h.CALL + 14 * h.NEAR), 6 / 7),
+    ],
 )
 def test_an_algorithm_scales_by_its_own_rule(way: str, start: float, move: float) -> None:
     fits = {f"all_reduce.8.{way}".rstrip("."): curve(3e-12)}
     scaled = price("all_reduce", ranks=4, fits=fits, algorithm=way or None)
-    assert scaled.spread == pytest.approx(math.hypot(0.06, 0.25)) and "scaled from 8" in scaled.notes[0]
+    assert scaled.spread == pytest.approx(math.hypot(0.06, 0.15)) and "scaled from 8" in scaled.notes[0]
     assert scaled.time == pytest.approx(c.pipelined(SIZES, alpha=start * 1e-5, beta=move * 3e-12))
 
 
@@ -177,12 +184,52 @@ def test_no_price_beats_its_links_unsaid() -> None:
     assert price("all_gather", 1e9, ranks=8, fits=fits, network=measured).notes == ()
 
 
-def test_the_hop_between_nodes_is_what_the_smallest_size_takes_beyond_its_transfer() -> None:
-    exact = {"alpha": 9 * 7e-6, "beta": 0.9 / INTER}
+def test_a_ring_over_nodes_hops_as_the_smallest_size_and_starts_as_the_library() -> None:
+    exact = {"alpha": 9 * 20e-6, "beta": 0.9 / INTER}
     rail = Fit("alpha_beta", exact, ranges={"nbytes": (2.0**25, 2.0**34)}, spread=0.05)
-    found = price("all_gather", 0.0, fits=INSIDE | {"all_gather.10.rail": rail})
-    assert found.terms["start-up"] == pytest.approx(79 * 7e-6, rel=1e-6)
-    assert "alpha_hop = 7e-06 s" in found.formula and f"beta_rail = {1 / INTER:.4g} s/B" in found.formula
+    found = price("all_gather", np.array([0.0, 1e9]), fits=INSIDE | {"all_gather.10.rail": rail})
+    assert found.terms["start-up"] == pytest.approx(h.CALL + 70 * h.NEAR + 9 * 8e-6)
+    hop = h.STEP + 9 / 79 * (20e-6 - h.STEP)
+    assert "alpha_hop = 2e-05 s" in found.formula and f"beta_rail = {1 / INTER:.4g} s/B" in found.formula
+    links = {"ranks_per_node": 8, "nodes": 10, "alpha_hop": hop, "beta_intra": 2.4e-12 * 8 / 7, "beta_rail": 1 / INTER}
+    assert found.time[1] == pytest.approx(h.ring_across_nodes(1e9, operation="all_gather", **links), rel=1e-3)
+
+
+# Published start-ups of all_reduces of a few bytes between nodes of A100 on InfiniBand: NVIDIA/nccl issue 652,
+# NVIDIA/nccl-tests issue 150.
+@pytest.mark.parametrize(("local", "nodes", "seconds"), [(8, 32, 63e-6), (1, 2, 19e-6)])
+def test_start_ups_between_nodes_are_those_published(local: int, nodes: int, seconds: float) -> None:
+    node = load_platform("a100-sxm-8").with_nodes(nodes)
+    found = node.price_collective("all_reduce", np.array(8.0), local * nodes, "rail" if local == 1 else None)
+    assert found.time == pytest.approx(seconds, rel=0.15)
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize("system", ["a100_sxm", "h100_sxm"])
+def test_one_count_of_ranks_predicts_others(shared_data: Path, system: str, operation: str) -> None:
+    """As rings alone, 2 ranks predicted 8 with 131 to 299 % mean error, 4 ranks with 33 to 70 %."""
+    rows = pl.read_csv(shared_data / "nccl" / f"nccl_{system}.csv", infer_schema_length=None)
+    rows = rows.filter(pl.col("op").str.replace("alltoall", "all_to_all") == operation, dtype="half")
+    medians = rows.group_by("num_gpus", "message_bytes").agg(pl.col("latency_us").median() * 1e-6).sort("message_bytes")
+    curves = {count: medians.filter(num_gpus=count).to_numpy().T[1:] for count in (2, 4, 8)}
+    for few, bar in ((2, 0.25), (4, 0.15)):
+        found = price(operation, curves[8][0], 8, {f"{operation}.{few}": fit_collective(*curves[few])})
+        ratio = found.time / curves[8][1]
+        assert np.abs(ratio - 1).mean() < bar
+        assert np.mean(np.abs(np.log(ratio)) < 1.2816 * found.spread) >= 0.7
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data(), st.sampled_from(sorted(NODE)), st.sampled_from([3, 4, 5, 8, 16, 40, 80]))
+def test_less_evidence_never_gives_a_narrower_interval(data: st.DataObject, operation: str, ranks: int) -> None:
+    counts = {f"{name}.{p}": curve(beta) for name, beta in NODE.items() for p in (2, 4)}
+    fits = FITS | counts | {f"{operation}.any": LAW, f"{operation}.4.rail": curve(RAIL.get(operation, 2e-11), 1e-4)}
+    less = {key: fits[key] for key in data.draw(st.lists(st.sampled_from(sorted(fits)), unique=True))}
+    try:
+        wide = np.asarray(price(operation, ranks=ranks, fits=less).spread)
+    except ValueError:
+        return  # a refusal is no interval
+    assert np.all(wide >= np.asarray(price(operation, ranks=ranks, fits=fits).spread) * (1 - 1e-9))
 
 
 def test_two_levels_of_all_to_all_pay_for_their_copies() -> None:
@@ -216,7 +263,7 @@ def test_shares_between_nodes_shorter_than_all_measured_are_less_sure() -> None:
     late = INSIDE | {f"{name}.10.rail": curve(beta, 1e-4, start=2.0**25) for name, beta in RAIL.items()}
     sizes = 2.0 ** np.array([20.0, 25.0, 28.0, 30.0])  # a rail carries an eighth
     spread = np.asarray(price("all_reduce", sizes, fits=late).spread)
-    assert np.all(np.diff(spread) <= 0) and spread[0] > 0.9 and spread[-1] < 0.2
+    assert np.all(np.diff(spread) <= 0) and spread[0] > 0.4 and spread[-1] < 0.2
     ring = price("all_gather", sizes[:1], fits=late)
     assert np.all(ring.spread > 0.2) and any("outside the fitted range" in note for note in ring.notes)
 

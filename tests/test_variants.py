@@ -84,7 +84,7 @@ def test_nodes_without_a_known_link_take_the_adapters_of_the_datasheet() -> None
     assert found.bandwidth == read_datasheet("h100-sxm").links["NIC"] and found.latency.kind == "assumed"
     assert "network adapters of the datasheet" in two.provenance["changes"]
     cluster = load_platform("h100-sxm-8x8").network.links["inter"].latency
-    assert found.latency.value == cluster.value, "HOP quotes the cluster of the gallery"
+    assert found.latency == cluster, "no small message was measured on it either"
     assert "inter" not in ALONE.with_nodes(1).network.links
     rails = replace(UNKNOWN, collectives={"all_reduce.4.rail": NODE.collectives["all_reduce.4.rail"]})
     assert rails.with_nodes(4).network.nodes == 4

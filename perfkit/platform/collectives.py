@@ -18,22 +18,21 @@ from perfkit.models import hierarchy
 from perfkit.platform.estimates import fill_in, find_extrapolations, find_transfers, lacks
 
 _RINGS = ("all_gather", "reduce_scatter", "broadcast", "reduce")
-#: Operations by textbook algorithm.
 _TEXTBOOK = {"ring": ("all_reduce", *_RINGS), "tree": ("all_reduce", *_RINGS[2:]), "in_network": ("all_reduce",)}
-#: Extra spread for each doubling of ranks, beyond a law, between two fitted counts and beyond one count [-];
-#: docs/formulas.md, table 1.4.
-LAW, BETWEEN, BEYOND = 0.05, 0.1, 0.25
+#: Extra spread per doubling of ranks beyond a law, between two counts, beyond one [-]; docs/formulas.md, table 1.4.
+LAW, BETWEEN, BEYOND = 0.05, 0.1, 0.15
 #: Smallest size that advice to measure names: nearly all transfer on any network [B].
 LARGE = 2.0**27
-#: What libraries do across nodes by default; NCCL knows all_gather and reduce_scatter there as rings only.
+#: First smallest size from which on fits do not show the start-up [B].
+LATE = 2.0**20
+#: What libraries do across nodes by default.
 ACROSS_NODES = {"all_reduce": "two_level", "all_to_all": "flat", "send_recv": "rail", **dict.fromkeys(_RINGS, "ring")}
 #: Spread of compositions of measured parts, and of a single pair of ranks [-]; docs/formulas.md, table 1.4.
 COMPOSED, PAIR = 0.15, 0.4
 #: Spread of start-up and transfer from a datasheet or a textbook [-]; docs/formulas.md, table 1.4.
 START, MOVE = 0.9, 0.3
-#: Extra spread of two levels for each halving of the share between nodes below the shortest measured one, up to
-#: `START` [-]; docs/formulas.md, table 1.4.
-UNSEEN = 0.35
+#: Extra spread of an all_reduce over nodes that waits for unseen chunks [-]; docs/formulas.md, table 1.4.
+UNSEEN = 0.4
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class CollectiveTime:
 class Match:
     """Fits that price one operation: each with the ranks it is evaluated for and its weight in their geometric mean.
 
-    `spread` is added to theirs in squares; `note` says why they are taken, empty for a fit of these ranks.
+    `spread` is added to theirs in squares, where `others` are surer theirs holds; `note` says why they are taken.
     """
 
     operation: str
@@ -59,6 +58,7 @@ class Match:
     spread: float = 0.0
     note: str = ""
     way: str = ""
+    others: tuple["Match", ...] = ()
 
     @property
     def smallest(self) -> float:
@@ -92,6 +92,7 @@ class Match:
             notes += find_transfers(operation, fit)
         spreads = [spread_beyond(fit, nbytes, operation, p) for fit, p, _ in self.parts]
         spread = np.hypot(np.maximum.reduce(spreads), self.spread)
+        spread = np.minimum.reduce([spread, *(match.price(nbytes).spread for match in self.others)])
         return CollectiveTime(time, {"start-up": start, "transfer": time - start}, self, spread, tuple(notes))
 
     def __str__(self) -> str:
@@ -107,6 +108,12 @@ class _Fabric:
     largest: float
     local: int
 
+    def start(self, operation: str, ranks: int, way: str = "") -> float:
+        """Start-up of what a library takes for vanishing messages [s]."""
+        local, link = 1 if way == "rail" else min(ranks, self.local), self.platform.network.links.get("inter")
+        sizes = {"alpha_rail": link.latency.value} if link else {}
+        return float(hierarchy.start_across(operation, ranks_per_node=local, nodes=ranks / local, **sizes))
+
     def lacks(self, operation: str, what: str) -> ValueError:
         """Make the error for what is missing, with what there is."""
         names = {key: Key.parse(key).operation for key in self.platform.collectives}
@@ -121,7 +128,7 @@ class _Fabric:
         return links[name]
 
     def find(self, operation: str, ranks: int, way: str = "") -> Match | None:
-        """Find what prices a rank count: its fit, the law over counts, the counts around it, the nearest count."""
+        """Find what prices a rank count: its fit, the law over counts if it is not poor, the nearest counts."""
         keys = ((Key.parse(key), fit) for key, fit in self.platform.collectives.items())
         own = {key.ranks: fit for key, fit in keys if (key.operation, key.algorithm) == (operation, way)}
         if ranks in own:
@@ -131,12 +138,16 @@ class _Fabric:
         edge = math.inf if way == "rail" else self.local  # fits inside nodes do not hold across them
         law = own.pop(None, None)
         low, high = law.ranges.get("ranks", (2.0, min(edge, ranks) if way else edge)) if law else (0.0, 0.0)
+        found = list[Match]()
         if law and (high <= edge) == (ranks <= edge):
             far = abs(math.log2(ranks / min(max(ranks, low), high)))
             text = f"the law of {operation} was fitted on {low:g} to {high:g} ranks, {ranks} are outside{advice}"
-            return Match(operation, ((law, ranks, 1.0),), LAW * far, text if far else "", way)
+            found.append(Match(operation, ((law, ranks, 1.0),), LAW * far, text if far else "", way))
         usable = {count: fit for count, fit in own.items() if count and (count <= edge) == (ranks <= edge)}
-        return _match_nearest(operation, ranks, way, usable, advice) if usable else None
+        if usable:
+            found.append(_match_nearest(self, operation, ranks, way, usable, advice))
+        found.sort(key=lambda match: match.parts[0][0].quality == "poor")
+        return replace(found[0], others=tuple(found[1:])) if found else None
 
 
 def price_collective(
@@ -184,25 +195,27 @@ def _price_form(form: Callable[[Array], Array], nbytes: Array, formula: str, *no
     return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, notes=notes)
 
 
-def _match_nearest(operation: str, ranks: int, way: str, fitted: Mapping[int, Fit], advice: str) -> Match:
+def _match_nearest(at: _Fabric, operation: str, ranks: int, way: str, fits: Mapping[int, Fit], advice: str) -> Match:
     """Between two counts the geometric mean of both times, beyond them the nearest one in proportion."""
-    near = min(fitted, key=lambda p: abs(math.log(p / ranks)))
-    beyond, octaves = [p for p in fitted if (p < ranks) != (near < ranks)], abs(math.log2(ranks / near))
-    text = f"{operation} was fitted on {', '.join(map(str, sorted(fitted)))} ranks; {ranks} are "
+    near = min(fits, key=lambda p: abs(math.log(p / ranks)))
+    beyond, octaves = [p for p in fits if (p < ranks) != (near < ranks)], abs(math.log2(ranks / near))
+    text = f"{operation} was fitted on {', '.join(map(str, sorted(fits)))} ranks; {ranks} are "
     if not beyond:
-        scaled = _scale(fitted[near], operation, ranks, near, way)
+        scaled = _scale(at, fits[near], operation, ranks, near, way)
         return Match(operation, ((scaled, ranks, 1.0),), BEYOND * octaves, f"{text}scaled from {near}{advice}", way)
     far = min(beyond, key=lambda p: abs(p - ranks))
     weight = math.log(ranks / near) / math.log(far / near)
-    parts = ((fitted[near], near, 1.0 - weight), (fitted[far], far, weight))
+    parts = ((fits[near], near, 1.0 - weight), (fits[far], far, weight))
     return Match(operation, parts, BETWEEN * octaves, f"{text}interpolated between {near} and {far}{advice}", way)
 
 
-def _scale(fit: Fit, operation: str, ranks: int, near: int, way: str) -> Fit:
-    """Scale start-ups and times per byte as the algorithm would, a ring where it is not known."""
+def _scale(at: _Fabric, fit: Fit, operation: str, ranks: int, near: int, way: str) -> Fit:
+    """Scale start-ups and times per byte as the algorithm would, where none is named the one of the library."""
     count = partial(_time_textbook, operation, np.array(1.0), way if way in ("tree", "in_network") else "")
     ends = {"alpha": {"alpha_hop": 1.0, "beta_link": 0.0}, "beta": {"alpha_hop": 0.0, "beta_link": 1.0}}
     factors = {name: float(count(ranks=ranks, **link) / count(ranks=near, **link)) for name, link in ends.items()}
+    if way in ("", "rail") and at.platform.device.kind == "cuda":
+        factors["alpha"] = at.start(operation, ranks, way) / at.start(operation, near, way)
     parameters = {name: value * factors.get(name.rstrip("012"), 1.0) for name, value in fit.items()}
     return replace(fit, parameters=parameters, stderr={})
 
@@ -261,14 +274,12 @@ def _flag(at: _Fabric, found: CollectiveTime, operation: str, nbytes: Array, ran
     return replace(found, notes=(*found.notes, note))
 
 
-# Across nodes.
-
-
 def _compose(at: _Fabric, operation: str, nbytes: Array, ranks: int, way: str) -> CollectiveTime:
     """Compose a collective over whole nodes from its shares inside a node and between nodes."""
     nodes, way = ranks // at.local, way or ACROSS_NODES[operation]
     rules: dict[str, Callable[..., CollectiveTime]] = {"ring": _ring, "tree": _tree, "rail": _one_rail}
-    rules |= {"two_level": _two_level, "flat": partial(_two_level, flat=True)}
+    rules["two_level"] = _choose_protocol if operation == "all_reduce" else _two_level
+    rules["flat"] = partial(_two_level, flat=True)
     if way not in rules:
         fault = f"algorithm is {way!r}; across nodes there is no form of it"
         raise ValueError(f"{fault}; leave the algorithm out, or calibrate it as {Key(operation, ranks, way)}")
@@ -286,10 +297,17 @@ def _compose(at: _Fabric, operation: str, nbytes: Array, ranks: int, way: str) -
 
 def _price_rail(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
     """Price the share between nodes, one rank of each: measured, or as a ring over the link."""
+    alpha, known = at.start(operation, nodes, "rail"), "inter" in at.platform.network.links
     if match := at.find(operation, nodes, "rail"):
-        return match.price(nbytes)
+        found = match.price(nbytes)
+        guess = _guess(np.minimum(alpha, found.time), found.time)
+        spread = np.minimum(found.spread, guess) if match.note and known else found.spread
+        if match.smallest <= LATE:
+            return replace(found, spread=spread)
+        time = np.maximum(found.time, alpha)  # below the smallest size the start-up is no surer than that of the link
+        spread = np.where(nbytes < 0.98 * match.smallest, np.maximum(spread, guess), spread)
+        return replace(found, time=time, terms={**found.terms, "unseen start-up": time - found.time}, spread=spread)
     link = at.link("inter", operation, f"over {nodes} nodes")
-    alpha = max(float(forms.ring_steps(operation, nodes)) * link.latency.value, 1e-9)
     beta = float(forms.bus_factor(operation, nodes)) / link.bandwidth.value
     formula = f"pipelined over the link, alpha = {alpha:.4g} s, beta = {beta:.4g} s/B"
     time = forms.pipelined(nbytes, alpha=alpha, beta=beta)
@@ -316,10 +334,16 @@ def _ring(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveT
     local, (inside, hop, rail) = at.local, _find_hops(at, operation, nodes)
     numbers = f"alpha_hop = {hop:.4g} s, beta_intra = {inside:.4g} s/B, beta_rail = {rail:.4g} s/B"
     formula = f"rings over all ranks, {numbers}, q = {hierarchy.OVERLAP:g}"
+    steps, far = (float(forms.ring_steps(operation, count)) for count in (local * nodes, nodes))
+    hop = hierarchy.STEP + far / steps * max(hop - hierarchy.STEP, 0.0)
     links = {"ranks_per_node": local, "nodes": nodes, "alpha_hop": hop, "beta_intra": inside, "beta_rail": rail}
     step = _price_rail(at, operation, nbytes / local, nodes)  # in messages as long as those of this ring
     form = partial(hierarchy.ring_across_nodes, operation=operation, **links)
-    return replace(_price_form(form, nbytes, formula, *step.notes), spread=step.spread)
+    least, first = at.start(operation, local * nodes), form(0.0)
+    found = _price_form(
+        lambda n: np.minimum(least + hierarchy.FLAGS * (form(n) - first), form(n)), nbytes, formula, *step.notes
+    )
+    return replace(found, spread=step.spread)
 
 
 def _tree(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
@@ -327,14 +351,26 @@ def _tree(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveT
     near = at.link("intra", operation, "by tree").latency.value if local > 1 else 0.0
     beta = max(inside, rail / local)
     links: dict[str, float] = {"ranks": local * nodes, "nodes": nodes, "alpha_hop": near, "alpha_rail": far}
-    formula = f"tree of the textbook, alpha_rail = {far:.4g} s, beta_link = {beta:.4g} s/B"
-    return _price_form(lambda n: _time_textbook(operation, n, "tree", beta_link=beta, **links), nbytes, formula)
+    form = partial(_time_textbook, operation, way="tree", beta_link=beta, **links)
+    return _price_form(form, nbytes, f"tree of the textbook, alpha_rail = {far:.4g} s, beta_link = {beta:.4g} s/B")
 
 
 def _one_rail(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
     """Price what one pair of ranks on two nodes exchanges."""
     between = _price_rail(at, operation, nbytes, nodes)
     return replace(between, terms={"between nodes": between.time}, formula=f"on one rail: {between.formula}")
+
+
+def _choose_protocol(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
+    """Price two levels; where no start-up was measured, with flags beside the bytes or chunks at each hop of a tree."""
+    found, match = _two_level(at, operation, nbytes, nodes), at.find(operation, nodes, "rail")
+    if match and match.smallest <= LATE:
+        return found
+    tree = hierarchy.start_across(operation, ranks_per_node=at.local, nodes=nodes, call=0.0, **hierarchy.CHUNKS)
+    flags = _two_level(at, operation, hierarchy.FLAGS * nbytes, nodes).time
+    time = np.minimum(flags, hierarchy.overlap_levels(found.time, tree))
+    spread = np.hypot(found.spread, UNSEEN * (1.0 - found.time / time))
+    return replace(found, time=time, terms={**found.terms, "protocol": time - found.time}, spread=spread)
 
 
 def _two_level(at: _Fabric, operation: str, nbytes: Array, nodes: int, *, flat: bool = False) -> CollectiveTime:
@@ -359,9 +395,6 @@ def _two_level(at: _Fabric, operation: str, nbytes: Array, nodes: int, *, flat: 
     else:
         time = hierarchy.overlap_levels(inside, between.time)
         rule, rest = f"(intra^q + inter^q)^(1/q), q = {hierarchy.OVERLAP:g}", "overlap"
-        match = at.find(operation, nodes, "rail")
-        least = max(match.smallest, 1.0) if match else 1.0  # of shorter shares between nodes the start-up is a guess
-        spread = np.hypot(spread, np.minimum(UNSEEN * np.log2(least / np.clip(share, 1.0, least)), START))
     terms = {"inside nodes": inside, "between nodes": between.time, rest: time - inside - between.time}
     notes = tuple(text for part in (between, *parts) for text in part.notes)
     return CollectiveTime(time, terms, f"{rule}; inter: {between.formula}", spread, notes)

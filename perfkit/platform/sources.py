@@ -18,10 +18,11 @@ from perfkit.ground.units import check_choice, format_bytes
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
-from perfkit.platform.collectives import Match
+from perfkit.platform.collectives import LATE, Match
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import MODEL, load_platform
 from perfkit.platform.platform import Platform
+from perfkit.platform.whatif import HOP
 from perfkit.readers import kernel_database as database
 from perfkit.readers.datasheets import list_datasheets, read_datasheet
 from perfkit.readers.nccl import list_devices, read_nccl_tests
@@ -30,8 +31,6 @@ from perfkit.readers.nccl import list_devices, read_nccl_tests
 POOR = 0.25
 #: Half-precision over int8 time below which the switch reduces, which it does not for int8 [-], from this size on [B].
 IN_NETWORK, LARGE = 0.85, 2**26
-#: First size from which on a curve does not show the start-up [B].
-LATE = 2**20
 #: Note of what has no standard error.
 UNFITTED = "no standard error: not fitted"
 #: Number formats to fit, if measured: those of gradients first.
@@ -57,7 +56,8 @@ def fit_curves(frame: Table, *, ranks_per_node: int | None = None, source: str =
 
     Names are ``<operation>.<ranks or any>[.<algorithm>]``: ``rail`` where a node has one rank, ``in_network`` and
     ``ring`` where half-precision sums are so much faster than int8 that the switch must reduce them. A law is fitted
-    inside nodes or on rails, never across both. `ranks_per_node` counts where the frame knows no nodes.
+    inside nodes alone: between them the algorithm changes with the count. `ranks_per_node` counts where the frame
+    knows no nodes.
     """
     rows = _select(frame).filter(pl.col("operation").is_in(OPERATIONS) & (pl.col("seconds") > 0))
     if rows.is_empty():
@@ -92,7 +92,7 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
             curve = replace(curve, notes=(*curve.notes, "the switch adds up (in-network reduction, NVLS)"))
             fits |= {str(key): curve, f"{key}.in_network": curve}
         law.append(ring)
-    if len(law) > 1 and place != "across":
+    if len(law) > 1 and place == "inside":
         every = pl.concat(law)
         fit = fit_over_ranks(operation, *(every[name].to_numpy() for name in ("ranks", "nbytes", "seconds")))
         dtypes = tuple(sorted(every["dtype"].unique()))
@@ -298,10 +298,10 @@ def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
             continue
         key = keys[-1] if way else max(keys[:3], key=lambda key: key.ranks or 0)
         count, fit = key.ranks or 0, fits[str(key)]
-        alpha, beta = Match(key.operation, ((fit, count, 1.0),)).find_hop(count)
+        alpha, beta = (match := Match(key.operation, ((fit, count, 1.0),))).find_hop(count)
         why = f"{key.operation} on {count} ranks: {fit.source}"
         text = f"what the smallest size takes beyond its transfer, over its ring steps, {why}"
-        hop = Quantity(alpha, "s", "fitted", text, fit.date)
+        hop = HOP if way and match.smallest > LATE else Quantity(alpha, "s", "fitted", text, fit.date)
         wire = Quantity(1.0 / beta, "B/s", "fitted", f"bus bandwidth, {why}", fit.date, basis="one way per rank")
         links[name] = replace(links[name], latency=hop) if name in links else Link(wire, hop)
     return links

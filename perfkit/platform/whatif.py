@@ -18,6 +18,7 @@ from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time, show
 from perfkit.models.collectives import ring_steps
+from perfkit.models.hierarchy import FAR
 from perfkit.platform.file import PlatformError, find_file
 from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet, read_overheads
 
@@ -31,7 +32,7 @@ SPREAD_AT = (0.46 / START_SPREAD) ** 5
 #: Share of the logarithm of a change of bandwidth or latency that is uncertain [-]; docs/formulas.md, table 1.4.
 SCALE_SPREAD = 0.3
 #: Latency between nodes without a log.
-HOP = Quantity(7.67e-6, "s", "assumed", "as 10 nodes with one H100 each on InfiniBand, see platform h100-sxm-8x8")
+HOP = Quantity(FAR, "s", "assumed", "tuning table of NCCL for trees; 4.5 and 6.2 us between A100 nodes", "2026-11-22")
 _GIVEN = "stated by the caller of Platform.from_datasheet"
 P = TypeVar("P", bound=Any)  # a platform
 
