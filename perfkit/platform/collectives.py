@@ -338,7 +338,7 @@ def _ring(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveT
     hop = hierarchy.STEP + far / steps * max(hop - hierarchy.STEP, 0.0)
     links = {"ranks_per_node": local, "nodes": nodes, "alpha_hop": hop, "beta_intra": inside, "beta_rail": rail}
     step = _price_rail(at, operation, nbytes / local, nodes)  # in messages as long as those of this ring
-    form = partial(hierarchy.ring_across_nodes, operation=operation, **links)
+    form: Callable[[Any], Any] = partial(hierarchy.ring_across_nodes, operation=operation, **links)
     least, first = at.start(operation, local * nodes), form(0.0)
     found = _price_form(
         lambda n: np.minimum(least + hierarchy.FLAGS * (form(n) - first), form(n)), nbytes, formula, *step.notes
@@ -350,7 +350,7 @@ def _tree(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveT
     local, (inside, far, rail) = at.local, _find_hops(at, operation, nodes)
     near = at.link("intra", operation, "by tree").latency.value if local > 1 else 0.0
     beta = max(inside, rail / local)
-    links: dict[str, float] = {"ranks": local * nodes, "nodes": nodes, "alpha_hop": near, "alpha_rail": far}
+    links: dict[str, Any] = {"ranks": local * nodes, "nodes": nodes, "alpha_hop": near, "alpha_rail": far}
     form = partial(_time_textbook, operation, way="tree", beta_link=beta, **links)
     return _price_form(form, nbytes, f"tree of the textbook, alpha_rail = {far:.4g} s, beta_link = {beta:.4g} s/B")
 
