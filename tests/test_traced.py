@@ -1,6 +1,7 @@
 """From traces to graphs and platforms: what operations of recorded steps take on ranks that nobody fitted."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import polars as pl
 import pytest
 
 import perfkit as pk
+from perfkit.calibration.activity import time_host
+from perfkit.calibration.cluster import calibrate_traces
 from perfkit.calibration.meetings import read_ranks
-from perfkit.calibration.traced import calibrate_traces, record_step
+from perfkit.calibration.traced import record_step
+from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
-from perfkit.prediction.cost import price
+from perfkit.prediction.cost import price, price_host
 from perfkit.readers.trace import TraceFile, time_iterations
 from perfkit.workloads.graph import Graph
 
@@ -45,6 +49,26 @@ def test_kernels_of_one_rank_predict_those_of_the_others(shared_data: Path, name
         kernels = [not (label[1] in ("collective", "transfer") or np.isnan(t)) for label, t in
                    zip(graph.labels, seconds, strict=True)]  # fmt: skip
         assert found[kernels].sum() == pytest.approx(seconds[kernels].sum(), rel=0.08)
+
+
+@pytest.mark.parametrize(("name", "loading"), [("dlrm_v100x8_param", 1.1e-3), ("megatron_tp8_a100x8", 0.0)])
+def test_calls_of_a_host_are_those_of_its_graph(shared_data: Path, name: str, loading: float) -> None:
+    """Mean overheads times the calls and launches of the graph are the step; typical ones explain less than half."""
+    ranks, executions, base = SETS[name]
+    files, recorded = load(shared_data / "traces" / name, ranks, executions)
+    table, graph = time_host(files[0]), recorded[0][0]
+    counts = dict(table.select("overhead", "n").rows())
+    found = {"launch": "launches", "before_launch": "calls", "bare": "bare"}
+    assert {key: counts[key] for key in found} == {key: graph.column(column).sum() for key, column in found.items()}
+    priced = {}
+    for column in ("mean_s", "median_s"):
+        host = {
+            key: Quantity(time, "s", "measured", "its trace") for key, time in table.select("overhead", column).rows()
+        }
+        times = price_host(graph, replace(pk.load_platform(base), host=host))
+        priced[column] = sum(float(each.sum()) for each in times) + loading
+    step = time_iterations(files[0].events)[0][0]
+    assert priced["mean_s"] == pytest.approx(step, rel=0.06) and priced["median_s"] < 0.6 * step
 
 
 def test_iterations_of_all_ranks_are_predicted_together(shared_data: Path) -> None:

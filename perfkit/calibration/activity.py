@@ -168,7 +168,7 @@ def _find_workers(operators: Table, find: Callable[[int], _Place]) -> Iterator[b
 
 
 def time_host(file: TraceFile) -> Table:
-    """The five overheads of the host.
+    """The overheads of the host.
 
     Parameters
     ----------
@@ -179,8 +179,9 @@ def time_host(file: TraceFile) -> Table:
     -------
     frame : polars.DataFrame
         rank; overhead, named as in `Platform.host`: gap (T1, before the next call of PyTorch), before_launch (T2),
-        after_launch (T3), launch (T4), between_launches (T5); n [-]; median_s, mean_s [s]. Gaps in which the host waits
-        for its device are left out. observers: what else was recorded, which slows the host.
+        after_launch (T3), launch (T4), between_launches (T5), bare (a call without a launch); n [-]; median_s, mean_s
+        [s]. A node of autograd is one call, as in a `Graph`. Times in which the host waits for its device or loads
+        data are left out. observers: what else was recorded, which slows the host.
 
     References
     ----------
@@ -189,21 +190,26 @@ def time_host(file: TraceFile) -> Table:
     """
     ts, end, threads = pl.col("ts"), pl.col("end"), ("pid", "tid")
     host = file.events.filter(pl.col("stream") < 0).with_columns(end=ts + pl.col("dur"))
-    operators = host.filter((pl.col("cat") == "cpu_op") & ~pl.col("name").str.contains(_NODE))
-    calls = operators.filter(~pl.col("parent").is_in(operators["index"].implode()))
-    calls = calls.select("index", *threads, "ts", "end", before=end.shift(1).over(threads))
-    launches = host.filter((pl.col("index_correlation") >= 0) & pl.col("name").str.contains("Launch"))
+    loading = pl.col("name").str.contains("DataLoader")
+    calls = host.filter((pl.col("cat") == "cpu_op") | loading)
+    calls = calls.filter(ts >= end.cum_max().shift(1).fill_null(0).over(threads))  # those that nothing is around
+    calls = calls.select("index", "name", *threads, "ts", "end", before=end.shift(1).over(threads)).filter(~loading)
+    launches = host.filter(pl.col("index_correlation") >= 0, ~pl.col("name").str.contains(BLOCKING))
     launches = launches.select(*threads, "ts", "end", begin="ts")
     launches = launches.join_asof(calls, on="ts", by=threads, check_sortedness=False).filter(ts < pl.col("end_right"))
     each = launches.group_by("index").agg(pl.min("begin"), pl.max("end"), done=pl.first("end_right"))
     each = each.join(calls.select("index", "ts"), on="index")
     waits = host.filter(pl.col("name").str.contains(BLOCKING))["ts"]
-    free = waits.search_sorted(calls["before"].fill_null(0)) == waits.search_sorted(calls["ts"])
+    bare, between = calls.join(each, on="index", how="anti"), end.shift(1).over("index").alias("before")
     times = {
-        "gap": calls.filter(free).select(ts - pl.col("before")), "before_launch": each.select(pl.col("begin") - ts),
+        "bare": bare.select(end - ts), "before_launch": each.select(pl.col("begin") - ts),
         "after_launch": each.select(pl.col("done") - end), "launch": launches.select(end - pl.col("begin")),
-        "between_launches": launches.select(pl.col("begin") - end.shift(1).over("index")),
     }  # fmt: skip
+    pairs = {"gap": calls.select("before", after=ts), "between_launches": launches.select(between, after="begin")}
+    for name, pair in pairs.items():
+        pair = pair.drop_nulls()
+        free = waits.search_sorted(pair["before"]) == waits.search_sorted(pair["after"])
+        times[name] = pair.filter(free).select(pl.col("after") - pl.col("before"))
     series = ((name, 1e-9 * frame.to_series().drop_nulls()) for name, frame in times.items())
     rows = [(file.rank, name, len(seconds), seconds.median(), seconds.mean()) for name, seconds in series]
     kinds = {"rank": pl.Int64, "overhead": pl.String, "n": pl.Int64, "median_s": pl.Float64, "mean_s": pl.Float64}

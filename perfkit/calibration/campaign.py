@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.calibration.checks import Comparison, compare_run
-from perfkit.calibration.cluster import fit_cluster, measure_cluster, resize_base
+from perfkit.calibration.cluster import calibrate_traces, fit_cluster, measure_cluster, resize_base
 from perfkit.calibration.fit import find_caches, fit_platform
 from perfkit.calibration.pace import name_disturbances
 from perfkit.ground.files import LARGEST_TEXT, reading, write_text
@@ -50,7 +50,7 @@ def launched_ranks() -> tuple[int, int, int] | None:
     """
     about = os.environ
     if "TORCHELASTIC_RUN_ID" not in about and int(about.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        names = ("PROCID", "LOCALID", "STEP_NUM_TASKS", "STEP_NUM_NODES", "JOB_ID", "STEP_NODELIST")
+        names = "PROCID LOCALID STEP_NUM_TASKS STEP_NUM_NODES JOB_ID STEP_NODELIST".split()
         own, place, tasks, nodes, job, hosts = (about[f"SLURM_{name}"] for name in names)
         about |= {"RANK": own, "LOCAL_RANK": place, "WORLD_SIZE": tasks, "TORCHELASTIC_RUN_ID": job}
         about["LOCAL_WORLD_SIZE"] = str(int(tasks) // int(nodes))
@@ -58,8 +58,7 @@ def launched_ranks() -> tuple[int, int, int] | None:
         about.setdefault("MASTER_PORT", str(20_000 + int(job) % 10_000))
     if "TORCHELASTIC_RUN_ID" not in about:
         return None
-    rank, ranks, local = (int(about[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    return rank, ranks, local
+    return int(about["RANK"]), int(about["WORLD_SIZE"]), int(about["LOCAL_WORLD_SIZE"])
 
 
 def measure_kernels(
@@ -279,7 +278,7 @@ def calibrate(
     measurements : str or Path, optional
         Raw measurements of an earlier calibration to fit, instead of measuring.
     traces : str, Path or sequence of them, optional
-        Traces of steps whose kernels go into the base, see `perfkit.calibration.traced.calibrate_traces`.
+        Traces of steps whose kernels go into the base, see `perfkit.calibration.cluster.calibrate_traces`.
     progress : bool
         Whether to show a bar for each stage.
 
@@ -301,8 +300,6 @@ def calibrate(
     target, campaign = check_target("out", out) if out is not None else None, None
     beside = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
     if traces is not None:
-        from perfkit.calibration.traced import calibrate_traces
-
         platform = calibrate_traces(traces, base, target.stem if target else "")
         if target is not None:
             platform.save(target)

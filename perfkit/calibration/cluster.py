@@ -1,4 +1,4 @@
-"""A GPU cluster calibrated through probes: a plan is priced, answered by a live or a recorded device, and fitted."""
+"""GPUs calibrated through probes, a plan that a live or a recorded device answers, or through traces of their steps."""
 
 import os
 from collections import Counter
@@ -11,23 +11,28 @@ import numpy as np
 import polars as pl
 
 from perfkit.calibration.activity import time_host
-from perfkit.fitting import Fit
+from perfkit.calibration.meetings import read_ranks
+from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Quantity
+from perfkit.ground.units import Array
 from perfkit.measure.folders import Campaign
 from perfkit.measure.probes import Probe, Recording, list_probes
 from perfkit.measure.processes import join_ranks, run_processes
 from perfkit.measure.samples import load
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.gallery import Named, load_platform
+from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.platform import Platform
-from perfkit.platform.sources import add_curves, assemble, fit_gemms, fit_kernel
+from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
+from perfkit.prediction.cost import find_traffic, size_operations
 from perfkit.prediction.result import predict
 from perfkit.readers.trace import read_kineto
+from perfkit.workloads.graph import Graph
 
-#: Time of the calls of one sample, time to prepare a probe, to build and trace an iteration, and to compile it [s].
+#: Time of the calls of one sample, and assumed ones to prepare a probe, to build and trace an iteration, and to compile
+#: it [s]; they only say how long a plan takes (formulas, table 6.2).
 _SAMPLE, _PREPARE, _BUILD, _COMPILE = 2e-3, 0.15, 8.0, 30.0
-#: Most calls of one sample, samples of a probe, its iterations, and fewest sizes of a fit [-].
+#: Most calls of one sample, samples of a probe with that which warms up, its iterations, and fewest sizes of a fit [-].
 _MOST, _SAMPLES, _ITERATIONS, _LEAST = 50, 6, 30, 4
 _COLUMNS = "stage kind variant dtype ranks nodes cold m n k flops nbytes seconds".split()
 
@@ -184,3 +189,84 @@ def _describe(device: Device, facts: Mapping[str, Any], frame: pl.DataFrame, day
     near = replace(near, capacity=Quantity(facts["cache"], "B", *said), bandwidth=rate)
     main = replace(main, capacity=Quantity(facts["memory"], "B", *said))
     return replace(device, name=facts["name"], memory=(*rest, near, main))
+
+
+def fit_traced(recorded: Sequence[tuple[Graph, Array]], platform: Platform, *, source: str = "") -> dict[str, Fit]:
+    """Fit kernels to what they took in recorded steps, by class and, where there are enough, by variant.
+
+    Parameters
+    ----------
+    recorded : sequence of (Graph, array)
+        Steps on this device, of `record_step`.
+    platform : Platform
+        Peaks and memory of the device.
+    source : str, optional
+        Data id.
+
+    Returns
+    -------
+    fits : dict of str to Fit
+        Rooflines by class.
+
+    Notes
+    -----
+    An operation of several kernels counts for each of them with its share of the work.
+    """
+    columns: dict[str, list[Array]] = {}
+    for graph, seconds in recorded:
+        sizes = size_operations(graph, platform)
+        sizes |= find_traffic(sizes, platform)
+        counts = graph.column("launches")
+        work = np.stack([sizes["flops"], sizes["nbytes"], seconds]) / np.maximum(counts, 1.0)
+        table = np.concatenate([work, [sizes["peak"], sizes["bandwidth"]]])
+        for (kind, variant), places in graph.kernels.items():
+            chosen = np.repeat(places, np.where(seconds[places] > 0, counts[places], 0).astype(int))
+            for key in {kind: None, f"{kind}.{variant}": None} if kind not in ("collective", "transfer") else ():
+                columns.setdefault(key, []).append(table[:, chosen])
+    fits = {}
+    for key, parts in columns.items():
+        flops, nbytes, times, peak, bandwidth = np.concatenate(parts, axis=1)
+        if len(times) >= _LEAST and np.any(flops + nbytes):
+            fits[key] = fit_roofline(flops, nbytes, times, peak=peak, bandwidth=bandwidth, source=source)
+    return fits
+
+
+def calibrate_traces(traces: str | Path | Sequence[str | Path], base: Named | None = None, name: str = "") -> Platform:
+    """Make a platform from traces of training steps and one to start from.
+
+    Parameters
+    ----------
+    traces : str, Path or sequence of them
+        Traces of Kineto, one per rank, with sizes of operands; and execution traces of the same ranks.
+    base : Platform, str or Path, optional
+        Platform of the same device, for all but the kernels; by default the gallery's node.
+    name : str, optional
+        Name of the platform; by default that of the base.
+
+    Returns
+    -------
+    platform : Platform
+        Kernels as they ran in the steps. The host stays that of the base: what a trace tells of it does not carry over
+        to other steps, or restates the time of its own (formulas, table 6.2).
+
+    Raises
+    ------
+    ValueError
+        For traces without sizes or a device, and for a base that is a CPU.
+
+    Warns
+    -----
+    UserWarning
+        If the traces are of another device than the base.
+    """
+    from perfkit.calibration.traced import record_step
+
+    files = read_ranks([traces] if isinstance(traces, str | Path) else traces)
+    names = [str(each.get("name", "")) for file in files for each in file.devices[:1]]
+    where = load_platform(base or find_similar(names[0] if names else ""))
+    if where.device.kind == "cpu":
+        raise ValueError(f"base is {where.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8")
+    compare_devices("traces are", names, where)
+    source = f"traces {', '.join(file.source for file in files[:3])}{', ...' * (len(files) > 3)}"
+    kernels = fit_traced([record_step(file) for file in files], where, source=source)
+    return assemble(where, name=name or None, kernels=kernels, provenance={"traces": source, "base": where.name})

@@ -1,11 +1,10 @@
-"""From a trace to the graph of its step, and to a platform whose kernels take what they took there."""
+"""From a trace to the graph of its step: operations run again on what they were given."""
 
 import ast
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfkit.calibration.activity import list_work
-from perfkit.calibration.meetings import list_collectives, read_ranks
-from perfkit.fitting import Fit, fit_roofline
+from perfkit.calibration.meetings import list_collectives
 from perfkit.ground.results import Table
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.platform import Platform
-from perfkit.platform.sources import assemble, compare_devices
 from perfkit.prediction.cost import find_traffic, size_operations
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.recording.recorder import Recorder
 from perfkit.workloads.graph import FEATURES, PHASES, Graph
 
-#: Kernels that a class is fitted to at least [-].
-LEAST = 4
 #: Types of tensors by their names in traces.
 _TYPES = {
     "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16,
@@ -38,6 +32,8 @@ _TYPES = {
 #: Arguments that say how results are stored and of which type, by numbers that change with versions.
 _ABOUT = {"device", "layout", "pin_memory", "memory_format", "generator", "dtype"}
 _MISFIT = object()
+#: What PyTorch raises for arguments that an operation does not take.
+_REFUSED = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def record_step(file: TraceFile) -> tuple[Graph, Array]:
@@ -92,11 +88,11 @@ def place_operations(file: TraceFile, platform: Platform) -> Table:
     with keep_quiet():
         sizes = size_operations(graph, platform)
     sizes |= find_traffic(sizes, platform)
-    work = {"time_s": seconds, "flops": sizes["flops"], "nbytes": sizes["nbytes"]}
     limits = {"peak_share": sizes["flops"] / sizes["peak"], "bandwidth_share": sizes["nbytes"] / sizes["bandwidth"]}
-    shares = {name: time / np.where(seconds > 0, seconds, np.nan) for name, time in limits.items()}
-    about = graph.table().select("name", "kind", "phase", "module").with_columns(**work, **shares)
-    return about.filter(pl.col("time_s") > 0, ~pl.col("kind").is_in(("other", "collective", "transfer")))
+    work = {"time_s": seconds, "flops": sizes["flops"], "nbytes": sizes["nbytes"], **limits}
+    frame = graph.table().select("name", "kind", "phase", "module").with_columns(**work)
+    frame = frame.filter(pl.col("time_s") > 0, ~pl.col("kind").is_in(("other", "collective", "transfer")))
+    return frame.with_columns(pl.col(*limits) / pl.col("time_s"))
 
 
 class _Step:
@@ -160,9 +156,6 @@ class _Step:
         self.rows += zip(np.bincount(each, minlength=added), calls, calls * (self.passed - passed), times, strict=True)
 
 
-# -- operations, run again -----------------------------------------------------------------------------------------
-
-
 def _run(recorder: Recorder, name: str, given: Mapping[str, Any]) -> None:
     """Run an operation on what it was given; nothing is recorded where the trace does not know enough of it."""
     columns = [given.get(key) or () for key in ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")]
@@ -177,7 +170,7 @@ def _run(recorder: Recorder, name: str, given: Mapping[str, Any]) -> None:
             recorder.on = True
             func(*(v for a, v in zip(takes, values, strict=True) if not a.kwarg_only), **named)
             return
-        except Exception:  # an overload that takes something else, or that needs values
+        except _REFUSED:  # an overload that takes something else, or that needs values
             continue
         finally:
             recorder.on = False
@@ -202,84 +195,3 @@ def _make(dims: Any, kind: str, stride: Any = ()) -> Tensor:
     """A tensor without values."""
     dtype = _TYPES.get(kind, torch.float32)
     return torch.empty_strided(dims, stride, dtype=dtype) if stride else torch.empty(dims, dtype=dtype)
-
-
-# -- a platform ----------------------------------------------------------------------------------------------------
-
-
-def fit_traced(recorded: Sequence[tuple[Graph, Array]], platform: Platform, *, source: str = "") -> dict[str, Fit]:
-    """Fit kernels to what they took in recorded steps, by class and, where there are enough, by variant.
-
-    Parameters
-    ----------
-    recorded : sequence of (Graph, array)
-        Steps on this device, of `record_step`.
-    platform : Platform
-        Peaks and memory of the device.
-    source : str, optional
-        Data id.
-
-    Returns
-    -------
-    fits : dict of str to Fit
-        Rooflines by class.
-
-    Notes
-    -----
-    An operation of several kernels counts for each of them with its share of the work.
-    """
-    columns: dict[str, list[Array]] = {}
-    for graph, seconds in recorded:
-        sizes = size_operations(graph, platform)
-        sizes |= find_traffic(sizes, platform)
-        counts = graph.column("launches")
-        work = np.stack([sizes["flops"], sizes["nbytes"], seconds]) / np.maximum(counts, 1.0)
-        table = np.concatenate([work, [sizes["peak"], sizes["bandwidth"]]])
-        for (kind, variant), places in graph.kernels.items():
-            chosen = np.repeat(places, np.where(seconds[places] > 0, counts[places], 0).astype(int))
-            for key in {kind: None, f"{kind}.{variant}": None} if kind not in ("collective", "transfer") else ():
-                columns.setdefault(key, []).append(table[:, chosen])
-    fits = {}
-    for key, parts in columns.items():
-        flops, nbytes, times, peak, bandwidth = np.concatenate(parts, axis=1)
-        if len(times) >= LEAST and np.any(flops + nbytes):
-            fits[key] = fit_roofline(flops, nbytes, times, peak=peak, bandwidth=bandwidth, source=source)
-    return fits
-
-
-def calibrate_traces(traces: str | Path | Sequence[str | Path], base: Named | None = None, name: str = "") -> Platform:
-    """Make a platform from traces of training steps and one to start from.
-
-    Parameters
-    ----------
-    traces : str, Path or sequence of them
-        Traces of Kineto, one per rank, with sizes of operands; and execution traces of the same ranks.
-    base : Platform, str or Path, optional
-        Platform of the same device, for all but the kernels; by default the gallery's node.
-    name : str, optional
-        Name of the platform; by default that of the base.
-
-    Returns
-    -------
-    platform : Platform
-        Kernels as they ran in the steps. The host stays that of the base: what records sizes of operands slows it.
-
-    Raises
-    ------
-    ValueError
-        For traces without sizes or a device, and for a base that is a CPU.
-
-    Warns
-    -----
-    UserWarning
-        If the traces are of another device than the base.
-    """
-    files = read_ranks([traces] if isinstance(traces, str | Path) else traces)
-    names = [str(each.get("name", "")) for file in files for each in file.devices[:1]]
-    where = load_platform(base or find_similar(names[0] if names else ""))
-    if where.device.kind == "cpu":
-        raise ValueError(f"base is {where.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8")
-    compare_devices("traces are", names, where)
-    source = f"traces {', '.join(file.source for file in files[:3])}{', ...' * (len(files) > 3)}"
-    kernels = fit_traced([record_step(file) for file in files], where, source=source)
-    return assemble(where, name=name or None, kernels=kernels, provenance={"traces": source, "base": where.name})

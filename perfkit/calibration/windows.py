@@ -12,7 +12,7 @@ from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 ROLES = ("compute", "communication", "waiting", "copies", "queued", "synchronisation", "loading", "host", "rest")
 #: Annotations in which the host loads data.
 _LOADING = r"DataLoader\)#"
-#: A step that takes so many times the median is left out as stalled [-].
+#: A step that takes so many times the median is left out as stalled [-], see formulas, table 6.2.
 _STALLED = 1.5
 
 

@@ -3,7 +3,7 @@
 import gc
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
@@ -143,12 +143,10 @@ def _read_time(value: Any, name: str) -> int:
     """Microseconds, as a number or as text with all digits, in whole nanoseconds."""
     if type(value) is int and abs(value) < _LATEST // 1000:
         return 1000 * value
-    try:
+    with suppress(ArithmeticError):
         number = Decimal(value if type(value) is str and len(value) < 40 else "nan")
         if abs(number) < _LATEST // 1000:
             return round(number * 1000)
-    except ArithmeticError:
-        pass
     raise ValueError(f"event {show(name, 60)} has a time of {show(value, 40)}; it must be microseconds")
 
 
