@@ -93,9 +93,7 @@ def test_kernels_and_collectives_are_judged(toy: Platform, tmp_path: Path) -> No
     ("--from broken.json", "is not JSON"),
     ("--from other.json", "holds no kernels, collectives or runs"),
 ])  # fmt: skip
-def test_wrong_arguments_of_accuracy_are_told_in_one_line(
-    line: str, message: str, toy: Platform, tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_wrong_arguments_of_accuracy_are_told_in_one_line(line, message, toy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(accuracy, "describe_machine", lambda: {"processor": "invented"})
     Platform(toy.name, toy.device, toy.network, provenance={"processor": "invented"}).save("toy.toml")
@@ -125,9 +123,7 @@ def test_a_rerun_takes_what_is_kept(toy: Platform, tmp_path: Path, monkeypatch: 
         accuracy.measure(here, tmp_path / "out.json", seeds=[1], kernel_seed=1)
 
 
-def test_learning_from_nothing_and_from_something(
-    checks: list[Path], tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_learning_from_nothing_and_from_something(checks, tmp_path, monkeypatch, capsys):
     raw = json.loads(find_reference("measured", "zen5-2.measurements.json").read_text(encoding="utf-8"))
     single = [row for row in raw["iterations"] if not row["owners"]]
     raw["iterations"] = single[:2] + single[-2:]
@@ -155,9 +151,7 @@ def test_speed_lists_jobs_that_run(toy: Platform) -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_all_benchmarks_calibrate_only_without_a_platform(
-    given: bool, tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_all_benchmarks_calibrate_only_without_a_platform(given, tmp_path, monkeypatch, capsys):
     asked: list[str] = []
 
     def calibrate(*, out: Path, quick: bool) -> None:

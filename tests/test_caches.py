@@ -41,15 +41,11 @@ def test_buckets_hold_all_rows_and_all_probability(law: Law) -> None:
     assert np.all(np.diff(tail) <= 1e-12 * tail[0])
 
 
-@pytest.mark.parametrize(
-    "zipf",
-    [
-        Zipf(10**6, 1.05), Zipf(10**6, 0.5), Zipf(10**6, 1.2, 10), Zipf(10**6, 1.0), Zipf(1000, 2.0), Zipf(50, 0.8),
-        Zipf(10**6, 1.1, -0.9), Zipf(10**6, 1.15, 40, (0.1, 0.05, 0.02)), Zipf(10**6, 0.1, -0.9, (0.0, 0.5)),
-        Zipf(10**5, 0.8, 0, (0.6, 0.4)), Zipf(4, 1.0, 0, (0.1, 0.2, 0.3)), Zipf(10**6, 0.0), Uniform(1000), Uniform(1),
-    ],
-    ids=repr,
-)  # fmt: skip
+@pytest.mark.parametrize("zipf", [
+    Zipf(10**6, 1.05), Zipf(10**6, 0.5), Zipf(10**6, 1.2, 10), Zipf(10**6, 1.0), Zipf(1000, 2.0), Zipf(50, 0.8),
+    Zipf(10**6, 1.1, -0.9), Zipf(10**6, 1.15, 40, (0.1, 0.05, 0.02)), Zipf(10**6, 0.1, -0.9, (0.0, 0.5)),
+    Zipf(10**5, 0.8, 0, (0.6, 0.4)), Zipf(4, 1.0, 0, (0.1, 0.2, 0.3)), Zipf(10**6, 0.0), Uniform(1000), Uniform(1),
+], ids=repr)  # fmt: skip
 def test_unique_rows_are_the_exact_sum(zipf: Law) -> None:
     p = np.minimum(probabilities(zipf), 1 - 1e-16)
     for lookups in (1, 10, 1e3, 1e5, 1e7):
@@ -121,24 +117,21 @@ def test_any_law_can_be_resized(law: Zipf, rows: int) -> None:
 HALF, NAN = (0.5, 0.5000003), float("nan")
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
-    [
-        (ReuseHistogram, ((1.0,) * 16, 20, 100), "16 bins"),
-        (ReuseHistogram, ((1.0,) * 17, 10, 100), "add up to 17"),
-        (ReuseHistogram, ((0.0,) * 17, 10, 100), "add up to 0"),
-        (ReuseHistogram, ((-1.0, *(1.0,) * 16), 100, 100), "counts is -1"),
-        *((law, (bad, 1.0)[: 1 + (law is Zipf)], "^rows is") for law in (Uniform, Zipf) for bad in (0, 2.5, "x", NAN)),
-        (Zipf, (10, -1), "^exponent is -1"),
-        (Zipf, (10, 1.0, -1), "shift is -1; it must be a number above -1"),
-        (Zipf, (10, 1.0, NAN), "shift is nan"),
-        (Zipf, (10, 1.0, "far"), "shift is 'far'"),
-        (Zipf, (10, 1.0, 0, (0.5, 0.6)), "add up to 1.1"),
-        (Zipf, (10, 1.0, 0, (-0.1,)), "heavy_hitters is -0.1"),
-        (Zipf, (10, 1.0, 0, (NAN,)), "heavy_hitters is nan"),
-        (Zipf, (10, 1.0, 0, (0.01,) * 10), "has 10 entries; it must have fewer than the 10 rows"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "arguments", "message"), [
+    (ReuseHistogram, ((1.0,) * 16, 20, 100), "16 bins"),
+    (ReuseHistogram, ((1.0,) * 17, 10, 100), "add up to 17"),
+    (ReuseHistogram, ((0.0,) * 17, 10, 100), "add up to 0"),
+    (ReuseHistogram, ((-1.0, *(1.0,) * 16), 100, 100), "counts is -1"),
+    *((law, (bad, 1.0)[: 1 + (law is Zipf)], "^rows is") for law in (Uniform, Zipf) for bad in (0, 2.5, "x", NAN)),
+    (Zipf, (10, -1), "^exponent is -1"),
+    (Zipf, (10, 1.0, -1), "shift is -1; it must be a number above -1"),
+    (Zipf, (10, 1.0, NAN), "shift is nan"),
+    (Zipf, (10, 1.0, "far"), "shift is 'far'"),
+    (Zipf, (10, 1.0, 0, (0.5, 0.6)), "add up to 1.1"),
+    (Zipf, (10, 1.0, 0, (-0.1,)), "heavy_hitters is -0.1"),
+    (Zipf, (10, 1.0, 0, (NAN,)), "heavy_hitters is nan"),
+    (Zipf, (10, 1.0, 0, (0.01,) * 10), "has 10 entries; it must have fewer than the 10 rows"),
+])  # fmt: skip
 def test_laws_that_cannot_be(kind: type[Distribution], arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(*arguments)
@@ -164,15 +157,12 @@ def simulate_lru(keys: list, sizes: list[float], capacity: float) -> np.ndarray:
     return missed
 
 
-@pytest.mark.parametrize(
-    ("law", "cached"),
-    [
-        (Zipf(20_000, 1.05), 500), (Zipf(20_000, 1.05), 4000), (Zipf(5000, 0.6), 1000), (Uniform(5000), 1000),
-        (Zipf(20_000, 1.1, shift=30), 1500), (Zipf(20_000, 0.9, shift=-0.9), 1500),
-        (Zipf(20_000, 1.0, heavy_hitters=(0.2, 0.15, 0.05)), 1500),
-        (Zipf(5000, 0.7, shift=9, heavy_hitters=(0.3, 0.001, 0.0)), 1000),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("law", "cached"), [
+    (Zipf(20_000, 1.05), 500), (Zipf(20_000, 1.05), 4000), (Zipf(5000, 0.6), 1000), (Uniform(5000), 1000),
+    (Zipf(20_000, 1.1, shift=30), 1500), (Zipf(20_000, 0.9, shift=-0.9), 1500),
+    (Zipf(20_000, 1.0, heavy_hitters=(0.2, 0.15, 0.05)), 1500),
+    (Zipf(5000, 0.7, shift=9, heavy_hitters=(0.3, 0.001, 0.0)), 1000),
+])  # fmt: skip
 def test_one_table_against_a_simulated_lru(law: Law, cached: int) -> None:
     drawn = [np.random.default_rng(seed).choice(law.rows, 40_000, p=probabilities(law)) for seed in range(6)]
     missed = np.mean([simulate_lru(keys.tolist(), [1.0] * len(keys), cached) for keys in drawn], axis=0)

@@ -261,9 +261,7 @@ SLOW = 'if [ "$RANK" = "1" ]; then kill -9 $$; fi\nexec sleep 300'
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
-def test_a_signal_that_asks_to_end_leaves_no_process_and_no_folder(
-    name: str, python: Any, children: Children, monkeypatch: Patch, tmp_path: Path
-) -> None:
+def test_a_signal_that_asks_to_end_leaves_no_process_and_no_folder(name, python, children, monkeypatch, tmp_path):
     number, script = getattr(signal, name), python(SLOW)
     usual = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
     found = signal.signal(number, usual)  # a shell starts what runs in its background deaf to interrupts
@@ -296,9 +294,7 @@ def test_handlers_of_the_program_stay() -> None:
     (3, "cpu", "ranks is 3; this machine has 2 cores that this process may use; take at most 2"),
     (1, "cuda", "ranks is 1; this machine has 0 GPUs that PyTorch .* can use; measure cpu, or"),
 ])  # fmt: skip
-def test_ranks_without_a_place_are_refused(
-    ranks: int, device: str, words: str, torch: Any, children: Children, monkeypatch: Patch
-) -> None:
+def test_ranks_without_a_place_are_refused(ranks, device, words, torch, children, monkeypatch):
     monkeypatch.setattr(processes, "count_cores", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match=words):
@@ -330,9 +326,7 @@ def test_what_a_process_said_last_is_told(job: dict[str, Any], words: str, child
 @pytest.mark.parametrize(("ranks", "timeout", "words"), [
     (3, 600.0, "measuring process 1 was killed by signal 9; what was finished is kept"), (1, 0.05, "longer than 0 s"),
 ])  # fmt: skip
-def test_a_killed_rank_and_one_that_hangs_end_all(
-    ranks: int, timeout: float, words: str, python: Any, children: Children
-) -> None:
+def test_a_killed_rank_and_one_that_hangs_end_all(ranks, timeout, words, python, children):
     python(SLOW)
     with pytest.raises(MeasurementError, match=words):
         run_processes({"task": "collectives"}, ranks=ranks, timeout=timeout)
@@ -354,9 +348,7 @@ def test_measuring_processes_have_clean_settings(python: Any, tmp_path: Path) ->
     ({"ranks": "two"}, "ranks is 'two'"), ({"ranks": True}, "ranks is True"),
     ({"out": "missing/P.toml"}, "out is .*folder"), ({"out": "perfkit"}, "out is .*folder"),
 ], ids=str)  # fmt: skip
-def test_bad_calibrations_are_refused_before_measuring(
-    arguments: dict[str, Any], message: str, cache: Path, monkeypatch: Patch
-) -> None:
+def test_bad_calibrations_are_refused_before_measuring(arguments, message, cache, monkeypatch):
     cache.mkdir()
     monkeypatch.chdir(cache.parent)
     monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: pytest.fail("measured"))
@@ -385,9 +377,7 @@ def work(tmp_path: Path, monkeypatch: Patch, toy: Platform) -> Campaign:
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_leaves_no_part_of_a_platform(
-    call: str, work: Campaign, tmp_path: Path, monkeypatch: Patch, toy: Platform
-) -> None:
+def test_a_full_disk_leaves_no_part_of_a_platform(call, work, tmp_path, monkeypatch, toy):
     out = tmp_path / "P.toml"
     out.write_text("an older platform")
     with monkeypatch.context() as patch:
@@ -401,9 +391,7 @@ def test_a_full_disk_leaves_no_part_of_a_platform(
     assert json.loads((tmp_path / "P.measurements.json").read_text()) == RAW
 
 
-def test_what_cannot_be_fitted_is_kept_and_fitted_later(
-    work: Campaign, tmp_path: Path, monkeypatch: Patch, toy: Platform
-) -> None:
+def test_what_cannot_be_fitted_is_kept_and_fitted_later(work, tmp_path, monkeypatch, toy):
     again = partial(calibrate, measurements="P.measurements.json", out="P.toml")
     with monkeypatch.context() as patch:
         patch.setattr(campaign, "fit_platform", fit_platform)
@@ -452,10 +440,7 @@ def test_time_calls_rotates_and_groups() -> None:
     ((0.05,), (1.0,), 1.05, False), ((0.0,), (1.0, 0.9), 1.0, True), ((0.5, 0.02), (1.0,), 1.02, False),
     ((0.3, 0.4), (1.0,), 1.3, True),
 ])  # fmt: skip
-def test_an_unsteady_run_is_measured_once_more(
-    spreads: tuple[float, ...], core_shares: tuple[float, ...], kept: float, flagged: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_an_unsteady_run_is_measured_once_more(spreads, core_shares, kept, flagged, monkeypatch):
     turns = iter(spreads)
 
     def run(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
@@ -472,9 +457,7 @@ def test_an_unsteady_run_is_measured_once_more(
 # The real thing, very small.
 
 
-def test_a_tiny_campaign_has_the_structure_that_fits_need(
-    tmp_path: Path, monkeypatch: Patch, torch: Any, children: Children
-) -> None:
+def test_a_tiny_campaign_has_the_structure_that_fits_need(tmp_path, monkeypatch, torch, children):
     work = Campaign(tmp_path / "work", progress=False)
     bags = {"table_rows": 50, "dim": 8, "lookups": 20, "bags": 10, "exponent": 0.9, "elements": 160}
     cases = [Case("elementwise", "relu", {"elements": 1000}), Case("gemm", "nt", {"batch": 1, "m": 8, "n": 8, "k": 8}),

@@ -162,9 +162,7 @@ KILLED = MeasurementError("measuring process 1 was killed by signal 9")
     (ModuleNotFoundError("no torch", name="torch"), 2, "torch is not installed; pip install 'perfkit\\[measure\\]'"),
     (ValueError("ranks is 0"), 2, "ranks is 0"),
 ], ids=str)  # fmt: skip
-def test_what_goes_wrong_later_is_told_in_one_line(
-    error: BaseException, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_what_goes_wrong_later_is_told_in_one_line(error, code, words, monkeypatch, capsys):
     monkeypatch.setattr(perfkit, "calibrate", fail(error))
     assert run("calibrate --out P.toml") == code
     err = capsys.readouterr().err.strip()
@@ -176,10 +174,7 @@ def test_what_goes_wrong_later_is_told_in_one_line(
     (KeyError("a bug"), None),
 ], ids=repr)  # fmt: skip
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_command_that_fails_while_measuring_leaves_a_log(
-    error: BaseException, code: int | None, closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-) -> None:  # fmt: skip
+def test_a_command_that_fails_while_measuring_leaves_a_log(error, code, closed, tmp_path, monkeypatch, capsys):
     (tmp_path / "out").mkdir()
     monkeypatch.setattr(commands.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["perfkit", "calibrate", "\udcff"])

@@ -24,9 +24,7 @@ SUPERBENCH = [
 
 
 @pytest.mark.parametrize(("operation", "size", "time", "algbw", "busbw"), SUPERBENCH)
-def test_bandwidths_as_nccl_tests_prints_them(
-    operation: str, size: int, time: float, algbw: float, busbw: float
-) -> None:
+def test_bandwidths_as_nccl_tests_prints_them(operation, size, time, algbw, busbw):
     assert size / time / 1e9 == pytest.approx(algbw, rel=2e-4)
     assert c.bus_bandwidth(size, time, ranks=8, operation=operation) / 1e9 == pytest.approx(busbw, rel=2e-4)
 

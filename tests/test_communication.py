@@ -156,9 +156,7 @@ def test_what_no_algorithm_does_is_refused(message: str, operation: str, asked: 
 @pytest.mark.parametrize("algorithm", [None, "ring", "tree", "two_level"])
 @pytest.mark.parametrize("operation", [*NODE, "reduce", "send_recv"])
 @pytest.mark.parametrize("fits", [FITS, INSIDE], ids=["rails", "links"])
-def test_across_nodes_times_grow_smoothly_and_keep_to_the_links(
-    operation: str, algorithm: str | None, fits: dict[str, Fit]
-) -> None:
+def test_across_nodes_times_grow_smoothly_and_keep_to_the_links(operation, algorithm, fits):
     fits = fits | {"reduce.8": curve(2.7e-12), "send_recv.8": curve(2.7e-12)}
     sizes = np.geomspace(1, 1e12, 600)
     try:
@@ -293,10 +291,7 @@ def cluster(shared_data: Path) -> tuple[dict[str, Fit], dict[str, tuple[np.ndarr
     [("all_reduce", 256, 0.1, 0.7), ("all_gather", 2048, 0.15, 0.25), ("all_to_all", 256, 0.06, 0.1)],
 )
 @pytest.mark.parametrize("rails", [True, False], ids=["measured rails", "links alone"])
-def test_eighty_ranks_from_one_node_and_one_rail(
-    cluster: tuple[dict[str, Fit], dict[str, tuple[np.ndarray, np.ndarray]]],
-    operation: str, least: int, bar: float, below: float, rails: bool,
-) -> None:  # fmt: skip
+def test_eighty_ranks_from_one_node_and_one_rail(cluster, operation, least, bar, below, rails):
     fits, measured = cluster
     nbytes, seconds = measured[operation]
     found = price(operation, nbytes, fits={key: fit for key, fit in fits.items() if rails or "rail" not in key})

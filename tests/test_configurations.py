@@ -31,25 +31,20 @@ def dlrms(rng: np.random.Generator, n: int, tables: int = 26, **more: Any) -> DL
     return DLRM(batch=batch, rows=rows, pooling=pooling, bottom=[bottom], top=top, dim=64, features=13, **more)
 
 
-@pytest.mark.parametrize(
-    ("draw", "platform", "n", "settings"),
-    [
-        (transformers, "h100-sxm-8", 60, {}),
-        (transformers, "v100-sxm-8", 20, {"attention": "eager", "fused": True, **HALF}),
-        (transformers, "v100-locked-1", 20, {"compiled": True, "layers": 2, "optimizer": "sgd"}),
-        (transformers, "a100-sxm-8", 20, {"build": Transformer.gpt2, "layers": 5, "dtype": "bf16"}),
-        (transformers, "zen5-2", 4, {"layers": 4}),
-        (dlrms, "h100-sxm-8", 60, {"embedding": "fused"}),
-        (dlrms, "a100-sxm-8", 20, {}),
-        (dlrms, "v100-locked-1", 20, {"sparse": False, "tables": 4}),
-        (dlrms, "h100-sxm-8", 20, {"embedding": "exact", "optimizer": "adagrad", "exponent": 1.05, "tables": 3}),
-        (dlrms, "h100-sxm-8", 20, {"interaction": "cross", "compiled": True, "tables": 5, **HALF}),
-        (dlrms, "zen3-2", 6, {"exponent": [0.0, 0.5, 1.0], "tables": 3}),
-    ],
-)
-def test_arrays_of_sizes_take_as_long_as_each_alone(
-    draw: Callable[..., Any], platform: str, n: int, settings: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("draw", "platform", "n", "settings"), [
+    (transformers, "h100-sxm-8", 60, {}),
+    (transformers, "v100-sxm-8", 20, {"attention": "eager", "fused": True, **HALF}),
+    (transformers, "v100-locked-1", 20, {"compiled": True, "layers": 2, "optimizer": "sgd"}),
+    (transformers, "a100-sxm-8", 20, {"build": Transformer.gpt2, "layers": 5, "dtype": "bf16"}),
+    (transformers, "zen5-2", 4, {"layers": 4}),
+    (dlrms, "h100-sxm-8", 60, {"embedding": "fused"}),
+    (dlrms, "a100-sxm-8", 20, {}),
+    (dlrms, "v100-locked-1", 20, {"sparse": False, "tables": 4}),
+    (dlrms, "h100-sxm-8", 20, {"embedding": "exact", "optimizer": "adagrad", "exponent": 1.05, "tables": 3}),
+    (dlrms, "h100-sxm-8", 20, {"interaction": "cross", "compiled": True, "tables": 5, **HALF}),
+    (dlrms, "zen3-2", 6, {"exponent": [0.0, 0.5, 1.0], "tables": 3}),
+])  # fmt: skip
+def test_arrays_of_sizes_take_as_long_as_each_alone(draw, platform, n, settings):
     workload = draw(np.random.default_rng(n), n, **settings)
     alone = [predict(select_sizes(workload, index), platform).time for index in range(n)]
     assert time_configurations(workload, platform) == pytest.approx(alone, rel=1e-9)
@@ -78,15 +73,12 @@ def test_a_structure_that_is_met_again_gives_the_same_graphs(build: Callable[...
     assert build(batch=96).graphs(ranks) and look() == first
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Transformer.bert(batch=np.array([2, 0])), "batch is 0; it must be a whole number above 0"),
-        (lambda: Transformer.bert(sequence=np.array([2.5])), "sequence is 2.5; it must be a whole number above 0"),
-        (lambda: Transformer.bert(hidden=np.array([768, 770])), "heads is 12; it must divide hidden"),
-        (lambda: DLRM(pooling=[np.array([1.0, -1.0])] * 8), "pooling is -1.0; it must be a number above 0"),
-    ],
-)
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda: Transformer.bert(batch=np.array([2, 0])), "batch is 0; it must be a whole number above 0"),
+    (lambda: Transformer.bert(sequence=np.array([2.5])), "sequence is 2.5; it must be a whole number above 0"),
+    (lambda: Transformer.bert(hidden=np.array([768, 770])), "heads is 12; it must divide hidden"),
+    (lambda: DLRM(pooling=[np.array([1.0, -1.0])] * 8), "pooling is -1.0; it must be a number above 0"),
+])  # fmt: skip
 def test_bad_arrays_are_refused(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()

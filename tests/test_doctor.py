@@ -48,9 +48,7 @@ MACHINES: list[tuple[str, int, dict[str, str], bool | None, str]] = [
 
 
 @pytest.mark.parametrize(("name", "cores", "files", "ok", "words"), MACHINES)
-def test_machines(
-    name: str, cores: int, files: dict[str, str], ok: bool | None, words: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_machines(name, cores, files, ok, words, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(cores)}, raising=False)
     for file, text in files.items():
         written(tmp_path / file, text)

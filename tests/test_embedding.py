@@ -56,9 +56,7 @@ def test_each_form_spelled_out() -> None:
 
 
 @given(st.integers(1, 10**6), st.floats(1, 100), st.integers(1, 1024), st.sampled_from([1, 2, 4, 8]), st.floats(1, 3))
-def test_traffic_is_at_least_compulsory_and_grows(
-    bags: int, pooling: float, dim: int, itemsize: int, more: float
-) -> None:
+def test_traffic_is_at_least_compulsory_and_grows(bags, pooling, dim, itemsize, more):
     lookups, size = bags * pooling, {"itemsize": itemsize}
     unique = float(unique_rows(Uniform(10**6), lookups))
     assert e.forward_bytes(bags, lookups, dim, **size) >= (lookups + bags) * dim * itemsize

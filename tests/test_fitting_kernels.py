@@ -91,9 +91,7 @@ def test_outliers_are_tamed() -> None:
     (7.0, 9.0, ["launch", "memory_efficiency"], ["compute_efficiency", "sharpness"]),
     (14.0, 0.0, ["launch", "compute_efficiency"], ["memory_efficiency", "sharpness"]),
 ])  # fmt: skip
-def test_what_the_measurements_do_not_tell_is_not_invented(
-    flops: float, nbytes: float, known: list[str], unknown: list[str]
-) -> None:
+def test_what_the_measurements_do_not_tell_is_not_invented(flops, nbytes, known, unknown):
     """Kernels that only move data, also with little arithmetic, and kernels that only compute."""
     rng = np.random.default_rng(5)
     size = 10 ** rng.uniform(-5, 0, 40)

@@ -21,20 +21,17 @@ ONE, MORE = [(3, 2.0, 4.0, 6.0, 10)], [*INDICES, 3, 3, 3]
 TWO = [*ONE, (3, 1.0, 1.0, 3.0, 4)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ((INDICES, OFFSETS), ONE), ((np.array(INDICES, np.int32), np.array([*OFFSETS, 6])), ONE),
-        ((INDICES, None, LENGTHS), ONE), ((INDICES, [*OFFSETS, 6], [LENGTHS]), ONE),
-        ((np.reshape(INDICES, (3, 2)),), ONE),
-        ((INDICES, None, None, None, None, 3), ONE), ((INDICES,), [(6, 1.0, 4.0, 6.0, 10)]),
-        ((INDICES, OFFSETS, None, 50), [(3, 2.0, 4.0, 6.0, 50)]),
-        ((MORE, None, [LENGTHS, [1, 1, 1]]), TWO), ((MORE, [0, 2, 2, 6, 7, 8, 9], None, None, 2), TWO),
-        ((MORE, [0, 2, 2, 6, 7, 8], [LENGTHS, [1, 1, 1]]), TWO),
-        ((MORE, None, [LENGTHS, [1, 1, 1]], [100, 20]), [(*ONE[0][:4], 100), (*TWO[1][:4], 20)]),
-        ((np.zeros((2, 3, 4), int),), [(3, 4.0, 1.0, 12.0, 1)] * 2),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "expected"), [
+    ((INDICES, OFFSETS), ONE), ((np.array(INDICES, np.int32), np.array([*OFFSETS, 6])), ONE),
+    ((INDICES, None, LENGTHS), ONE), ((INDICES, [*OFFSETS, 6], [LENGTHS]), ONE),
+    ((np.reshape(INDICES, (3, 2)),), ONE),
+    ((INDICES, None, None, None, None, 3), ONE), ((INDICES,), [(6, 1.0, 4.0, 6.0, 10)]),
+    ((INDICES, OFFSETS, None, 50), [(3, 2.0, 4.0, 6.0, 50)]),
+    ((MORE, None, [LENGTHS, [1, 1, 1]]), TWO), ((MORE, [0, 2, 2, 6, 7, 8, 9], None, None, 2), TWO),
+    ((MORE, [0, 2, 2, 6, 7, 8], [LENGTHS, [1, 1, 1]]), TWO),
+    ((MORE, None, [LENGTHS, [1, 1, 1]], [100, 20]), [(*ONE[0][:4], 100), (*TWO[1][:4], 20)]),
+    ((np.zeros((2, 3, 4), int),), [(3, 4.0, 1.0, 12.0, 1)] * 2),
+])  # fmt: skip
 def test_tables_told_in_every_way(arguments: Any, expected: list) -> None:
     names = ("indices", "offsets", "lengths", "rows", "tables", "batch")
     assert facts(count_indices(**dict(zip(names, arguments, strict=False)))) == expected
@@ -48,32 +45,29 @@ def test_what_is_counted() -> None:
     assert [s.number for s in several] == [0, 2] and several[1].to_table(8).name == "table 2"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"indices": [0.5, 1.0]}, "indices is an array of float64; it must be of whole numbers"),
-        ({"indices": [True, False]}, "indices is an array of bool"),
-        ({"indices": ["a"]}, "indices is an array of <U1"),
-        ({"indices": [[1, 2], [3]]}, "indices is no plain array"),
-        ({"indices": []}, "0 samples do not divide"),
-        ({"indices": [0, 0], "lengths": [1, 2]}, "lengths add up to 3"),
-        ({"indices": [0, 0], "lengths": [3, -1]}, "none may be negative"),
-        ({"indices": [0, -1]}, "an index of table 0 is -1; it must be 0 or more"),
-        ({"indices": [0, 7], "rows": 7}, "an index of table 0 is 7; it must be below the 7 rows"),
-        ({"indices": np.array([0, 2**64 - 1], np.uint64)}, "an index of table 0 is -1"),
-        ({"indices": [0, 1], "rows": -7}, "rows is -7"),
-        ({"indices": [0, 1], "rows": [7, 7]}, "rows has 2 entries; it must have one for each of the 1 tables"),
-        ({"indices": [0, 1], "offsets": [1, 2]}, "offsets must rise from 0"),
-        ({"indices": [0, 1], "offsets": [0, 2, 1, 2]}, "offsets must rise from 0"),
-        ({"indices": [0, 1], "offsets": [0, 5]}, "offsets must rise from 0"),
-        ({"indices": [0, 1], "offsets": []}, "offsets must rise from 0"),
-        ({"indices": [0, 1], "offsets": [0.0, 1.0]}, "offsets is an array of float64"),
-        ({"indices": [0, 1, 2], "tables": 2}, "3 samples do not divide by tables = 2"),
-        ({"indices": [0, 1, 2], "tables": 0}, "tables is 0"),
-        ({"indices": [0, 1, 2], "batch": -1}, "batch is -1"),
-        ({"indices": np.zeros((1, 1, 1, 1), int), "lengths": [2]}, "lengths add up to 2"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"indices": [0.5, 1.0]}, "indices is an array of float64; it must be of whole numbers"),
+    ({"indices": [True, False]}, "indices is an array of bool"),
+    ({"indices": ["a"]}, "indices is an array of <U1"),
+    ({"indices": [[1, 2], [3]]}, "indices is no plain array"),
+    ({"indices": []}, "0 samples do not divide"),
+    ({"indices": [0, 0], "lengths": [1, 2]}, "lengths add up to 3"),
+    ({"indices": [0, 0], "lengths": [3, -1]}, "none may be negative"),
+    ({"indices": [0, -1]}, "an index of table 0 is -1; it must be 0 or more"),
+    ({"indices": [0, 7], "rows": 7}, "an index of table 0 is 7; it must be below the 7 rows"),
+    ({"indices": np.array([0, 2**64 - 1], np.uint64)}, "an index of table 0 is -1"),
+    ({"indices": [0, 1], "rows": -7}, "rows is -7"),
+    ({"indices": [0, 1], "rows": [7, 7]}, "rows has 2 entries; it must have one for each of the 1 tables"),
+    ({"indices": [0, 1], "offsets": [1, 2]}, "offsets must rise from 0"),
+    ({"indices": [0, 1], "offsets": [0, 2, 1, 2]}, "offsets must rise from 0"),
+    ({"indices": [0, 1], "offsets": [0, 5]}, "offsets must rise from 0"),
+    ({"indices": [0, 1], "offsets": []}, "offsets must rise from 0"),
+    ({"indices": [0, 1], "offsets": [0.0, 1.0]}, "offsets is an array of float64"),
+    ({"indices": [0, 1, 2], "tables": 2}, "3 samples do not divide by tables = 2"),
+    ({"indices": [0, 1, 2], "tables": 0}, "tables is 0"),
+    ({"indices": [0, 1, 2], "batch": -1}, "batch is -1"),
+    ({"indices": np.zeros((1, 1, 1, 1), int), "lengths": [2]}, "lengths add up to 2"),
+])  # fmt: skip
 def test_indices_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         count_indices(**arguments)

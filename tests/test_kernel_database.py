@@ -90,17 +90,14 @@ def test_the_version_of_the_rows_counts_not_that_of_the_folder(add: Add) -> None
     assert newest["repeat"].to_list() == [0, 1, 2] and set(newest["library_version"]) == {"2.29.2"}
 
 
-@pytest.mark.parametrize(
-    ("versions", "newest"),
-    [
-        (("0.5.6.post2", "0.5.14"), "0.5.14"),
-        (("1.3.0rc20", "1.3.0rc3"), "1.3.0rc20"),
-        (("1.3.0", "1.3.0rc20"), "1.3.0"),
-        (("0.12", "0.9"), "0.12"),
-        (("0.5.9", "0.5.9.post1"), "0.5.9.post1"),
-        (("0.20.1.dev3+g99d20260430", "0.20.0"), "0.20.1.dev3+g99d20260430"),
-    ],
-)
+@pytest.mark.parametrize(("versions", "newest"), [
+    (("0.5.6.post2", "0.5.14"), "0.5.14"),
+    (("1.3.0rc20", "1.3.0rc3"), "1.3.0rc20"),
+    (("1.3.0", "1.3.0rc20"), "1.3.0"),
+    (("0.12", "0.9"), "0.12"),
+    (("0.5.9", "0.5.9.post1"), "0.5.9.post1"),
+    (("0.20.1.dev3+g99d20260430", "0.20.0"), "0.20.1.dev3+g99d20260430"),
+])  # fmt: skip
 def test_newest_version(add: Add, versions: tuple[str, str], newest: str) -> None:
     for version in versions:
         add(f"h/sglang/{version}", "gemm", [product(version=version)])

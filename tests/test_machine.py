@@ -30,30 +30,25 @@ def caches(**sizes: str) -> dict[str, str]:
 GROUP, CLOCK = "sys/fs/cgroup", f"{CPU}/cpufreq/cpuinfo_max_freq"
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        (
-            {**caches(L1="48K", L2="2M", L3="491520K"), CLOCK: "3700000"},
-            {"processor": "Toy 9000", "clock": 3.7e9, "L1": 48 * 2**10, "L2": 2 * 2**20, "L3": 480 * 2**20,
-             "memory": 8.192e9, "free_memory": 4.096e9},
-        ),
-        (caches(L2="0K", L3="0K"), {"L2": None, "L3": None}),
-        (caches(L2="nonsense", L3="-1K"), {"L2": None, "L3": None}),
-        ({"proc/meminfo": "MemTotal: 0 kB\n"}, {"memory": None, "free_memory": None}),
-        ({"proc/meminfo": "garbage"}, {"memory": None, "free_memory": None}),
-        ({CLOCK: "0"}, {"clock": None}),
-        ({}, dict.fromkeys(("L1", "L2", "L3", "clock", "core_limit"))),
-        ({"proc/meminfo": MEMORY.replace("MemAvailable", "Other")}, {"free_memory": 1.5e6 * 1024}),  # old kernels
-        ({f"{GROUP}/memory.max": "1000000000", f"{GROUP}/memory.current": "400000000",
-          f"{GROUP}/cpu.max": "150000 100000"}, {"free_memory": 6e8, "core_limit": 1.5}),
-        ({f"{GROUP}/memory.max": "max", f"{GROUP}/cpu.max": "max 100000"},
-         {"free_memory": 4.096e9, "core_limit": None}),
-    ],
-)  # fmt: skip
-def test_facts_say_where_they_are_from_and_what_cannot_be_true_is_not_known(
-    tmp_path: Path, files: dict[str, str], expected: dict[str, object]
-) -> None:
+@pytest.mark.parametrize(("files", "expected"), [
+    (
+        {**caches(L1="48K", L2="2M", L3="491520K"), CLOCK: "3700000"},
+        {"processor": "Toy 9000", "clock": 3.7e9, "L1": 48 * 2**10, "L2": 2 * 2**20, "L3": 480 * 2**20,
+         "memory": 8.192e9, "free_memory": 4.096e9},
+    ),
+    (caches(L2="0K", L3="0K"), {"L2": None, "L3": None}),
+    (caches(L2="nonsense", L3="-1K"), {"L2": None, "L3": None}),
+    ({"proc/meminfo": "MemTotal: 0 kB\n"}, {"memory": None, "free_memory": None}),
+    ({"proc/meminfo": "garbage"}, {"memory": None, "free_memory": None}),
+    ({CLOCK: "0"}, {"clock": None}),
+    ({}, dict.fromkeys(("L1", "L2", "L3", "clock", "core_limit"))),
+    ({"proc/meminfo": MEMORY.replace("MemAvailable", "Other")}, {"free_memory": 1.5e6 * 1024}),  # old kernels
+    ({f"{GROUP}/memory.max": "1000000000", f"{GROUP}/memory.current": "400000000",
+      f"{GROUP}/cpu.max": "150000 100000"}, {"free_memory": 6e8, "core_limit": 1.5}),
+    ({f"{GROUP}/memory.max": "max", f"{GROUP}/cpu.max": "max 100000"},
+     {"free_memory": 4.096e9, "core_limit": None}),
+])  # fmt: skip
+def test_facts_say_where_they_are_from_and_what_cannot_be_true_is_not_known(tmp_path, files, expected):
     facts = gather_facts(make_root(tmp_path, **files))
     assert {name: facts[name].value for name in expected} == expected
     assert all(fact.source for fact in facts.values()) and str(tmp_path) in facts["memory"].source

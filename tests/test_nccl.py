@@ -211,9 +211,7 @@ def test_a_log_that_breaks_off_is_refused_and_its_complete_rows_can_be_kept(log:
 
 
 @given(logs(), st.data())
-def test_a_row_that_other_output_cuts_in_two_is_refused_and_those_before_it_can_be_kept(
-    log: Log, data: st.DataObject
-) -> None:
+def test_a_row_that_other_output_cuts_in_two_is_refused_and_those_before_it_can_be_kept(log, data):
     lines, whole = log.lines(), data.draw(st.integers(0, len(log.times) - 1))
     row, clock = log.row(*log.times[whole]), 2 * (log.style == "timestamps")
     at = lines.index(log.prefix + log.row(*log.times[0])) + whole
@@ -303,20 +301,17 @@ def test_the_operation_is_told_by_label_columns_and_ratio_or_asked_for() -> None
 LOST = {f"#  Rank {rank:2d}": "# lost" for rank in range(8, 16)}
 
 
-@pytest.mark.parametrize(
-    ("text", "given", "message"),
-    [
-        (text_of(Log("all_gather")), {"operation": "all_to_all"}, "log says all_gather, not operation='all_to_all'"),
-        (text_of(Log()), {"ranks": 16}, "the log lists 8 ranks, not ranks=16"),
-        (text_of(Log(listed=False)), {"ranks": 16}, "busbw / algbw does not fit all_reduce of 16 ranks"),
-        (text_of(Log(ranks=16, gpus_per_node=4), **LOST), {}, "line 26: busbw / algbw does not fit all_reduce of 8 "),
-        (text_of(Log(), all_reduce_perf="broadcast_perf"), {}, "busbw / algbw does not fit broadcast of 8 ranks"),
-        (
-            text_of(Log(), **{"13.10    0.08    0.14      0": "13.10    0.08    0.14  1e+06"}), {},
-            "1 results hold wrong values .the first in line 18.; mistrust them",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "given", "message"), [
+    (text_of(Log("all_gather")), {"operation": "all_to_all"}, "log says all_gather, not operation='all_to_all'"),
+    (text_of(Log()), {"ranks": 16}, "the log lists 8 ranks, not ranks=16"),
+    (text_of(Log(listed=False)), {"ranks": 16}, "busbw / algbw does not fit all_reduce of 16 ranks"),
+    (text_of(Log(ranks=16, gpus_per_node=4), **LOST), {}, "line 26: busbw / algbw does not fit all_reduce of 8 "),
+    (text_of(Log(), all_reduce_perf="broadcast_perf"), {}, "busbw / algbw does not fit broadcast of 8 ranks"),
+    (
+        text_of(Log(), **{"13.10    0.08    0.14      0": "13.10    0.08    0.14  1e+06"}), {},
+        "1 results hold wrong values .the first in line 18.; mistrust them",
+    ),
+])  # fmt: skip
 def test_contradictions_are_named_and_what_the_caller_says_wins(text: str, given: dict, message: str) -> None:
     with pytest.warns(LogWarning, match=message):
         frame = parse_nccl_tests(text, **given)
@@ -363,26 +358,23 @@ TEXT, BARE = text_of(Log()), Log(style="middle", listed=False)
 HEAD, ROW = BARE.head(), BARE.row(2**20, 1e-3, 1e-3)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no complete row of an nccl-tests table is there; pass the text that all_reduce_perf prints"),
-        ("\n{'a': 1}\n", r"text line 2 does not fit: \"{'a': 1}\": no row of an nccl-tests table follows; pass the"),
-        (
-            "# nThread 1 nGpus 8 minBytes 8\nfailure",
-            "line 2 .* breaks off before '# Avg bus bandwidth' closes .* line 1",
-        ),
-        (TEXT.replace("  time", "  cputime"), "line 16 .* other columns; run the test without -C"),
-        (
-            TEXT.replace("# Avg", "#").replace("# Out", "#"),
-            "line 23 .* breaks off before .* closes the table of line 4",
-        ),
-        ([*HEAD, *HEAD[2:], *BARE.lines()[len(HEAD) :]], "does not fit: .* should close the table before it; .*MPI=1"),
-        ([*HEAD, ROW, *HEAD, ROW], "'# Avg bus bandwidth' should close the table before it"),
-        ([*HEAD, ROW[:70] + ROW, ROW[70:]], "line 7 does not fit: .* the row is not complete"),
-        ([*HEAD, ROW, ROW[50:]], r"line \d+ does not fit: .*these figures belong to no row"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "no complete row of an nccl-tests table is there; pass the text that all_reduce_perf prints"),
+    ("\n{'a': 1}\n", r"text line 2 does not fit: \"{'a': 1}\": no row of an nccl-tests table follows; pass the"),
+    (
+        "# nThread 1 nGpus 8 minBytes 8\nfailure",
+        "line 2 .* breaks off before '# Avg bus bandwidth' closes .* line 1",
+    ),
+    (TEXT.replace("  time", "  cputime"), "line 16 .* other columns; run the test without -C"),
+    (
+        TEXT.replace("# Avg", "#").replace("# Out", "#"),
+        "line 23 .* breaks off before .* closes the table of line 4",
+    ),
+    ([*HEAD, *HEAD[2:], *BARE.lines()[len(HEAD) :]], "does not fit: .* should close the table before it; .*MPI=1"),
+    ([*HEAD, ROW, *HEAD, ROW], "'# Avg bus bandwidth' should close the table before it"),
+    ([*HEAD, ROW[:70] + ROW, ROW[70:]], "line 7 does not fit: .* the row is not complete"),
+    ([*HEAD, ROW, ROW[50:]], r"line \d+ does not fit: .*these figures belong to no row"),
+])  # fmt: skip
 def test_what_does_not_fit_is_named(text: str | list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_nccl_tests(text if isinstance(text, str) else "\n".join(text))

@@ -12,20 +12,16 @@ from perfkit.recording.nets import NETS, Net
 SMALL = {"batch": 2, "size": 32, "width": 8, "depth": 1, "classes": 10}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"name": "alexnet"}, "name is 'alexnet'; known are resnet"),
-        ({"batch": 0}, "batch is 0"),
-        ({"width": 12}, "width is 12; it must be a multiple of 8; take 16"),
-        ({"size": 16}, "size is 16; .*32 pixels"),
-        ({"optimizer": "lamb"}, "optimizer is 'lamb'; known are sgd, adamw"),
-        ({"dtype": "int8"}, "dtype is 'int8'"),
-        ({"batch": 4}, "batch is 4; it must divide by the 3 ranks"),
-        ({"batch": 6}, "plan is given; this workload has no tables"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"name": "alexnet"}, "name is 'alexnet'; known are resnet"),
+    ({"batch": 0}, "batch is 0"),
+    ({"width": 12}, "width is 12; it must be a multiple of 8; take 16"),
+    ({"size": 16}, "size is 16; .*32 pixels"),
+    ({"optimizer": "lamb"}, "optimizer is 'lamb'; known are sgd, adamw"),
+    ({"dtype": "int8"}, "dtype is 'int8'"),
+    ({"batch": 4}, "batch is 4; it must divide by the 3 ranks"),
+    ({"batch": 6}, "plan is given; this workload has no tables"),
+], ids=str)  # fmt: skip
 def test_wrong_nets_are_refused(changes: dict[str, Any], message: str) -> None:
     plan = samples.draw_check(0)[-1].plan
     with pytest.raises(ValueError, match=message):

@@ -280,9 +280,7 @@ def attend(dtype: Any, shape: Any, given: Any, allowed: Any) -> Make:
 
 
 @pytest.mark.parametrize(("dtype", "shape", "given", "allowed", "kernel"), ATTENTION)
-def test_attention_runs_in_the_kernel_that_pytorch_takes(
-    dtype: Any, shape: Any, given: Any, allowed: Any, kernel: str
-) -> None:
+def test_attention_runs_in_the_kernel_that_pytorch_takes(dtype, shape, given, allowed, kernel):
     graph = capture(attend(dtype, shape, given, allowed), device="cuda")
     causal = "_causal" * given.get("is_causal", False)
     labels = [label[:3] for label in graph.labels if label[1] in ("attention", "bmm")]

@@ -55,9 +55,7 @@ def own_error(real: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_unlike_machines(
-    name: str, real: dict[str, Any], own_error: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlike_machines(name, real, own_error, tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "_draw", lambda *_: "")  # runs that are the same for all machines; see test_report.py
     make, noise = MACHINES[name]
     raw = make(real)

@@ -57,9 +57,7 @@ def test_smooth_maximum_neither_under_nor_overflows(x: float, q: float) -> None:
 
 
 @given(positive, positive, st.floats(1, 2), st.floats(0.5, 20))
-def test_roofline_grows_with_work_and_never_beats_its_bounds(
-    flops: float, nbytes: float, more: float, q: float
-) -> None:
+def test_roofline_grows_with_work_and_never_beats_its_bounds(flops, nbytes, more, q):
     hardware = {"peak": 1e13, "bandwidth": 1e12, "launch": 5e-6, "sharpness": q}
     time = r.roofline_time(flops, nbytes, **hardware)
     assert time >= 5e-6 + max(flops / 1e13, nbytes / 1e12) * (1 - 1e-12)

@@ -68,9 +68,7 @@ BUCKETS, AFTER = [4, "a", 4, "a", 4, "a", 2], {"waits": [(6, 0), (6, 1), (6, 2)]
     ([make([1, "a"]), make([5, "b"])], [1.0], {}, 6, 6),  # they do not meet
     ([make([1, "a"]), make([1.0])], [1.0], {}, 2, 2),  # a rank without a collective
 ])  # fmt: skip
-def test_iterations_by_hand(
-    ranks: list[RankTimes], durations: list[float], how: dict[str, Any], period: float, latency: float | None
-) -> None:
+def test_iterations_by_hand(ranks, durations, how, period, latency):
     timeline = run(ranks, durations, **how)
     assert timeline.period == pytest.approx(period, rel=1e-12)
     assert latency is None or timeline.latency == pytest.approx(latency, rel=1e-12)
@@ -288,9 +286,7 @@ def test_where_the_time_of_a_rank_goes(mesh: tuple[list, list, bool, float]) -> 
 
 
 @given(meshes(whole=False))
-def test_the_critical_path_has_no_gap_and_slices_of_a_trace_do_not_overlap(
-    mesh: tuple[list, list, bool, float],
-) -> None:
+def test_the_critical_path_has_no_gap_and_slices_of_a_trace_do_not_overlap(mesh):
     ranks, lengths, device, contention = mesh
     timeline = simulate(ranks, lengths, device=device, contention=contention)
     if timeline.period > 1e-3 and all(len(lane.compute) for lane in timeline.lanes):

@@ -53,47 +53,41 @@ def test_columns_that_may_be_missing_have_defaults(write) -> None:
     assert [t.pooling for t in mixed] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"set\.csv is empty; its first line must name columns"),
-        ("rows,dim\n", "tables is empty"),
-        ("rows,dimm\n1,1\n", r"set\.csv line 2\.dimm is not known; known here are rows, dim, .*did you mean dim\?"),
-        ("rows,dim,owner,cost\n1,1,me,3\n", r"set\.csv line 2\.owner is not known"),
-        ("rows,dim,rows\n1,1,1\n", "names a column twice"),
-        ("rows,dim\n1000,64\n1,000,64\n", "line 3 has 3 values for 2 columns; write no thousands commas"),
-        ("dim,pooling\n64,1\n", r"line 2 lacks rows; give the rows and columns"),
-        ("rows,dim\n40M,64\n", r"line 2: rows is '40M'; it must be a whole number above 0"),
-        ("rows,dim\n" + "9" * 5000 + ",64\n", "line 2: rows is"),
-        ("rows,dim,pooling\n10,4,11\n", r"set\.csv: pooling of 'table 0' is 11; .* not of the batch"),
-        ("rows,dim,itemsize\n10,4,32\n", r"line 2: itemsize is 32; it must be 1, 2, 4 or 8 bytes, not bits"),
-        ('rows,dim\n10,"4\n', r"set\.csv line 2: unexpected end of data"),
-        ("rows,dim,name\n10,4,a\n20,4,a\n", r"set\.csv: two tables are named 'a'"),
-        (b"rows,dim\n\xff\xfe,4\n", r"set\.csv cannot be read: 'utf-8' codec"),
-        (b"\x80\x04\x95pickle", r"set\.csv cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", r"set\.csv is empty; its first line must name columns"),
+    ("rows,dim\n", "tables is empty"),
+    ("rows,dimm\n1,1\n", r"set\.csv line 2\.dimm is not known; known here are rows, dim, .*did you mean dim\?"),
+    ("rows,dim,owner,cost\n1,1,me,3\n", r"set\.csv line 2\.owner is not known"),
+    ("rows,dim,rows\n1,1,1\n", "names a column twice"),
+    ("rows,dim\n1000,64\n1,000,64\n", "line 3 has 3 values for 2 columns; write no thousands commas"),
+    ("dim,pooling\n64,1\n", r"line 2 lacks rows; give the rows and columns"),
+    ("rows,dim\n40M,64\n", r"line 2: rows is '40M'; it must be a whole number above 0"),
+    ("rows,dim\n" + "9" * 5000 + ",64\n", "line 2: rows is"),
+    ("rows,dim,pooling\n10,4,11\n", r"set\.csv: pooling of 'table 0' is 11; .* not of the batch"),
+    ("rows,dim,itemsize\n10,4,32\n", r"line 2: itemsize is 32; it must be 1, 2, 4 or 8 bytes, not bits"),
+    ('rows,dim\n10,"4\n', r"set\.csv line 2: unexpected end of data"),
+    ("rows,dim,name\n10,4,a\n20,4,a\n", r"set\.csv: two tables are named 'a'"),
+    (b"rows,dim\n\xff\xfe,4\n", r"set\.csv cannot be read: 'utf-8' codec"),
+    (b"\x80\x04\x95pickle", r"set\.csv cannot be read"),
+])  # fmt: skip
 def test_csv_files_that_cannot_be(write, text: str | bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_tables(write("set.csv", text))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"set\.json line 1 is no JSON: Expecting value"),
-        ("[" * 100_000, r"set\.json cannot be read"),
-        ('[{"rows": 1,\n "dim": }]', r"set\.json line 2 is no JSON"),
-        ('{"rows": 10}', r"set\.json must hold a list of tables"),
-        ("[]", "tables is empty"),
-        (
-            '[{"rows": 10, "dim": 4}, {"rows": 10, "dims": 4}]',
-            r"set\.json\[1\]\.dims is not known; .* did you mean dim\?",
-        ),
-        ('[{"rows": 10, "dim": 4, "name": 7}]', r"set\.json\[0\]: name is 7; it must be text"),
-        ('[{"rows": ' + "9" * 5000 + ', "dim": 4}]', r"set\.json cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", r"set\.json line 1 is no JSON: Expecting value"),
+    ("[" * 100_000, r"set\.json cannot be read"),
+    ('[{"rows": 1,\n "dim": }]', r"set\.json line 2 is no JSON"),
+    ('{"rows": 10}', r"set\.json must hold a list of tables"),
+    ("[]", "tables is empty"),
+    (
+        '[{"rows": 10, "dim": 4}, {"rows": 10, "dims": 4}]',
+        r"set\.json\[1\]\.dims is not known; .* did you mean dim\?",
+    ),
+    ('[{"rows": 10, "dim": 4, "name": 7}]', r"set\.json\[0\]: name is 7; it must be text"),
+    ('[{"rows": ' + "9" * 5000 + ', "dim": 4}]', r"set\.json cannot be read"),
+])  # fmt: skip
 def test_json_files_that_cannot_be(write, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_tables(write("set.json", text))

@@ -101,38 +101,32 @@ def test_features_that_share_a_table() -> None:
     assert [(t.rows, t.pooling, t.spread) for t in tables] == [(1000, 20.25, 6), (8992, 16.5, math.hypot(6, 6))]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message", "left"),
-    [
-        ({"pooling_params__Ls": [0.0, 1.0, 2.0]}, "1 tables without lookups", 2),
-        ({"colour": "red"}, "has colour, which perfkit does not know", 3),
-        ({"Ds": None}, "draws the columns", 3),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message", "left"), [
+    ({"pooling_params__Ls": [0.0, 1.0, 2.0]}, "1 tables without lookups", 2),
+    ({"colour": "red"}, "has colour, which perfkit does not know", 3),
+    ({"Ds": None}, "draws the columns", 3),
+])  # fmt: skip
 def test_what_is_left_out_is_told(changes: dict[str, Any], message: str, left: int) -> None:
     with pytest.warns(UserWarning, match=message):
         assert len(parse_tbe_config(changed(**changes))[0]) == left
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (SHARED | {"feature_table_map": [0, 1]}, "one for each of the 3"),
-        (SHARED | {"feature_table_map": [0, 0, 1]}, "must be alike"),
-        (SHARED | {"feature_table_map": [0, -1, 1]}, r"map\[1\] is -1"),
-        ({"T": 10**12}, r"config\.T is 10{12}; .* at most 200000"),
-        ({"Es": [1, 2]}, r"config\.Es is \[1, 2\]; it must be a list with one for each of the 3 tables"),
-        ({"Es": [1, 2, 0]}, r"config\.Es\[2\] is 0"),
-        ({"Ds": "64"}, r"config\.Ds is '64'; it must be a list"),
-        ({"batch_params": None}, r"config\.batch_params is None"),
-        ({"batch_params__vbe_distribution": "zipf"}, "known are normal, uniform"),
-        ({"pooling_params": [20]}, r"config\.pooling_params is \[20\]"),
-        ({"indices_params__zipf_s": 50}, r"indices_params\.zipf_s is 50"),
-        ({"indices_params__heavy_hitters": 0.5}, "heavy_hitters is 0.5; it must be a list"),
-        ({"indices_params__heavy_hitters": [0.5, "x"]}, r"heavy_hitters\[1\] is 'x'"),
-        ({"indices_params__heavy_hitters": [0.9, 0.9]}, r"config\.indices_params: heavy_hitters add up to 1\.8"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    (SHARED | {"feature_table_map": [0, 1]}, "one for each of the 3"),
+    (SHARED | {"feature_table_map": [0, 0, 1]}, "must be alike"),
+    (SHARED | {"feature_table_map": [0, -1, 1]}, r"map\[1\] is -1"),
+    ({"T": 10**12}, r"config\.T is 10{12}; .* at most 200000"),
+    ({"Es": [1, 2]}, r"config\.Es is \[1, 2\]; it must be a list with one for each of the 3 tables"),
+    ({"Es": [1, 2, 0]}, r"config\.Es\[2\] is 0"),
+    ({"Ds": "64"}, r"config\.Ds is '64'; it must be a list"),
+    ({"batch_params": None}, r"config\.batch_params is None"),
+    ({"batch_params__vbe_distribution": "zipf"}, "known are normal, uniform"),
+    ({"pooling_params": [20]}, r"config\.pooling_params is \[20\]"),
+    ({"indices_params__zipf_s": 50}, r"indices_params\.zipf_s is 50"),
+    ({"indices_params__heavy_hitters": 0.5}, "heavy_hitters is 0.5; it must be a list"),
+    ({"indices_params__heavy_hitters": [0.5, "x"]}, r"heavy_hitters\[1\] is 'x'"),
+    ({"indices_params__heavy_hitters": [0.9, 0.9]}, r"config\.indices_params: heavy_hitters add up to 1\.8"),
+])  # fmt: skip
 def test_configs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_tbe_config(changed(**changes))

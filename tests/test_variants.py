@@ -127,9 +127,7 @@ def test_transferred_fits_keep_their_shares_say_so_and_are_less_sure() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.floats(1e3, 1e9), st.sampled_from(["all_reduce", "all_gather", "all_to_all"]), st.floats(1.0, 10.0))
-def test_a_faster_link_is_never_slower_and_no_faster_than_its_factor(
-    nbytes: float, operation: str, factor: float
-) -> None:
+def test_a_faster_link_is_never_slower_and_no_faster_than_its_factor(nbytes, operation, factor):
     fast = NODE.with_link("intra", bandwidth=450e9 * factor)
     old, new = (float(p.collective_time(operation, nbytes, ranks=8)) for p in (NODE, fast))
     assert old / factor * (1 - 1e-9) <= new <= old * (1 + 1e-9)

@@ -389,43 +389,39 @@ def test_bad_sizes_are_refused(build: Callable[[], object], name: str) -> None:
         build()
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: DLRM("dlrm-defalt"), "preset is 'dlrm-defalt'; known are .*; did you mean 'dlrm-default'"),
-        (lambda: DLRM(5), "preset is 5; known are dlrm-default, dlrm-ddp, dlrm-mlperf"),  # type: ignore[arg-type]
-        (lambda: Transformer.bert("gpt2"), "preset is 'gpt2'; known are bert-base, bert-large"),
-        (lambda: Transformer.gpt2("gtp2"), "preset is 'gtp2'; known are .*did you mean 'gpt2'"),
-        (model(dtype="fp31"), "dtype is 'fp31'; known are .*; did you mean 'fp32'"),
-        (model(dtype=None), "dtype is None; known are"),
-        (model(optimizer="adamw"), "optimizer is 'adamw'; known are sgd"),
-        (model(embedding="joined"), "embedding is 'joined'; known are separate, fused"),
-        (model(fused=1), "fused is 1; it must be True or False"),
-        (bert(mixed="yes"), "mixed is 'yes'; it must be True or False"),
-        (bert(mixed=True), "mixed is True with dtype 'fp32'; weights are fp32 already; take bf16 or fp16"),
-        (model(sparse="yes"), "sparse is 'yes'; it must be True or False"),
-        (model(pooling=[1, 2]), "pooling has 2 entries; the model has 3 tables; give one number or one a table"),
-        (model(exponent=[0.1]), "exponent has 1 entries; the model has 3 tables"),
-        (model(rows=[]), "rows is empty; .* at least one table"),
-        (bert(attention="flash"), "attention is 'flash'; known are fused, eager"),
-        (bert(dtype="int8"), "dtype is 'int8'; known are"),
-        (bert(optimizer="lion"), "optimizer is 'lion'; known are adamw, sgd"),
-        (bert(layer=3), "argument is 'layer'; known are .*did you mean 'layers'"),
-        (bert(heads=5), "heads is 5; it must divide hidden, 32"),
-        (bert(sequence=17), "sequence is 17; the model has 16 positions; shorten it"),
-        (graphs(DLRM(batch=3, **SMALL), 2), "batch is 3; it must divide by the 2 ranks; take a multiple of 2"),
-        (graphs(Transformer.bert(**TINY), 3), "batch is 2; it must divide by the 3 ranks"),
-        (graphs(FOUR, 2, Plan.round_robin(3, ranks=4)), "plan places 3 tables on 4 ranks; .*2 ranks"),
-        (graphs(FOUR, 2, Plan.round_robin(4, ranks=2)), "plan places 4 tables .* 3 tables .*make a plan"),
-        (graphs(FOUR, 2, [0, 1, 0]), r"plan is \[0, 1, 0\]; it must be a Plan"),
-        (lambda: Plan.from_owners([0, 2], ranks=2), "table 1 is placed on rank 2; ranks go from 0 to 1"),
-        (lambda: Plan.from_owners([-1], ranks=2), "table 0 is placed on rank -1"),
-        (lambda: Plan.from_owners([True], ranks=2), "table 0 is placed on rank True"),
-        (lambda: Plan.from_owners(["1"], ranks=2), "table 0 is placed on rank '1'"),  # type: ignore[list-item]
-        (lambda: Plan.from_owners(3, ranks=2), "owners is 3; it must be a sequence"),  # type: ignore[arg-type]
-    ],
-    ids=lambda value: re.sub(r"[^a-z0-9 -]", "", value)[:40] if isinstance(value, str) else "",
-)  # fmt: skip
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda: DLRM("dlrm-defalt"), "preset is 'dlrm-defalt'; known are .*; did you mean 'dlrm-default'"),
+    (lambda: DLRM(5), "preset is 5; known are dlrm-default, dlrm-ddp, dlrm-mlperf"),  # type: ignore[arg-type]
+    (lambda: Transformer.bert("gpt2"), "preset is 'gpt2'; known are bert-base, bert-large"),
+    (lambda: Transformer.gpt2("gtp2"), "preset is 'gtp2'; known are .*did you mean 'gpt2'"),
+    (model(dtype="fp31"), "dtype is 'fp31'; known are .*; did you mean 'fp32'"),
+    (model(dtype=None), "dtype is None; known are"),
+    (model(optimizer="adamw"), "optimizer is 'adamw'; known are sgd"),
+    (model(embedding="joined"), "embedding is 'joined'; known are separate, fused"),
+    (model(fused=1), "fused is 1; it must be True or False"),
+    (bert(mixed="yes"), "mixed is 'yes'; it must be True or False"),
+    (bert(mixed=True), "mixed is True with dtype 'fp32'; weights are fp32 already; take bf16 or fp16"),
+    (model(sparse="yes"), "sparse is 'yes'; it must be True or False"),
+    (model(pooling=[1, 2]), "pooling has 2 entries; the model has 3 tables; give one number or one a table"),
+    (model(exponent=[0.1]), "exponent has 1 entries; the model has 3 tables"),
+    (model(rows=[]), "rows is empty; .* at least one table"),
+    (bert(attention="flash"), "attention is 'flash'; known are fused, eager"),
+    (bert(dtype="int8"), "dtype is 'int8'; known are"),
+    (bert(optimizer="lion"), "optimizer is 'lion'; known are adamw, sgd"),
+    (bert(layer=3), "argument is 'layer'; known are .*did you mean 'layers'"),
+    (bert(heads=5), "heads is 5; it must divide hidden, 32"),
+    (bert(sequence=17), "sequence is 17; the model has 16 positions; shorten it"),
+    (graphs(DLRM(batch=3, **SMALL), 2), "batch is 3; it must divide by the 2 ranks; take a multiple of 2"),
+    (graphs(Transformer.bert(**TINY), 3), "batch is 2; it must divide by the 3 ranks"),
+    (graphs(FOUR, 2, Plan.round_robin(3, ranks=4)), "plan places 3 tables on 4 ranks; .*2 ranks"),
+    (graphs(FOUR, 2, Plan.round_robin(4, ranks=2)), "plan places 4 tables .* 3 tables .*make a plan"),
+    (graphs(FOUR, 2, [0, 1, 0]), r"plan is \[0, 1, 0\]; it must be a Plan"),
+    (lambda: Plan.from_owners([0, 2], ranks=2), "table 1 is placed on rank 2; ranks go from 0 to 1"),
+    (lambda: Plan.from_owners([-1], ranks=2), "table 0 is placed on rank -1"),
+    (lambda: Plan.from_owners([True], ranks=2), "table 0 is placed on rank True"),
+    (lambda: Plan.from_owners(["1"], ranks=2), "table 0 is placed on rank '1'"),  # type: ignore[list-item]
+    (lambda: Plan.from_owners(3, ranks=2), "owners is 3; it must be a sequence"),  # type: ignore[arg-type]
+], ids=lambda value: re.sub(r"[^a-z0-9 -]", "", value)[:40] if isinstance(value, str) else "")  # fmt: skip
 def test_other_bad_input_is_refused(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         build()
