@@ -61,12 +61,8 @@ BAD = {
     "predict --model gpt2 --platform h100": "h100.*not a file|h100.*known",
     "predict --model gpt2 --platform no/such.toml": "no/such.toml",
     PREDICT + "bert-base --batch 0": "batch is 0; it must be a whole number above 0",
-    PREDICT + "bert-base --batch -4": "batch is -4",
     PREDICT + f"bert-base --batch {2**70}": f"batch is {2**70}; .* at most 9.22337e\\+18",
     PREDICT + "bert-base --batch nan": "argument --batch: .*'nan'",
-    PREDICT + "bert-base --batch 7 --ranks 2": "batch is 7; it must divide by the 2 ranks",
-    PREDICT + "bert-base --sequence 0": "sequence is 0",
-    PREDICT + "bert-base --sequence 513": "sequence is 513; the model has 512 positions",
     PREDICT + "dlrm-mlperf --sequence 8": "sequence is given; a DLRM has none",
     PREDICT + "bert-base --dtype fp31": "dtype is 'fp31'; known are",
     PREDICT + "bert-base --ranks 0": "ranks is 0",
@@ -106,21 +102,6 @@ def test_a_bad_line_ends_with_one_sentence_and_code_2(line: str, capsys: Capture
     (said,) = filter(None, capsys.readouterr().err.splitlines())
     assert said.startswith("perfkit") and re.search(BAD[line], said), said
     assert not [path for path in tmp_path.iterdir() if path.name != "cache"], "nothing is left behind"
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("format = = 1", "line 1"),
-    ('name = "x"', "format is missing; this perfkit reads formats 1 and 2"),
-    ("format = 3", "format is 3; this perfkit reads formats 1 and 2"),
-    ('format = 1\nname = "x"', "device"),
-    ("\udcff\udcfe", "cannot be read|utf-8"),
-])  # fmt: skip
-def test_a_broken_platform_file_is_refused(text: str, message: str, tmp_path: Path, capsys: Capture) -> None:
-    file = tmp_path / "P.toml"
-    file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert run(["predict", "--model", "gpt2", "--platform", str(file)]) == 2
-    err = capsys.readouterr().err.strip()
-    assert "\n" not in err and str(file) in err and re.search(message, err), err
 
 
 @pytest.mark.filterwarnings("always")
@@ -237,23 +218,11 @@ def test_check_writes_its_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert asked == [("toy", {"seed": 5}), ("toy", {"models": "all"})]
 
 
-def ask(code: str, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT, **settings)
-
-
 def test_a_reader_that_stops_reading_ends_a_command_quietly() -> None:
     words = [sys.executable, "-m", "perfkit", "tables"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as command:
         command.stdout.close()
         assert command.stderr.read() == "" and command.wait() == 141
-
-
-def test_predict_runs_without_torch() -> None:
-    """As a user without the extra `measure` would: importing torch fails."""
-    line = "predict --model dlrm-mlperf --platform a100-sxm-8 --batch 4096 --ranks 8"
-    code = "import sys; sys.modules['torch'] = None; from perfkit.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    done = ask(code, *line.split())
-    assert done.returncode == 0 and "dlrm-mlperf" in done.stdout, done.stderr
 
 
 def test_calibrate_without_torch_says_what_to_install(tmp_path: Path) -> None:
@@ -262,6 +231,8 @@ def test_calibrate_without_torch_says_what_to_install(tmp_path: Path) -> None:
         "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest);"
         "from perfkit.__main__ import main; sys.exit(main(['calibrate', '--quick', '--out', sys.argv[1]]))"
     )
-    done = ask(code, str(tmp_path / "P.toml"), env={"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
+    words = [sys.executable, "-c", code, str(tmp_path / "P.toml")]
+    env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env)
     assert done.returncode == 2 and "torch is not installed; pip install 'perfkit[measure]'" in done.stderr
     assert not (tmp_path / "P.toml").exists()

@@ -218,10 +218,7 @@ def test_unmodelled_operations_are_listed_and_never_free(toy: Platform, kind: st
     ({"ranks": 3}, "ranks is 3; platform 'toy' has 2; take fewer or another platform"),
     ({"ranks": 1.5}, "ranks is 1.5; it must be a whole number above 0"),
     ({"workload": DLRM(batch=64, dtype="bf16", **SMALL)}, "dtype is 'bf16'; known are fp32"),
-    ({"workload": DLRM(batch=63, **SMALL), "ranks": 2}, "batch is 63; it must divide by the 2 ranks"),
-    ({"plan": Plan.round_robin(3, ranks=2)}, "plan places 3 tables on 2 ranks"),
     ({"platform": "h100-smx-8"}, "h100-smx-8.*did you mean"),
-    ({"platform": None}, "platform is None"),
     ({"workload": "bert"}, "workload is 'bert'; it must be a DLRM, a Transformer, a Net or captured graphs"),
 ], ids=str)  # fmt: skip
 def test_bad_questions_are_refused(toy: Platform, changes: dict[str, object], message: str) -> None:
@@ -236,8 +233,8 @@ def test_words_say_what_was_priced(toy: Platform) -> None:
     text = repr(prediction := predict(DLRM("dlrm-mlperf", batch=2048), H100, ranks=4))
     told = ("dlrm-mlperf, batch 2048", "26 tables", "sparse", "4 of 8 ranks of h100-sxm-8, fp32, sgd, eager: ")
     assert all(word in text for word in (*told, prediction.bottleneck)) and "\n" not in text
-    model = Transformer.bert(batch=4, dtype="bf16", mixed=True, **TINY)
-    assert "sequence 32 on 1 of 8 ranks of h100-sxm-8, bf16 autocast, adamw, eager: " in repr(predict(model, H100))
+    mixed = predict(Transformer.bert(batch=4, dtype="bf16", mixed=True, **TINY), H100)
+    assert "sequence 32 on 1 of 8 ranks of h100-sxm-8, bf16 autocast, adamw, eager, flash3 attention: " in repr(mixed)
     words = prediction.explain()
     assert words.startswith(text) and "at least" in words and "if nothing overlapped" in words
     assert words.count("operations)") == 6
@@ -271,9 +268,10 @@ def test_views_sum_to_the_time_and_the_trace_holds_some_ranks_of_every_kind(tmp_
 def test_predicting_needs_no_torch() -> None:
     code = (
         "import sys, warnings; warnings.simplefilter('ignore'); import perfkit as pk\n"
+        "from perfkit.__main__ import main; main('predict --model dlrm-mlperf --platform a100-sxm-8'.split())\n"
         "r = pk.predict(pk.DLRM('dlrm-mlperf', batch=8192), 'h100-sxm-8', ranks=8)\n"
         "r.breakdown(), r.explain(), pk.predict(pk.Transformer.bert(batch=8), 'a100-sxm-8')\n"
         "print([name for name in ('torch', 'statsmodels', 'scipy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines()[-1] == "[]" and "dlrm-mlperf" in done.stdout, "also at the command line"

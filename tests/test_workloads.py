@@ -405,7 +405,7 @@ def test_bad_sizes_are_refused(build: Callable[[], object], name: str) -> None:
     (model(pooling=[1, 2]), "pooling has 2 entries; the model has 3 tables; give one number or one a table"),
     (model(exponent=[0.1]), "exponent has 1 entries; the model has 3 tables"),
     (model(rows=[]), "rows is empty; .* at least one table"),
-    (bert(attention="flash"), "attention is 'flash'; known are fused, eager"),
+    (bert(attention="flash"), "attention is 'flash'; known are eager, math, fused, .*did you mean 'flash3'"),
     (bert(dtype="int8"), "dtype is 'int8'; known are"),
     (bert(optimizer="lion"), "optimizer is 'lion'; known are adamw, sgd"),
     (bert(layer=3), "argument is 'layer'; known are .*did you mean 'layers'"),
