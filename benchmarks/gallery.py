@@ -30,6 +30,7 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import POOR, UNFITTED, assemble, fit_curves, fit_database, fit_gemms, fit_rails
 from perfkit.platform.whatif import DEVICE_SPREAD
+from perfkit.readers.datasheets import read_datasheet
 
 if TYPE_CHECKING:
     import polars
@@ -85,6 +86,21 @@ def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
     tidy = frame.select("m", "n", "k", dtype=pl.lit("bf16"), seconds=pl.col("latency_us_sglang") * 1e-6)
     text = f"{_DATABASE}, {system}, collector sglang, split_random train"
     return fit_gemms(tidy, platform.device, source=text, date=DATE)
+
+
+def _products_fp32(name: str, sheet: str, platform: Platform) -> dict[str, Fit]:
+    """Products in fp32 without TF32 on the PCIe card of the same chip, of random sizes, most of them unaligned."""
+    import polars as pl
+
+    frame = pl.read_csv(_shared("kernels_neusight", f"linear_{name}.csv")).select(
+        "n", "k", m=pl.col("m") * pl.col("b"), dtype=pl.lit("fp32"), seconds=pl.col("latency_ms") * 1e-3
+    )
+    text = f"sitar-lab/NeuSight (MIT), half of the rows of linear, {name}, shares of the datasheet {sheet}"
+    fit = fit_gemms(frame, read_datasheet(sheet).device, source=text, date=DATE)["gemm.fp32"]
+    note = f"a call of the framework took {fit['launch'] * 1e6:.0f} µs there; the launch is that of gemm"
+    errors = {key: error for key, error in fit.stderr.items() if key != "launch"}
+    own = {**fit, "launch": platform.kernels["gemm"]["launch"]}
+    return {"gemm.fp32": replace(fit, parameters=own, stderr=errors, notes=(*fit.notes, note))}
 
 
 def _database(system: str, part: str, platform: Platform) -> dict[str, Fit]:
@@ -171,6 +187,8 @@ def _from_database(system: str, sheet: str, ranks: int = 8) -> Recipe:
 def _from_shared(system: str, sheet: str, log: tuple[str, str], *more: str) -> Recipe:
     """A node whose collectives and products lie beside the checkout; the database knows the rest."""
     parts = [partial(_shared_collectives, system), partial(_log, *log), partial(_shared_gemms, system)]
+    if system == "a100_sxm":
+        parts.append(partial(_products_fp32, "nvidia_a100_pcie_40gb", "a100-pcie-40gb"))
     return Recipe(sheet, 8, parts + [partial(_database, system, part) for part in more])
 
 
@@ -193,7 +211,10 @@ RECIPES: Mapping[str, Recipe] = {
     "gb200-4": _from_database("gb200", "gb200", 4),
     "l40s-8": _from_database("l40s", "l40s"),
     "rtx-pro-6000-8": _from_database("rtx_pro_6000_server", "rtx-pro-6000"),
-    "v100-sxm-8": Recipe("v100-sxm", 8, [_volta_collectives, _volta_kernels]),
+    "v100-sxm-8": Recipe(
+        "v100-sxm", 8,
+        [_volta_collectives, _volta_kernels, partial(_products_fp32, "tesla_v100_pcie_32gb", "v100-pcie")],
+    ),
     "a100-sxm-8x8": Recipe(
         "a100-sxm", 8, nodes=8, node="a100-sxm-8", rails=4,
         parts=[partial(_rail, "a100x16_2node_p4de_efa_allreduce.log", _A100_PAIR)],

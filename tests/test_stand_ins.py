@@ -11,7 +11,7 @@ from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.gallery import load_platform
-from perfkit.platform.kernels import find_stand_in
+from perfkit.platform.kernels import find_kernel, find_stand_in
 from perfkit.platform.platform import Context
 from perfkit.prediction.cost import price
 from perfkit.workloads.graph import FEATURES, Graph
@@ -52,6 +52,37 @@ def test_a_product_stands_in_for_a_convolution(platform: object, share: float) -
     assert alone is not None and grouped is not None
     assert 0.4 < alone.spread < grouped.spread
     assert "convolution was not measured" in alone.notes[0]
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("fp32", 1.0), ("tf32", 0.7), ("bf16", 0.7), ("fp16", 0.7)])
+def test_convolutions_on_tensor_cores_reach_less_than_products(dtype: str, share: float) -> None:
+    fits = [find_stand_in(GPU.kernels, kind, variant="nn", dtype=dtype) for kind in ("convolution", "gemm")]
+    reached, product = (fit["compute_efficiency"] for fit in fits if fit)
+    assert reached == pytest.approx(share * product)
+
+
+def test_tf32_reaches_less_of_its_peak_than_half_precision() -> None:
+    tf32, half, fp32 = (find_kernel(GPU.kernels, "gemm", dtype=name)[1] for name in ("tf32", "fp16", "fp32"))  # type: ignore[index]
+    assert tf32["compute_efficiency"] == pytest.approx(half["compute_efficiency"] / 1.4)
+    assert fp32["compute_efficiency"] == half["compute_efficiency"] and tf32.spread == fp32.spread > half.spread
+    own, a100 = (find_kernel(load_platform("a100-sxm-8").kernels, "gemm", dtype=name)[1] for name in ("fp32", "bf16"))  # type: ignore[index]
+    assert own.kind == "fitted" and own["compute_efficiency"] < a100["compute_efficiency"]
+
+
+def test_products_with_odd_rows_on_tensor_cores_are_less_sure_and_say_why() -> None:
+    even, odd = PRODUCT, PRODUCT | {"n": 257, "flops": 2.0 * 4096 * 257 * 1152}
+    for platform, dtype in ((GPU, "bf16"), (GPU, "tf32"), (GPU, "fp32"), (CPU, "fp32")):
+        two = [price([make_graph(("mm", "gemm", "nt"), **sizes)], platform, dtype=dtype)[0] for sizes in (even, odd)]
+        assert (
+            (two[1].spread[0] > two[0].spread[0] + 0.4)
+            == (dtype != "fp32")
+            == any("pad" in note for note in two[1].stand_ins)
+        )
+        assert not two[0].stand_ins
+    rows = make_graph(("mm", "gemm", "tn"), **(PRODUCT | {"m": 4097}))  # of a gradient the first factor is turned
+    assert price([rows], GPU, dtype="bf16")[0].stand_ins
+    with pytest.warns(UserWarning, match="multiple of 8 numbers"):
+        assert GPU.gemm(4096, 50257, 1024, dtype="bf16").spread > 0.7 > GPU.gemm(4096, 50304, 1024, dtype="bf16").spread
 
 
 def test_functions_that_were_not_measured_take_the_middle_of_their_class() -> None:

@@ -18,12 +18,19 @@ from perfkit.platform.estimates import FORMS, Estimate, fill_in, find_extrapolat
 
 Fits: TypeAlias = Mapping[str, Fit]
 _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
+#: Formats that run on tensor cores of a GPU; those of a device that has none are the general one there.
+_TENSOR = {"tf32", "fp8", "fp4", "int8", *_HALF}
 #: Extra spread of a fit of products in fp8 or fp4, and in other formats, that were not measured [-]; docs/formulas.md,
 #: table 2.4.
 NARROW, FORMAT = 1.0, 0.25
-#: Class that prices one that was not measured, share of its rate on a CPU core and on a GPU, and extra spread;
+#: Share of the peak of tf32 beside the share that half precision reaches of its own [-]; docs/formulas.md, table 2.4.
+TF32 = 1 / 1.4
+#: Extra spread of products in formats of tensor cores whose rows in memory are no multiple of 16 B [-];
 #: docs/formulas.md, table 2.4.
-_STAND_INS = {"convolution": ("gemm", 0.8, 1.0, 0.4), "pooling": ("elementwise", 0.05, 0.6, 0.8)}
+UNALIGNED = 0.7
+#: Class that prices one that was not measured, share of its rate on a CPU core, on a GPU and on tensor cores, and
+#: extra spread; docs/formulas.md, table 2.4.
+_STAND_INS = {"convolution": ("gemm", 0.8, 1.0, 0.7, 0.4), "pooling": ("elementwise", 0.05, 0.6, 0.6, 0.8)}
 #: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md, table 2.4.
 FUNCTION = 0.5
 
@@ -62,7 +69,8 @@ def find_stand_in(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "
     fit = find_stand_in(kernels, other, variant="nn", dtype=dtype) if other else None
     if fit is None:
         return None
-    slower, share = fit.form == "additive", shares[fit.form != "additive"]
+    slower = fit.form == "additive"
+    share = shares[0 if slower else 2 if dtype in _TENSOR else 1]
     rates = set(fit) if slower else {"compute_efficiency", "memory_efficiency"}
     changed = {name: fit[name] / share if slower else fit[name] * share for name in rates}
     spread *= 2.0 if variant.endswith(("_depthwise", "_grouped")) else 1.0
@@ -79,10 +87,29 @@ def _widen(fit: Fit, dtype: str) -> Fit:
         return fit
     names, narrow = "/".join(sorted(formats)), DTYPES[dtype] < 2
     fit = replace(fit, kind="assumed", spread=math.hypot(fit.spread, NARROW if narrow else FORMAT), spread_time=None)
+    if dtype == "tf32" and formats & _HALF and "compute_efficiency" in fit:
+        note = f"fitted in {names}; tf32 is taken to reach {TF32:.2f} of its share of the peak"
+        slower = {**fit, "compute_efficiency": TF32 * fit["compute_efficiency"]}
+        return replace(fit, parameters=slower, notes=(note, *fit.notes))
     if narrow:
         text = f"{names}: no product in {dtype} was measured here; fp8 on other GPUs takes twice as long"
         return replace(fit, transferred=(text, *fit.transferred))
     return replace(fit, notes=(f"fitted in {names}; {dtype} is taken to reach the same share of its peak", *fit.notes))
+
+
+def find_unaligned(platform: Any, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]) -> np.ndarray:
+    """Which products run in a format of tensor cores, and have rows in memory that are no multiple of 16 B."""
+    if platform.device.kind == "cpu" or kind not in ("gemm", "bmm") or dtype not in _TENSOR:
+        return np.zeros(np.shape(sizes["n"]), dtype=bool)
+    rows = 16 / DTYPES[dtype]  # numbers
+    return (np.asarray(sizes["n"]) % rows > 0) | (np.asarray(sizes["m" if variant == "tn" else "k"]) % rows > 0)
+
+
+def say_unaligned(dtype: str) -> str:
+    """Why the interval of such products is wider."""
+    rows = 16 / DTYPES[dtype]
+    text = f"products in {dtype} with rows that are no multiple of {rows:g} numbers may take twice as long"
+    return f"{text}: none was measured; pad these sizes"
 
 
 def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32") -> Array:
@@ -216,6 +243,8 @@ def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Value
     formula = f"{title} on {platform.name}: {fill_in(fit)}; {rates}"
     spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
     notes = find_extrapolations(title, fit, features) + find_transfers(title.split()[0], fit)
+    if kind in _PRODUCTS and np.any(find_unaligned(platform, kind, "nn", dtype, features)):
+        spread, notes = math.hypot(spread, UNALIGNED), (*notes, say_unaligned(dtype))
     estimate = Estimate(time, spread, terms, formula, notes)  # which refuses what no machine takes
     warn_once(notes, 4)
     return estimate

@@ -19,7 +19,7 @@ from perfkit.models.kernels import in_context
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import FORMS, check_time
 from perfkit.platform.gallery import load_platform
-from perfkit.platform.kernels import find_stand_in
+from perfkit.platform.kernels import UNALIGNED, find_stand_in, find_unaligned, say_unaligned
 from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import Kind, RankTimes, Workload
 from perfkit.workloads.graph import FEATURES, Graph
@@ -48,7 +48,7 @@ class Costs:
     distant operands add [s]; `page_walks` the lookups whose page address has to be found by a walk [-]. Operations of
     one of `classes` err alike: they share the `spread` of its logarithm, and are `assumed` where nothing but an
     assumption or another machine stands behind it [-]. `unmodelled` is the time of operations priced as plain memory
-    traffic, by name; `stand_ins` that of operations that another class stands in for, by what stands in [s];
+    traffic, by name; `stand_ins` that of operations that nobody measured so, by what is known instead [s];
     `fixed` is what kernels take whatever their size [s].
     """
 
@@ -275,13 +275,18 @@ def _account(
     """Costs of one graph, with the spread of each class: the mean over its operations, weighted by time."""
     totals, spreads = np.bincount(number, weights=seconds, minlength=len(classes)), np.zeros(len(classes))
     unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
-    for index, ((kind, _, _), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
+    sizes = {name: graph.column(name) for name in "mnk"}
+    for index, ((kind, variant, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
         if kind == "collective":
             continue
         spreads[index] = context.spread if context else fit.spread if fit else 1.0
         if fit and not context and fit.spread_time is not None:
             times = hot[number == index]
             spreads[index] = float(fit.spread_at(times) @ times) / times.sum() if times.any() else fit.spread
+        odd = float(seconds @ (find_unaligned(platform, kind, variant, own, sizes) & (number == index)))
+        if odd:
+            spreads[index] = math.hypot(spreads[index], UNALIGNED * odd / totals[index])
+            stand_ins[say_unaligned(own)] += odd
         check_time(f"{kind} on {platform.name!r}", float(totals[index]), float(spreads[index]), ())
         if fit is None:
             for member in np.flatnonzero(number == index):
