@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from perfkit.readers.documents import parse_document
 from perfkit.readers.execution_trace import join_traces, read_execution
 from perfkit.readers.trace import DEVICE, find_iterations, read_kineto, time_iterations
 
@@ -212,6 +215,18 @@ def test_broken_and_mixed_files_are_named(tmp_path: Path) -> None:
         read_kineto(write(tmp_path / "mixed.json", event(), nodes=[]))
     with pytest.raises(ValueError, match="no schema or no nodes"):
         read_execution(write(tmp_path / "kineto.json", event()))
+
+
+JSON = st.recursive(st.text('}{,]" a', max_size=4), lambda each: st.lists(each) | st.dictionaries(st.text("a}"), each))
+
+
+@given(st.lists(JSON, max_size=9), st.integers(1, 60))
+def test_pieces_hold_what_the_whole_holds(items: list[Any], size: int) -> None:
+    taken: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("perfkit.readers.documents._PIECE", size)
+        rest = parse_document(json.dumps({"traceEvents": items, "more": items}), {"traceEvents": taken.extend})
+    assert taken == items and rest == {"more": items}
 
 
 def test_what_unpacks_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

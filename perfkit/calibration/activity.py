@@ -94,8 +94,8 @@ def _find_places(file: TraceFile) -> Callable[[int], _Place]:
     first = events.filter(pl.col("stream") < 0).unique("tid", keep="first").select("tid", "name").rows()
     engines = {thread for thread, name in first if _PHASES[2][0].search(name)}
     for index, args in file.args.items():  # the last operator before a node has its number
-        number, operator = args.get("Sequence number", -1), _read_name(cats[index], names[index])[2]
-        if operator and number >= 0 and not args.get("Fwd thread id"):
+        number = args.get("Sequence number", -1)
+        if number >= 0 and not args.get("Fwd thread id") and _read_name(cats[index], names[index])[2]:
             made[number] = index
 
     @cache
@@ -107,8 +107,7 @@ def _find_places(file: TraceFile) -> Callable[[int], _Place]:
             around = _Place("backward")
         phase, part, operator, known, exchange = _read_name(cats[index], names[index])
         module = f"{around.module}.{part}".strip(".") if part else around.module
-        number = file.args.get(index, {}).get("Sequence number", -1)
-        if number in made and phase == "backward":
+        if phase == "backward" and (number := file.args.get(index, {}).get("Sequence number", -1)) in made:
             module = find(made[number]).module
         owned = (index, known) if operator and not around.known else around[2:4]
         return _Place(phase or around.phase, module, *owned, index if exchange else around.exchange)
