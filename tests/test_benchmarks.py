@@ -84,7 +84,7 @@ def test_kernels_and_collectives_are_judged(toy: Platform, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("line", "message"), [
     ("", "platform is missing"),
-    ("--platform h100-sxm-9", "did you mean 'h100-sxm-8'"),
+    ("--platform h100-smx-8", "did you mean 'h100-sxm-8'"),
     ("--platform h100-sxm-8", "was calibrated on no machine"),
     ("--platform toy.toml --kernel-seed 0", "the sizes that calibration has fitted"),
     ("--platform toy.toml --seeds 1,-2", "seeds is -2"),
