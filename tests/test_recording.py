@@ -487,7 +487,8 @@ def test_a_model_of_a_trillion_numbers_is_captured_and_predicted() -> None:
     make_step = train(lambda: nn.Sequential(*(make() for make in layers)).bfloat16(), (8, 100_000), SGD, lr=0.1)
     graph = capture(make_step, device="cuda")
     assert graph.parameters == 10**12
-    assert predict(graph, "h100-sxm-8").time > 100 * 2e10 / 3.35e12, "every weight is read"
+    with pytest.warns(match="a rank needs 4 TB of 80 GB: does not fit"):
+        assert predict(graph, "h100-sxm-8").time > 100 * 2e10 / 3.35e12, "every weight is read"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -23,6 +23,34 @@ STATE: Mapping[str, float] = {
 }
 
 
+def state_bytes(rows: Values, dim: Values, itemsize: Values = 4, *, optimizer: str = "sgd") -> Values:
+    """Bytes that an optimizer keeps for the rows of a table.
+
+    Parameters
+    ----------
+    rows : int, array or expression
+        Rows E [-].
+    dim : int, array or expression
+        Columns D [-].
+    itemsize : float, array or expression, optional
+        Bytes of one number, e [B].
+    optimizer : str, optional
+        A key of `STATE` [-].
+
+    Returns
+    -------
+    nbytes : same kind as `rows`
+        As many numbers as weights for each state, or one for each row [B].
+
+    Examples
+    --------
+    >>> state_bytes(1000, 16, optimizer="adagrad"), state_bytes(1000, 16, optimizer="rowwise_adagrad")
+    (64000.0, 4000.0)
+    """
+    each = 1.0 if optimizer == "rowwise_adagrad" else STATE[optimizer] * dim
+    return 1.0 * rows * each * itemsize
+
+
 def row_traffic(dim: Values, itemsize: float = 4, granularity: float = 64) -> Values:
     """Bytes that move when one row is touched.
 

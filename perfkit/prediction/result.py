@@ -16,6 +16,7 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts
 from perfkit.prediction.cost import list_attention, price, time_rank
+from perfkit.prediction.memory import Memory, find_shortage, measure_memory
 from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.prediction.uncertainty import find_host_error, find_spread, list_notes
@@ -209,6 +210,16 @@ class Prediction(Tabular):
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
         return write_text(path, f'{{"displayTimeUnit": "ms", "otherData": {notes}, "traceEvents": [\n{lines}\n]}}\n')
 
+    def memory(self) -> Memory:
+        """Memory of the fullest rank by what it holds: parameters, gradients, states, activations and more."""
+        graphs = [lane.kind.graph for lane in self._timeline.lanes]
+        return measure_memory(graphs, self.platform, getattr(self.workload, "optimizer", "sgd"))
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every rank has the memory; None where that of the device is not known."""
+        return self.memory().fits
+
     @property
     def _largest(self) -> list[tuple[tuple[str, str], tuple[int, float]]]:
         """Parts, the largest first."""
@@ -253,7 +264,7 @@ class Prediction(Tabular):
     def explain(self) -> str:
         """The prediction in words: what was priced, where the time goes, between which bounds it is."""
         lines = [repr(self), f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
-                 f"{format_time(self.serial)} if nothing overlapped"]  # fmt: skip
+                 f"{format_time(self.serial)} if nothing overlapped; {self.memory()}"]  # fmt: skip
         for (phase, kind), (count, seconds) in self._largest[:6]:
             label = f"{phase} {kind}".strip().replace("_", " ")
             lines.append(f"  {seconds / self.time:6.1%}  {format_time(seconds):>9}  {label} ({count} operations)")
@@ -270,7 +281,8 @@ class Prediction(Tabular):
         kernels = "/".join(list_attention(self._timeline.lanes[0].kind.graph, self.platform))
         attention = f"{kernels} attention" if kernels else ""
         words = (f"{what.description} on {where}", dtype, getattr(what, "optimizer", ""), self.execution, attention)
-        return f"{', '.join(filter(None, words))}: {time} ({low}–{high}), {self.bottleneck}"
+        short = "" if self.fits is not False else f", {self.memory()}"
+        return f"{', '.join(filter(None, words))}: {time} ({low}–{high}), {self.bottleneck}{short}"
 
 
 def predict(
@@ -338,6 +350,7 @@ def predict(
     moving = np.bincount(np.array(lane.kind.communicators, dtype=int), weights=lengths, minlength=1)
     notes += tuple(dict.fromkeys(note for kind in kinds for note in kind.graph.notes))
     notes += list_notes(where, what.family, count, cost, lane.kind.graph)
+    notes += find_shortage([kind.graph for kind in kinds], where, getattr(what, "optimizer", "sgd"))
     warn_once(notes, 3)
     if timeline.period > _PACE * timeline.device and {q.kind for q in where.host.values()} & {"assumed"}:
         notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device)}",)

@@ -154,6 +154,9 @@ class Recorder(TorchDispatchMode):
             return args[0].detach()
         else:
             out = self.values.work_out(func, schema, args, kwargs, given)
+        for made in walk_tensors(out):
+            if isinstance(made, FakeTensor) and made.layout in (torch.strided, torch.sparse_coo):
+                self.values.number(made)
         if self.on and not self.agreeing:
             module, complete = self._locate(given), schema.complete(args, kwargs)
             if schema.collective:
@@ -246,11 +249,14 @@ class Recorder(TorchDispatchMode):
             work["fp32" if dtype == "tf32" else dtype] += flops  # devices without TF32 compute in the general format
         del work[""]
         main = max(work, key=lambda dtype: work[dtype], default="fp32")
+        weights = [(number, (number,) in self._looked_up) for number in self._trained]
         dtypes = tuple(dtype or main for dtype in names)
         graph = Graph(
             labels, features, accesses, tuple(self._tables),
             sum(self._trained.values()), name or "step", family, main, dtypes if set(dtypes) - {main} else (), ranks,
             self.exchanges.list_groups(ranks), self.exchanges.list_waits(keys, order), notes=tuple(self.values.notes),
+            weights=np.array(weights, dtype=int).reshape(-1, 2),
+            allocations=np.array(self.values.storages.allocations, dtype=float).reshape(-1, 2),
         )  # fmt: skip
         graph = compile_graph(graph, self.compiled) if self.compiled else graph
         return replace(graph, execution="graphs") if GRAPHED in graph.notes else graph

@@ -270,7 +270,12 @@ def _read(get: Callable[[], Any]) -> Any:
 
 def _list_patches(recorder: Any) -> list[Any]:
     """What is replaced in PyTorch: owners, and the attributes that they get for a while."""
-    types = [*optimizer._foreach_supported_types, FakeTensor]
+    types, change = [*optimizer._foreach_supported_types, FakeTensor], torch.UntypedStorage.resize_
+
+    def resize(storage: Any, nbytes: int) -> Any:
+        recorder.values.storages.resize(storage, nbytes)
+        return change(storage, nbytes)
+
     names = [*_foreach_utils._get_foreach_kernels_supported_devices(), *(["cpu"] if recorder.accelerator else [])]
     lists = {"_foreach_supported_types": types, "_get_foreach_kernels_supported_devices": lambda: names}
     patches: list[tuple[Any, dict[str, Any]]] = [
@@ -279,7 +284,7 @@ def _list_patches(recorder: Any) -> list[Any]:
         (fake_tensor, {"CONSTANT_NUMEL_LIMIT": MOST_KNOWN}),
         (_meta_registrations, {"_meta_grouped_mm_common": partial(_take_any_format, _meta_grouped_mm_common)}),
         *((each, {"__new__": staticmethod(_hold_nothing(each.__new__))}) for each in _LAZY),
-        (nn.Module, {"_apply": _convert}),
+        (nn.Module, {"_apply": _convert}), (torch.UntypedStorage, {"resize_": resize}),
         (nn.init, {"_no_grad_trunc_normal_": lambda tensor, *_, **__: tensor}),
         (_foreach_utils, lists), (optimizer, lists), (sys, {"excepthook": sys.excepthook}),
     ]  # fmt: skip

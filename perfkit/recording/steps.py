@@ -242,11 +242,12 @@ def capture(
             raise ValueError(f"make_step returned {step!r}; it must return the step, a callable without arguments")
         step()
         recorder.phase, recorder.on = "forward", True
+        recorder.values.storages.begin()
         step()
         recorder.on = False
         recorder.exchanges.end_backward()
+        graph = recorder.graph(name, family, ranks)  # before everything is released
         del step
-    graph = recorder.graph(name, family, ranks)
     _tell(graph)
     return graph
 

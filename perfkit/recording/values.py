@@ -5,6 +5,7 @@ but these: masks, indices, lengths, random numbers that decide whether a layer r
 asks for one.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,38 @@ _MASKS = (torch.bool, torch.uint8)
 BALANCED = "rows that are chosen by computed scores, such as those of experts, are taken to be equally many for each"
 
 
+class Storages:
+    """Numbers of storages, and how many bytes each takes until when."""
+
+    def __init__(self) -> None:
+        self.allocations: list[tuple[int, float]] = []  # number and bytes, less than zero where they are released
+        self._held: list[float] = []  # bytes by number
+        self._known: dict[int, tuple[int, Any]] = {}  # number and reference, by address
+
+    def begin(self) -> None:
+        """What is in memory now was there before."""
+        self.allocations = [(number, nbytes) for number, nbytes in enumerate(self._held) if nbytes]
+
+    def number(self, storage: Any, outside: bool) -> int:
+        """Number of a storage; one from outside the step stays, others are not kept alive."""
+        if (key := storage._cdata) not in self._known:
+            own = weakref.proxy(self)  # the next storage may have its address
+            kept = storage if outside else weakref.ref(storage, lambda _: own._change(own._known.pop(key)[0], 0))
+            self._known[key] = len(self._held), kept
+            self._held.append(0.0)
+            self._change(self._known[key][0], storage.nbytes())
+        return self._known[key][0]
+
+    def resize(self, storage: Any, nbytes: float) -> None:
+        """Note how many bytes a storage takes from now on [B]."""
+        if storage._cdata in self._known:
+            self._change(self._known[storage._cdata][0], nbytes)
+
+    def _change(self, number: int, nbytes: float) -> None:
+        self.allocations.append((number, nbytes - self._held[number]))
+        self._held[number] = nbytes
+
+
 class Values:
     """Works out operations of a step.
 
@@ -40,7 +73,7 @@ class Values:
         self.fake = fake
         self.laws: dict[int, Any] = {}  # how rows of tables are looked up, by their number
         self.notes: dict[str, None] = {}
-        self._storages: dict[int, tuple[int, Any]] = {}
+        self.storages = Storages()
         self._copies: dict[int, tuple[Any, Any]] = {}  # real storages, and what is worked on in place of them
         self._generators: dict[int, tuple[Any, Any]] = {}
         self._sizes: dict[Any, tuple[Any, Any, Any]] = {}  # of results: shape, strides and data type
@@ -49,11 +82,10 @@ class Values:
 
     def number(self, tensor: Tensor) -> int:
         """Number of a tensor's storage."""
-        tensor = self.pretend(tensor)
+        outside, tensor = not isinstance(tensor, FakeTensor), self.pretend(tensor)
         if tensor.layout is torch.sparse_coo:
             tensor = tensor._values()
-        storage = tensor.untyped_storage()
-        return self._storages.setdefault(storage._cdata, (len(self._storages), storage))[0]
+        return self.storages.number(tensor.untyped_storage(), outside)
 
     def pretend(self, tree: Any) -> Any:
         """Fake tensors for real ones, which would be worked on for real; whole numbers stay known."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array, steady
-from perfkit.models.embedding import STATE, row_traffic
+from perfkit.models.embedding import STATE, row_traffic, state_bytes
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price, price_host
 from perfkit.workloads import layers
@@ -212,7 +212,7 @@ def _size(workload: DLRM | TableSet, tables: Sequence[EmbeddingTable], bags: int
     sparse = 0.0 if fused else lookups * (dim * item + _INDEX)
     found = {
         "pooled": outputs * (not copied), "indices": inputs * (not copied), "weights": weights,
-        "state": item * rows if workload.optimizer == "rowwise_adagrad" else STATE[workload.optimizer] * weights,
+        "state": state_bytes(rows, dim, item, optimizer=workload.optimizer),
         "inputs": inputs, "outputs": outputs, "averaged": weights * copied,
         "gradients": outputs + (weights if copied or not (workload.sparse or fused) else sparse),
     }  # fmt: skip

@@ -13,6 +13,7 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_kernel
 from perfkit.platform.platform import Platform
+from perfkit.prediction.memory import find_capacity
 from perfkit.prediction.result import predict
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY, Costs
 from perfkit.workloads.dlrm import DLRM
@@ -238,7 +239,9 @@ def set_up(
     check_choice("inputs", inputs, ("local", "exchanged"))  # who reads indices: ranks that need them, or any
     if ranks > where.network.ranks:
         raise ValueError(f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer")
-    capacity = _capacity(where) if memory is None else float(check_positive("memory", memory))
+    capacity = find_capacity(where) if memory is None else float(check_positive("memory", memory))
+    if capacity is None:
+        raise ValueError(f"platform {where.name!r} states no memory; give memory in bytes")
     costs, sent, dense, host = Costs(workload, where, ranks), 0.0, 0.0, 0.0
     if isinstance(workload, DLRM) and ranks > 1:  # what a rank without tables does
         others = Plan.from_owners([1 + n % (ranks - 1) for n in range(len(workload.tables))], ranks=ranks)
@@ -261,14 +264,6 @@ def set_up(
         curves["gradients"] = Curve(nbytes, curve(nbytes + sent) - curve(sent))
     problem = replace(problem, dense=float(steady(dense)), host=float(steady(host)), curves=curves)
     return replace(problem, correction=_correct(workload, problem)) if isinstance(workload, DLRM) else problem
-
-
-def _capacity(platform: Platform) -> float:
-    """Memory of one rank; ranks of a CPU share that of their node [B]."""
-    whole = platform.device.memory[-1].capacity if platform.device.memory else None
-    if whole is None:
-        raise ValueError(f"platform {platform.name!r} states no memory; give memory in bytes")
-    return whole.value / (platform.network.ranks_per_node if platform.device.kind == "cpu" else 1)
 
 
 def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:

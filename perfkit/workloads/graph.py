@@ -1,8 +1,8 @@
 """One training iteration as columns: every operation with its sizes, and every tensor it reads and writes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,11 @@ class Graph(Tabular):
         that collective in program order [-]; None where every collective is waited for at once.
     repeats : array or None
         How often each operation runs where one of a layer stands for those of several; None for once [-].
+    weights : array
+        Buffer number and 1 for an embedding table [-], one row per trained tensor that may be looked up alone.
+    allocations : array
+        Buffer number and bytes [B], one row per allocation, less than zero where they are released, as they follow one
+        another; first what is in memory when the iteration begins. Empty where buffers live as long as they are used.
     notes : tuple of str
         What was assumed where it was recorded; predictions of it carry these as warnings.
     execution : str
@@ -107,6 +112,8 @@ class Graph(Tabular):
     groups: tuple[tuple[int, ...], ...] = ()
     waits: np.ndarray | None = None
     repeats: np.ndarray | None = None
+    weights: np.ndarray = field(default_factory=partial(np.zeros, (0, 2), int))
+    allocations: np.ndarray = field(default_factory=partial(np.zeros, (0, 2)))
     notes: tuple[str, ...] = ()
     execution: str = "eager"
 

@@ -114,6 +114,8 @@ def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: 
     counts = [_count(tape, weight) if listed else 1 for weight in weights]
     elements = sum(weight.numel * count for weight, count in zip(weights, counts, strict=True))
     passes = PASSES.get(f"{optimizer} in lists" if listed else optimizer, PASSES[optimizer])
+    if listed and optimizer == "adamw":  # divides in place
+        passes = tuple(line.replace(" b", " a") for line in passes)
     if fused:
         kept = " ".join("wst"[: 1 + int(STATE[optimizer])])
         passes = (f"_fused_{optimizer}_: {kept} g -> {kept}",)
@@ -153,6 +155,7 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
             row[_COLUMN[name]] = value
     for place, value in enumerate(tape.nbytes):
         nbytes[place] = value
+    places = np.arange(len(tape.homes))  # numbers of storages
     labels, touched, waits = tape.labels, np.array(tape.touched, dtype=int).reshape(-1, 4), tape.waits
     if tape.repeats > 1 and shape:
         listed = np.array([own < 0 and label[3] == "update" for own, label in zip(owners, labels, strict=True)])
@@ -160,6 +163,7 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
         about["repeats"] = np.where(owners == tape.middle, float(tape.repeats), 1.0)
     elif tape.repeats > 1:
         labels, features, touched, nbytes = _repeat(tape, owners, features, touched, nbytes)
+        places = np.cumsum(np.array(tape.homes) < 0) - 1
     if tape.buckets:
         labels, features, touched, nbytes, waits = _reduce(tape, labels, features, touched, nbytes)
     accesses = np.empty((len(touched), 4, *shape))
@@ -172,8 +176,10 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
         sent = np.flatnonzero([label[1] == "collective" for label in labels])
         rows = [(place, np.searchsorted(sent, row)) for place, row in waits]
         about["waits"] = np.array(rows, dtype=np.intp).reshape(-1, 2)
+    outside = [(places[weight.storage], weight in tape.tables) for weight in tape.trained if weight.layer < 0]
+    about["weights"] = np.array(outside, dtype=int).reshape(-1, 2)
     parameters = sum(weight.numel * _count(tape, weight) for weight in tape.trained)
-    return Graph(tuple(labels), features, accesses, tuple(tape.tables), parameters, **about)
+    return Graph(tuple(labels), features, accesses, tuple(tape.tables.values()), parameters, **about)
 
 
 def _repeat(tape: Tape, owners: Any, features: Array, touched: Any, nbytes: Array) -> tuple[Any, Array, Any, Array]:

@@ -226,8 +226,8 @@ def embedding_bags(
     pooled: list[Tensor] = []
     for table in tables:
         lookups, number, wide = count_lookups(bags, table), len(tape.tables), tape.wide
-        tape.tables.append(table)
         weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
+        tape.tables[weight] = table
         tape.local.add(weight)
         sizes: dict[str, Any] = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": number}
         sizes["elements"] = lookups * table.dim

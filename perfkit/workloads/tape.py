@@ -105,7 +105,7 @@ class Tape:
         self.sparse: dict[Tensor, dict[str, Any]] = {}  # sizes of updates by row
         self.updated: set[Tensor] = set()  # by the backward pass already
         self.buckets: dict[Tensor, int] = {}  # which module's buckets a gradient is reduced in
-        self.tables: list[EmbeddingTable] = []
+        self.tables: dict[Tensor, EmbeddingTable] = {}  # by their weights
         self.labels: list[tuple[str, str, str, str, str]] = []
         self.sizes: list[dict[str, Any]] = []
         self.layers: list[int] = []  # of every operation

@@ -1,0 +1,71 @@
+"""The most memory that real steps take on this machine, from the profiler's allocations, beside the predicted one."""
+
+import gc
+import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+from benchmarks import OUT, make_command, save_rows
+from perfkit.ground.units import format_table
+from perfkit.platform.estimates import keep_quiet
+from perfkit.prediction.result import predict
+from perfkit.recording.nets import Net
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.transformer import Transformer
+
+_BERT, _GPT = Transformer.bert, Transformer.gpt2
+#: Steps by what they are: recommendation with each kind of gradient, language, convolutions.
+_STEPS: tuple[Any, ...] = (
+    _BERT("bert-base", layers=4, batch=4, sequence=128), _BERT("bert-base", layers=2, batch=2, sequence=512),
+    _GPT("gpt2", layers=3, batch=1, sequence=256), _GPT("gpt2", layers=2, batch=2, sequence=256, attention="eager"),
+    _GPT("gpt2", layers=2, batch=1, sequence=128, optimizer="sgd"),
+    DLRM(rows=[200_000] * 8, dim=64, pooling=20, batch=2048), DLRM("dlrm-ddp", batch=4096),
+    DLRM("dlrm-ddp", batch=2048, sparse=False),
+    Net("resnet", batch=8, size=128, width=64, depth=2), Net("resnet", batch=2, size=224, width=64, depth=3),
+)  # fmt: skip
+
+
+def measure_peak(make_step: Callable[[], Callable[[], Any]]) -> float:
+    """Most bytes of tensors during a step [B]: those that are there when it begins, and what it allocates."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    def find() -> dict[int, Any]:
+        """Tensors by storage."""
+        found = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+        return {each.untyped_storage()._cdata: each for each in found if each.layout is torch.strided}
+
+    before, step = find(), make_step()
+    step()
+    for tensor in find().values():
+        tensor.grad = None  # the profiler sees no release of what is older than itself
+    gc.collect()
+    held = sum(each.untyped_storage().nbytes() for key, each in find().items() if key not in before)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        step()
+        step()
+    events = sorted(found.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    return float(held + max(accumulate(event.nbytes() for event in events if event.name() == "[memory]")))
+
+
+def _run(given: Any) -> None:
+    from perfkit.recording.modules import build_step
+
+    rows = []
+    for workload in _STEPS:
+        with keep_quiet():
+            found = predict(workload, "zen3-2").memory()
+        measured = measure_peak(partial(lambda one: build_step(one)[0], workload))
+        sizes = {"measured [MB]": measured / 1e6, "predicted [MB]": found.total / 1e6}
+        rows.append({"step": workload.description, **sizes, "error [%]": 100 * (found.total / measured - 1)})
+    print(format_table([tuple(rows[0]), *((r["step"], *(f"{v:.1f}" for v in [*r.values()][1:])) for r in rows)]))
+    save_rows(given.json, rows)
+
+
+main = make_command("memory", "Most memory of real steps, measured and predicted.", _run, OUT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""What one iteration holds in the memory of a rank at its fullest moment, and whether the device has as much."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfkit.ground.results import Shown
+from perfkit.ground.units import format_bytes
+from perfkit.models.embedding import STATE, state_bytes
+from perfkit.platform.platform import Platform
+from perfkit.workloads.graph import PHASES, Graph
+
+#: Workspaces of cuBLAS, of a handle for each way [B]; docs/formulas.md, table 9.2.
+_WORKSPACE = 2 * 32 * 2.0**20
+
+
+#: What memory is held for: trained weights but for embedding tables; gradients; what the optimizer keeps; inputs
+#: and what is computed from them; tables; what collectives send and fill; and what libraries and optimizers work with.
+PARTS = ("parameters", "gradients", "states", "activations", "tables", "communication", "workspace")
+#: Operations around collectives of sharded weights.
+_PACKING = ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
+_AT = {name: number for number, name in enumerate(PARTS)}
+
+
+@dataclass(frozen=True)
+class Memory(Shown):
+    """Memory of a rank at the fullest moment of an iteration.
+
+    Parameters
+    ----------
+    parts : mapping of str to float
+        Bytes by what they are held for, see `PARTS` [B].
+    capacity : float or None
+        Memory of the device; None where it is not known [B].
+    """
+
+    parts: Mapping[str, float]
+    capacity: float | None
+
+    @property
+    def total(self) -> float:
+        """Sum of all parts [B]."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has as much; None where its memory is not known."""
+        return None if self.capacity is None else self.total <= self.capacity
+
+    def __repr__(self) -> str:
+        known = f" of {format_bytes(self.capacity)}" if self.capacity is not None else ""
+        return f"needs {format_bytes(self.total)}{known}{': does not fit' if self.fits is False else ''}"
+
+
+def find_capacity(platform: Platform) -> float | None:
+    """Memory of one rank, None where it is not known; ranks of a CPU share that of their node [B]."""
+    whole = platform.device.memory[-1].capacity if platform.device.memory else None
+    return whole.value / (platform.network.ranks_per_node if platform.device.kind == "cpu" else 1) if whole else None
+
+
+def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
+    """Number of the part in `PARTS` that each buffer counts among, from the operations that touch it."""
+
+    def mark(chosen: np.ndarray) -> np.ndarray:
+        """Whether each buffer is among those chosen."""
+        return np.bincount(chosen.astype(int), minlength=count) > 0
+
+    operations, buffers, _, writes = graph.accesses.T
+    operations, (first, places) = operations.astype(int), np.unique(buffers, return_index=True)
+    phases = np.array([phase for *_, phase in graph.classes[0]], dtype=str)[graph.classes[1]][operations]
+    forward, backward, update = (mark(buffers[phases == name]) for name in PHASES)
+    made = mark(first[writes[places] == 1.0])  # in every iteration; what is read first is kept
+    trained, own = mark(graph.weights[:, 0]), update & ~forward & ~backward
+    part = np.full(count, _AT["activations"])
+    part[own] = _AT["workspace"]
+    moves = [n for n, label in enumerate(graph.labels) if label[1] == "collective" or label[0] in _PACKING]
+    part[mark(buffers[np.isin(operations, moves)]) | (trained & made)] = _AT["communication"]
+    part[update & backward & ~trained] = _AT["gradients"]
+    part[own & ~made] = _AT["states"]
+    part[(trained | (update & forward)) & ~made] = _AT["parameters"]
+    part[graph.weights[graph.weights[:, 1] == 1, 0]] = _AT["tables"]
+    return part
+
+
+def _follow_uses(graph: Graph, part: np.ndarray) -> np.ndarray:
+    """Allocations of a graph whose buffers live from the operation that makes them to the last that touches them.
+
+    What is written whole lives anew. What is read first is kept from one iteration to the next, and so are buckets of
+    gradients, which are reduced in place; gradients are kept to the end.
+    """
+    reduces = [n for n in graph.kernels.get(("collective", "all_reduce"), ()) if graph.labels[n][3] == "backward"]
+    buckets = graph.accesses[np.isin(graph.accesses[:, 0], reduces), 1]
+    sorts = np.isin(graph.accesses[:, 0], graph.kernels.get(("embedding_backward", "exact"), ()))
+    rows = graph.accesses[~sorts]  # one operand of theirs stands for traffic
+    operations, buffers, nbytes, writes = rows[np.argsort(rows[:, 1], kind="stable")].T
+    opens = np.diff(buffers, prepend=-1.0) > 0
+    starts, number = np.flatnonzero(opens), np.cumsum(opens) - 1
+    sizes = np.maximum.reduceat(nbytes, starts)[number]
+    kept = ((writes[starts] == 0.0) | np.isin(buffers[starts], buckets))[number]
+    lasting = kept | (part[buffers.astype(int)] == _AT["gradients"])
+    read = (np.diff(operations, prepend=-1.0) == 0) & ~opens  # by the same operation
+    begins = np.flatnonzero(opens | ((writes == 1.0) & (nbytes >= sizes) & ~read & ~lasting))
+    ends = operations[np.append(begins[1:], len(opens)) - 1]
+    times = np.where(kept, -1.0, 2.0 * operations)[begins]
+    made = np.stack([times, buffers[begins], sizes[begins]], axis=1)
+    released = (made * (1, 1, -1) + (2.0 * ends + 1.0 - times)[:, None] * (1, 0, 0))[~lasting[begins]]
+    events = np.concatenate([made, released])
+    return events[np.argsort(events[:, 0], kind="stable"), 1:]
+
+
+def measure_memory(graphs: Sequence[Graph], platform: Platform, optimizer: str) -> Memory:
+    """Memory of the rank that needs most at the fullest moment of an iteration.
+
+    Parameters
+    ----------
+    graphs : sequence of Graph
+        What ranks execute.
+    platform : Platform
+        Where.
+    optimizer : str
+        What updates rows of tables that are looked up, a key of `perfkit.models.embedding.STATE`.
+
+    Returns
+    -------
+    memory : Memory
+        By what it holds.
+    """
+    return max((_measure(graph, platform, optimizer) for graph in graphs), key=lambda found: found.total)
+
+
+def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
+    """Memory of a rank, see `measure_memory`; what was captured and then compiled allocates less."""
+    buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
+    part, captured = (
+        _sort_buffers(graph, int(buffers.max(initial=0.0)) + 1),
+        len(graph.allocations) * (graph.execution != "compiled"),
+    )
+    events = _follow_uses(graph, part) if len(graph.accesses) and not captured else graph.allocations
+    peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
+    held = np.bincount(part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS))
+    for table, number in zip(graph.tables, graph.weights[graph.weights[:, 1] == 1, 0], strict=False):
+        if not captured and number not in graph.accesses[:, 1]:  # its rows are looked up and updated one by one
+            held[_AT["tables"]] += table.nbytes
+            held[_AT["states"]] += state_bytes(table.rows, table.dim, table.itemsize, optimizer=optimizer)
+    held[_AT["workspace"]] += _WORKSPACE * (platform.device.kind != "cpu")
+    return Memory(dict(zip(PARTS, held.tolist(), strict=True)), find_capacity(platform))
+
+
+def find_shortage(graphs: Sequence[Graph], platform: Platform, optimizer: str) -> tuple[str, ...]:
+    """What to warn of where a rank has not the memory; looked into where all its buffers together would not fit."""
+    capacity, each = find_capacity(platform), 1.0 + STATE.get(optimizer, 0.0)
+    most = max(graph.footprint + each * sum(table.nbytes for table in graph.tables) for graph in graphs)
+    if capacity is None or most + _WORKSPACE <= capacity or (found := measure_memory(graphs, platform, optimizer)).fits:
+        return ()
+    return (f"a rank {found}; take more ranks, a smaller batch or a device with more memory",)
