@@ -71,10 +71,10 @@ def test_megatron_waits_and_transfers_are_told_apart(shared_data: Path) -> None:
     assert large["transfer_s"].median() * 1e6 == pytest.approx(599, rel=0.01)
     assert (large.group_by("order").agg(pl.min("waiting_s"))["waiting_s"] == 0).all()
     assert trace.time == pytest.approx(0.60648, rel=1e-3) and trace.basis == "host step"
-    late = trace.collectives().filter(waiting_s=0.0)["rank"].to_list()
-    assert late.count(0) + late.count(6) > 0.6 * 84  # their hosts are slow, the others wait for them
     late = trace.stragglers()
-    assert len(late) == 84 and late["rank"].is_in([0, 6]).mean() > 0.6 and late["late_s"].max() < late["waited_s"][0]
+    assert (
+        len(late) == 84 and late["rank"].is_in([0, 6]).mean() > 0.6 and late["late_s"].max() < late["waited_s"][0]
+    )  # slow hosts
     assert late["waited_s"].sum() == pytest.approx(trace.collectives()["waiting_s"].sum())
     slow = trace.idle().filter(pl.col("host_s") > 0.1)
     assert slow["rank"].to_list() == [0, 6] and (slow["waiting_s"] < 0.6 * trace.idle()["waiting_s"].median()).all()
