@@ -44,6 +44,7 @@ def dlrms(rng: np.random.Generator, n: int, tables: int = 26, **more: Any) -> DL
     (dlrms, "h100-sxm-8", 20, {"interaction": "cross", "compiled": True, "tables": 5, **HALF}),
     (dlrms, "zen3-2", 6, {"exponent": [0.0, 0.5, 1.0], "tables": 3}),
 ])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:compiled=True is an old name:FutureWarning")
 def test_arrays_of_sizes_take_as_long_as_each_alone(draw, platform, n, settings):
     workload = draw(np.random.default_rng(n), n, **settings)
     alone = [predict(select_sizes(workload, index), platform).time for index in range(n)]
@@ -57,7 +58,7 @@ def test_one_configuration_is_an_array_of_one() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    "build", [partial(Transformer.gpt2, layers=5), DLRM, partial(DLRM, "dlrm-dcnv2", overlap=True, compiled=True)]
+    "build", [partial(Transformer.gpt2, layers=5), DLRM, partial(DLRM, "dlrm-dcnv2", overlap=True)]
 )
 def test_a_structure_that_is_met_again_gives_the_same_graphs(build: Callable[..., Any], ranks: int) -> None:
     """First recorded with plain numbers, later filled into what was recorded for all sizes."""

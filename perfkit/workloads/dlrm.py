@@ -132,8 +132,7 @@ class DLRM:
         in buckets as they arrive, as DistributedDataParallel does; else every collective is waited for at once, as a
         blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
     compiled : bool
-        Whether activations, biases and sums of gradients happen inside products, an interaction takes one kernel each
-        way, and gradients need no copies to be reduced, as HugeCTR and compilers have it.
+        Whether element-wise work is merged into fewer kernels: the old name of ``predict(..., execution="compiled")``.
     table_dtype : str
         Data type of the tables, by default that of weights; pooled rows come in that of activations.
 
@@ -283,7 +282,7 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
 def _record_rank(model: DLRM, held: Held, accelerator: bool) -> Graph:
     """Record the iteration of a rank."""
     ranks = len(held.widths)
-    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1, compiled=model.compiled)
+    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
     inputs = tape.tensor(model.batch // ranks, model.features, itemsize=tape.wide)
     layers.binary_cross_entropy(tape, record_layers(tape, model, inputs, held))
     return finish(tape, model, ranks=ranks, lists=accelerator, groups=held.groups if ranks > 1 else ())

@@ -13,7 +13,8 @@ from perfkit.workloads.graph import FEATURES, Graph
 EXECUTIONS = {"eager": ("eager", "compiled", "graphs"), "compiled": ("compiled", "graphs"), "graphs": ("graphs",)}
 _Label = tuple[str, str, str, str, str]
 _COLUMN = {name: index for index, name in enumerate(FEATURES)}
-_ELEMENTS, _ROWS, _N, _CALLS, _BARE = (_COLUMN[n] for n in ("elements", "rows", "n", "calls", "bare"))
+_ELEMENTS, _ROWS, _N = (_COLUMN[name] for name in ("elements", "rows", "n"))
+_HOST = [_COLUMN[name] for name in ("launches", "calls", "bare")]
 #: Variants that a compiler leaves to a kernel of their own, though they loop over elements; and sums.
 _ALONE = frozenset("sort topk cumsum cumprod logcumsumexp index_put scatter_add".split())
 _SUMS = frozenset("sum mean amax amin prod norm linalg_vector_norm".split())
@@ -45,69 +46,61 @@ class _Fusion:
 
     def __init__(self, graph: Graph, phases: Container[str]) -> None:
         self.graph, n = graph, len(graph)
-        self.loops = [
-            phase in phases and kind in ("elementwise", "rowwise", "copy") and variant not in _ALONE
-            for _, kind, variant, phase, _ in graph.labels
+        cuts = {*(graph.transfers + 1).tolist(), *(graph.collectives + 1 if graph.waits is None else graph.waits[:, 0])}
+        cuts |= {i for i in range(n) if i == 0 or graph.labels[i][3] != graph.labels[i - 1][3]}
+        first = sorted(map(float, cuts))  # of the stretches that operations stay in
+        stretches = np.array(first)[np.searchsorted(first, np.arange(n), side="right") - 1].tolist()
+        self.stretch = [
+            start if phase in phases and kind in ("elementwise", "rowwise", "copy") and variant not in _ALONE else -1.0
+            for start, (_, kind, variant, phase, _) in zip(stretches, graph.labels, strict=True)
         ]
-        cuts = {0, *graph.transfers.tolist(), *(graph.transfers + 1).tolist()}
-        cuts |= {i for i in range(1, n) if graph.labels[i][3] != graph.labels[i - 1][3]}
-        cuts |= {*(graph.collectives + 1 if graph.waits is None else graph.waits[:, 0]).tolist()}
-        first = np.zeros(n + 1, dtype=int)
-        first[list(cuts)] = list(cuts)
-        self.first = np.maximum.accumulate(first).tolist()  # of the stretch that an operation stays in
         self.rows: list[list[list[float]]] = [[] for _ in range(n)]
-        self.sizes = dict[float, float]()
         for place, *row in graph.accesses.tolist():
             self.rows[int(place)].append(row)
-            self.sizes[row[0]] = max(self.sizes.get(row[0], 0.0), row[1])
-        self.makers: list[dict[float, int]] = []  # of what each operation reads, by buffer
+        self.reads: list[dict[float, int]] = []  # who made what each operation reads, by buffer; -1 for nobody
         self.readers: dict[tuple[int, float], set[int]] = defaultdict(set)  # of what each operation writes
-        self.needs, users, made = list[set[int]](), [set[int]() for _ in range(n)], dict[float, int]()
+        self.needs, users, made = list[set[int]](), [set[int]() for _ in range(n)], defaultdict[float, int](lambda: -1)
         for place, rows in enumerate(self.rows):
-            read, written = ([buffer for buffer, _, write in rows if write == flag] for flag in (0, 1))
-            self.makers.append({buffer: made[buffer] for buffer in read if buffer in made})
-            before = {one for buffer in written for one in self.readers[made.get(buffer, -1), buffer]}
-            before |= {made[buffer] for buffer in written if buffer in made}
-            self.needs.append({*self.makers[place].values(), *before} - {place})
+            self.reads.append({buffer: made[buffer] for buffer, _, write in rows if not write})
+            before = [(made[buffer], buffer) for buffer, _, write in rows if write]
+            after = {one for key in before for one in (key[0], *self.readers[key])}
+            self.needs.append({*self.reads[place].values(), *after} - {place, -1})
             for one in self.needs[place]:
                 users[one].add(place)
-            for buffer in read:
-                self.readers[made.get(buffer, -1), buffer].add(place)
-            made |= dict.fromkeys(written, place)
+            for buffer, maker in self.reads[place].items():
+                self.readers[maker, buffer].add(place)
+            made |= dict.fromkeys((buffer for _, buffer in before), place)
+        self.home, parts = [_Region((), [place], set(), float(place)) for place in range(n)], dict[int, list[int]]()
         roots = list(range(n))
         for place in reversed(roots):  # what one operation alone needs is worked out there
-            after = next(iter(users[place]), place)
-            alike = self.loops[place] and self.loops[after] and self.first[place] == self.first[after]
-            if len(users[place]) == 1 and graph.labels[place][1] != "rowwise" and alike:
-                roots[place] = roots[after]
-        parts = defaultdict[int, list[int]](list)
+            user = next(iter(users[place]), place)
+            if len(users[place]) == 1 and self.stretch[user] == self.stretch[place] >= 0:
+                roots[place] = roots[user] if graph.labels[place][1] != "rowwise" else place
         for place, root in enumerate(roots):
-            parts[root].append(place)
-        self.home = [_Region((), [place], set(), float(place)) for place in range(n)]
+            parts.setdefault(root, []).append(place)
         for root in sorted(parts):
             self.begin(root, parts[root])
 
     def begin(self, root: int, members: list[int]) -> None:
         """A region of one operation and what it alone needs, which joins those before it."""
-        needs = {one for member in members for one in self.needs[member]} - {*members}
-        makers = {one for member in members for one in self.makers[member].values()} - {*members}
-        region = self.home[root]
-        region.members, region.needs = members, needs
-        for one in needs:
+        region, makers = self.home[root], {one for m in members for one in self.reads[m].values()} - {*members, -1}
+        region.members, region.needs = members, {one for m in members for one in self.needs[m]} - {*members}
+        for one in region.needs:
             self.home[one].users |= {*members}
-        if not self.loops[root]:
+        if self.stretch[root] < 0:
             return
-        region.ready = max([self.first[root] - 0.5, *(self.home[one].ready for one in needs)])
+        region.ready = max([self.stretch[root] - 0.5, *(self.home[one].ready for one in region.needs)])
         elements, rows, n = self.graph.features[root, [_ELEMENTS, _ROWS, _N]].tolist()
-        region.loop = float(self.first[root]), elements
+        region.loop = self.stretch[root], elements
         if self.graph.labels[root][2] in _SUMS:
             read, made = (max([b for _, b, write in self.rows[root] if write == flag] or [0.0]) for flag in (0, 1))
             columns = n > 1 and rows > 1 and abs(made * rows - read) <= abs(made * n - read)
             region.loop, region.sums = (*region.loop, n)[: 2 + columns], n if columns else rows
         for member in members:
             self.home[member] = region
-        pairs = [(member, buffer) for member in members for buffer, _, write in self.rows[member] if not write]
-        beside = {one for m, buffer in pairs for one in self.readers[self.makers[m].get(buffer, -1), buffer]}
+        beside = {
+            one for m in members for buffer, maker in self.reads[m].items() for one in self.readers[maker, buffer]
+        }
         for one in (*sorted(makers, reverse=True), *sorted(beside, reverse=True)):
             if one < root:
                 self.join(self.home[one], self.home[root], one in makers)
@@ -141,9 +134,9 @@ class _Fusion:
         for place in region.members:
             for buffer, nbytes, write in self.rows[place]:
                 readers = self.readers.get((place, buffer), set())
-                if (readers and readers <= inside) if write else self.makers[place].get(buffer, -1) in inside:
-                    continue  # it stays in the kernel
-                found[write, buffer] = min(found.get((write, buffer), 0.0) + nbytes, self.sizes[buffer])
+                within = readers and readers <= inside if write else self.reads[place][buffer] in inside
+                if not within:
+                    found[write, buffer] = max(found.get((write, buffer), 0.0), nbytes)
         return [(buffer, nbytes, write) for (write, buffer), nbytes in sorted(found.items())]
 
     def label(self, region: _Region) -> _Label:
@@ -169,7 +162,8 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     graph : Graph
         The same work: element-wise functions, normalisations, copies and sums as kernels of variant ``fused``, whose
         traffic is what they read from outside and leave to others; products, attention, convolutions, lookups and
-        collectives as they were. A compiled phase is one call of the framework.
+        collectives as they were. A compiled phase is one call of the framework; gradients of chosen rows are added
+        without a sort.
 
     Notes
     -----
@@ -182,6 +176,8 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     .. [1] J. Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode transformation and
        graph compilation", ASPLOS 2024, doi:10.1145/3620665.3640366, section 4.4 (fusion)
     """
+    if graph.features.ndim > 2:
+        raise ValueError("sizes are arrays; which kernels can be merged depends on them; compile one configuration")
     fusion = _Fusion(graph, phases)
     regions, called = fusion.order(), set[str]()
     labels, dtypes, touched = list[_Label](), list[str](), list[tuple[float, ...]]()
@@ -194,7 +190,7 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
         if len(places) > 1:
             features[row] = graph.features[places].max(axis=0)
         if labels[row][3] in phases and labels[row][1] not in ("collective", "transfer"):
-            features[row, [_CALLS, _BARE]] = labels[row][3] not in called, 0.0
+            features[row, _HOST] = min(features[row, _HOST[0]], 1.0), labels[row][3] not in called, 0.0
             called.add(labels[row][3])
     heads, waits = np.array([region.members[0] for region in regions]), graph.waits
     if waits is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.models.embedding import STATE
+from perfkit.workloads.execution import execute
 from perfkit.workloads.fully_sharded import list_waits
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.operations import Tensor
@@ -43,7 +44,8 @@ _Record = Callable[..., tuple[Graph, ...]]
 
 def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: Any) -> tuple[Graph, ...]:
     """Graphs of a model: recorded once for all values of the sizes of these names, and at once for arrays of sizes."""
-    return (record if count_configurations(model) else partial(_recall, record, names))(model, *given)
+    found = (record if count_configurations(model) else partial(_recall, record, names))(model, *given)
+    return tuple(execute(found, "compiled" if model.compiled else None))
 
 
 @lru_cache(maxsize=64)
@@ -225,7 +227,7 @@ def _reduce(
     """
     pieces = np.flatnonzero([label[0] == PIECE for label in labels])
     end = next(place for place, label in enumerate([*labels, ("",) * 3 + ("update",)]) if label[3] == "update")
-    copies = np.full(len(pieces), end) if tape.compiled else np.arange(end - len(pieces), end)
+    copies = np.arange(end - len(pieces), end)
     modules, sizes = features[pieces, _TABLE], features[pieces, _NBYTES].tolist()
     kept, into, waits = np.ones(len(labels), dtype=bool), np.arange(len(labels)), list(tape.waits)
     kept[pieces] = False

@@ -151,15 +151,12 @@ def cat(tape: Tape, parts: list[Tensor]) -> Tensor:
 
 
 def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
-    """Products of all pairs of vectors of a sample, behind its dense vector; gathered by index unless compiled.
+    """Products of all pairs of vectors of a sample, behind its dense vector; gathered by index.
 
     The backward sorts the indices on a GPU, so that it can add without conflicts.
     """
-    batch, n, k = x.shape
+    batch, n, _ = x.shape
     pairs = n * (n - 1) // 2
-    if tape.compiled:  # the gradients of `dense` are among those of the vectors
-        sizes: dict[str, Any] = {"flops": 2.0 * batch * n * n * k, "batch": batch, "m": n, "n": n, "k": k}
-        return tape.record("dot", x, tape.tensor(*x.shape), out=tape.tensor(batch, k + pairs, grad=True), **sizes)
     count_views(tape, 2)  # rows by table, and these transposed
     index = [tape.tensor(pairs, itemsize=8) for _ in range(2)]
     triangle = tape.record("triangle", bmm(tape, x, x, "_nt"), *index, out=(batch, pairs), rows=batch)
@@ -172,29 +169,8 @@ def cross(tape: Tape, x: Tensor, layers: int, rank: int) -> Tensor:
     for _ in range(layers):
         bias, narrow, wide = tape.parameter(n), tape.parameter(rank, n), tape.parameter(n, rank)
         projected = linear(tape, linear(tape, x, narrow), wide)
-        if tape.compiled:
-            x = _cross_fused(tape, first, x, projected, bias)
-        else:
-            x = tape.record("add", tape.record("multiply", first, tape.record("add", projected, bias)), x)
+        x = tape.record("add", tape.record("multiply", first, tape.record("add", projected, bias)), x)
     return x
-
-
-def _cross_fused(tape: Tape, first: Tensor, x: Tensor, projected: Tensor, bias: Tensor) -> Tensor:
-    """What follows the products of a cross layer, by one kernel each way."""
-    out = tape.tensor(*x.shape, itemsize=first.itemsize, grad=True)
-    tape.emit("cross", "elementwise", [first, projected, x], [out], elements=out.numel)
-
-    def backward() -> None:
-        g, known = tape.gradient(out), [tape.gradient(first)] if first.root in tape.gradients else []
-        given, total, summed = (tape.tensor(*t.shape) for t in (projected, first, bias))
-        tape.emit("cross_backward", "elementwise", [g, first, projected, *known], [given, total], elements=g.numel)
-        tape.gradients[first.root] = total
-        for tensor, gradient in ((projected, given), (bias, summed), (x, g)):
-            if tensor.root is not first.root:
-                tape.arrive(tensor, gradient)
-
-    tape.node(backward)
-    return out
 
 
 # -- embeddings ------------------------------------------------------------------------------------------------------

@@ -171,7 +171,6 @@ RULES: Mapping[str, Rule] = {
     ),
     "bmm": _rule("a b", "bmm bmm.nn: a b -> y", "bmm bmm.tn: a dy -> db; bmm bmm.nt: dy b -> da", gives="db>b da>a"),
     "bmm_nt": _rule("a b", "bmm bmm.nt: a b -> y", "bmm bmm.tn: a dy -> db; bmm bmm.nn: dy b -> da", gives="db>b da>a"),
-    "dot": _rule("x dx", "dot bmm.nt: x -> y", "dot_backward bmm.nn: dy x -> dx"),
     **{
         f"attention{name}": _rule(
             "q k v statistics", f"{_FLASH} attention.forward{name}: q k v -> y statistics",
@@ -212,6 +211,3 @@ RULES: Mapping[str, Rule] = {
         "nll_loss_backward rowwise: one labels total -> dx",
     ),
 }  # fmt: skip
-
-#: Layers that a compiler puts into the products before them, and behind them on the way back.
-FOLDED = ("relu", "gelu", "gelu_tanh", "scale")

@@ -1,5 +1,6 @@
 """A symbolic eager framework: records the operations PyTorch would dispatch, both ways, without computing."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.ground.units import check_positive, check_type
-from perfkit.workloads.operations import FOLDED, RULES, Line, Rule, Tensor
+from perfkit.workloads.operations import RULES, Line, Rule, Tensor
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Bytes of one number by data type [B].
@@ -18,7 +19,7 @@ PIECE = "piece of a bucket"
 
 
 def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
-    """Refuse settings of a workload that make no sense.
+    """Refuse settings of a workload that make no sense, and name one that has moved.
 
     Parameters
     ----------
@@ -40,6 +41,9 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
         raise ValueError(
             f"mixed is True with dtype {dtype!r}; weights are fp32 already; take bf16 or fp16, or leave it"
         )
+    if others.get("compiled"):
+        text = "compiled=True is an old name; predict(..., execution='compiled') takes its place"
+        warnings.warn(text, FutureWarning, stacklevel=4)
 
 
 def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int:
@@ -87,15 +91,11 @@ class Tape:
         Whether weights, and what is not a product, stay fp32 (autocast).
     overlap : bool
         Whether collectives go on until `wait` is called; else each is waited for at once.
-    compiled : bool
-        Whether what lies between products happens inside them, or in one kernel, as compilers and HugeCTR have it.
     """
 
-    def __init__(
-        self, itemsize: int = 4, *, mixed: bool = False, overlap: bool = False, compiled: bool = False
-    ) -> None:
+    def __init__(self, itemsize: int = 4, *, mixed: bool = False, overlap: bool = False) -> None:
         self.itemsize, self.wide = itemsize, 4 if mixed else itemsize
-        self.overlap, self.compiled = overlap, compiled
+        self.overlap = overlap
         self.index = 8  # bytes of an index
         self.phase, self.module, self.layer = "forward", "", -1
         self.trained: list[Tensor] = []
@@ -154,8 +154,6 @@ class Tape:
         The result `y` is as `out` says, or else like the first operand; `sizes` are what shapes do not tell.
         """
         flat = [t for o in operands for t in (o if isinstance(o, list) else (o,))]
-        if self.compiled and name in FOLDED:
-            return flat[0]
         rule, trained = RULES[name], [tensor for tensor in flat if tensor.grad]
         tensors: dict[str, Any] = dict(zip(rule.operands, operands, strict=True))
         if isinstance(out, Tensor):
@@ -240,14 +238,13 @@ class Tape:
         if passed and len(gradient.shape) > len(tensor.shape):
             rows, n = gradient.numel // tensor.numel, tensor.numel
             wide, gradient = gradient.view(rows, n), self.tensor(*tensor.shape, itemsize=gradient.itemsize)
-            if not self.compiled:  # else by the product that makes it
-                self.emit("sum", "rowwise", [wide], [gradient], elements=wide.numel, rows=rows, n=n)
+            self.emit("sum", "rowwise", [wide], [gradient], elements=wide.numel, rows=rows, n=n)
         if passed and passed != tensor.itemsize:
             wide, gradient = gradient, self.tensor(*gradient.shape, itemsize=tensor.itemsize)
             self.emit("_to_copy", "elementwise", [wide], [gradient], elements=wide.numel)
         root = tensor.root
         first = self.gradients.get(root)
-        if first is not None and not self.compiled:  # else the product that makes it adds it
+        if first is not None:
             total = self.tensor(*first.shape, itemsize=first.itemsize)
             self.emit("add", "elementwise", [first, gradient], [total], elements=total.numel)
             gradient = total
@@ -273,8 +270,7 @@ class Tape:
             for weight in self._arrived:
                 self.keep(weight)
             self._arrived.clear()
-        pieces = [] if self.compiled else sorted(self.pieces, key=itemgetter(0))
-        for _, gradient, part, self.layer in pieces:
+        for _, gradient, part, self.layer in sorted(self.pieces, key=itemgetter(0)):  # noqa: B020
             sizes = {"elements": part.numel, "rows": part.numel // part.shape[-1], "calls": 0}
             self.emit("copy_", "copy", [part], [gradient], **sizes)
         self.phase, self.layer = "update", -1
@@ -285,10 +281,8 @@ class Tape:
         accumulate(self, weight)
         if weight not in self.buckets:
             return
-        gradient = part = self.gradients[weight]
-        if not self.compiled:  # which makes gradients where they are reduced
-            part = self.tensor(*weight.shape, itemsize=weight.itemsize)
-            self.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0)
+        gradient, part = self.gradients[weight], self.tensor(*weight.shape, itemsize=weight.itemsize)
+        self.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0)
         sizes: dict[str, Any] = {"nbytes": part.nbytes, "elements": part.numel, "rows": part.numel // part.shape[-1]}
         self.emit(PIECE, "collective", [part], [part], table=self.buckets[weight], **sizes)
         self.pieces.append((self.buckets[weight], gradient, part, weight.layer))
@@ -309,8 +303,7 @@ def accumulate(tape: Tape, weight: Tensor) -> None:
     """Add the gradient of a weight to that of the micro-batches before."""
     if weight in tape.kept:
         total, gradient = tape.kept[weight], tape.gradients[weight]
-        if not tape.compiled:  # else the product that makes it adds it
-            tape.emit("add_", "elementwise", [total, gradient], [total], elements=total.numel)
+        tape.emit("add_", "elementwise", [total, gradient], [total], elements=total.numel)
         tape.gradients[weight] = total
 
 

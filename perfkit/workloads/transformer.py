@@ -80,7 +80,7 @@ class Transformer:
         Whether gradients are reduced in buckets while the backward pass goes on, as DistributedDataParallel does; else
         in one piece after it.
     compiled : bool
-        Whether activations, biases and sums of gradients happen inside products, as compilers have it.
+        Whether element-wise work is merged into fewer kernels: the old name of ``predict(..., execution="compiled")``.
     checkpoint : bool
         Whether layers keep their input alone, and are computed again in the backward pass.
     accumulate : int
@@ -233,7 +233,7 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
     """Record one rank's iteration."""
     sharded, most = ranks > 1 and model.parallel != "ddp", 1 if count_configurations(model) else 3
     most, overlap = most + sharded, model.overlap and ranks > 1 and (accelerator or not sharded)  # streams of a GPU
-    settings: dict[str, Any] = {"mixed": model.mixed and not sharded, "overlap": overlap, "compiled": model.compiled}
+    settings: dict[str, Any] = {"mixed": model.mixed and not sharded, "overlap": overlap}
     tape, probe = (Tape(ITEMSIZE[model.dtype], **settings) for _ in range(2))
     tape.middle, tape.repeats = min(most // 2, 1), max(model.layers - most + 1, 1)
     open_unit: Any = nullcontext
