@@ -56,6 +56,7 @@ class Recipe:
     nodes: int = 1
     node: str = ""
     rails: int = 1
+    fabric: str = ""
 
 
 def _shared(*parts: str) -> Path:
@@ -215,12 +216,12 @@ RECIPES: Mapping[str, Recipe] = {
         "v100-sxm", 8,
         [_volta_collectives, _volta_kernels, partial(_products_fp32, "tesla_v100_pcie_32gb", "v100-pcie")],
     ),
-    "a100-sxm-8x8": Recipe(
-        "a100-sxm", 8, nodes=8, node="a100-sxm-8", rails=4,
+    "a100-sxm-efa-8x8": Recipe(
+        "a100-sxm", 8, nodes=8, node="a100-sxm-8", rails=4, fabric="EFA, 4 x 100 Gb/s a node (AWS p4de)",
         parts=[partial(_rail, "a100x16_2node_p4de_efa_allreduce.log", _A100_PAIR)],
     ),
     "h100-sxm-8x8": Recipe(
-        "h100-sxm", 8, nodes=8, node="h100-sxm-8", rails=8,
+        "h100-sxm", 8, nodes=8, node="h100-sxm-8", rails=8, fabric="not stated, 400 Gb/s a GPU",
         parts=[partial(_rail, "h100x10_10node_g1_multi_collective.log", _H100_RAIL)],
     ),
 }  # fmt: skip
@@ -255,6 +256,9 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
             continue
         kernels, curves = ({k: f for k, f in fits.items() if _is_curve(k) == which} for which in (False, True))
         platform = assemble(platform, kernels=kernels, collectives=curves)
+    if recipe.fabric and "inter" in (links := platform.network.links):
+        links = {**links, "inter": replace(links["inter"], name=recipe.fabric)}
+        platform = replace(platform, network=replace(platform.network, links=links))
     return platform, missing
 
 
@@ -365,7 +369,7 @@ def _round(platform: Platform) -> Platform:
 
     def trim_link(link: Link) -> Link:
         wire, hop = (replace(q, value=short(q.value, n)) for q, n in ((link.bandwidth, 6), (link.latency, 3)))
-        return Link(wire, hop)
+        return replace(link, bandwidth=wire, latency=hop)
 
     network = platform.network
     return replace(

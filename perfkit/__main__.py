@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -73,14 +73,14 @@ def _assemble(given: _Given) -> _Answer:
 
     _refuse(given, "device ranks quick models", "it is for measuring this machine, --from-... measure nothing")
     if not given.from_nccl_logs:
-        _refuse(given, "partial", "it is for logs that break off, which --from-nccl-logs names")
+        _refuse(given, "partial ranks_per_node", "it is for logs, which --from-nccl-logs names")
     out = check_target("out", given.out)
     if not (given.from_nccl_logs or given.from_kernel_database):
         raise ValueError("base is given; name what to put into it: --from-nccl-logs, --from-kernel-database, or both")
     base = pk.load_platform(given.base) if given.base else find_base(given.from_kernel_database)
     platform = assemble_sources(
         base, name=out.stem, nccl_logs=given.from_nccl_logs, kernel_database=given.from_kernel_database,
-        partial=given.partial, date=date.today().isoformat(),
+        partial=given.partial, ranks_per_node=given.ranks_per_node, date=date.today().isoformat(),
     )  # fmt: skip
     platform.save(out)
     old, fits = {**base.kernels, **base.collectives}, {**platform.kernels, **platform.collectives}
@@ -160,9 +160,9 @@ def _read_tables(given: _Given) -> Any:
     if given.model and given.tables:
         raise ValueError("model and tables are both given; a model has tables of its own; leave one out")
     if given.tables:
-        return pk.read_tables(given.tables, batch=given.batch, dim=given.dim)
+        return replace(pk.read_tables(given.tables, batch=given.batch, dim=given.dim), **_pick(given, "embedding"))
     _refuse(given, "dim", "a model knows the width of its tables")
-    return _build(check_choice("model", given.model, PRESETS), **_pick(given, "batch"))
+    return _build(check_choice("model", given.model, PRESETS), **_pick(given, "batch embedding"))
 
 
 def _measure_plans(given: _Given) -> _Answer:
@@ -244,6 +244,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "dim": {"type": int, "help": "columns of tables, for files without them"},
     "dtype": {"help": "fp32, tf32, bf16, fp16"},
     "execution": {"choices": ("eager", "compiled", "graphs"), "help": "how the iteration runs; default eager"},
+    "embedding": {
+        "choices": ("separate", "fused"),
+        "help": "kernels of tables; default: fused for those of TBE, MLPerf",
+    },
     "from-kernel-database": {"metavar": "SYSTEM", "help": "measure nothing: fit data of aiconfigurator-core"},
     "from-nccl-logs": {"metavar": "DIR", "help": "measure nothing: fit logs of nccl-tests, a file or a folder"},
     "json": {"metavar": "OUT", "help": "file for all figures; - prints them in place of the text"},
@@ -258,6 +262,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "platform": {"help": "platform file, or name of the gallery, see perfkit platforms"},
     "quick": {"action": "store_true", "help": "calibrate in two to three minutes; measure two models, a third as long"},
     "ranks": {"type": int, "help": "ranks that take part; to measure and to place tables 2 by default"},
+    "ranks-per-node": {"type": int, "help": "ranks of a node of the logs; by default what they or --base say"},
     "report": {"metavar": "HTML", "help": "report to write; of demo perfkit-report.html by default"},
     "seconds": {"type": float, "help": "work on the search, default 1; --measure: time per placement and pass"},
     "seed": {"type": int, "help": "seed of what is drawn; default 0"},
@@ -282,14 +287,14 @@ _COMMANDS = {
     "doctor": _Command(_doctor, "Is this machine fit for a calibration? Exit code 1 where something would spoil it."),
     "calibrate": _Command(
         _calibrate, "Measure this machine, or fit existing measurements, and write a platform file.", "out",
-        "device ranks quick models measurements from-nccl-logs partial from-kernel-database traces base",
+        "device ranks quick models measurements from-nccl-logs ranks-per-node partial from-kernel-database traces base",
     ),
     "predict": _Command(
         _predict, "Predict one training iteration.", "model platform", "batch sequence dtype ranks execution"
     ),
     "shard": _Command(
         _shard, "Search for a placement of embedding tables, or measure placements on this machine.", "platform",
-        "model tables ranks batch dim memory seconds steps seed plan out measure quick",
+        "model tables ranks batch dim embedding memory seconds steps seed plan out measure quick",
     ),
     "check": _Command(_check, "Predict random configurations, measure them, and compare.", "platform", "seed models"),
     "trace": _Command(

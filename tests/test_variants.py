@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfkit.fitting import Fit
 from perfkit.ground.hardware import Link, Quantity
 from perfkit.platform.estimates import ExtrapolationWarning
-from perfkit.platform.gallery import load_platform
+from perfkit.platform.gallery import load_platform, platforms
 from perfkit.platform.platform import Platform
 from perfkit.readers.datasheets import read_datasheet
 
@@ -214,3 +214,30 @@ def test_the_other_device(name: str, sheet: str, system: str, bar: float, shared
         found = other.collective_time(operation.replace("alltoall", "all_to_all"), nbytes, ranks=ranks)
         errors.append(float(found) / (time * 1e-6) - 1)
     assert np.abs(errors).mean() < 0.2, "long messages follow the bandwidth of the link; start-ups do not"
+
+
+def test_nodes_of_fewer_ranks_keep_what_was_measured_inside_them() -> None:
+    node = load_platform("h100-sxm-8")
+    four = node.with_nodes(2, ranks_per_node=4)
+    assert (four.name, four.network.ranks) == ("h100-sxm-4x2 by datasheet", 8)
+    assert "all_gather.4" in four.collectives and "all_gather.8" not in four.collectives
+    assert four.collectives["all_gather.any"].ranges["ranks"] == (2.0, 4.0)
+    with pytest.warns(ExtrapolationWarning, match="inside and between 2 nodes"):
+        assert four.collective("all_reduce", 1e9, ranks=8).time > node.collective("all_reduce", 1e9, ranks=8).time
+    with pytest.raises(ValueError, match="ranks_per_node is 0"):
+        ALONE.with_nodes(2, ranks_per_node=0)
+
+
+def test_a_network_of_one_provider_says_so_in_its_name() -> None:
+    fabrics = dict(platforms().select("name", "fabric").rows())
+    assert fabrics["h100-sxm-8"] == "NVLink" and "EFA" in fabrics["a100-sxm-efa-8x8"]
+    assert load_platform("a100-sxm-8x8").network.links["inter"].name == "adapters of the datasheet"
+    node = load_platform("v100-sxm-8")
+    with pytest.warns(ExtrapolationWarning, match="broadcast was fitted on 4 ranks"):
+        assert node.collective("broadcast", 1e6, ranks=8).spread >= 0.3
+
+
+def test_tables_of_mlperf_run_as_one_kernel() -> None:
+    from perfkit.readers.table_configs import read_tables
+
+    assert read_tables("mlperf-dlrm-v1").embedding == "fused"

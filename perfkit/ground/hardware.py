@@ -129,10 +129,13 @@ class Link(Typed):
         One way, per rank [B/s].
     latency : Quantity
         Time of one hop with a vanishing message [s].
+    name : str, optional
+        What it is, such as ``NVLink``; empty where unknown [-].
     """
 
     bandwidth: Quantity
     latency: Quantity
+    name: str = ""
 
 
 @dataclass(frozen=True)

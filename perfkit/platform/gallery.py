@@ -78,7 +78,8 @@ def platforms() -> Table:
     Returns
     -------
     table : polars.DataFrame
-        Columns name, device, ranks [-], evidence (the kinds of numbers inside) and date of the newest number.
+        Columns name, device, ranks [-], fabric (links inside and between nodes), evidence (the kinds of numbers inside)
+        and date of the newest number.
 
     Examples
     --------
@@ -91,8 +92,10 @@ def platforms() -> Table:
     for name, path in list_gallery().items():
         platform = load_platform(path)
         kinds, dates = zip(*((number.kind, number.date) for number in list_numbers(platform)), strict=True)
-        rows.append((name, platform.device.name, platform.network.ranks, ", ".join(sorted(set(kinds))), max(dates)))
-    return polars.DataFrame(rows, schema=["name", "device", "ranks", "evidence", "date"], orient="row")
+        fabric = ", ".join(link.name for _, link in sorted(platform.network.links.items(), reverse=True) if link.name)
+        ranks, evidence = platform.network.ranks, ", ".join(sorted(set(kinds)))
+        rows.append((name, platform.device.name, ranks, fabric, evidence, max(dates)))
+    return polars.DataFrame(rows, schema=["name", "device", "ranks", "fabric", "evidence", "date"], orient="row")
 
 
 def find_similar(device: str) -> Platform:

@@ -31,7 +31,6 @@ from perfkit.readers.nccl import list_devices, read_nccl_tests
 POOR = 0.25
 #: Half-precision over int8 time below which the switch reduces, which it does not for int8 [-], from this size on [B].
 IN_NETWORK, LARGE = 0.85, 2**26
-#: Note of what has no standard error.
 UNFITTED = "no standard error: not fitted"
 #: Number formats to fit, if measured: those of gradients first.
 PREFERRED = ("bf16", "fp16", "fp32", "fp64")
@@ -278,14 +277,15 @@ def _follow(fit: Fit, name: str, **changes: Any) -> Fit:
 
 def _complete(fits: Mapping[str, Fit], ranks: int) -> dict[str, Fit]:
     """Add a broadcast with the start-up and the bus bandwidth of all_gather where there is none."""
+    ranks = next((count for count in range(ranks, 1, -1) if f"all_gather.{count}" in fits), 0)
     gather = fits.get(f"all_gather.{ranks}")
     if gather is None or any(Key.parse(key).operation == "broadcast" for key in fits):
         return dict(fits)
     scale = 1.0 / bus_factor("all_gather", ranks)
     parameters = {key: value * (scale if key.startswith("beta") else 1.0) for key, value in gather.items()}
     about = {"stderr": {}, "spread": max(0.3, gather.spread), "bias": 0.0, "notes": (UNFITTED,), "at_bounds": ()}
-    name = f"all_gather.{ranks}, with the same start-up and busbw"
-    return {**fits, f"broadcast.{ranks}": _follow(gather, name, parameters=parameters, **about)}
+    text = f"all_gather.{ranks}, with the same start-up and busbw"
+    return {**fits, f"broadcast.{ranks}": _follow(gather, text, parameters=parameters, **about)}
 
 
 def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
@@ -310,13 +310,13 @@ def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
 def assemble_sources(
     base: str | Path | Platform | None = None, *, name: str | None = None,
     nccl_logs: str | Path | Sequence[str | Path] | None = None, kernel_database: str | None = None,
-    partial: bool = False, date: str = "",
+    partial: bool = False, ranks_per_node: int | None = None, date: str = "",
 ) -> Platform:  # fmt: skip
     """Make a platform from logs of nccl-tests, the kernel database and a platform to start from.
 
     Logs win over the database, both over `base`, a gallery name, file or platform, which is by default the gallery's
-    node of the system; nodes are added where the logs span more. With `partial`, what a log holds before a line that
-    does not fit is kept, with a warning. Warns where a source is of another device than the base, and of unused logs.
+    node of the system; nodes are added where the logs span more, of as many ranks as they say or `ranks_per_node`. With
+    `partial`, what a log holds before a line that does not fit is kept. Warns of another device and of unused logs.
     """
     if nccl_logs is None and kernel_database is None:
         raise ValueError("no source is given; name logs of nccl-tests, a system of the kernel database, or both")
@@ -327,11 +327,17 @@ def assemble_sources(
     if kernel_database is not None:
         names = [read_datasheet(sheet).device.name for sheet in _find_sheets(kernel_database)[-1:]]
         compare_devices(f"{kernel_database} is", names, platform)
+        if not names and (found := MODEL.findall(kernel_database.upper())) not in (
+            [],
+            MODEL.findall(platform.device.name),
+        ):
+            device = replace(platform.device, name=f"{found[0]}, peaks assumed")  # it has no datasheet
+            platform = replace(platform, name=f"{kernel_database}-{platform.network.ranks_per_node}", device=device)
         curves, kernels = fit_database(kernel_database, platform.device, date=date)
         platform = assemble(platform, collectives=curves, kernels=kernels)
         sources.append(f"{name_database()}, {kernel_database}")
     if nccl_logs is not None:
-        platform = _add_logs(platform, nccl_logs, partial, date)
+        platform = _add_logs(platform, nccl_logs, partial, date, ranks_per_node)
         logs = [nccl_logs] if isinstance(nccl_logs, str | Path) else nccl_logs
         sources.append(f"nccl-tests logs in {', '.join(map(str, logs))}")
     return assemble(platform, name=name, provenance={"sources": "; ".join(sources), "base": start})
@@ -368,9 +374,13 @@ def _find_sheets(system: str) -> list[str]:
     return [name for name in list_datasheets() if system.replace("_", "-").startswith(name)]
 
 
-def _add_logs(platform: Platform, logs: str | Path | Sequence[str | Path], partial: bool, date: str) -> Platform:
-    """Fits of logs in place of those of a platform; files of which nothing is used are named."""
+def _add_logs(platform: Platform, logs: Any, partial: bool, date: str, local: int | None) -> Platform:
+    """Fits of logs in place of those of a platform, files without use named; nodes hold what all of several say."""
     frame = read_nccl_tests(logs, partial=partial)
+    several = frame.filter((pl.col("nodes") > 1) & (pl.col("nodes") < pl.col("ranks")))
+    said = set((several["ranks"] / several["nodes"]).to_list())
+    local = local or (int(min(said)) if len(said) == 1 and min(said) % 1 == 0 else None)
+    platform = platform.with_nodes(platform.network.nodes, ranks_per_node=local) if local else platform
     compare_devices("logs are", list_devices(logs), platform)
     found = add_curves(platform, frame, source="nccl-tests", date=date)
     fits = {key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)}
@@ -386,6 +396,5 @@ def add_curves(platform: Platform, frame: Table, *, source: str, date: str) -> P
     spans = frame.select(pl.coalesce("nodes", (pl.col("ranks") / local).ceil().cast(pl.Int64)))["nodes"].max()
     fits = fit_curves(frame, ranks_per_node=local, source=source, date=date)
     wider = assemble(platform, nodes=max(platform.network.nodes, int(str(spans))), collectives=fits)
-    if any(Key.parse(key).algorithm == "rail" for key in fits):
-        return wider
-    return assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))
+    measured = any(Key.parse(key).algorithm == "rail" for key in fits)
+    return wider if measured else assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))

@@ -84,7 +84,8 @@ def from_datasheet(
         wire = Quantity(check_positive("link", link), "B/s", "datasheet", _GIVEN, basis="one way per rank")
     if count > 1 and not wire:
         raise ValueError(f"link is missing; give its bandwidth for {count} ranks, one way per rank [B/s]")
-    links = {"intra": Link(wire, typical.network.links["intra"].latency)} if wire else {}
+    kind = next((kind for kind, rate in sheet.links.items() if rate == wire), "")
+    links = {"intra": Link(wire, typical.network.links["intra"].latency, kind)} if wire else {}
     lacking, name = DTYPES.keys() - sheet.device.peaks.keys(), f"{sheet.system}-{count}" if flops is None else name
     fits = {key: fit for key, fit in typical.kernels.items() if Key.parse(key).variant not in lacking}
     return replace(
@@ -111,7 +112,20 @@ def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tu
     return Datasheet(name, Device(name, "cuda", peaks, (level,)), {}), 1
 
 
-def with_nodes(platform: P, nodes: int) -> P:
+def resize_nodes(platform: P, nodes: int, local: int) -> P:
+    """Give nodes another number of ranks; of the collectives those stay that hold there: on rails, and inside both."""
+    kept, before = {}, platform.network.ranks_per_node
+    for key, fit in platform.collectives.items():
+        _, ranks, algorithm, _ = Key.parse(key)
+        if algorithm == "rail" or (ranks is not None and ranks <= min(local, before)):
+            kept[key] = fit
+        elif ranks is None and (high := fit.ranges.get("ranks", (2.0, 2.0))[1]) <= before:
+            kept[key] = replace(fit, ranges={**fit.ranges, "ranks": (2.0, float(local if local < before else high))})
+    network = replace(platform.network, ranks_per_node=local, nodes=nodes)
+    return replace(platform, network=network, collectives=kept)
+
+
+def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None) -> P:
     """Take more or fewer nodes of the same kind.
 
     Parameters
@@ -120,6 +134,8 @@ def with_nodes(platform: P, nodes: int) -> P:
         The platform.
     nodes : int
         Nodes [-].
+    ranks_per_node : int, optional
+        Ranks of a node; as before if not given. Collectives of more ranks than both nodes hold are left out [-].
 
     Returns
     -------
@@ -140,6 +156,10 @@ def with_nodes(platform: P, nodes: int) -> P:
     (32, 50000000000.0)
     """
     nodes, before = check_positive("nodes", nodes, integer=True), platform.network.nodes
+    if ranks_per_node not in (None, platform.network.ranks_per_node):
+        local = check_positive("ranks_per_node", ranks_per_node, integer=True)
+        name = re.sub(rf"-\d+?(x{before})?$", f"-{local}", platform.name)
+        platform, before = _derive(resize_nodes(platform, 1, local), name, f"{local} ranks a node"), 1
     links, change, suffix = platform.network.links, f"{nodes} nodes instead of {before}", ""
     known = "inter" in links or any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
     if nodes > 1 and not known:
@@ -258,7 +278,7 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
     if not new or (old is None and len(new) < 2):
         need = f"both, platform {platform.name!r} has no {name} link yet" if old is None else "one of them"
         raise ValueError(f"bandwidth [B/s, one way, per rank] and latency [s per hop] are missing; give {need}")
-    link = replace(old, **new) if old else Link(**new)
+    link = replace(old, **new) if old else Link(new["bandwidth"], new["latency"])
     shown = [format_time(q.value) if q.unit == "s" else format_rate(q.value, q.unit) for q in new.values()]
     change = f"{name} link of {' and '.join(shown)}"
     note = f"{platform.name}: {change}"
@@ -318,7 +338,7 @@ def _find_adapter(platform: Any) -> Link:
     """Link between nodes in the datasheet of the device."""
     for sheet in map(read_datasheet, list_datasheets()):
         if sheet.device.name == platform.device.name and "NIC" in sheet.links:
-            return Link(sheet.links["NIC"], HOP)
+            return Link(sheet.links["NIC"], HOP, "adapters of the datasheet")
     such = ".with_link('inter', bandwidth=50e9, latency=1e-6) for 400 Gb/s per rank"
     raise ValueError(f"platform {platform.name!r} knows nothing between nodes; add a link first, such as {such}")
 

@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from perfkit.fitting.parameters import Key
 from perfkit.ground.units import Array, check_choice, check_positive, show
 from perfkit.platform.platform import Platform
+from perfkit.platform.whatif import resize_nodes
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.placement import Plan
@@ -234,22 +234,10 @@ def time_collectives(kinds: Sequence[Kind], platform: Platform) -> tuple[list[Ar
         nodes = Counter(rank // local for rank in group)
         most, where, count = max(nodes.values()), platform, len(group)
         if len(nodes) > 1 and 1 < most < local:
-            where, count = _narrow(platform, len(nodes), most), most * len(nodes)
+            where, count = resize_nodes(platform, len(nodes), most), most * len(nodes)
         way = "rail" if len(nodes) > 1 and most == 1 else None
         found = where.price_collective(operation, np.array([nbytes for *_, nbytes in members]), count, way)
         notes |= dict.fromkeys(found.notes)
         for (times, index, _), seconds in zip(members, found.time.tolist(), strict=True):
             times[index] = seconds
     return durations, tuple(notes)
-
-
-def _narrow(platform: Platform, nodes: int, most: int) -> Platform:
-    """The platform with fewer ranks in a node, and the collectives that hold there: on rails, and inside a node."""
-    kept = {}
-    for key, fit in platform.collectives.items():
-        _, ranks, algorithm, _ = Key.parse(key)
-        if algorithm == "rail" or (ranks is not None and ranks <= most):
-            kept[key] = fit
-        elif ranks is None and fit.ranges.get("ranks", (2.0, 2.0))[1] <= platform.network.ranks_per_node:
-            kept[key] = replace(fit, ranges={**fit.ranges, "ranks": (2.0, float(most))})
-    return replace(platform, network=replace(platform.network, ranks_per_node=most, nodes=nodes), collectives=kept)

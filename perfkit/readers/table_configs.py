@@ -62,7 +62,8 @@ def read_tables(
     Returns
     -------
     tables : TableSet
-        The tables, named after the source; change optimizer and the like with `dataclasses.replace`.
+        The tables, named after the source, as fused kernels where they are those of TBE or MLPerf; change embedding,
+        optimizer and the like with `dataclasses.replace`.
 
     Raises
     ------
@@ -106,7 +107,9 @@ def read_tables(
     else:
         with reading(path, f"pass a readable {suffix} file", most=LARGEST_TEXT):
             found, known = _READERS[suffix](path, itemsize)
-    known |= {"name": name if published else path.name[: -len(suffix)]} | ({} if batch is None else {"batch": batch})
+    known = (
+        known | {"name": name if published else path.name[: -len(suffix)]} | ({} if batch is None else {"batch": batch})
+    )
     with reading(name, "change the tables"):
         return TableSet(tuple(found), **known)
 
@@ -205,9 +208,11 @@ def _read_tbe(content: Any, name: str, itemsize: int) -> _Tables:
     if len(batches) > 1:
         shown = ", ".join(map(str, sorted(batches)))
         raise ValueError(f"{name} has batches of {shown}; keep each in a file of its own")
-    return found, {"batch": batches.pop(), "embedding": "fused"}
+    return found, {"batch": batches.pop(), **_FUSED}
 
 
+#: What runs the tables of TBE and MLPerf: one kernel for all of a rank.
+_FUSED = {"embedding": "fused"}
 _READERS: dict[str, Callable[[Path, int], _Tables]]
 _READERS = {".csv": _read_csv, ".parquet": _read_parquet, ".json": _read_json}
 
@@ -288,7 +293,7 @@ def _read_published(name: str, dim: int, rows: Any, itemsize: int, law: str) -> 
     if name not in _histograms():
         listed = group_rows("model", "published", "dlrm_tables.csv")[name]
         sizes = [(int(row["rows"]), int(row["dim"]), float(row["pooling"])) for row in listed]
-        return [EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}") for i, size in enumerate(sizes)], {}
+        return [EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}") for i, size in enumerate(sizes)], _FUSED
     each, tables = int(check_positive("rows", rows, integer=True)), int(_histograms()[name][0]["tables"])
     whole, _, batch = find_histogram(name, rows=tables * each)
     part = whole.resize(each)

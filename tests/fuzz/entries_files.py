@@ -29,7 +29,7 @@ from tests.fuzz.harness import Entry, Nonsense
 
 Make, Read, Write = Callable[[Rng], Any], Callable[[Rng, Path], Any], Callable[[Any], str | bytes]
 NAMES = ("a", "über", "a b", "[1]", "*", "-", "x" * 200, "a\nb", "a\x1b[31m")
-PLATFORMS = ("h100-sxm-8", "a100-sxm-8x8", "p100-1", "v100-sxm-8", "zen5-2")
+PLATFORMS = ("h100-sxm-8", "a100-sxm-efa-8x8", "p100-1", "v100-sxm-8", "zen5-2")
 WORKLOADS = (
     pk.DLRM(batch=64, rows=[1000] * 3, dim=16, pooling=2, bottom=[16], top=[16]),
     pk.Transformer.gpt2(layers=1, hidden=64, heads=2, sequence=16, batch=4, vocabulary=500),
