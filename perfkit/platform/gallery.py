@@ -93,8 +93,8 @@ def platforms() -> Table:
         platform = load_platform(path)
         kinds, dates = zip(*((number.kind, number.date) for number in list_numbers(platform)), strict=True)
         fabric = ", ".join(link.name for _, link in sorted(platform.network.links.items(), reverse=True) if link.name)
-        ranks, evidence = platform.network.ranks, ", ".join(sorted(set(kinds)))
-        rows.append((name, platform.device.name, ranks, fabric, evidence, max(dates)))
+        found = (name, platform.device.name, platform.network.ranks, fabric)
+        rows.append((*found, ", ".join(sorted(set(kinds))), max(dates)))
     return polars.DataFrame(rows, schema=["name", "device", "ranks", "fabric", "evidence", "date"], orient="row")
 
 

@@ -377,8 +377,7 @@ def _find_sheets(system: str) -> list[str]:
 def _add_logs(platform: Platform, logs: Any, partial: bool, date: str, local: int | None) -> Platform:
     """Fits of logs in place of those of a platform, files without use named; nodes hold what all of several say."""
     frame = read_nccl_tests(logs, partial=partial)
-    several = frame.filter((pl.col("nodes") > 1) & (pl.col("nodes") < pl.col("ranks")))
-    said = set((several["ranks"] / several["nodes"]).to_list())
+    said = {p / n for p, n in frame.select("ranks", "nodes").unique().rows() if n and 1 < n < p}
     local = local or (int(min(said)) if len(said) == 1 and min(said) % 1 == 0 else None)
     platform = platform.with_nodes(platform.network.nodes, ranks_per_node=local) if local else platform
     compare_devices("logs are", list_devices(logs), platform)

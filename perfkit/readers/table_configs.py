@@ -208,11 +208,9 @@ def _read_tbe(content: Any, name: str, itemsize: int) -> _Tables:
     if len(batches) > 1:
         shown = ", ".join(map(str, sorted(batches)))
         raise ValueError(f"{name} has batches of {shown}; keep each in a file of its own")
-    return found, {"batch": batches.pop(), **_FUSED}
+    return found, {"batch": batches.pop(), "embedding": "fused"}
 
 
-#: What runs the tables of TBE and MLPerf: one kernel for all of a rank.
-_FUSED = {"embedding": "fused"}
 _READERS: dict[str, Callable[[Path, int], _Tables]]
 _READERS = {".csv": _read_csv, ".parquet": _read_parquet, ".json": _read_json}
 
@@ -293,7 +291,8 @@ def _read_published(name: str, dim: int, rows: Any, itemsize: int, law: str) -> 
     if name not in _histograms():
         listed = group_rows("model", "published", "dlrm_tables.csv")[name]
         sizes = [(int(row["rows"]), int(row["dim"]), float(row["pooling"])) for row in listed]
-        return [EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}") for i, size in enumerate(sizes)], _FUSED
+        found = [EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}") for i, size in enumerate(sizes)]
+        return found, {"embedding": "fused"}
     each, tables = int(check_positive("rows", rows, integer=True)), int(_histograms()[name][0]["tables"])
     whole, _, batch = find_histogram(name, rows=tables * each)
     part = whole.resize(each)
