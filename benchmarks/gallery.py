@@ -20,6 +20,8 @@ import numpy as np
 
 from benchmarks import gallery_v100, make_command
 from benchmarks.gpu_bars import AbsentError, find_shared_data
+from benchmarks.gpu_context import read_scales
+from perfkit.calibration.published import add_published
 from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, write_text
@@ -42,6 +44,9 @@ _DATABASE = "aiconfigurator-core 0.12.0 (Apache-2.0)"
 _PARTS = ("collectives", "gemm", "attention", "elementwise")
 
 
+#: Generation of scales fitted to whole steps, by the model of the device.
+GENERATION = {"V100": "v100", "A100": "a100", "H100": "h100", "H200": "h100"}
+GENERATION |= dict.fromkeys(("B200", "B300", "GB200"), "blackwell")
 #: Fits that one source gives to a platform.
 Part: TypeAlias = Callable[[Platform], Mapping[str, Fit]]
 
@@ -336,8 +341,18 @@ def _take_middle(fits: Mapping[str, Fit]) -> Fit:
     )  # fmt: skip
 
 
+def add_context(platform: Platform) -> Platform:
+    """Scales of the device's generation, fitted to published steps by `benchmarks.gpu_context`."""
+    generation = next((GENERATION[word] for word in platform.device.name.split() if word in GENERATION), None)
+    if generation is None:
+        return platform
+    source = "published steps, reference_data/published/gpu_steps.csv"
+    return add_published(platform, read_scales(), generation, source=source, date=DATE)
+
+
 def finish(platform: Platform) -> Platform:
     """A platform as its file holds it: numbers rounded to what they are known to, and what they rest on."""
+    platform = add_context(platform)
     return _round(replace(platform, provenance=_describe(platform)))
 
 
@@ -346,7 +361,9 @@ def _describe(platform: Platform) -> dict[str, str]:
     fits = {**platform.kernels, **platform.collectives}
     poor = [f"{key} ({fit.spread:.0%})" for key, fit in fits.items() if fit.kind == "fitted" and fit.spread > POOR]
     about = {
-        "evidence": "datasheets and public measurements by others; nothing was calibrated in context",
+        "evidence": "datasheets, and public measurements by others of kernels and whole steps"
+        if platform.context
+        else "datasheets and public measurements by others; nothing was calibrated in context",
         "terms": "figures are facts with their citation; the measurements themselves are not copied",
         "entered": DATE,
     }
@@ -376,6 +393,7 @@ def _round(platform: Platform) -> Platform:
         platform,
         network=replace(network, links={name: trim_link(link) for name, link in network.links.items()}),
         kernels={name: trim(fit) for name, fit in platform.kernels.items()},
+        context=platform.context.map(trim),
         collectives={name: trim(fit) for name, fit in platform.collectives.items()},
     )
 

@@ -1,0 +1,192 @@
+"""Whole steps that others published, and how far they are from predictions with scales fitted to some of them.
+
+    python -m benchmarks.gpu_context [--write] [--json OUT]
+
+Rows of reference_data/published/gpu_steps.csv; --write fits reference_data/published/gpu_scales.csv, from which
+`benchmarks.gallery` makes the context of GPUs. Nothing is judged by scales that were fitted to it: half of the groups
+(model, device and precision) in ten splits, one model left out, or one source left out. Scales of a generation come
+from steps on it and, as a prior, from those on others.
+"""
+
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from benchmarks import OUT, make_command, save_rows
+from perfkit.calibration.checks import summarize_errors
+from perfkit.calibration.published import Scales, Step, fit_scales, predict_steps, split_step
+from perfkit.ground.files import find_reference, write_text
+from perfkit.ground.units import format_table
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
+from perfkit.readers.datasheets import read_datasheet
+from perfkit.workloads.transformer import Transformer
+
+#: Generation of a device by the first part of its name, and the single node of the gallery that stands for it.
+NODES = {"v100": "v100-sxm-8", "a100": "a100-sxm-8", "h100": "h100-sxm-8", "b200": "b200-sxm-8", "gb200": "gb200-4"}
+#: Generations that get scales; Blackwell is one, which no step is fitted to.
+GENERATIONS = ("v100", "a100", "h100", "blackwell")
+#: Number formats that a workload has.
+_FORMATS = ("fp32", "tf32", "bf16", "fp16")
+#: What is fitted to: bf16 and fp16 steps, and those in fp32 of which single products were measured.
+_FITTED = ("mpt", "vtrain", "flash_gpt", "dle_bert", "megatron")
+_SIZES = ("layers", "hidden", "heads", "vocabulary")
+#: Largest mean error [%] by what is judged and how.
+BARS = {
+    ("mpt a100", "half of the groups"): 5.0, ("mpt h100", "half of the groups"): 6.0,
+    ("mpt a100", "one size left out"): 6.0, ("mpt h100", "one size left out"): 6.0,
+    ("vtrain a100", "half of the groups"): 5.0, ("dle_bert a100", "one group left out"): 10.0,
+    ("dle_bert v100", "one group left out"): 12.0, ("torchtitan h100", "source left out"): 15.0,
+}  # fmt: skip
+
+
+def read_rows() -> list[dict[str, str]]:
+    """Published steps: sizes, how they ran, time [s], citation."""
+    with open(find_reference("published", "gpu_steps.csv"), newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def _find_platform(device: str, ranks: int, bandwidth: str, link: str) -> Platform:
+    """A cluster of a device, with a memory bandwidth and a link between nodes where the source states them [B/s]."""
+    node = load_platform(NODES[device.partition("-")[0]])
+    found = node
+    if ranks > node.network.ranks:
+        found = load_platform(f"{node.name}x{-(-ranks // node.network.ranks)}")
+        found = found.with_link("inter", bandwidth=float(link)) if link else found
+    found = replace(found, device=read_datasheet(device).device)
+    *near, main = found.device.memory
+    if bandwidth and main.bandwidth:
+        main = replace(main, bandwidth=replace(main.bandwidth, value=float(bandwidth)))
+    return replace(found, device=replace(found.device, memory=(*near, main)))
+
+
+def build_workload(row: dict[str, str], accumulate: int) -> Transformer:
+    """The workload of a row, with another number of micro-batches."""
+    given: dict[str, Any] = {name: int(row[name]) for name in (*_SIZES, "sequence")}
+    given |= {name: row[name] for name in ("dtype", "attention", "parallel")}
+    given |= {
+        "mixed": row["mixed"] == "yes",
+        "checkpoint": row["checkpoint"] == "full",
+        "overlap": row["overlap"] == "yes",
+    }
+    batch = int(row["micro_batch"]) * int(row["ranks"]) * accumulate
+    given |= {"fused": row["source"] != "mpt", "positions": given["sequence"], "accumulate": accumulate}
+    return Transformer(row["model"], row["causal"] == "yes", batch, **given)
+
+
+def list_steps(rows: Sequence[dict[str, str]]) -> list[Step]:
+    """Rows with their parts: of several micro-batches as many times what a second one adds."""
+    steps = []
+    for row in rows:
+        count, ranks = int(row["accumulate"]), int(row["ranks"])
+        platform = _find_platform(row["device"], ranks, row["bandwidth"], row["link"])
+        about: dict[str, Any] = {"ranks": ranks, "execution": row["execution"], "update": row["timed"] == "step"}
+        first, *more = (split_step(build_workload(row, n), platform, **about) for n in range(1, min(count, 2) + 1))
+        parts = (
+            {name: value + (count - 1) * (more[0][name] - value) for name, value in first.items()} if more else first
+        )
+        if row["mixed"] == "master":  # weights in half precision, updated as copies in fp32
+            wide = split_step(replace(build_workload(row, 1), mixed=True), platform, **about)
+            parts["memory"] += wide["update"] - first["update"]
+        generation = {"b200": "blackwell", "gb200": "blackwell"}.get(node := row["device"].partition("-")[0], node)
+        text = ",".join(value for name, value in row.items() if name not in ("seconds", "citation"))
+        steps.append(Step(row["source"], generation, text, float(row["seconds"]), parts))
+    return steps
+
+
+def _name_group(step: Step) -> str:
+    """Model, device and precision of a step."""
+    words = step.configuration.split(",")
+    return "/".join((step.source, words[1], words[2], words[14]))
+
+
+def _split(steps: Sequence[Step], how: str) -> Iterator[list[bool]]:
+    """Which steps are judged, time after time: by half of the groups in ten splits, or by one size, group or source."""
+    groups = [_name_group(step) for step in steps]
+    if how == "half of the groups":
+        parts = sorted({step.source + step.generation for step in steps})
+        names = [sorted({g for g, s in zip(groups, steps, strict=True) if s.source + s.generation == p}) for p in parts]
+        for seed in range(10):
+            rng = np.random.default_rng(seed)
+            chosen = {group for own in names for group in rng.permutation(own)[: (len(own) + seed % 2) // 2]}
+            yield [group in chosen for group in groups]
+    else:
+        part: Callable[[int], str] = {
+            "one size left out": lambda n: groups[n].split("/")[2], "one group left out": lambda n: groups[n],
+            "source left out": lambda n: steps[n].source,
+        }[how]  # fmt: skip
+        labels = [part(n) for n in range(len(steps))]
+        yield from ([label == other for label in labels] for other in sorted(set(labels)))
+
+
+def judge(steps: Sequence[Step], how: str) -> list[dict[str, Any]]:
+    """Errors [%] of steps that nothing was fitted to, by source and generation, and how many intervals hold them."""
+    found: dict[str, list[tuple[float, bool]]] = {}
+    for judged in _split(steps, how):
+        fitted = [s for s, own in zip(steps, judged, strict=True) if not own and s.source in _FITTED]
+        others = [step for step, own in zip(steps, judged, strict=True) if own]
+        times, spreads = predict_steps(others, fit_scales(fitted, GENERATIONS))
+        for step, time, spread in zip(others, times, spreads, strict=True):
+            inside = abs(np.log(time / step.seconds)) <= 1.2816 * spread  # 80 %
+            found.setdefault(f"{step.source} {step.generation}", []).append((time / step.seconds - 1, bool(inside)))
+    rows = []
+    for name, pairs in sorted(found.items()):
+        errors, inside = zip(*pairs, strict=True)
+        rows.append(
+            {"steps": name, "judged": how, **summarize_errors(np.array(errors)), "inside": 100 * np.mean(inside)}
+        )
+    return rows
+
+
+def tabulate_scales(scales: Scales) -> str:
+    """The fitted scales as a table that perfkit ships."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("class", "generation", "logarithm", "stderr", "configurations", "kind"))
+    for (name, generation), (value, error, count) in scales.items():
+        writer.writerow((name, generation, f"{value:.4f}", f"{error:.3f}", count, "fitted" if count else "assumed"))
+    return out.getvalue()
+
+
+def read_scales() -> Scales:
+    """Fitted scales by class and generation, as `perfkit.calibration.published.fit_scales` gives them."""
+    with open(find_reference("published", "gpu_scales.csv"), newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return {
+        (row["class"], row["generation"]): (float(row["logarithm"]), float(row["stderr"]), int(row["configurations"]))
+        for row in rows
+    }
+
+
+def _run(given: Any) -> None:
+    rows = [row for row in read_rows() if row["dtype"] in _FORMATS and row["device"].partition("-")[0] in NODES]
+    steps = list_steps([row for row in rows if not row["inner"]])
+    figures = [row for how in dict.fromkeys(how for _, how in BARS) for row in judge(steps, how)]
+    heads = ("steps", "judged", "n", "geomean", "mean", "p95", "bias", "inside", "bar")
+    cells: list[tuple[str, ...]] = [heads]
+    for row in figures:
+        numbers = (f"{row[name]:.1f}" for name in heads[3:8])
+        bar = BARS.get((row["steps"], row["judged"]))
+        cells.append((row["steps"], row["judged"], f"{row['n']:.0f}", *numbers, f"{bar:g}" if bar else ""))
+    print(format_table(cells))
+    if given.write:
+        scales = fit_scales([step for step in steps if step.source in _FITTED], GENERATIONS)
+        write_text(find_reference("published") / "gpu_scales.csv", tabulate_scales(scales))
+    save_rows(given.json, figures)
+
+
+WRITE = {"--write": {"action": "store_true", "help": "write reference_data/published/gpu_scales.csv again"}}
+main = make_command(
+    "gpu_context", "Published steps of GPUs, judged by scales fitted to others.", _run, {**OUT, **WRITE}
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Scales of GPUs from published steps: recovered where known, shared with generations without steps, as predicted."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu_context import GENERATIONS, build_workload, list_steps, read_rows, read_scales
+from perfkit.calibration.published import Step, add_published, fit_scales, predict_steps
+from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.gallery import load_platform
+from perfkit.prediction.result import predict
+
+TRUE = {"product": 1.02, "memory": 1.5, "attention.triton": 1.7, "host": 0.8, "exchange": 0.5}
+
+
+def make_steps(generation: str, count: int) -> list[Step]:
+    """Steps that take exactly what these scales say; some wait for the host."""
+    rng, steps = np.random.default_rng(7), []
+    for number in range(count):
+        parts = dict(zip(TRUE, rng.uniform(0.2, 1.0, 5), strict=True))
+        flight = parts.pop("exchange")
+        parts["host"] *= 10.0 if number % 3 == 0 else 0.1
+        device = sum(TRUE[name] * value for name, value in parts.items() if name != "host") + TRUE["exchange"] * flight
+        seconds = max(device, TRUE["host"] * parts["host"])
+        known = {"rest": 0.0, "flight": flight, "exposed": 0.0, "update": 0.0}
+        steps.append(Step(f"source {number % 2}", generation, str(number), seconds, parts | known))
+    return steps
+
+
+def test_known_scales_are_found_and_lent_to_other_generations_with_less_certainty() -> None:
+    steps = make_steps("a100", 40)
+    scales = fit_scales(steps, ("a100", "h100"))
+    for name, true in TRUE.items():
+        value, error, count = scales[name, "a100"]
+        assert value == pytest.approx(math.log(true), abs=max(2 * error, 0.01))
+        assert count == 40 or name == "product"  # of which the prior knows more
+        assert scales[name, "h100"][1] > error and scales[name, "h100"][2] == 0
+    assert math.exp(scales["attention.triton", "h100"][0]) > 1.2  # as far as one generation tells of another
+    assert scales["spread", "h100"][0] >= 0.3 > scales["spread", "a100"][0]
+    times, spreads = predict_steps(steps, scales)
+    assert np.abs(np.log(times / [step.seconds for step in steps])).max() < 0.05 and (spreads > 0).all()
+
+
+def test_what_stands_behind_a_scale_is_told() -> None:
+    platform = add_published(load_platform("h100-sxm-8"), read_scales(), "h100", source="steps", date="2026-11-22")
+    fits = platform.context.kernels
+    assert fits["attention.backward.triton"]["scale"] == pytest.approx(1.9 * fits["attention.forward.triton"]["scale"])
+    assert fits["attention.forward.triton"].kind == "fitted" and fits["attention.forward.triton"].n >= 38
+    for borrowed in ("attention.forward.efficient", "elementwise.fused"):
+        assert fits[borrowed].kind == "assumed" and fits[borrowed].spread >= 0.3 and "h100" in fits[borrowed].notes[0]
+
+
+CASES: list[dict[str, Any]] = [
+    {"source": "mpt", "model": "mpt-3b", "device": "a100-sxm", "ranks": "8"},
+    {"source": "mpt", "model": "mpt-1b", "device": "h100-sxm", "ranks": "8"},
+    {"source": "vtrain", "hidden": "1024", "micro_batch": "1", "accumulate": "2"},
+    {"source": "flash_gpt", "model": "gpt3-125m"},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["source"] + case.get("model", ""))
+def test_platforms_predict_steps_as_the_fit_does(case: dict[str, Any]) -> None:
+    """What was fitted is what a user gets: the sum of scaled parts equals the simulated iteration."""
+    row = next(row for row in read_rows() if all(row[key] == value for key, value in case.items()))
+    row = {**row, "mixed": "no" if row["mixed"] == "master" else row["mixed"], "link": "", "accumulate": "1"}
+    time = predict_steps(list_steps([row]), scales := read_scales())[0][0]
+    generation = row["device"].partition("-")[0]
+    platform = add_published(load_platform(f"{row['device']}-8"), scales, generation, source="steps", date="2026-11-22")
+    with keep_quiet():
+        found = predict(build_workload(row, 1), platform, ranks=int(row["ranks"]), execution=row["execution"])
+    assert found.time == pytest.approx(time, rel=0.06)
+
+
+def test_files_of_the_gallery_hold_the_scales() -> None:
+    scales = read_scales()
+    assert {generation for _, generation in scales} == set(GENERATIONS)
+    for name, generation in (("a100-sxm-8", "a100"), ("b200-sxm-8", "blackwell"), ("v100-sxm-8", "v100")):
+        context = load_platform(name).context
+        for key, kind in (("gemm", "product"), ("copy", "memory"), ("attention.forward.triton", "attention.triton")):
+            assert context.kernels[key]["scale"] == pytest.approx(math.exp(scales[kind, generation][0]), rel=1e-4)
