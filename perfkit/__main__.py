@@ -98,16 +98,16 @@ def _build(name: str, **options: Any) -> Any:
 
     check_choice("model", name, [*dlrm.PRESETS, *transformer.PRESETS])
     if name in transformer.PRESETS:
-        return (pk.Transformer.gpt2 if name.startswith("gpt2") else pk.Transformer.bert)(name, **options)
-    if "sequence" in options:
-        raise ValueError("sequence is given; a DLRM has none; leave it out")
+        return pk.Transformer.preset(name, **options)
+    for key in [key for key in _WORKLOAD.split()[3:] if key in options]:
+        raise ValueError(f"{key} is given; a DLRM has none; leave it out")
     return pk.DLRM(name, **options)
 
 
 def _predict(given: _Given) -> _Answer:
     from perfkit.platform.estimates import keep_quiet
 
-    workload = _build(given.model, **_pick(given, "batch sequence dtype"))
+    workload = _build(given.model, **_pick(given, _WORKLOAD))
     with keep_quiet():  # what it would say is a part of the explanation
         found = pk.predict(workload, given.platform, ranks=given.ranks, execution=given.execution)
     data = {
@@ -236,10 +236,14 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {escape(message, 1000)}; see {self.prog} --help\n")
 
 
+#: Options of a workload, those that only language models have behind the first three.
+_WORKLOAD = "batch dtype mixed sequence parallel accumulate checkpoint"
 #: Every option: what argparse takes of it.
 _OPTIONS: dict[str, dict[str, Any]] = {
+    "accumulate": {"type": int, "help": "micro-batches of a rank, which share the batch"},
     "base": {"metavar": "NAME", "help": "platform for all other parts; default: the gallery's node"},
     "batch": {"type": int, "help": "samples or sequences over all ranks"},
+    "checkpoint": {"action": "store_true", "help": "compute layers again in the backward pass"},
     "device": {"choices": ("cpu", "cuda"), "help": "what to measure; default cpu"},
     "dim": {"type": int, "help": "columns of tables, for files without them"},
     "dtype": {"help": "fp32, tf32, bf16, fp16"},
@@ -254,9 +258,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "measure": {"action": "store_true", "help": "measure placements; without --model or --tables of 12 drawn models"},
     "measurements": {"metavar": "FILE", "help": "measure nothing: fit the raw measurements of a calibration"},
     "memory": {"type": float, "metavar": "BYTES", "help": "memory of a rank; default: that of its device"},
+    "mixed": {"action": "store_true", "help": "weights stay fp32, products run in --dtype"},
     "model": {"help": "preset, see perfkit models"},
     "models": {"choices": ("standard", "all"), "help": "families: standard (DLRM, Transformer; the default) or all"},
     "out": {"metavar": "FILE", "help": "file to write: a platform (.toml) or a plan"},
+    "parallel": {"help": "what ranks share: ddp (nothing, the default), zero1, zero2, fsdp"},
     "partial": {"action": "store_true", "help": "keep the rows of a log before a line that does not fit"},
     "plan": {"metavar": "FILE", "help": "a plan to price beside the one that is found"},
     "platform": {"help": "platform file, or name of the gallery, see perfkit platforms"},
@@ -289,9 +295,7 @@ _COMMANDS = {
         _calibrate, "Measure this machine, or fit existing measurements, and write a platform file.", "out",
         "device ranks quick models measurements from-nccl-logs ranks-per-node partial from-kernel-database traces base",
     ),
-    "predict": _Command(
-        _predict, "Predict one training iteration.", "model platform", "batch sequence dtype ranks execution"
-    ),
+    "predict": _Command(_predict, "Predict one training iteration.", "model platform", f"{_WORKLOAD} ranks execution"),
     "shard": _Command(
         _shard, "Search for a placement of embedding tables, or measure placements on this machine.", "platform",
         "model tables ranks batch dim embedding memory seconds steps seed plan out measure quick",

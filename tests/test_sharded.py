@@ -1,4 +1,7 @@
-"""Transformers with shared weights, accumulated gradients and layers that are computed again, against their twins."""
+"""Transformers against their twins: shared weights, accumulated gradients, layers computed again, other architectures.
+
+Parameters of presets are those that their authors, or the model cards on Hugging Face, state.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -6,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perfkit.prediction.result import predict
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.transformer import Transformer
 
@@ -20,6 +24,7 @@ from perfkit.recording.modules import build_step  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 
 SIZES = {"hidden": 64, "heads": 4, "vocabulary": 300, "positions": 48, "sequence": 16, "batch": 48}
+WAYS = ("ddp", "zero1", "zero2", "fsdp")
 NARROW = {"dtype": "bf16", "mixed": True}
 ALL = {"accumulate": 3, "checkpoint": True}
 #: Names by which a device or the way to update a list tells its kernels apart.
@@ -108,3 +113,29 @@ def test_a_spread_step_is_recorded_as_it_runs(layers: int, ranks: int, device: s
     waits = [None if graph.waits is None else sorted(map(tuple, graph.waits.tolist())) for graph in (ours, theirs)]
     assert waits[0] == waits[1] or not exact
     assert ours.column("calls").sum() == pytest.approx(theirs.column("calls").sum(), rel=0.1 if exact else 0.3)
+
+
+def test_gathering_is_hidden_behind_work_but_for_the_first() -> None:
+    sizes = {"batch": 128, "sequence": 1024, "layers": 12, "dtype": "bf16"}
+    found = {way: predict(Transformer.preset("mpt-1b", parallel=way, **sizes), "h100-sxm-8", ranks=8) for way in WAYS}
+    whole = {way: r.communication().row(0, named=True) for way, r in found.items()}
+    for way, row in whole.items():
+        assert (row["exposed_s"] > 0) == (way != "ddp") and row["exposed_s"] < 0.2 * row["total_s"]
+        assert row["total_s"] == pytest.approx(row["exposed_s"] + row["overlapped_s"])
+    sent = {way: len(r.timeline().filter(kind="collective")) for way, r in found.items()}
+    assert sent["fsdp"] == 13 + 12 + 13 and sent["zero1"] == sent["zero2"] == 13 + 13
+    updates = {way: r.breakdown().filter(phase="update")["time_s"].sum() for way, r in found.items()}
+    assert updates["ddp"] > 6 * updates["zero1"] and updates["zero1"] == pytest.approx(updates["fsdp"])
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200),
+        ("mpt-125m", 125_311_488), ("mpt-760m", 760_470_528), ("mpt-1b", 1_315_950_592), ("mpt-3b", 2_651_837_440),
+        ("mpt-7b", 6_658_859_008), ("mpt-13b", 12_853_954_560), ("mpt-30b", 29_975_214_080),
+        ("mpt-70b", 64_862_437_376), ("mpt-350m", 355_985_408), ("bert-base", 109_514_298),
+    ],
+)  # fmt: skip
+def test_presets_have_the_published_parameters(name: str, parameters: int) -> None:
+    assert Transformer.preset(name, sequence=16).graphs()[0].parameters == parameters

@@ -17,13 +17,23 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.sizes import check_size, count_configurations
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
-#: Published configurations: BERT of arXiv 1810.04805 (vocabulary 30522), GPT-2 (vocabulary 50257).
+_COLUMNS = ("vocabulary", "positions", "layers", "hidden", "heads")
+#: Published configurations, columns as above, those of the first two together: BERT of arXiv:1810.04805; GPT-2; GPT-3
+#: of arXiv:2005.14165, table 2.1 (the smallest with heads that divide its width); MPT as in the benchmarks of
+#: llm-foundry.
+_SHAPES: dict[tuple[int, int], dict[str, tuple[int, ...]]] = {
+    (30522, 512): {"bert-base": (12, 768, 12), "bert-large": (24, 1024, 16)},
+    (50257, 1024): {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20),
+                    "gpt2-xl": (48, 1600, 25)},
+    (50257, 2048): {"gpt3-1.3b": (24, 2048, 16), "gpt3-2.7b": (32, 2560, 32), "gpt3-6.7b": (32, 4096, 32),
+                    "gpt3-13b": (40, 5120, 40), "gpt3-175b": (96, 12288, 96)},
+    (50368, 2048): {"mpt-125m": (12, 768, 12), "mpt-350m": (24, 1024, 16), "mpt-760m": (24, 1536, 12),
+                    "mpt-1b": (24, 2048, 16), "mpt-3b": (32, 2560, 20), "mpt-7b": (32, 4096, 32),
+                    "mpt-13b": (40, 5120, 40), "mpt-30b": (48, 7168, 56), "mpt-70b": (80, 8192, 64)},
+}  # fmt: skip
 PRESETS: dict[str, dict[str, int]] = {
-    "bert-base": {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30522, "positions": 512},
-    "bert-large": {"layers": 24, "hidden": 1024, "heads": 16, "vocabulary": 30522, "positions": 512},
-    "gpt2": {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 50257, "positions": 1024},
-    "gpt2-xl": {"layers": 48, "hidden": 1600, "heads": 25, "vocabulary": 50257, "positions": 1024},
-}
+    key: dict(zip(_COLUMNS, (*own, *rest), strict=True)) for own, held in _SHAPES.items() for key, rest in held.items()
+}  # fmt: skip
 _UNFUSED = ("eager", "math")
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
@@ -38,7 +48,7 @@ _SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint")
 class Transformer:
     """One training iteration of a BERT or GPT-2: forward, cross entropy over all tokens, backward, optimizer.
 
-    Build one with `bert` or `gpt2`. On several ranks it is data-parallel. Dropout is not modelled. Batch, sequence,
+    One of `preset`, `bert`, `gpt2`. On several ranks it is data-parallel. Dropout is not modelled. Batch, sequence,
     hidden, heads, vocabulary and positions are numbers, or arrays with one for each of several configurations.
 
     Weights are shared as PyTorch's `fully_shard` does it, each layer by itself and the rest together; where `mixed`,
@@ -161,7 +171,8 @@ class Transformer:
         workload : Transformer
             The iteration.
         """
-        return cls._preset(preset, "bert", causal=False, batch=batch, sequence=sequence, changes=changes)
+        check_choice("preset", preset, [name for name in PRESETS if name.startswith("bert")])
+        return cls.preset(preset, batch=batch, sequence=sequence, **changes)
 
     @classmethod
     def gpt2(cls, preset: str = "gpt2", *, batch: int = 8, sequence: int = 1024, **changes: Any) -> "Transformer":
@@ -183,18 +194,42 @@ class Transformer:
         workload : Transformer
             The iteration.
         """
-        return cls._preset(preset, "gpt2", causal=True, batch=batch, sequence=sequence, changes=changes)
+        check_choice("preset", preset, [name for name in PRESETS if name.startswith("gpt2")])
+        return cls.preset(preset, batch=batch, sequence=sequence, **changes)
 
     @classmethod
-    def _preset(
-        cls, preset: str, family: str, *, causal: bool, batch: int, sequence: int, changes: dict[str, Any]
-    ) -> "Transformer":
-        check_choice("preset", preset, [name for name in PRESETS if name.startswith(family)])
+    def preset(cls, name: str, *, batch: int = 8, sequence: int | None = None, **changes: Any) -> "Transformer":
+        """A published language model: BERT, GPT-2, GPT-3 or MPT.
+
+        Parameters
+        ----------
+        name : str
+            One of `PRESETS`, such as ``mpt-7b``.
+        batch : int
+            Sequences over all ranks [-].
+        sequence : int, optional
+            Tokens of one sequence; as many as it has positions unless given, and 128 of a BERT [-].
+        **changes : int or str
+            Further fields of `Transformer` that differ from the preset [-].
+
+        Returns
+        -------
+        workload : Transformer
+            The iteration.
+
+        Examples
+        --------
+        >>> Transformer.preset("mpt-7b").graphs()[0].parameters
+        6658859008
+        """
+        sizes, family = PRESETS[check_choice("preset", name, PRESETS)], name.partition("-")[0]
         for key in changes:
-            check_choice("argument", key, [*PRESETS[preset], *_CHOICES, *_SWITCHES, "accumulate"])
-        values = {**PRESETS[preset], **changes}
-        changed = any(np.any(values[key] != size) for key, size in PRESETS[preset].items() if key != "positions")
-        return cls(family if changed else preset, causal, batch, sequence, **values)
+            check_choice("argument", key, [*sizes, *_CHOICES, *_SWITCHES, "accumulate"])
+        values: dict[str, Any] = {**sizes, **changes}
+        changed = any(np.any(values[key] != size) for key, size in sizes.items() if key != "positions")
+        length = 128 if family == "bert" else values["positions"]
+        values["sequence"] = length if sequence is None else sequence
+        return cls(family if changed else name, family != "bert", batch, **values)
 
     @property
     def description(self) -> str:
