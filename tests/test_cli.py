@@ -132,8 +132,8 @@ def test_predict_takes_its_options(capsys: Capture) -> None:
     assert run([*BERT, "--batch", "16", "--sequence", "256", "--dtype", "bf16", "--ranks", "8"]) == 0
     assert "bert-base, batch 16, sequence 256 on 8 of 8 ranks" in capsys.readouterr().out
     more = ("--dtype", "bf16", "--mixed", "--parallel", "fsdp", "--accumulate", "2", "--checkpoint", "--ranks", "8")
-    assert run([*GPU, "mpt-7b", "--batch", "16", *more]) == 0
-    assert "mpt-7b, batch 16, sequence 2048, checkpoint, accumulate 2, fsdp on 8" in capsys.readouterr().out
+    assert run([*GPU, "llama-3-8b", "--batch", "16", *more]) == 0
+    assert "llama-3-8b, batch 16, sequence 8192, checkpoint, accumulate 2, fsdp on 8" in capsys.readouterr().out
     assert run([*GPU, "dlrm-default", "--parallel", "fsdp"]) == 2
     assert "parallel is given; a DLRM has none; leave it out" in capsys.readouterr().err
 

@@ -25,6 +25,8 @@ from perfkit.recording.steps import capture  # noqa: E402
 
 SIZES = {"hidden": 64, "heads": 4, "vocabulary": 300, "positions": 48, "sequence": 16, "batch": 48}
 WAYS = ("ddp", "zero1", "zero2", "fsdp")
+TINY = {"hidden": 64, "vocabulary": 304, "positions": 48, "sequence": 16}
+MORE: dict[str, dict[str, int]] = {"gpt2": {}, "llama-3-8b": {"kv_heads": 2, "inner": 176}}
 NARROW = {"dtype": "bf16", "mixed": True}
 ALL = {"accumulate": 3, "checkpoint": True}
 #: Names by which a device or the way to update a list tells its kernels apart.
@@ -135,7 +137,44 @@ def test_gathering_is_hidden_behind_work_but_for_the_first() -> None:
         ("mpt-125m", 125_311_488), ("mpt-760m", 760_470_528), ("mpt-1b", 1_315_950_592), ("mpt-3b", 2_651_837_440),
         ("mpt-7b", 6_658_859_008), ("mpt-13b", 12_853_954_560), ("mpt-30b", 29_975_214_080),
         ("mpt-70b", 64_862_437_376), ("mpt-350m", 355_985_408), ("bert-base", 109_514_298),
+        ("llama-2-7b", 6_738_415_616), ("llama-2-13b", 13_015_864_320), ("llama-2-70b", 68_976_648_192),
+        ("llama-3-8b", 8_030_261_248), ("llama-3-70b", 70_553_706_496), ("llama-3-405b", 405_853_388_800),
     ],
 )  # fmt: skip
 def test_presets_have_the_published_parameters(name: str, parameters: int) -> None:
     assert Transformer.preset(name, sequence=16).graphs()[0].parameters == parameters
+
+
+def list_products(graph: Graph) -> list[tuple[Any, ...]]:
+    """Name, sizes and bytes of products, gradients of lookups, SiLU and the loss: in any order, transposed or not."""
+    kept = ("mm", "addmm", "silu", "silu_backward", "embedding_dense_backward", "_log_softmax", "nll_loss_backward")
+    found = zip(graph.labels, *(graph.column(size).tolist() for size in "mnk"), graph.traffic.tolist(), strict=True)
+    return sorted((label[0], min(m, n), max(m, n), k, sent) for label, m, n, k, sent in found if label[0] in kept)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2"])
+def test_products_are_those_of_transformers(name: str) -> None:
+    """Norms, positions and activations differ: there they are many small operations, here the kernels of GPUs."""
+    theirs = pytest.importorskip("transformers", reason="needs transformers: pip install 'perfkit[models]'")
+    model = Transformer.preset(name, layers=2, heads=4, batch=4, dropout=0.1 * (name == "gpt2"), **(TINY | MORE[name]))
+    if name == "gpt2":
+        config = theirs.GPT2Config(304, 48, 64, 2, 4, use_cache=False)
+        kind = theirs.GPT2LMHeadModel
+    else:
+        more = {"num_key_value_heads": 2, "max_position_embeddings": 48, "use_cache": False}
+        config, kind = theirs.LlamaConfig(304, 64, 176, 2, 4, **more), theirs.LlamaForCausalLM
+
+    def make_step() -> Callable[[], Any]:
+        net = kind(config).to("cuda")
+        optimizer, tokens = torch.optim.AdamW(net.parameters(), foreach=True), torch.randint(0, 304, (4, 16)).to("cuda")
+
+        def step() -> None:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(tokens).logits.view(-1, 304), tokens.view(-1)).backward()
+            optimizer.step()
+
+        return step
+
+    ours, captured = model.graphs(1, accelerator=True)[0], capture(make_step, device="cuda")
+    assert list_products(ours) == list_products(captured) and ours.parameters == captured.parameters
+    assert [label[0] for label in ours.labels].count("native_dropout") == (5 if name == "gpt2" else 0)

@@ -63,8 +63,9 @@ class Units:
         tape, weights = self.tape, self.weights[layer]
         before, tape.layer = tape.layer, layer
         for weight in (each for each in weights if each not in tape.shards):
-            rows, *rest = weight.shape
-            tape.shards[weight] = tape.tensor(-(-rows // self.ranks), *rest, itemsize=self.itemsize)
+            tape.shards[weight] = tape.tensor(
+                -(-weight.shape[0] // self.ranks), *weight.shape[1:], itemsize=self.itemsize
+            )
         parts = [tape.shards[weight] for weight in weights]
         count = sum(part.numel for part in parts)
         narrow, self.buffers[layer] = tape.tensor(count), (whole := tape.tensor(count * self.ranks))

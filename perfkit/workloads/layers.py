@@ -41,11 +41,21 @@ def mlp(tape: Tape, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Ten
     return x
 
 
-def layer_norm(tape: Tape, x: Tensor) -> Tensor:
-    """Layer norm with trained weight and bias."""
-    weight, bias = tape.parameter(x.shape[-1]), tape.parameter(x.shape[-1])
-    statistics = [tape.tensor(x.numel // x.shape[-1], itemsize=tape.wide) for _ in range(2)]
-    return tape.record("layer_norm", cast(tape, x, tape.wide), weight, bias, *statistics)
+def norm(tape: Tape, kind: str, x: Tensor) -> Tensor:
+    """Norm of each row: ``layer``, with trained weight and bias, or ``rms`` (root mean square), with a weight."""
+    own = [tape.parameter(x.shape[-1]) for _ in range(2 - (kind == "rms"))]
+    statistics = [tape.tensor(x.numel // x.shape[-1], itemsize=tape.wide) for _ in own]
+    return tape.record(f"{kind}_norm", cast(tape, x, tape.wide), *own, *statistics)
+
+
+def dropout(tape: Tape, share: float, x: Tensor) -> Tensor:
+    """Numbers of which a share is set to zero, at random: which ones are kept is remembered."""
+    return tape.record("dropout", x, tape.tensor(*x.shape, itemsize=1)) if share else x
+
+
+def rotate(tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
+    """Rotary positions: pairs of numbers as complex fp32 ones, times one for each place and pair of a head."""
+    return cast(tape, tape.record("rotate", cast(tape, x, 4), angles), x.itemsize)
 
 
 def bmm(tape: Tape, a: Tensor, b: Tensor, layout: str = "") -> Tensor:
@@ -98,16 +108,18 @@ def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal
     return tape.record(name, q, k, v, statistics, **sizes)
 
 
-def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool) -> Tensor:
+def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, drop: float) -> Tensor:
     """Attention with the scores in memory; heads are gathered by copies, as matmul does with permuted views."""
     batch, sequence, hidden = q.shape
+    if np.any(k.shape[-1] != hidden):  # several heads of queries share one of keys and values
+        k, v = (tape.record("repeat", x, out=(batch, sequence, hidden)) for x in (k, v))
     count, width = batch * heads, hidden // heads
     q, v = (_regroup(tape, x, width, count, sequence, width) for x in (q, v))
     k = _regroup(tape, k, width, count, width, sequence, lazy=True)
     scores = tape.record("scale", bmm(tape, _gather(tape, q), _gather(tape, k)))
     if causal:
         scores = tape.record("add", scores, tape.tensor(sequence, sequence))
-    scores = tape.record("softmax", cast(tape, scores, tape.wide))
+    scores = dropout(tape, drop, tape.record("softmax", cast(tape, scores, tape.wide)))
     mixed = bmm(tape, scores, _gather(tape, v))
     return _gather(tape, _regroup(tape, mixed, width, batch, sequence, hidden), width)
 

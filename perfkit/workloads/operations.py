@@ -146,6 +146,10 @@ RULES: Mapping[str, Rule] = {
     "gelu_tanh": _rule(
         "x", "gelu elementwise.gelu_tanh: x -> y", "gelu_backward elementwise.gelu_backward_tanh: dy x -> dx"
     ),
+    "silu": _rule("x", "silu elementwise: x -> y", "silu_backward elementwise: dy x -> dx"),
+    "dropout": _rule("x m", "native_dropout elementwise: x -> y m", "native_dropout_backward elementwise: dy m -> dx"),
+    "rotate": _rule("x angles", "mul elementwise: x angles -> y", "mul elementwise: dy angles -> dx"),
+    "repeat": _rule("x", "clone copy: x -> y", "sum rowwise: dy -> dx"),
     "scale": _rule("x", "mul elementwise.mul_scalar: x -> y", "mul elementwise.mul_scalar: dy -> dx"),
     "add": _rule("x b", "add elementwise: x b -> y", gives="dy>x dy>b"),
     "multiply": _rule(
@@ -156,6 +160,10 @@ RULES: Mapping[str, Rule] = {
     "layer_norm": _rule(
         "x w b mean inverse", "native_layer_norm rowwise: x w b -> y mean inverse",
         "native_layer_norm_backward rowwise: dy x mean inverse w b -> dx dw db",
+    ),
+    "rms_norm": _rule(
+        "x w inverse", "_fused_rms_norm rowwise.native_layer_norm: x w -> y inverse",
+        "_fused_rms_norm_backward rowwise.native_layer_norm_backward: dy x inverse w -> dx dw",
     ),
     "split": _rule("x parts", "", "cat copy: dparts -> dx"),
     "cat": _rule("parts", "cat copy: parts -> y", gives="dy>parts"),

@@ -1,7 +1,7 @@
-"""Transformer language models: BERT with a masked-token head and GPT-2, as one training iteration."""
+"""Transformer language models, from BERT with a masked-token head to Llama, as one training iteration."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,10 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.sizes import check_size, count_configurations
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
-_COLUMNS = ("vocabulary", "positions", "layers", "hidden", "heads")
+_COLUMNS = ("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "inner")
 #: Published configurations, columns as above, those of the first two together: BERT of arXiv:1810.04805; GPT-2; GPT-3
 #: of arXiv:2005.14165, table 2.1 (the smallest with heads that divide its width); MPT as in the benchmarks of
-#: llm-foundry.
+#: llm-foundry; Llama 2 of arXiv:2307.09288 and Llama 3 of arXiv:2407.21783, table 3.
 _SHAPES: dict[tuple[int, int], dict[str, tuple[int, ...]]] = {
     (30522, 512): {"bert-base": (12, 768, 12), "bert-large": (24, 1024, 16)},
     (50257, 1024): {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20),
@@ -30,26 +30,31 @@ _SHAPES: dict[tuple[int, int], dict[str, tuple[int, ...]]] = {
     (50368, 2048): {"mpt-125m": (12, 768, 12), "mpt-350m": (24, 1024, 16), "mpt-760m": (24, 1536, 12),
                     "mpt-1b": (24, 2048, 16), "mpt-3b": (32, 2560, 20), "mpt-7b": (32, 4096, 32),
                     "mpt-13b": (40, 5120, 40), "mpt-30b": (48, 7168, 56), "mpt-70b": (80, 8192, 64)},
+    (32000, 4096): {"llama-2-7b": (32, 4096, 32, 32, 11008), "llama-2-13b": (40, 5120, 40, 40, 13824),
+                    "llama-2-70b": (80, 8192, 64, 8, 28672)},
+    (128256, 8192): {"llama-3-8b": (32, 4096, 32, 8, 14336), "llama-3-70b": (80, 8192, 64, 8, 28672),
+                     "llama-3-405b": (126, 16384, 128, 8, 53248)},
 }  # fmt: skip
 PRESETS: dict[str, dict[str, int]] = {
-    key: dict(zip(_COLUMNS, (*own, *rest), strict=True)) for own, held in _SHAPES.items() for key, rest in held.items()
+    key: dict(zip(_COLUMNS, (*own, *rest), strict=False)) for own, held in _SHAPES.items() for key, rest in held.items()
 }  # fmt: skip
+_LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
 _UNFUSED = ("eager", "math")
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 _CHOICES = {
     "attention": (*_UNFUSED, "fused", *ATTENTION), "dtype": ITEMSIZE, "optimizer": ("adamw", "sgd"),
-    "parallel": PARALLEL,
+    "parallel": PARALLEL, "norm": ("layer", "rms"),
 }  # fmt: skip
-_SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint")
+_SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias")
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """One training iteration of a BERT or GPT-2: forward, cross entropy over all tokens, backward, optimizer.
+    """One training iteration of a language model: forward, cross entropy over all tokens, backward, optimizer.
 
-    One of `preset`, `bert`, `gpt2`. On several ranks it is data-parallel. Dropout is not modelled. Batch, sequence,
-    hidden, heads, vocabulary and positions are numbers, or arrays with one for each of several configurations.
+    Build one with `preset`, `bert` or `gpt2`. On several ranks it is data-parallel. Batch, sequence, hidden, heads,
+    vocabulary and positions are numbers, or arrays with one for each of several configurations.
 
     Weights are shared as PyTorch's `fully_shard` does it, each layer by itself and the rest together; where `mixed`,
     they are cast before they are gathered, layers work in `dtype`, and gradients are reduced in fp32.
@@ -59,7 +64,7 @@ class Transformer:
     name : str
         Preset or family name.
     causal : bool
-        GPT-2 (pre-norm, causal attention) rather than BERT (post-norm, token types, masked-token head).
+        Pre-norm with causal attention, as GPT and Llama, rather than BERT (post-norm, token types, masked-token head).
     batch : int
         Sequences of one iteration over all ranks [-].
     sequence : int
@@ -98,6 +103,22 @@ class Transformer:
     parallel : str
         What several ranks share: nothing, gradients are averaged (``ddp``); states of the optimizer and the sums of
         gradients, reduced with the last micro-batch (``zero1``) or with each (``zero2``); weights too (``fsdp``).
+    kv_heads : int
+        Heads of keys and values, which divide the others; 0 for as many [-].
+    inner : int
+        Width between the products of a layer; 0 for four times the width [-].
+    dropout : float
+        Share of numbers dropped: of the embeddings, of scores in memory, behind attention and behind a layer [-].
+    norm : str
+        ``layer`` or ``rms`` (by one kernel, as GPUs run `torch.nn.RMSNorm`).
+    gated : bool
+        Whether a product with an activation of SiLU gates another one (SwiGLU).
+    rotary : bool
+        Whether positions rotate queries and keys, as complex numbers, in place of an embedding.
+    tie : bool
+        Whether the head shares the embedding of words.
+    bias : bool
+        Whether products have a bias.
     family : str
         Workload family, by which platforms are calibrated.
 
@@ -132,18 +153,29 @@ class Transformer:
     checkpoint: bool = False
     accumulate: int = 1
     parallel: str = "ddp"
+    kv_heads: int = 0
+    inner: int = 0
+    dropout: float = 0.0
+    norm: str = "layer"
+    gated: bool = False
+    rotary: bool = False
+    tie: bool = True
+    bias: bool = True
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
         layers = check_positive("layers", self.layers, integer=True, maximum=10_000)  # memory is finite
-        sizes = {key: check_size(key, getattr(self, key)) for key in SIZES}
-        for key, size in {"layers": layers, **sizes}.items():
-            object.__setattr__(self, key, size)
-        for key, known in _CHOICES.items():
-            check_choice(key, getattr(self, key), known)
-        check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
+        known = {"layers": layers, **{key: check_size(key, getattr(self, key)) for key in SIZES}}
         micro = check_positive("accumulate", self.accumulate, integer=True, maximum=10_000 // layers)
-        object.__setattr__(self, "accumulate", micro)
+        for key in ("kv_heads", "inner"):
+            known[key] = check_positive(key, getattr(self, key), integer=True, zero=True)
+        known |= {"accumulate": micro, "dropout": check_positive("dropout", self.dropout, maximum=1.0, zero=True)}
+        vars(self).update(known)
+        for key, names in _CHOICES.items():
+            check_choice(key, getattr(self, key), names)
+        check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
+        if np.any(self.heads % (self.kv_heads or 1)):
+            raise ValueError(f"kv_heads is {self.kv_heads}; it must divide heads, {self.heads}; change one of them")
         if np.any(self.hidden % self.heads):
             raise ValueError(f"heads is {self.heads}; it must divide hidden, {self.hidden}; change one of them")
         if np.any(self.sequence > self.positions):
@@ -199,12 +231,12 @@ class Transformer:
 
     @classmethod
     def preset(cls, name: str, *, batch: int = 8, sequence: int | None = None, **changes: Any) -> "Transformer":
-        """A published language model: BERT, GPT-2, GPT-3 or MPT.
+        """A published language model: BERT, GPT-2, GPT-3, MPT or Llama.
 
         Parameters
         ----------
         name : str
-            One of `PRESETS`, such as ``mpt-7b``.
+            One of `PRESETS`, such as ``llama-3-8b``.
         batch : int
             Sequences over all ranks [-].
         sequence : int, optional
@@ -219,24 +251,26 @@ class Transformer:
 
         Examples
         --------
-        >>> Transformer.preset("mpt-7b").graphs()[0].parameters
-        6658859008
+        >>> Transformer.preset("llama-2-7b").graphs()[0].parameters
+        6738415616
         """
         sizes, family = PRESETS[check_choice("preset", name, PRESETS)], name.partition("-")[0]
         for key in changes:
-            check_choice("argument", key, [*sizes, *_CHOICES, *_SWITCHES, "accumulate"])
-        values: dict[str, Any] = {**sizes, **changes}
-        changed = any(np.any(values[key] != size) for key, size in sizes.items() if key != "positions")
-        length = 128 if family == "bert" else values["positions"]
-        values["sequence"] = length if sequence is None else sequence
-        return cls(family if changed else name, family != "bert", batch, **values)
+            check_choice("argument", key, [each.name for each in fields(cls)[4:-1]])
+        values: dict[str, Any] = {**sizes, **(_LLAMA if family == "llama" else {})}
+        plain = cls(name, family != "bert", 1, 1, **values)
+        shape = {"layers", "hidden", "heads", "vocabulary", "kv_heads", "inner", *_LLAMA} & changes.keys()
+        changed = any(np.any(changes[key] != getattr(plain, key)) for key in shape)
+        length = changes.get("positions", plain.positions) if plain.causal else 128
+        values |= {**changes, "sequence": length if sequence is None else sequence}
+        return cls(family if changed else name, plain.causal, batch, **values)
 
     @property
     def description(self) -> str:
         """What is computed, in a few words."""
-        known = {"checkpoint": self.checkpoint, f"accumulate {self.accumulate}": self.accumulate > 1}
-        more = [*(text for text, said in known.items() if said), self.parallel]
-        return ", ".join([f"{self.name}, batch {self.batch}, sequence {self.sequence}", *more]).removesuffix(", ddp")
+        said = [f"dropout {self.dropout:g}"] * (self.dropout > 0) + ["checkpoint"] * self.checkpoint
+        said += [f"accumulate {self.accumulate}"] * (self.accumulate > 1) + [self.parallel] * (self.parallel != "ddp")
+        return ", ".join([f"{self.name}, batch {self.batch}, sequence {self.sequence}", *said])
 
     def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
         """What every rank computes in one iteration: the same on each.
@@ -292,53 +326,70 @@ def _forward(tape: Tape, model: Transformer, ranks: int, most: int, open_unit: A
     tokens = batch * model.sequence
     tape.module, tape.layer, tape.drawn = "embeddings", -1, 0
     with open_unit(-1):
-        words, places = tape.parameter(model.vocabulary, hidden), tape.parameter(model.positions, hidden)
+        words = tape.parameter(model.vocabulary, hidden)
+        places = None if model.rotary else tape.parameter(model.positions, hidden)
         x = layers.look_up(tape, words, tokens, batch, model.sequence)
-        x = tape.record("add", x, layers.look_up(tape, places, model.sequence, model.sequence))
+        if places:
+            x = tape.record("add", x, layers.look_up(tape, places, model.sequence, model.sequence))
         if not model.causal:
             types = layers.look_up(tape, tape.parameter(2, hidden), tokens, batch, model.sequence)
-            x = layers.layer_norm(tape, tape.record("add", x, types))
+            x = layers.norm(tape, model.norm, tape.record("add", x, types))
+        x = layers.dropout(tape, model.dropout, x)
         for tape.layer in range(min(model.layers, most)):
             run = partial(_layer, tape, model, module=f"layers.{tape.layer}")
             with open_unit(tape.layer):
                 x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
         tape.module, tape.layer = "head", -1
         if not model.causal:
-            x = tape.record("gelu", layers.linear(tape, x, tape.parameter(hidden, hidden), tape.parameter(hidden)))
-        x = layers.layer_norm(tape, x)
-        bias = None if model.causal else tape.parameter(model.vocabulary)
-        logits = layers.linear(tape, x, words, bias)
+            x = tape.record("gelu", _project(tape, model, x, hidden))
+        x = layers.norm(tape, model.norm, x)
+        weight = words if model.tie else tape.parameter(model.vocabulary, hidden)
+        logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(model.vocabulary))
     layers.cross_entropy(tape, layers.cast(tape, logits, 4) if model.mixed and tape.shards else logits, tokens)
+
+
+def _project(tape: Tape, model: Transformer, x: Tensor, width: Any) -> Tensor:
+    """A linear layer of a model, with or without bias."""
+    weight = tape.parameter(width, x.shape[-1])
+    return layers.linear(tape, x, weight, tape.parameter(width) if model.bias else None)
 
 
 def _layer(tape: Tape, model: Transformer, x: Tensor, *, module: str) -> Tensor:
     """One Transformer layer: normalised before (GPT-2) or after (BERT) each residual sum."""
-    hidden, norm = model.hidden, layers.layer_norm
-    tape.module = module + ".attention"
-    x = tape.record("add", x, _attention(tape, model, norm(tape, x) if model.causal else x))
-    x = x if model.causal else norm(tape, x)
-    tape.module = module + ".mlp"
-    inner = norm(tape, x) if model.causal else x
-    inner = layers.linear(tape, inner, tape.parameter(4 * hidden, hidden), tape.parameter(4 * hidden))
-    inner = tape.record("gelu_tanh" if model.causal else "gelu", inner)
-    inner = layers.linear(tape, inner, tape.parameter(hidden, 4 * hidden), tape.parameter(hidden))
-    x = tape.record("add", x, inner)
-    return x if model.causal else norm(tape, x)
+    for name, body in (("attention", _attention), ("mlp", _feed_forward)):
+        tape.module = f"{module}.{name}"
+        inner = body(tape, model, layers.norm(tape, model.norm, x) if model.causal else x)
+        x = tape.record("add", x, layers.dropout(tape, model.dropout, inner))
+        x = x if model.causal else layers.norm(tape, model.norm, x)
+    return x
+
+
+def _feed_forward(tape: Tape, model: Transformer, x: Tensor) -> Tensor:
+    """Two products with an activation between them, or three where one gates another."""
+    inner = model.inner or 4 * model.hidden
+    activation = "silu" if model.gated else "gelu_tanh" if model.causal else "gelu"
+    wide = tape.record(activation, _project(tape, model, x, inner))
+    if model.gated:
+        wide = tape.record("multiply", wide, _project(tape, model, x, inner))
+    return _project(tape, model, wide, model.hidden)
 
 
 def _attention(tape: Tape, model: Transformer, x: Tensor) -> Tensor:
     """Self-attention with its projections."""
-    hidden = model.hidden
-    if model.causal:
-        joint = layers.linear(tape, x, tape.parameter(3 * hidden, hidden), tape.parameter(3 * hidden))
-        q, k, v = layers.split(tape, joint, 3)
+    hidden, head = model.hidden, model.hidden // model.heads
+    width = head * model.kv_heads if model.kv_heads else hidden
+    if model.causal and not model.rotary and np.all(width == hidden):
+        q, k, v = layers.split(tape, _project(tape, model, x, 3 * hidden), 3)
     else:
-        q, k, v = (layers.linear(tape, x, tape.parameter(hidden, hidden), tape.parameter(hidden)) for _ in range(3))
+        q, k, v = (_project(tape, model, x, size) for size in (hidden, width, width))
+    if model.rotary:
+        angles = tape.tensor(model.sequence, head // 2, itemsize=8)
+        q, k = (layers.rotate(tape, each, angles) for each in (q, k))
     layers.count_views(tape, 6)  # each of the three by heads, and transposed
     about: dict[str, Any] = {"heads": model.heads, "causal": model.causal}
     if model.attention in _UNFUSED:
-        mixed = layers.eager_attention(tape, q, k, v, **about)
+        mixed = layers.eager_attention(tape, q, k, v, drop=model.dropout, **about)
     else:
         mixed = layers.attention(tape, q, k, v, kernel=model.attention.removeprefix("fused"), **about)
     layers.count_views(tape, 2)
-    return layers.linear(tape, mixed, tape.parameter(hidden, hidden), tape.parameter(hidden))
+    return _project(tape, model, mixed, hidden)

@@ -59,6 +59,9 @@ TRANSFORMER = {
     "batch": BATCHES, "sequence": (1, 16, 64, 100, 2**40), "hidden": (768, 96, 2**20), "heads": (2, 4),
     "vocabulary": SIZES, "positions": (128, 4096, 2**62), "attention": ("fused", "eager"), "fused": True,
     "dtype": ("fp32", "fp32", "bf16"), "optimizer": ("adamw", "sgd"), "mixed": (*[False] * 9, True), "overlap": False,
+    "checkpoint": True, "accumulate": (1, 2, 3), "parallel": ("ddp", "zero1", "zero2", "fsdp"), "kv_heads": (0, 1, 2),
+    "inner": SIZES, "gated": True, "rotary": True, "tie": False, "bias": False, "norm": ("layer", "rms"),
+    "dropout": (0.0, 0.1, 1.0),
 }  # fmt: skip
 TABLE = {
     "pooling": (1, 2.5, 8), "exponent": (0, 0.5, 1.05), "itemsize": 4, "name": TEXTS, "spread": 1.0,
