@@ -117,13 +117,14 @@ def test_a_spread_step_is_recorded_as_it_runs(layers: int, ranks: int, device: s
     assert ours.column("calls").sum() == pytest.approx(theirs.column("calls").sum(), rel=0.1 if exact else 0.3)
 
 
+@pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 def test_gathering_is_hidden_behind_work_but_for_the_first() -> None:
     sizes = {"batch": 128, "sequence": 1024, "layers": 12, "dtype": "bf16"}
     found = {way: predict(Transformer.preset("mpt-1b", parallel=way, **sizes), "h100-sxm-8", ranks=8) for way in WAYS}
-    whole = {way: r.communication().row(0, named=True) for way, r in found.items()}
-    for way, row in whole.items():
-        assert (row["exposed_s"] > 0) == (way != "ddp") and row["exposed_s"] < 0.2 * row["total_s"]
-        assert row["total_s"] == pytest.approx(row["exposed_s"] + row["overlapped_s"])
+    for way, r in found.items():
+        idle, spent = r.idle()["communication_s"][0], r.communication().row(0, named=True)
+        assert (idle > 0) == (way != "ddp") and idle < 0.2 * spent["total_s"], "collectives take from kernels beside"
+        assert spent["total_s"] == pytest.approx(spent["exposed_s"] + spent["overlapped_s"])
     sent = {way: len(r.timeline().filter(kind="collective")) for way, r in found.items()}
     assert sent["fsdp"] == 13 + 12 + 13 and sent["zero1"] == sent["zero2"] == 13 + 13
     updates = {way: r.breakdown().filter(phase="update")["time_s"].sum() for way, r in found.items()}
