@@ -191,6 +191,13 @@ def test_what_a_terminal_cannot_show_takes_nothing_else_with_it(monkeypatch: pyt
     assert b"bert-base" in shown.getvalue() and b"?" in shown.getvalue()
 
 
+def test_a_broken_platform_file_ends_a_command(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text('name = "mine"\n[device', encoding="utf-8")
+    assert run(["predict", "--model", "bert-base", "--platform", str(path)]) == 2
+    assert "broken.toml" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("always")
 def test_messages_are_one_short_line_that_no_terminal_obeys(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     def check(*_: Any, **__: Any) -> None:

@@ -436,7 +436,7 @@ def _is_as_before(before: list[Any]) -> bool:
 
 
 def test_captures_in_threads_take_turns_and_leave_nothing_replaced() -> None:
-    """15 captures of three kinds in 5 threads: the graphs of one thread alone, and the process as it was."""
+    """16 captures of three kinds in 8 threads: the graphs of one thread alone, and the process as it was."""
     sizes: dict[str, Any] = {"rows": [300, 70], "dim": 8, "pooling": 2, "bottom": [8], "top": [8], "features": 4}
 
     def wrapped(wrap: Callable[[nn.Module], nn.Module]) -> Make:
@@ -451,10 +451,10 @@ def test_captures_in_threads_take_turns_and_leave_nothing_replaced() -> None:
         return capture(make, ranks=ranks)
 
     alone, before = [run(number) for number in range(3)], _list_replaced()
-    gc.freeze()  # what other tests left alive need not be looked through 15 times
+    gc.freeze()  # what other tests left alive need not be looked through 16 times
     try:
-        with ThreadPoolExecutor(5) as pool:
-            graphs = list(pool.map(run, range(15)))
+        with ThreadPoolExecutor(8) as pool:
+            graphs = list(pool.map(run, range(16)))
     finally:
         gc.unfreeze()
     assert _is_as_before(before)
