@@ -125,7 +125,7 @@ def test_gallery_entries_are_whole(name: str) -> None:
     for key, fit in {**platform.kernels, **platform.collectives}.items():
         assert all(math.isfinite(error) and fit.units[name] for name, error in fit.stderr.items()), key
     for source in {fit.source for fit in platform.kernels.values() if fit.kind == "fitted"}:
-        assert any(name in source for name in ("aiconfigurator", "perfkit", "arXiv"))
+        assert any(name in source for name in ("aiconfigurator", "perfkit", "arXiv", "NeuSight"))
 
 
 # Refusals: what is changed in a good file, and what the message must say.
