@@ -361,7 +361,7 @@ def predict(
         spread = math.hypot(known, math.log(timeline.slower[0] / timeline.slower[1]) / 2)
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
-        lower_bound=max(busy, float(moving.max()), hosts if device else 0.0),
+        lower_bound=min(max(busy, float(moving.max()), hosts if device else 0.0), timeline.period),  # but for rounding
         serial=busy + float(moving.sum()) + hosts, latency=timeline.latency,
         device_time=timeline.device, fixed_time=cost.fixed, execution=lane.kind.graph.execution,
         unmodelled=cost.unmodelled, warnings=notes, _timeline=timeline,
