@@ -477,7 +477,7 @@ def test_kernels_take_arrays() -> None:
 def test_a_platform_shows_every_number() -> None:
     table = H100.numbers()
     assert table.columns == ["group", "name", "value", "unit", "kind", "stderr", "source", "date", "basis"]
-    assert set(table["group"]) == {"device", "peak", "memory", "link", "host", "kernel", "collective"}
+    assert set(table["group"]) == {"device", "peak", "memory", "link", "host", "kernel", "collective", "context"}
     assert table.filter(pl.col("name") == "bf16")["value"].item() == 989.4e12
     assert repr(H100).startswith("Platform('h100-sxm-8': 8 ranks of 'NVIDIA H100") and "\n" not in repr(H100)
     assert H100._repr_html_().count("<tr>") == table.height + 1

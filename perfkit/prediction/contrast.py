@@ -85,7 +85,8 @@ class PlatformComparison(Tabular):
             slower=(pl.col("b") / pl.col("a")).pow(pl.when(pl.col("unit").str.starts_with("s")).then(1).otherwise(-1)),
             errors=(pl.col("b") - pl.col("a")).abs() / (pl.col("stderr") ** 2 + pl.col("stderr_b") ** 2).sqrt(),
         )  # fmt: skip
-        found = both.filter(pl.col("errors") >= errors, ~pl.col("name").str.contains("sharpness|_weight$"))
+        moved = (pl.col("a") != pl.col("b")) & (pl.col("errors") >= errors)  # no number is sure of itself by 0 over 0
+        found = both.filter(moved, ~pl.col("name").str.contains("sharpness|_weight$"))
         return found.sort(-pl.col("slower").log().abs().round(9), "group", "name")
 
     def chart(self) -> Picture:
