@@ -337,7 +337,8 @@ def predict(
     durations = [scale * own + delay for own in isolated]
     times = [time_rank(kind, scale * own.seconds, where, whole) for kind, own in zip(kinds, costs, strict=True)]
     overlap, error = where.context.overlap, find_host_error(where)
-    shared = overlap["contention"] if overlap else float(not device)  # no overlap on a core where it was not measured
+    # no overlap on a core where it was not measured; on a GPU what was fitted to other families does not hold
+    shared = overlap["contention"] if overlap and (whole or not device) else float(not device)
     timeline = simulate(
         times, durations, device=device, contention=shared,
         slower=() if whole and (not device or "per_operation" in whole) else (error, 1 / error),
