@@ -15,6 +15,8 @@ from perfkit.__main__ import main
 from perfkit.workloads.execution import compile_graph
 from perfkit.workloads.graph import FEATURES, Graph
 
+pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+
 Row = tuple[str, str, float, str, str]  # name, kind, elements, buffers read, buffers written
 
 

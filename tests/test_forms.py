@@ -30,6 +30,8 @@ from perfkit.recording.exchanges import name_collective  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 from perfkit.workloads.execution import compile_graph  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+
 Step = Callable[[], Any]
 
 

@@ -18,6 +18,8 @@ from perfkit.sharding.planner import price_plan
 from perfkit.workloads.graph import FEATURES, Graph
 from tests.golden.steps import ADAMW, SGD, twin
 
+pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+
 BERT, GPT2 = pk.Transformer.bert, pk.Transformer.gpt2
 CPU, GPU = "zen3-2", "h100-sxm-8"
 SMALL = GPT2("gpt2", layers=4, hidden=64, heads=4, vocabulary=500, batch=4, sequence=64)

@@ -322,7 +322,7 @@ def predict(
     Examples
     --------
     >>> import perfkit as pk
-    >>> r = pk.predict(pk.Transformer.bert("bert-large", batch=8, sequence=512, dtype="bf16"), "h100-sxm-8")
+    >>> r = pk.predict(pk.Transformer.bert("bert-base", batch=2, sequence=128), "zen3-2")
     >>> r.lower_bound <= r.time <= r.serial * 1.001
     True
     """
