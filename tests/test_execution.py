@@ -95,11 +95,9 @@ GPUS = st.sampled_from(["v100-sxm-8", "a100-sxm-8", "h100-sxm-8", "b200-sxm-8"])
 def test_the_bottleneck_is_what_the_breakdown_shows(workload: Any, gpu: str, ranks: int, execution: str) -> None:
     r = pk.predict(workload, gpu, ranks=ranks, execution=execution)
     host = r.parts.get(("", "host"), (0, 0.0))[1]
-    assert (
-        (r.bottleneck == "host-bound")
-        == (r.time > 1.02 * r.device_time)
-        == any("sets the pace" in w for w in r.warnings)
-    )
+    bound, hosts = r.bottleneck == "host-bound", {quantity.kind for quantity in r.platform.host.values()}
+    assert bound == (r.time > 1.02 * r.device_time)
+    assert any("sets the pace" in w for w in r.warnings) == (bound and "assumed" in hosts)  # V100 and A100 are fitted
     assert host >= 0.9 * (r.time - r.device_time) and r.fixed_time < r.device_time <= r.time * (1 + 1e-9)
     assert execution != "graphs" or r.bottleneck != "host-bound"
 
