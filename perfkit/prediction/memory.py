@@ -132,10 +132,8 @@ def measure_memory(graphs: Sequence[Graph], platform: Platform, optimizer: str) 
 def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
     """Memory of a rank, see `measure_memory`; what was captured and then compiled allocates less."""
     buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
-    part, captured = (
-        _sort_buffers(graph, int(buffers.max(initial=0.0)) + 1),
-        len(graph.allocations) * (graph.execution != "compiled"),
-    )
+    part = _sort_buffers(graph, int(buffers.max(initial=0.0)) + 1)
+    captured = len(graph.allocations) > 0 and graph.execution != "compiled"
     events = _follow_uses(graph, part) if len(graph.accesses) and not captured else graph.allocations
     peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
     held = np.bincount(part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS))

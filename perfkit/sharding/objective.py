@@ -1,9 +1,10 @@
 """What has to be placed: time of an iteration from the loads of ranks, a bound that no placement can beat, memory."""
 
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,8 @@ MESSAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "iteration": RESOURCES, "additive": {"forward": ("lookup", "pack", "update", "backward"), "memory": MEMORY},
 }  # fmt: skip
+_REDUCED = ("rows", "gradients")
+_HALVINGS = 12
 _LOADS = {
     kind: np.array([[float(name in sums.get(part, ())) for part in RESOURCES] for name in COLUMNS])
     for kind, sums in OBJECTIVES.items()
@@ -70,6 +73,16 @@ class Curve:
 
 
 _NOTHING = Curve(np.array([0.0, 1e18]), np.zeros(2))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Relaxed problem in which the bytes of messages lie within spans: time, options, and how far lines are below."""
+
+    time: float
+    choice: np.ndarray
+    spans: Mapping[str, tuple[float, float]]
+    gaps: Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,31 +198,52 @@ class Problem:
         """
         average = options.total(self.costs.ranks) / self.costs.ranks
         alone = np.maximum(options.load + options.hot, options.least(average).sum(axis=0))
-        relaxed = sorted(self._relax(options, average), key=lambda pair: pair[0])
+        relaxed = self._relax(options, average)
         host = self.correction * (self.host + float(options.least(average[:, LOAD["host"]]).sum()))
         return max(relaxed[0][0], float(options.least(self.time(alone)).max()), host), [choice for _, choice in relaxed]
 
     def _relax(self, options: Options, average: Array) -> list[tuple[float, np.ndarray]]:
-        """Time of an iteration if every table could be divided at will, with and without each way of reducing."""
-        curves, found = {**dict.fromkeys(MESSAGES, _NOTHING), **self.curves}, []
+        """Time of an iteration if every table could be divided at will, by the bytes that ranks reduce.
+
+        With and without each way of reducing. Then the interval of bytes with the least time is halved where its line
+        is far below the curve, again and again.
+        """
+        curves = {**dict.fromkeys(MESSAGES, _NOTHING), **self.curves}
         sizes = {name: average[:, LOAD[name]] for name in MESSAGES}
         seconds = average[:, LOAD["forward"]] + average[:, LOAD["backward"]]
         for name in ("indices", "partial"):
             seconds = seconds + curves[name].slope_below(options.most(sizes[name])) * sizes[name]
-        for used in ((), ("rows",), ("gradients",), ("rows", "gradients")):
-            barred = sum(sizes[name] for name in ("rows", "gradients") if name not in used) > 0
-            cost, fixed = np.where(barred, np.inf, seconds), self.dense
-            for name in used:
-                most = options.most(sizes[name])
-                least = float(np.min(sizes[name], initial=most, where=sizes[name] > 0))
-                start, slope = curves[name].line_below(least, most) if most else (0.0, 0.0)
-                cost, fixed = cost + slope * sizes[name], fixed + start
-            if np.isfinite(options.least(cost)).all():
-                time, price = _exchange(curves["pooled"], cost, sizes["pooled"], options)
-                priced = np.split(cost + price * sizes["pooled"], options.starts[1:])
-                choice = options.starts + np.array([np.argmin(own) for own in priced])
-                found.append((self.correction * (fixed + time), choice))
-        return found
+
+        def solve(spans: Mapping[str, tuple[float, float]], floor: float = 0.0) -> _Part:
+            lines = {name: curves[name].line_below(*span) for name, span in spans.items()}
+            cost = seconds + sum(slope * sizes[name] for name, (_, slope) in lines.items())
+            cost[np.any([sizes[name] > high for name, (_, high) in spans.items()], axis=0)] = np.inf
+            if not np.isfinite(options.least(cost)).all():
+                return _Part(np.inf, options.starts, spans, {})
+            time, price = _exchange(curves["pooled"], cost, sizes["pooled"], options)
+            time += self.dense + sum(start for start, _ in lines.values())
+            priced = np.split(cost + price * sizes["pooled"], options.starts[1:])
+            choice = options.starts + np.array([np.argmin(own) for own in priced])
+            used = {name: float(np.clip(sizes[name][choice].sum(), *span)) for name, span in spans.items()}
+            gaps = {name: float(curves[name](used[name])) - np.dot(lines[name], (1, used[name])) for name in lines}
+            return _Part(max(self.correction * time, floor), choice, spans, gaps)
+
+        most = [options.most(sizes[name]) for name in _REDUCED]
+        least = [
+            np.min(sizes[name], initial=high, where=sizes[name] > 0) for name, high in zip(_REDUCED, most, strict=True)
+        ]
+        spans = [((0.0, 0.0), span) for span in zip(least, most, strict=True)]
+        parts = [solve(dict(zip(_REDUCED, pair, strict=True))) for pair in itertools.product(*spans)]
+        for _ in range(_HALVINGS):
+            parts.sort(key=lambda part: part.time)
+            first = parts[0]
+            name = max(first.gaps, key=lambda name: first.gaps[name], default="")
+            if first.gaps.get(name, 0.0) < 1e-4 * first.time:
+                break
+            low, high = first.spans[name]
+            middle = math.sqrt(max(low, 1.0) * high)
+            parts[:1] = [solve({**first.spans, name: half}, first.time) for half in ((low, middle), (middle, high))]
+        return [(part.time, part.choice) for part in sorted(parts, key=lambda part: part.time) if part.time < np.inf]
 
 
 def _exchange(curve: Curve, cost: Array, pooled: Array, options: Options) -> tuple[float, float]:
@@ -218,7 +252,7 @@ def _exchange(curve: Curve, cost: Array, pooled: Array, options: Options) -> tup
     if not high or not curve.seconds.any():
         return float(options.least(cost).sum()), 0.0
     edges = np.concatenate([[0.0], steady(np.geomspace(high / 1e3, high, 40))])
-    start, slope = np.array([curve.line_below(max(low, 1.0), up) for low, up in pairwise(edges)]).T
+    start, slope = np.array([curve.line_below(max(low, 1.0), up) for low, up in itertools.pairwise(edges)]).T
     start[0] = min(start[0], 0.0)  # nothing at all may be exchanged
     prices = np.unique([0.0, *slope, *steady(np.geomspace(1e-3 * slope.max(), 1e2 * slope.max(), 80))])
     prices = np.concatenate([-prices[:0:-1], prices])
