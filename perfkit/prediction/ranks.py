@@ -12,11 +12,11 @@ from perfkit.ground.units import Array, check_choice, check_positive, show
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, Graph
 from perfkit.workloads.placement import Plan
 
 Ranks = Sequence[int]
-_NBYTES, _GROUP = FEATURES.index("nbytes"), FEATURES.index("group")
+_NBYTES, _GROUP = COLUMN["nbytes"], COLUMN["group"]
 
 
 class Workload(Protocol):

@@ -71,68 +71,6 @@ class Lane:
         return f"communication {int(graph.column('group')[place])}" if len(graph.groups) > 1 else "communication"
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """Iteration times [s] and what every kind of rank does.
-
-    `period` is the time from one iteration to the next once the pattern repeats, `latency` that of a first iteration
-    from a common start, `slower` the period where host times are some times longer, `device` that where hosts that wait
-    for nothing have launched all before.
-    """
-
-    period: float
-    latency: float
-    slower: tuple[float, ...]
-    device: float
-    _loop: "_Loop"
-
-    def measure(self, index: int) -> Lane:
-        """One iteration of a kind of rank, on the clock of the simulation."""
-        return self._loop.measure(index, self.period)
-
-    @cached_property
-    def lanes(self) -> tuple[Lane, ...]:
-        """One iteration of all kinds, from the earliest start on."""
-        lanes = tuple(self.measure(index) for index in range(len(self._loop.ranks)))
-        starts = [float(lane.starts.min(initial=math.inf)) for lane in lanes]
-        begin = min(starts) if self._loop.device else min(marks[0][0] for marks in self._loop.marks)
-        for view in (view for lane in lanes for view in (lane.starts, lane.ends, lane.issued)):
-            view -= begin
-        return lanes
-
-
-def simulate(
-    ranks: Sequence[RankTimes], durations: Sequence[Array], *, device: bool, contention: float = 0.0,
-    slower: Sequence[float] = (),
-) -> Timeline:  # fmt: skip
-    """Run all ranks on their clocks until iterations repeat; contention is the share collectives take from kernels.
-
-    Durations are those of each rank's collectives in program order [s]; of those that meet the longest counts. The
-    period is also found for host times that are some times longer [-]. A ValueError names waits that come before their
-    collective, and ranks whose collectives do not match.
-
-    Notes
-    -----
-    A collective is ready on a rank when its host has launched it and its compute stream has done what was launched
-    before. It starts when the last rank of its communicator is ready and the collective before it there has ended, and
-    it ends on all ranks together. Kernels on a device start when the one before has ended, the host has launched them
-    and the collectives they wait for have ended; kernels of a CPU run on the host clock itself.
-
-    Iterations are run one after another until all ranks go on by the same time, or each by the same as before. What
-    goes on by less than the period is ahead of the rest: hosts that nothing holds up have launched everything before.
-    """
-    loop = _Loop(ranks, durations, device, contention)
-    period, latency = loop.settle()
-    if device and not any(len(rank.kind.graph.transfers) for rank in ranks):
-        others = [max(loop.streams, factor * max(loop.hosts)) for factor in slower]
-    else:
-        others = [_Loop(ranks, durations, device, contention, factor).settle()[0] for factor in slower]
-    far = np.isinf(loop.clock)  # all is launched before the device begins
-    loop.clock[far] = (loop.front - loop.hosts)[far]
-    loop.run()
-    return Timeline(period, latency, tuple(others), loop.streams, loop)
-
-
 def measure_overlap(flights: Array, starts: Array, ends: Array) -> Array:
     """Time [s] of each interval in which at least one collective is in flight.
 
@@ -187,13 +125,21 @@ class _Meeting:
     end: float = math.inf
 
 
-class _Loop:
-    """Clocks of the hosts, and fronts: when the compute stream of each rank has done what it was given [s]."""
+class Timeline:
+    """Iteration times [s] and what every kind of rank does: clocks of the hosts, and fronts, when the compute stream of
+    each rank has done what it was given [s].
+
+    `period` is the time from one iteration to the next once the pattern repeats, `latency` that of a first iteration
+    from a common start, `slower` the period where host times are some times longer, `device` that where hosts that wait
+    for nothing have launched all before.
+    """
+
+    slower: Sequence[float] = ()
 
     def __init__(
         self, ranks: Sequence[RankTimes], durations: Sequence[Array], device: bool, contention: float, slower: float = 1
     ) -> None:
-        self.ranks, self.device, self.contention = ranks, device, contention
+        self.ranks, self.launches, self.contention = ranks, device, contention  # on a device
         self.found: dict[tuple[int, int], _Meeting] = {}  # by communicator, and how many come before it there
         self.meetings: list[list[_Meeting]] = [[] for _ in ranks]
         for index, (rank, own) in enumerate(zip(ranks, durations, strict=True)):
@@ -214,6 +160,7 @@ class _Loop:
         self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
         self.held = np.array([device and len(rank.kind.graph.transfers) > 0 for rank in ranks])  # by their devices
         self.clock, self.front = np.zeros(len(ranks)), np.zeros(len(ranks))
+        self.period = self.settle()
 
     def list_steps(self, index: int) -> list[tuple[Any, ...]]:
         """Pieces of a rank: whether the host waits for its device before, and the collective that is waited for; host
@@ -223,7 +170,7 @@ class _Loop:
         begins, ends, waits, launches = self.ranks[index].pieces
         latest = np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf) - issued[begins] + done[ends]
         syncs = np.isin(begins, self.ranks[index].kind.graph.transfers + 1) & (np.diff(begins, prepend=-1) > 0)
-        columns = (syncs & self.device, issued[ends] - issued[begins], done[ends] - done[begins], latest)
+        columns = (syncs & self.launches, issued[ends] - issued[begins], done[ends] - done[begins], latest)
         known = ([meetings[number] for number in numbers] for numbers in (waits, launches))
         return list(zip(*(column.tolist() for column in columns), *known, strict=True))
 
@@ -279,23 +226,23 @@ class _Loop:
                 heapq.heappush(queue, (meeting.end, rank))
             meeting.parked = []
 
-    def settle(self) -> tuple[float, float]:
-        """Run iterations until they repeat; returns the period and the time of the first one.
+    def settle(self) -> float:
+        """Run iterations until they repeat: the period.
 
         Hosts that nothing holds up are far ahead of their devices, unless one is slower than all devices together.
         """
         self.run()
-        latency, slowest = float(self.front.max()), self.hosts.max()
-        if self.device:
+        self.latency, slowest = float(self.front.max()), self.hosts.max()
+        if self.launches:
             self.clock[~self.held] = -np.inf
-        period = self.streams = self.repeat([] if self.device else [np.zeros(len(self.front))])
-        if slowest > (1 + _EQUAL) * period:
+        self.device = self.repeat([] if self.launches else [np.zeros(len(self.front))])
+        if slowest > (1 + _EQUAL) * self.device:
             leads, late = self.hosts >= (1 - _EQUAL) * slowest, self.front.max() + _FAR * slowest
             self.held |= leads
             self.clock = np.where(leads, 0.0, self.clock - late)
             self.front -= late  # devices have done all that was launched
-            period = self.repeat([])
-        return period, latency
+            return self.repeat([])
+        return self.device
 
     def repeat(self, seen: list[Array]) -> float:
         """Run iterations until all ranks go on by the same, or each by the same as before: the most that one goes on.
@@ -316,8 +263,18 @@ class _Loop:
             self.run()
         return period
 
-    def measure(self, index: int, period: float) -> Lane:
-        """What a rank did in the iteration that was run last."""
+    @cached_property
+    def lanes(self) -> tuple[Lane, ...]:
+        """One iteration of all kinds, from the earliest start on."""
+        lanes = tuple(self.measure(index) for index in range(len(self.ranks)))
+        starts = [float(lane.starts.min(initial=math.inf)) for lane in lanes]
+        begin = min(starts) if self.launches else min(marks[0][0] for marks in self.marks)
+        for view in (view for lane in lanes for view in (lane.starts, lane.ends, lane.issued)):
+            view -= begin
+        return lanes
+
+    def measure(self, index: int) -> Lane:
+        """What a kind of rank did in the iteration that was run last, on the clock of the simulation."""
         rank, (issued, done, ready) = self.ranks[index], self.sums[index]
         (begins, stops, numbers, _), (fronts, clocks, resumed) = rank.pieces, np.array(self.marks[index]).T
         places, waits, stolen = rank.kind.graph.collectives, np.zeros(len(rank.seconds)), np.zeros(len(rank.seconds))
@@ -333,8 +290,8 @@ class _Loop:
             starts, ends = (_dilate(resumed[of], each, flown[:, :2], self.contention) for each in both)
             delays = ends - resumed[of] - work
             stolen = delays - np.where(np.isin(np.arange(len(of)), heads), 0.0, np.roll(delays, 1))
-            stolen[(stolen < 1e-9 * period)] = 0.0
-        launched = launched if self.device else starts.copy()
+            stolen[stolen < 1e-9 * self.period] = 0.0
+        launched = launched if self.launches else starts.copy()
         arrived = np.maximum(launched, ends)[places]
         starts[places], ends[places], stolen[places] = flown[:, 0], flown[:, 1], 0.0
         waits[places] = np.maximum(flown[:, 0] - np.maximum(arrived, flown[:, 2]), 0.0)
@@ -344,6 +301,37 @@ class _Loop:
         lengths = (until - since, measure_overlap(flown[:, :2], since, until))
         stalls, exposed = (np.bincount(at, seconds, len(waits) + 1).astype(float) for seconds in lengths)
         return Lane(
-            rank.kind, period, self.device, starts, ends, launched, waits, stalls, exposed, stolen, rank.seconds,
+            rank.kind, self.period, self.launches, starts, ends, launched, waits, stalls, exposed, stolen, rank.seconds,
             rank.awaited,
         )  # fmt: skip
+
+
+def simulate(
+    ranks: Sequence[RankTimes], durations: Sequence[Array], *, device: bool, contention: float = 0.0,
+    slower: Sequence[float] = (),
+) -> Timeline:  # fmt: skip
+    """Run all ranks on their clocks until iterations repeat; contention is the share collectives take from kernels.
+
+    Durations are those of each rank's collectives in program order [s]; of those that meet the longest counts. The
+    period is also found for host times that are some times longer [-]. A ValueError names waits that come before their
+    collective, and ranks whose collectives do not match.
+
+    Notes
+    -----
+    A collective is ready on a rank when its host has launched it and its compute stream has done what was launched
+    before. It starts when the last rank of its communicator is ready and the collective before it there has ended, and
+    it ends on all ranks together. Kernels on a device start when the one before has ended, the host has launched them
+    and the collectives they wait for have ended; kernels of a CPU run on the host clock itself.
+
+    Iterations are run one after another until all ranks go on by the same time, or each by the same as before. What
+    goes on by less than the period is ahead of the rest: hosts that nothing holds up have launched everything before.
+    """
+    found = Timeline(ranks, durations, device, contention)
+    if device and not any(len(rank.kind.graph.transfers) for rank in ranks):
+        found.slower = [max(found.device, factor * max(found.hosts)) for factor in slower]
+    else:
+        found.slower = [Timeline(ranks, durations, device, contention, factor).period for factor in slower]
+    far = np.isinf(found.clock)  # all is launched before the device begins
+    found.clock[far] = (found.front - found.hosts)[far]
+    found.run()
+    return found

@@ -19,7 +19,7 @@ from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collect
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.values import Values, is_whole
 from perfkit.workloads.execution import compile_graph
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
 
@@ -27,7 +27,6 @@ _NAMES: dict[Any, str] = {
     **{dtype: name for name, dtype in DTYPES.items() if name != "tf32"},
     torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
 }  # fmt: skip
-_COLUMN = {name: index for index, name in enumerate(FEATURES)}
 #: Switches for the number format of products of fp32 on a GPU, by operation class.
 _SWITCHES = {"gemm": "matmul", "bmm": "matmul", "convolution": "conv"}
 #: The node of autograd that keeps the gradient of a weight, and where reducers of gradients start from.
@@ -202,7 +201,7 @@ class Recorder(TorchDispatchMode):
         self._keys.append(self.exchanges.current.place)
         calls = not (self._node and self._opened and not self.modules)
         for key, value in {"launches": 1, "calls": calls, **sizes, "bare": self.bare}.items():
-            row[_COLUMN[key]] = value
+            row[COLUMN[key]] = value
         self.bare, self._opened = 0, True
         self.labels.append((*label, self.phase, module))
         self._features.append(row)
@@ -245,7 +244,7 @@ class Recorder(TorchDispatchMode):
         accesses = accesses[np.argsort(accesses[:, 0], kind="stable")]
         names, labels = [self._dtypes[place] for place in order], tuple(self.labels[place] for place in order)
         work = Counter[str]()
-        for dtype, flops in zip(names, features[:, _COLUMN["flops"]] + 1.0, strict=True):
+        for dtype, flops in zip(names, features[:, COLUMN["flops"]] + 1.0, strict=True):
             work["fp32" if dtype == "tf32" else dtype] += flops  # devices without TF32 compute in the general format
         del work[""]
         main = max(work, key=lambda dtype: work[dtype], default="fp32")

@@ -31,14 +31,9 @@ BASELINES: MappingProxyType[str, Callable[[EmbeddingTable, int], float]] = Mappi
 
 
 def price_plan(
-    workload: DLRM | TableSet,
-    platform: Platform | str | Path,
-    plan: Plan,
-    *,
-    memory: float | None = None,
-    objective: str = "iteration",
-    inputs: str = "local",
-) -> PlanPrice:
+    workload: DLRM | TableSet, platform: Platform | str | Path, plan: Plan, *, memory: float | None = None,
+    objective: str = "iteration", inputs: str = "local",
+) -> PlanPrice:  # fmt: skip
     """Price a plan: time of an iteration, and seconds, messages and memory of every rank.
 
     Parameters
@@ -89,22 +84,11 @@ def price_plan(
 
 
 def shard(
-    workload: DLRM | TableSet,
-    platform: Platform | str | Path,
-    *,
-    ranks: int,
-    memory: float | None = None,
-    objective: str = "iteration",
-    seconds: float = 1.0,
-    steps: int | None = None,
-    seed: int = 0,
-    pin: Any = None,
-    together: Any = (),
-    apart: Any = (),
-    forbid: Any = (),
-    inputs: str = "local",
+    workload: DLRM | TableSet, platform: Platform | str | Path, *, ranks: int, memory: float | None = None,
+    objective: str = "iteration", seconds: float = 1.0, steps: int | None = None, seed: int = 0, pin: Any = None,
+    together: Any = (), apart: Any = (), forbid: Any = (), inputs: str = "local",
     progress: Callable[[float, float], None] | None = None,
-) -> ShardingResult:
+) -> ShardingResult:  # fmt: skip
     """Search for the placement of embedding tables with the least time of an iteration.
 
     Parameters

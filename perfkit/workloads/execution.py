@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perfkit.ground.units import check_choice
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, Graph
 
 #: How an iteration may be executed, and what a graph recorded in one way can be priced in.
 EXECUTIONS = {"eager": ("eager", "compiled", "graphs"), "compiled": ("compiled", "graphs"), "graphs": ("graphs",)}
 _Label = tuple[str, str, str, str, str]
-_COLUMN = {name: index for index, name in enumerate(FEATURES)}
-_ELEMENTS, _ROWS, _N = (_COLUMN[name] for name in ("elements", "rows", "n"))
-_HOST = [_COLUMN[name] for name in ("launches", "calls", "bare")]
+_ELEMENTS, _ROWS, _N = (COLUMN[name] for name in ("elements", "rows", "n"))
+_HOST = [COLUMN[name] for name in ("launches", "calls", "bare")]
 #: Variants that a compiler leaves to a kernel of their own, though they loop over elements; and sums.
 _ALONE = frozenset("sort topk cumsum cumprod logcumsumexp index_put scatter_add".split())
 _SUMS = frozenset("sum mean amax amin prod norm linalg_vector_norm".split())

@@ -21,8 +21,8 @@ FEATURES = (
     "flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim", "table", "nbytes",
     "launches", "calls", "bare", "group",
 )  # fmt: skip
-
-
+#: Place of each among the columns.
+COLUMN = {name: place for place, name in enumerate(FEATURES)}
 #: What is the same for all sizes.
 _STRUCTURE = ("classes", "kernels", "collectives", "transfers")
 

@@ -11,7 +11,7 @@ from perfkit.ground.units import Array
 from perfkit.models.embedding import STATE
 from perfkit.workloads.execution import execute
 from perfkit.workloads.fully_sharded import list_waits
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.sizes import Program, count_configurations
 from perfkit.workloads.tape import PIECE, Tape
@@ -36,8 +36,7 @@ PASSES: Mapping[str, tuple[str, ...]] = {
         "sqrt: t -> a", "div.div_scalar: a -> b", "add_.add_scalar_: b -> b", "addcdiv_: w s b -> w",
     ),
 }  # fmt: skip
-_COLUMN = {name: index for index, name in enumerate(FEATURES)}
-_NBYTES, _ROWS, _TABLE, _ELEMENTS, _BARE = (_COLUMN[n] for n in ("nbytes", "rows", "table", "elements", "bare"))
+_NBYTES, _ROWS, _TABLE, _ELEMENTS, _BARE = (COLUMN[n] for n in ("nbytes", "rows", "table", "elements", "bare"))
 _Label = tuple[str, str, str, str, str]
 _Record = Callable[..., tuple[Graph, ...]]
 
@@ -154,7 +153,7 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     features, nbytes = np.zeros((len(tape.sizes), len(FEATURES), *shape)), np.empty((len(tape.nbytes), *shape))
     for row, sizes in zip(features, tape.sizes, strict=True):
         for name, value in sizes.items():
-            row[_COLUMN[name]] = value
+            row[COLUMN[name]] = value
     for place, value in enumerate(tape.nbytes):
         nbytes[place] = value
     places = np.arange(len(tape.homes))  # numbers of storages

@@ -254,15 +254,9 @@ def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
 
 
 def exchange(
-    tape: Tape,
-    send: Tensor | None,
-    batch: int,
-    widths: Sequence[int],
-    nbytes: float,
-    *,
-    operations: tuple[str, str] = ("all_to_all", "all_to_all"),
-    group: int = 0,
-) -> Callable[[], list[Tensor]]:
+    tape: Tape, send: Tensor | None, batch: int, widths: Sequence[int], nbytes: float, *,
+    operations: tuple[str, str] = ("all_to_all", "all_to_all"), group: int = 0,
+) -> Callable[[], list[Tensor]]:  # fmt: skip
     """Launch the exchange of pooled rows: one part of (batch, width) from every rank.
 
     The other operations are ``reduce_scatter`` and ``all_gather``, for rows that are sums of parts. What is

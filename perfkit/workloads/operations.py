@@ -5,6 +5,7 @@ variant where that is another word; then the tensors it reads and writes. `y` is
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,6 +18,7 @@ _Own: TypeAlias = dict[str, Any]
 _Label: TypeAlias = tuple[str, str, str]
 
 
+@dataclass(slots=True, eq=False)
 class Tensor:
     """A shape with a storage; views share storage and gradient. A size is a number, or an array over configurations.
 
@@ -36,21 +38,18 @@ class Tensor:
         What it is a view of.
     """
 
-    __slots__ = ("grad", "itemsize", "layer", "nbytes", "numel", "root", "shape", "storage")
+    storage: int
+    shape: tuple[Any, ...]
+    itemsize: int
+    grad: bool = False
+    layer: int = -1
+    root: Any = None
+    numel: Any = field(init=False)
+    nbytes: Any = field(init=False)
 
-    def __init__(
-        self,
-        storage: int,
-        shape: tuple[Any, ...],
-        itemsize: int,
-        grad: bool = False,
-        layer: int = -1,
-        root: "Tensor | None" = None,
-    ) -> None:
-        self.storage, self.shape, self.itemsize, self.grad, self.layer = storage, shape, itemsize, grad, layer
-        self.root = root or self
-        self.numel = prod(shape)
-        self.nbytes = self.numel * itemsize
+    def __post_init__(self) -> None:
+        self.root, self.numel = self.root or self, prod(self.shape)
+        self.nbytes = self.numel * self.itemsize
 
     def view(self, *shape: Any) -> "Tensor":
         """The same storage and gradient under another shape, or a part of it."""

@@ -142,13 +142,9 @@ class Tape:
         return weight
 
     def record(
-        self,
-        name: str,
-        *operands: Tensor | list[Tensor],
-        out: Tensor | tuple[Any, ...] = (),
-        joined: bool = False,
+        self, name: str, *operands: Tensor | list[Tensor], out: Tensor | tuple[Any, ...] = (), joined: bool = False,
         **sizes: Any,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Run a layer of `RULES` forward and remember it for the way back; `joined` to the call of the layer before.
 
         The result `y` is as `out` says, or else like the first operand; `sizes` are what shapes do not tell.
