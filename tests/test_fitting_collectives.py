@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_pipelined
+from perfkit.fitting.collectives import choose_sample, evaluate_collective, spread_beyond
 from perfkit.fitting.curves import Curve, pipelined_curve, ranks_curve, two_branch_curve
-from perfkit.fitting.extrapolation import choose_sample, evaluate_collective, spread_beyond
 from perfkit.ground.files import find_reference
 from perfkit.models.collectives import over_ranks, pipelined, ring_steps, two_branch
 from perfkit.readers.nccl import LogWarning, read_nccl_tests

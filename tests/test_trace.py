@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfkit.readers.documents import parse_document
+from perfkit.calibration.activity import list_steps
 from perfkit.readers.execution_trace import join_traces, read_execution
-from perfkit.readers.trace import DEVICE, find_iterations, read_kineto, time_iterations
+from perfkit.readers.trace import DEVICE, find_basis, find_iterations, parse_document, read_kineto
 
 #: Events with a time, kernels and steps of odd files; None for one that is not valid JSON.
 EDGES: dict[str, tuple[int, int, int] | None] = {
@@ -39,9 +39,9 @@ def test_iterations_take_what_the_manifest_says(shared_data: Path) -> None:
     assert len(rows) == 24
     for row in rows:
         file = read_kineto(shared_data / "traces" / row["file"])
-        times, basis = time_iterations(file.events)
+        times = list_steps(file, basis := find_basis(file.events))["time_s"].to_numpy()
         stated = [float(text) for text in row["iteration_ms"].split(";")]
-        assert np.allclose(1e3 * np.array(times), stated, rtol=0.01), (row["file"], times, stated)
+        assert np.allclose(1e3 * times, stated, rtol=0.01), (row["file"], times, stated)
         several, steps = int(row["steps"]) > 1, int(row["steps"])
         assert basis == ("kernels" if several else "host step" if steps else "device span")
         assert (file.events["cat"] == "kernel").sum() == int(row["kernels"])
@@ -220,17 +220,16 @@ def test_broken_and_mixed_files_are_named(tmp_path: Path) -> None:
 JSON = st.recursive(st.text('}{,]" a', max_size=4), lambda each: st.lists(each) | st.dictionaries(st.text("a}"), each))
 
 
-@given(st.lists(JSON, max_size=9), st.integers(1, 60))
-def test_pieces_hold_what_the_whole_holds(items: list[Any], size: int) -> None:
+@given(st.lists(JSON, max_size=9))
+def test_objects_that_are_taken_leave_no_others(items: list[Any]) -> None:
     taken: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("perfkit.readers.documents._PIECE", size)
-        rest = parse_document(json.dumps({"traceEvents": items, "more": items}), {"traceEvents": taken.extend})
-    assert taken == items and rest == {"more": items}
+    whole = {"more": items, "taken": [{"ph": each} for each in items]}
+    found = parse_document(json.dumps(whole), float, lambda each: taken.append(each) if "ph" in each else each)
+    assert taken == whole["taken"] and found == {"more": items, "taken": [None] * len(items)}
 
 
 def test_what_unpacks_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfkit.readers.documents.LARGEST_TRACE", 2**20)
+    monkeypatch.setattr("perfkit.readers.trace.LARGEST_TRACE", 2**20)
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**22))
     with pytest.raises(ValueError, match=r"unpacks to more than 1\.05 MB"):
         read_kineto(tmp_path / "bomb.gz")

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import perfkit as pk
-from perfkit.calibration.activity import time_host
+from perfkit.calibration.activity import list_steps, time_host
 from perfkit.calibration.cluster import calibrate_traces
 from perfkit.calibration.meetings import read_ranks
 from perfkit.calibration.traced import record_step
@@ -18,7 +18,7 @@ from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.cost import price, price_host
-from perfkit.readers.trace import TraceFile, time_iterations
+from perfkit.readers.trace import TraceFile, find_basis
 from perfkit.workloads.graph import Graph
 
 SETS = {"dlrm_v100x8_param": (8, True, "v100-sxm-8"), "megatron_tp8_a100x8": (2, False, "a100-sxm-8")}
@@ -60,7 +60,7 @@ def test_calls_of_a_host_are_those_of_its_graph(shared_data: Path, name: str, lo
     counts = dict(table.select("overhead", "n").rows())
     columns = {"launch": "launches", "before_launch": "calls", "bare": "bare"}
     assert [counts[key] for key in columns] == [graph.column(column).sum() for column in columns.values()]
-    step, priced = time_iterations(files[0].events)[0][0], []
+    step, priced = list_steps(files[0], find_basis(files[0].events))["time_s"][0], []
     for column in ("mean_s", "median_s"):
         host = {key: Quantity(time, "s", "measured", "it") for key, time in table.select("overhead", column).rows()}
         priced.append(loading + np.concatenate(price_host(graph, replace(pk.load_platform(base), host=host))).sum())
@@ -71,7 +71,7 @@ def test_iterations_of_all_ranks_are_predicted_together(shared_data: Path) -> No
     """Mean iteration of the ranks, which the gallery's host of 2021 takes for 20 % slower, inside the interval."""
     home = shared_data / "traces" / "dlrm_v100x8_param"
     files, recorded = load(home, 8, True)
-    measured = np.mean([time_iterations(file.events)[0][0] for file in files])
+    measured = np.mean([list_steps(file, find_basis(file.events))["time_s"][0] for file in files])
     graphs = [graph for graph, _ in recorded]
     platform = calibrate_traces(paths_of(home, True), "v100-sxm-8")
     with keep_quiet():

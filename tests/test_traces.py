@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import perfkit as pk
 from perfkit.__main__ import main
-from perfkit.calibration.windows import ROLES, account
+from perfkit.calibration.activity import ROLES, account
 from perfkit.ground.files import find_reference
 from perfkit.readers.trace import DEVICE
 

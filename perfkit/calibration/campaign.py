@@ -24,7 +24,7 @@ from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import MeasurementError, check_ranks, join_ranks, run_processes
 from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check, dump
-from perfkit.measure.timing import LARGEST, find_disagreement
+from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.result import predict
@@ -118,12 +118,9 @@ def measure_collectives(campaign: Campaign, *, ranks: int, seconds: float = 0.35
         (by_rank,) = campaign.run("collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}).values()
     rows = []
     for same in zip(*by_rank, strict=True):
-        slowest = np.max([row["samples"] for row in same], axis=0)
-        q1, median, q3 = (float(q) for q in np.percentile(slowest, [25, 50, 75]))
-        rows.append(
-            {"operation": same[0]["operation"], "nbytes": same[0]["nbytes"], "q1": q1, "median": median, "q3": q3,
-             "mean": float(np.mean(slowest)), "n": len(slowest), "core_share": min(row["core_share"] for row in same)}
-        )  # fmt: skip
+        slowest, share = np.max([row["samples"] for row in same], axis=0), min(row["core_share"] for row in same)
+        about = {"operation": same[0]["operation"], "nbytes": same[0]["nbytes"], "core_share": share}
+        rows.append({**summarize_samples(slowest, share), **about, "mean": float(np.mean(slowest))})
     return rows
 
 
@@ -163,10 +160,8 @@ def measure_samples(
     turns = {f"{number}-{s.name}": s for number in range(passes) for s in samples}
     jobs = {name: partial(_measure_steadily, job | describe(s), s.ranks) for name, s in turns.items()}
     found = campaign.run(stage, jobs)
-    return [
-        {"name": s.name, "family": s.family, **describe(s), "passes": [found[f"{n}-{s.name}"] for n in range(passes)]}
-        for s in samples
-    ]
+    each = {s.name: [found[f"{number}-{s.name}"] for number in range(passes)] for s in samples}
+    return [{"name": s.name, "family": s.family, **describe(s), "passes": each[s.name]} for s in samples]
 
 
 def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
@@ -241,8 +236,7 @@ def _count_ranks(device: str, ranks: int | None) -> int:
     """Ranks asked for, or those of the launcher, or two where there are two cores, or all GPUs."""
     if ranks is not None:
         return check_ranks(int(check_positive("ranks", ranks, integer=True)), device)
-    place = launched_ranks()
-    if place:
+    if place := launched_ranks():
         return place[1]
     if device == "cpu":
         return min(2, count_cores())
@@ -299,15 +293,11 @@ def calibrate(
     check_choice("models", models, MODELS)
     target, campaign = check_target("out", out) if out is not None else None, None
     beside = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
-    if traces is not None:
-        platform = calibrate_traces(traces, base, target.stem if target else "")
-        if target is not None:
-            platform.save(target)
-        return platform
+    name, raw = target.stem if target else None, dict[str, Any]()
     if measurements is not None:
         with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
             raw = json.loads(Path(measurements).read_text(encoding="utf-8"))
-    else:
+    elif traces is None:
         ranks = _count_ranks(device, ranks)
         if device == "cuda":
             campaign, raw = _measure_gpus(base, ranks, beside.with_suffix(".traces"), progress)
@@ -317,12 +307,14 @@ def calibrate(
         if target is not None:
             write_text(beside, json.dumps(raw))
     try:
-        name = target.stem if target else None
-        platform = fit_cluster(raw, base, name=name) if "probes" in raw else fit_platform(raw, name=name)
+        if traces is not None:
+            platform = calibrate_traces(traces, base, name)
+        else:
+            platform = fit_cluster(raw, base, name=name) if "probes" in raw else fit_platform(raw, name=name)
         if target is not None:
             platform.save(target)
     except ValueError as error:
-        if measurements is not None:
+        if campaign is None:
             raise
         write_text(beside, json.dumps(raw))
         again = f"perfkit calibrate --measurements {beside} --out PLATFORM.toml fits it without measuring again"

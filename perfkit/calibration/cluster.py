@@ -231,7 +231,9 @@ def fit_traced(recorded: Sequence[tuple[Graph, Array]], platform: Platform, *, s
     return fits
 
 
-def calibrate_traces(traces: str | Path | Sequence[str | Path], base: Named | None = None, name: str = "") -> Platform:
+def calibrate_traces(
+    traces: str | Path | Sequence[str | Path], base: Named | None = None, name: str | None = None
+) -> Platform:
     """Make a platform from traces of training steps and one to start from.
 
     Parameters
@@ -269,4 +271,4 @@ def calibrate_traces(traces: str | Path | Sequence[str | Path], base: Named | No
     compare_devices("traces are", names, where)
     source = f"traces {', '.join(file.source for file in files[:3])}{', ...' * (len(files) > 3)}"
     kernels = fit_traced([record_step(file) for file in files], where, source=source)
-    return assemble(where, name=name or None, kernels=kernels, provenance={"traces": source, "base": where.name})
+    return assemble(where, name=name, kernels=kernels, provenance={"traces": source, "base": where.name})

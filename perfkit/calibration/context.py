@@ -64,10 +64,9 @@ class _Run:
         graphs = workload.graphs(ranks, plan, accelerator=accelerator)
         for result, graph in zip(results, graphs, strict=True):
             if (count := len(result["operation_seconds"])) != len(graph):
-                raise ValueError(
-                    f"iteration {row['name']} was measured with {count} operations and its graph has {len(graph)}; the "
-                    "framework runs it in another way than perfkit knows; measure with torch 2.6 to 2.13"
-                )
+                found = f"iteration {row['name']} was measured with {count} operations and its graph has {len(graph)}"
+                why = "the framework runs it in another way than perfkit knows; measure with torch 2.6 to 2.13"
+                raise ValueError(f"{found}; {why}")
         return cls(workload.family, graphs, results)
 
     @property
@@ -146,8 +145,7 @@ def _fit_absent(runs: Sequence[_Run], platform: Platform, source: str) -> dict[s
 
 def _hold(context: Context, share: float) -> Context:
     """The context of iterations that find this share of the last cache."""
-    caches = context.caches
-    if caches is None:
+    if (caches := context.caches) is None:
         return context
     units = {**caches.units, "l3_share": "-"}
     return replace(context, caches=replace(caches, parameters={**caches, "l3_share": share}, units=units))

@@ -77,10 +77,8 @@ def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: fl
         sizes[f"beyond_{level}"] = nbytes * miss_share(nbytes, capacity=capacity)
     if not kind.startswith("embedding"):
         return sizes
-    laws = [
-        Zipf(int(n), float(exponent)) if exponent else Uniform(int(n))
-        for n, exponent in zip(sizes["table_rows"], sizes["exponent"], strict=True)
-    ]
+    pairs = zip(sizes["table_rows"], sizes["exponent"], strict=True)
+    laws = [Zipf(int(n), float(exponent)) if exponent else Uniform(int(n)) for n, exponent in pairs]
     found = size_lookup(
         laws, sizes["lookups"], sizes["dim"], capacities=capacities, entries=entries, dense_bytes=nbytes,
         groups=np.arange(len(rows)), batches=[float(row["sizes"].get("index_batches", 8.0)) for row in rows],
@@ -227,10 +225,9 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     _check(measurements)
     source, day, rows = measurements["id"], measurements["date"], measurements["kernels"]
     ranks, collectives = int(measurements["ranks"]), measurements["collectives"]
-    facts = measurements.get("facts") or {  # as older files have them
-        key: {"value": value or None, "source": "the operating system"}
-        for key, value in {**measurements["caches"], "memory": measurements.get("memory_bytes")}.items()
-    }
+    old = {**measurements.get("caches", {}), "memory": measurements.get("memory_bytes")}  # of perfkit 0.1
+    known = {key: {"value": value or None, "source": "the operating system"} for key, value in old.items()}
+    facts = {**known, **measurements.get("facts", {})}
     ladder, paces = measurements.get("ladder") or (), fit_paces(measurements)
     levels, rates, largest = find_caches(ladder, rows)
     stated = [facts.get(level, {}).get("value") or 0.0 for level in ("L2", "L3")]
@@ -247,15 +244,10 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     disturbances = name_disturbances(kernels=rows, collectives=collectives, iterations=runs)
     origin = {**measurements["machine"], **measurements["versions"], "measured": day, "id": source, **disturbances}
     device, network = _describe(measurements, facts["memory"], levels, rates)
-    platform = Platform(
-        name=name or f"{measurements['device']}-{ranks}",
-        device=replace(device, never_left_cache=not levels or largest < 2.0 * (stated[1] or stated[0])),
-        network=network,
-        kernels=kernels,
-        collectives=_fit_collectives(collectives, ranks, source),
-        context=Context(caches=caches, paces=paces),
-        provenance=origin,
-    )
+    device = replace(device, never_left_cache=not levels or largest < 2.0 * (stated[1] or stated[0]))
+    name, context = name or f"{measurements['device']}-{ranks}", Context(caches=caches, paces=paces)
+    curves = _fit_collectives(collectives, ranks, source)
+    platform = Platform(name, device, network, kernels, curves, context=context, provenance=origin)
     platform = add_context(platform, measurements)
     stamp, groups = partial(replace, date=day), (platform.kernels, platform.collectives)
     kernels, curves = ({key: stamp(fit) for key, fit in fits.items()} for fits in groups)

@@ -13,9 +13,8 @@ import polars as pl
 from perfkit.ground.files import reading
 from perfkit.ground.results import Table
 from perfkit.ground.units import show
-from perfkit.readers.documents import read_text
 from perfkit.readers.execution_trace import ExecutionTrace, join_traces, read_execution, spell_inputs
-from perfkit.readers.trace import LARGEST_TRACE, TraceFile, read_kineto, uncollected
+from perfkit.readers.trace import LARGEST_TRACE, TraceFile, read_kineto, read_text, uncollected
 
 #: Kernels of libraries of collectives: NCCL, RCCL, and those that reduce through memory that ranks share.
 COLLECTIVE = re.compile(

@@ -222,6 +222,5 @@ def add_published(platform: Platform, scales: Scales, generation: str, *, source
         value, text = quantity.value * math.exp(host), f"{quantity.source}; times {math.exp(host):.3f}: {source}"
         kind, wrong = ("fitted" if count else "assumed"), float(f"{error * value:.3g}")
         hosts[name] = replace(quantity, value=float(f"{value:.3g}"), stderr=wrong, kind=kind, source=text)
-    return replace(
-        platform, context=Context(kernels=fits, iterations=whole, parallel=whole, overlap=overlap), host=hosts
-    )
+    context = Context(kernels=fits, iterations=whole, parallel=whole, overlap=overlap)
+    return replace(platform, context=context, host=hosts)

@@ -8,18 +8,17 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from perfkit.calibration.activity import list_work, time_host
+from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
 from perfkit.calibration.meetings import list_collectives, read_ranks
-from perfkit.calibration.windows import ROLES, account, fill_time, list_steps
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_choice, check_type, escape, format_table, format_time, rank_largest, show
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction import accounts
 from perfkit.prediction.result import Prediction
-from perfkit.readers.trace import TraceFile, time_iterations
+from perfkit.readers.trace import TraceFile, find_basis
 from perfkit.workloads.graph import Graph
 
-#: What the time of an iteration is, see `perfkit.readers.trace.time_iterations`.
+#: What the time of an iteration is, see `perfkit.readers.trace.find_basis`.
 BASES = ("kernels", "host step", "device span", "host span")
 _CHARTS = ("idle", "breakdown", "timeline", "modules")
 _PHASES = ("forward", "backward", "update")
@@ -103,7 +102,7 @@ class Trace(Tabular):
         """Time of the busiest rank by phase and operation class, waiting, and idle by cause; sums to its time.
 
         Columns phase, kind, operations [-], time_s [s], share [-]. What runs beside something else counts once, see
-        `perfkit.calibration.windows.ROLES`; what has no phase is as in `idle`.
+        `perfkit.calibration.activity.ROLES`; what has no phase is as in `idle`.
         """
         phase = pl.when(pl.col("role").is_in(_WORKED)).then("phase").otherwise(pl.lit("")).alias("phase")
         sums = {"operations": pl.sum("times").round().cast(pl.Int64), "time_s": pl.sum("own_s")}
@@ -183,11 +182,10 @@ class Trace(Tabular):
         Columns iteration, group, order, as in `collectives`, rank, the one that came last [-]; operation, nbytes [B];
         late_s, the median time that the others waited for it, and waited_s, the sum of their times [s].
         """
-        waited, key = pl.col("waiting_s"), ("iteration", "group", "order")
-        first = self._collectives.drop_nulls("waiting_s").sort("waiting_s", maintain_order=True)
-        frame = first.group_by(key, maintain_order=True).agg(
-            pl.first("rank", "operation", "nbytes"), late_s=waited.slice(1).median(), waited_s=waited.sum()
-        )
+        waited, first = pl.col("waiting_s"), pl.first("rank", "operation", "nbytes")
+        calls = self._collectives.drop_nulls("waiting_s").sort("waiting_s", maintain_order=True)
+        calls = calls.group_by("iteration", "group", "order", maintain_order=True)
+        frame = calls.agg(first, late_s=waited.slice(1).median(), waited_s=waited.sum())
         return frame.sort("waited_s", descending=True, maintain_order=True)
 
     def host(self) -> Table:
@@ -300,11 +298,8 @@ class Trace(Tabular):
         from perfkit.calibration.pages import write_charts
 
         charts = {kind: self.chart(kind) for kind in _CHARTS}
-        tables = {
-            "Ranks": self.idle(),
-            "Steps": self._steps.drop("begin", "time"),
-            "Where the time goes": self.breakdown(),
-        }
+        tables = {"Ranks": self.idle(), "Steps": self._steps.drop("begin", "time")}
+        tables |= {"Where the time goes": self.breakdown()}
         return write_charts(path, heading=repr(self), text=self.explain(), charts=charts, tables=tables)
 
     def explain(self) -> str:
@@ -360,5 +355,5 @@ def read_trace(
         For a file that is no trace, breaks off or lies, ranks that do not belong together, a basis that it lacks.
     """
     files = read_ranks([paths] if isinstance(paths, str | Path) else paths)
-    found = time_iterations(files[0].events)[1] if basis is None else check_choice("basis", basis, BASES)
+    found = find_basis(files[0].events) if basis is None else check_choice("basis", basis, BASES)
     return Trace(tuple(files), found, dict(sizes or {}))

@@ -72,10 +72,7 @@ def _clone(o: _Operands) -> _Given:
 
 def _return_bags(o: _Operands, sparse: bool) -> list[_Given]:
     g, calls = o.rand(o.bags, o.dim), o.lookups_of(torch.empty(o.table_rows, o.dim, device=o.device), False, 0, sparse)
-    found = [
-        (rows, offsets, *_find("_embedding_bag")(table, rows, offsets, *more)[1:])
-        for table, rows, offsets, *more in calls
-    ]
+    found = [(*call[1:3], *_find("_embedding_bag")(*call)[1:]) for call in calls]
     return [(g, *places, o.table_rows, False, 0, sparse, None) for places in found]
 
 

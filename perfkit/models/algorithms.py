@@ -151,15 +151,9 @@ def ring_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_lin
 
 
 def tree_collective(
-    nbytes: Values,
-    *,
-    operation: str,
-    ranks: Values,
-    alpha_hop: float,
-    beta_link: float,
-    nodes: Values = 1,
+    nbytes: Values, *, operation: str, ranks: Values, alpha_hop: float, beta_link: float, nodes: Values = 1,
     alpha_rail: float = 0.0,
-) -> Values:
+) -> Values:  # fmt: skip
     r"""Time of a broadcast, a reduce, or of both as an all_reduce, on a pipelined (double) binary tree.
 
     Parameters

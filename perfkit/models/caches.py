@@ -23,11 +23,9 @@ class _Tables:
     """Lookups into several tables that may share caches: which rows are touched over time."""
 
     def __init__(
-        self,
-        distributions: Sequence[Distribution] | Buckets,
-        lookups: npt.ArrayLike,
+        self, distributions: Sequence[Distribution] | Buckets, lookups: npt.ArrayLike,
         groups: npt.ArrayLike | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.buckets = buckets = join_buckets(distributions)
         rates = buckets.rates * np.repeat(np.asarray(lookups, dtype=float), buckets.sizes)
         self.rows = np.where(rates > 1e-280, buckets.rows, 0.0)  # a table nobody looks into takes no room
@@ -89,15 +87,9 @@ class _Tables:
 
 
 def lru_misses(
-    distributions: Sequence[Distribution] | Buckets,
-    lookups: npt.ArrayLike,
-    row_bytes: npt.ArrayLike,
-    *,
-    capacity: npt.ArrayLike,
-    dense_bytes: npt.ArrayLike = 0.0,
-    groups: npt.ArrayLike | None = None,
-    cold: bool = False,
-) -> Array:
+    distributions: Sequence[Distribution] | Buckets, lookups: npt.ArrayLike, row_bytes: npt.ArrayLike, *,
+    capacity: npt.ArrayLike, dense_bytes: npt.ArrayLike = 0.0, groups: npt.ArrayLike | None = None, cold: bool = False,
+) -> Array:  # fmt: skip
     r"""Share of the lookups that miss, in steady state, when tables share one LRU cache with the rest of the iteration.
 
     Parameters
@@ -154,14 +146,9 @@ def lru_misses(
 
 
 def page_walks(
-    distributions: Sequence[Distribution] | Buckets,
-    lookups: npt.ArrayLike,
-    row_bytes: npt.ArrayLike,
-    *,
-    entries: float,
-    dense_bytes: npt.ArrayLike = 0.0,
-    groups: npt.ArrayLike | None = None,
-) -> Array:
+    distributions: Sequence[Distribution] | Buckets, lookups: npt.ArrayLike, row_bytes: npt.ArrayLike, *,
+    entries: float, dense_bytes: npt.ArrayLike = 0.0, groups: npt.ArrayLike | None = None,
+) -> Array:  # fmt: skip
     r"""Share of the lookups whose page address is not in the translation buffer, in steady state.
 
     Parameters

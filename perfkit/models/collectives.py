@@ -221,16 +221,9 @@ def two_branch(
 
 
 def over_ranks(
-    nbytes: Values,
-    ranks: Values,
-    operation: str,
-    *,
-    alpha0: float,
-    alpha1: float,
-    beta0: float,
-    beta1: float,
+    nbytes: Values, ranks: Values, operation: str, *, alpha0: float, alpha1: float, beta0: float, beta1: float,
     sharpness: float = 0.6,
-) -> Values:
+) -> Values:  # fmt: skip
     r"""Time of a collective for any number of ranks of one network.
 
     Parameters

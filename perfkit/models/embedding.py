@@ -159,16 +159,9 @@ def fused_backward_bytes(
 
 
 def exact_backward_bytes(
-    unique: Values,
-    bags: Values,
-    lookups: Values,
-    dim: Values,
-    *,
-    itemsize: float = 4,
-    granularity: float = 32,
-    gradient_misses: Values = 0.0,
-    sort_passes: float = 4,
-) -> Values:
+    unique: Values, bags: Values, lookups: Values, dim: Values, *, itemsize: float = 4, granularity: float = 32,
+    gradient_misses: Values = 0.0, sort_passes: float = 4,
+) -> Values:  # fmt: skip
     r"""Traffic of a backward pass fused with the optimizer that sorts the indices and updates each distinct row once.
 
     FBGEMM's "exact" optimizers, which TorchRec uses, work like this.
@@ -243,19 +236,11 @@ class LookupSizes:
 
 
 def size_lookup(
-    distributions: Sequence[Distribution] | Buckets,
-    lookups: npt.ArrayLike,
-    dim: npt.ArrayLike,
-    *,
-    capacities: Sequence[float],
-    entries: float,
-    itemsize: npt.ArrayLike = 4.0,
-    granularity: float = 64.0,
-    dense_bytes: npt.ArrayLike = 0.0,
-    groups: npt.ArrayLike | None = None,
-    cold: bool = False,
+    distributions: Sequence[Distribution] | Buckets, lookups: npt.ArrayLike, dim: npt.ArrayLike, *,
+    capacities: Sequence[float], entries: float, itemsize: npt.ArrayLike = 4.0, granularity: float = 64.0,
+    dense_bytes: npt.ArrayLike = 0.0, groups: npt.ArrayLike | None = None, cold: bool = False,
     batches: Sequence[float] | None = None,
-) -> LookupSizes:
+) -> LookupSizes:  # fmt: skip
     r"""Size the lookups of one iteration into tables, or into shares of their rows or columns.
 
     Parameters
@@ -313,14 +298,9 @@ def size_lookup(
 
 @lru_cache(maxsize=64)
 def _size(
-    laws: tuple[Distribution, ...] | Buckets,
-    given: Any,
-    dense: Any,
-    capacities: Any,
-    entries: float,
-    least: float,
+    laws: tuple[Distribution, ...] | Buckets, given: Any, dense: Any, capacities: Any, entries: float, least: float,
     cold: bool,
-) -> LookupSizes:
+) -> LookupSizes:  # fmt: skip
     """Do what `size_lookup` says, once for the same arguments."""
     lookups, width, members, *batches = map(np.array, given)
     dense, row = np.array(dense), row_traffic(width, 1.0, least)

@@ -108,14 +108,9 @@ def overlap_levels(inside: Values, between: Values, *, sharpness: float = OVERLA
 
 
 def start_across(
-    operation: str,
-    *,
-    ranks_per_node: Values,
-    nodes: Values,
-    alpha_rail: float = FAR,
-    call: float = CALL,
+    operation: str, *, ranks_per_node: Values, nodes: Values, alpha_rail: float = FAR, call: float = CALL,
     near: float = NEAR,
-) -> Values:
+) -> Values:  # fmt: skip
     r"""Start-up of a collective over nodes, by the algorithm that a library takes for vanishing messages.
 
     Parameters
@@ -173,16 +168,9 @@ def start_across(
 
 
 def ring_across_nodes(
-    nbytes: Values,
-    *,
-    operation: str,
-    ranks_per_node: Values,
-    nodes: Values,
-    alpha_hop: float,
-    beta_intra: float,
-    beta_rail: float,
-    sharpness: float = OVERLAP,
-) -> Values:
+    nbytes: Values, *, operation: str, ranks_per_node: Values, nodes: Values, alpha_hop: float, beta_intra: float,
+    beta_rail: float, sharpness: float = OVERLAP,
+) -> Values:  # fmt: skip
     r"""Time of a collective on rings over all ranks of several nodes, one ring for each rail.
 
     Parameters

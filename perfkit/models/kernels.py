@@ -154,16 +154,9 @@ def in_context(
 
 
 def at_usual_pace(
-    seconds: Values,
-    references: Values,
-    *,
-    product: float,
-    stream: float,
-    gather: float,
-    product_weight: float,
-    stream_weight: float,
-    gather_weight: float,
-) -> Array:
+    seconds: Values, references: Values, *, product: float, stream: float, gather: float, product_weight: float,
+    stream_weight: float, gather_weight: float,
+) -> Array:  # fmt: skip
     r"""Times as they would have been at the usual pace of the machine.
 
     Parameters

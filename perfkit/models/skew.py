@@ -111,28 +111,32 @@ def fit_zipf(histogram: ReuseHistogram) -> ZipfFit:
     """
     counts, rows, lookups = np.asarray(histogram.counts), histogram.rows, histogram.lookups
     squares = (np.linspace(0.0, math.sqrt(_STEEPEST), 49) ** 2) ** 2
-    off = [counts - _expect(rows, lookups, square)[2] for square in squares]
+    off = [counts - _expect(rows, lookups, square)[0] for square in squares]
     square = float(squares[np.argmin([float((o**2 / (abs(counts - o) + counts + 1)).sum()) for o in off])])
     for _ in range(40):
-        slope, weight, spread = _weigh(rows, lookups, square)
+        slope, weight, spread, mean = _weigh(rows, lookups, square)
         information = float(slope @ weight @ slope)
         if not information > 0:
             return ZipfFit(0.0, math.inf, math.nan)
-        off_by = counts - _expect(rows, lookups, square)[2]
+        off_by = counts - mean
         step = float(slope @ weight @ off_by) / information
         old, reach = square, 0.2 * square + 0.01
         square = min(max(square + min(max(step, -reach), reach), 0.0), _STEEPEST**2)
         if abs(square - old) <= 1e-6 * (square + 1e-3):
             break
     misfit = float(off_by @ weight @ off_by) / max(float(np.trace(weight @ spread)) - 1, 1.0)
-    return _finish(square, information**-0.5, misfit)
+    # Exponent and standard error from those of its square, also near 0.
+    error = information**-0.5 * math.sqrt(max(1.0, misfit))
+    low, exponent, high = (math.sqrt(max(square + way * error, 0.0)) for way in (-2, 0, 2))
+    return ZipfFit(exponent, max(exponent - low, high - exponent) / 2, misfit)
 
 
-def _expect(rows: int, lookups: float, square: float) -> tuple[Array, Array, Array]:
-    """Expected lookups of a row of each bucket, rows of each, and expected rows of each bin."""
+def _expect(rows: int, lookups: float, square: float) -> tuple[Array, Array, Array, Array]:
+    """Expected rows of each bin; expected lookups of a row of each bucket, rows of each, and the bins' shares of it."""
     probabilities, many = Zipf(rows, math.sqrt(square)).buckets(_BUCKETS)
     expected = lookups * probabilities
-    return expected, many, many @ _shares(expected, _EDGES)
+    shares = _shares(expected, _EDGES)
+    return many @ shares, expected, many, shares
 
 
 def _shares(expected: Array, edges: Array) -> Array:
@@ -143,15 +147,14 @@ def _shares(expected: Array, edges: Array) -> Array:
     return np.diff(below, axis=1, append=1.0)
 
 
-def _weigh(rows: int, lookups: float, square: float) -> tuple[Array, Array, Array]:
-    """Slope of the expected bins over the square of the exponent, weight matrix, and covariance of the bins."""
-    expected, many, mean = _expect(rows, lookups, square)
+def _weigh(rows: int, lookups: float, square: float) -> tuple[Array, Array, Array, Array]:
+    """Slope of the expected bins over the square of the exponent, weight matrix, covariance of the bins, the bins."""
+    mean, expected, many, shares = _expect(rows, lookups, square)
     step = 1e-4 * max(square, 1e-2)
-    slope = (_expect(rows, lookups, square + step)[2] - mean) / step
-    shares = _shares(expected, _EDGES)
+    slope = (_expect(rows, lookups, square + step)[0] - mean) / step
     with_total = (many * expected) @ (_shares(expected, _EDGES - 1) - shares)
     spread = np.diag(mean) - (shares * many[:, None]).T @ shares - np.outer(with_total, with_total) / lookups
-    return slope, np.asarray(np.linalg.inv(spread + 0.25 * np.eye(len(mean)))), spread
+    return slope, np.asarray(np.linalg.inv(spread + 0.25 * np.eye(len(mean)))), spread, mean
 
 
 def find_exponent(gap: Callable[[float], float], *, most: float) -> float:
@@ -177,10 +180,3 @@ def find_exponent(gap: Callable[[float], float], *, most: float) -> float:
     from scipy.optimize import brentq
 
     return 0.0 if gap(0.0) >= 0 else most if gap(most) <= 0 else float(brentq(gap, 0.0, most))
-
-
-def _finish(square: float, error: float, misfit: float) -> ZipfFit:
-    """Exponent and standard error from those of its square, also near 0."""
-    error *= math.sqrt(max(1.0, misfit))
-    low, exponent, high = (math.sqrt(max(square + way * error, 0.0)) for way in (-2, 0, 2))
-    return ZipfFit(exponent, max(exponent - low, high - exponent) / 2, misfit)

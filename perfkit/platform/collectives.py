@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting import Fit
-from perfkit.fitting.extrapolation import choose_sample, evaluate_collective, spread_beyond
+from perfkit.fitting.collectives import choose_sample, evaluate_collective, spread_beyond
 from perfkit.fitting.parameters import ALGORITHMS, Key
 from perfkit.ground.hardware import Link
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, format_bytes, format_rate, show
@@ -340,10 +340,11 @@ def _ring(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveT
     step = _price_rail(at, operation, nbytes / local, nodes)  # in messages as long as those of this ring
     form: Callable[[Any], Any] = partial(hierarchy.ring_across_nodes, operation=operation, **links)
     least, first = at.start(operation, local * nodes), form(0.0)
-    found = _price_form(
-        lambda n: np.minimum(least + hierarchy.FLAGS * (form(n) - first), form(n)), nbytes, formula, *step.notes
-    )
-    return replace(found, spread=step.spread)
+
+    def time(n: Array) -> Array:
+        return np.minimum(least + hierarchy.FLAGS * (form(n) - first), form(n))
+
+    return replace(_price_form(time, nbytes, formula, *step.notes), spread=step.spread)
 
 
 def _tree(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:

@@ -25,16 +25,6 @@ def _read(path: Path, changed: int, size: int, nodes: int | None = None) -> Plat
     return Platform.load(path) if nodes is None else _read(path, changed, size).with_nodes(nodes)
 
 
-def _find_base(name: str) -> tuple[str, int | None]:
-    """The name itself, or the cluster of the gallery, else the node, and the number of nodes that `name` asks for."""
-    match = re.fullmatch(r"(.+-[0-9]+)x([1-9][0-9]*)", name)
-    known = list_gallery() if match else {}
-    if match is None or name in known:
-        return name, None
-    base = max((stem for stem in known if stem == match[1] or stem.startswith(f"{match[1]}x")), key=len, default="")
-    return (base, int(match[2])) if base else (name, None)
-
-
 def load_platform(platform: Named) -> Platform:
     """Find a platform by gallery name or path.
 
@@ -62,11 +52,14 @@ def load_platform(platform: Named) -> Platform:
     """
     if isinstance(platform, Platform):
         return platform
-    name, nodes = _find_base(platform) if isinstance(platform, str) else (platform, None)
-    match = _NODE.fullmatch(name) if isinstance(name, str) and name not in list_gallery() else None
-    if match and match[1] in list_datasheets():
-        node = Platform.from_datasheet(match[1], ranks=int(match[2]))
-        return node.with_nodes(int(match[3])) if match[3] else node
+    name, nodes = platform, None
+    if isinstance(platform, str) and platform not in (known := list_gallery()) and (match := _NODE.fullmatch(platform)):
+        node, nodes = f"{match[1]}-{match[2]}", int(match[3]) if match[3] else None
+        clusters = [stem for stem in known if nodes and (stem == node or stem.startswith(f"{node}x"))]
+        if not clusters and match[1] in list_datasheets():
+            found = Platform.from_datasheet(match[1], ranks=int(match[2]))
+            return found.with_nodes(nodes) if nodes else found
+        name = max(clusters, key=len, default=platform)
     path = find_file(name)
     facts = path.stat()
     return _read(path.resolve(), facts.st_mtime_ns, facts.st_size, nodes)

@@ -327,10 +327,8 @@ def assemble_sources(
     if kernel_database is not None:
         names = [read_datasheet(sheet).device.name for sheet in _find_sheets(kernel_database)[-1:]]
         compare_devices(f"{kernel_database} is", names, platform)
-        if not names and (found := MODEL.findall(kernel_database.upper())) not in (
-            [],
-            MODEL.findall(platform.device.name),
-        ):
+        found, own = (MODEL.findall(text) for text in (kernel_database.upper(), platform.device.name))
+        if not names and found not in ([], own):
             device = replace(platform.device, name=f"{found[0]}, peaks assumed")  # it has no datasheet
             platform = replace(platform, name=f"{kernel_database}-{platform.network.ranks_per_node}", device=device)
         curves, kernels = fit_database(kernel_database, platform.device, date=date)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perfkit.fitting import Fit
-from perfkit.fitting.extrapolation import evaluate_collective
+from perfkit.fitting.collectives import evaluate_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity

@@ -97,10 +97,8 @@ def read_datasheet(system: str) -> Datasheet:
     rows = systems[check_choice("system", system, systems)]
     found = {(row["quantity"], row["dtype"]): _stated(row) for row in rows}
     peaks = {dtype: quantity for (name, dtype), quantity in found.items() if name == "peak"}
-    levels = [name.removesuffix(" capacity") for name, _ in found if name.endswith(" capacity")]
-    memory = tuple(
-        MemoryLevel(name, found[f"{name} capacity", ""], found.get((f"{name} bandwidth", ""))) for name in levels
-    )
+    levels = {name.removesuffix(" capacity"): size for (name, _), size in found.items() if name.endswith(" capacity")}
+    memory = tuple(MemoryLevel(x, size, found.get((f"{x} bandwidth", ""))) for x, size in levels.items())
     links = {name: found[f"{name} bandwidth", ""] for name in _LINKS if (f"{name} bandwidth", "") in found}
     device = Device(rows[0]["device"], "cuda", peaks, memory, capability=found.get(("capability", "")))
     return Datasheet(system, device, links, found.get(("power", "")))

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from perfkit.ground.files import reading
 from perfkit.ground.units import show
-from perfkit.readers.documents import LARGEST_TRACE, parse_document, read_text
-from perfkit.readers.trace import TraceFile
+from perfkit.readers.trace import LARGEST_TRACE, TraceFile, parse_document, read_text
 
 _ADVICE = "pass the file that torch.profiler.ExecutionTraceObserver wrote, whole"
 #: A tensor among types, and that of its numbers.
@@ -21,27 +20,23 @@ _AHEAD = 32
 
 class Operands(NamedTuple):
     """Arguments or results: as recorded, a tensor as [id, storage, offset, numbers, bytes of one, device]; and the
-    shapes, types and strides of those that are tensors, lists of them nested alike.
+    shapes and types of those that are tensors, lists of them nested alike.
     """
 
     values: Sequence[Any]
     shapes: Sequence[Any]
     types: Sequence[str]
-    strides: Sequence[Any]
 
 
 class Node(NamedTuple):
-    """An operation, or a mark of the program: its number, in order of start; what contains it; its record in a trace of
-    Kineto, 0 for none; thread, sequence number of autograd or -1, schema, and what it was given and returned.
+    """An operation, or a mark of the program: its number, in order of start, its record in a trace of Kineto, 0 for
+    none, its thread and name, and what it was given and returned.
     """
 
     number: int
-    name: str
-    parent: int
     record: int
     thread: int
-    sequence: int
-    schema: str
+    name: str
     inputs: Operands
     outputs: Operands
 
@@ -90,17 +85,14 @@ def read_execution(path: str | Path) -> ExecutionTrace:
         For a file that is none, breaks off, or lists a node twice.
     """
     nodes: dict[int, Node] = {}
-
-    def take(items: list[Any]) -> None:
-        for item in items:
+    with reading(path, _ADVICE, most=LARGEST_TRACE):
+        facts = parse_document(read_text(path))
+        for item in facts.get("nodes", ()):
             if isinstance(item, dict) and item.get("ph"):  # a device's event that a link has added
                 continue
             node = _read_node(item)
             if nodes.setdefault(node.number, node) is not node:
                 raise ValueError(f"it lists node {node.number} twice, {show(node.name, 60)} the second time")
-
-    with reading(path, _ADVICE, most=LARGEST_TRACE):
-        facts = parse_document(read_text(path), {"nodes": take, "traceEvents": lambda events: None})
         if not nodes or type(facts.get("schema")) is not str:
             raise ValueError("it has no schema or no nodes, which an execution trace has")
         made = tuple(nodes[number] for number in sorted(nodes))
@@ -111,24 +103,21 @@ def _read_node(item: Any) -> Node:
     """A node of either schema: 1.0 lists everything flat, 1.1 nests operands and attributes."""
     if not isinstance(item, dict):
         raise ValueError(f"a node is {show(item, 60)}; it must be an object")
-    nested = isinstance(item.get("inputs"), dict)
-    facts = {**item, "parent": item.get("ctrl_deps")} if nested else item
+    facts, nested = {"rf_id": 0, "tid": 0, **item}, isinstance(item.get("inputs"), dict)
     for each in item.get("attrs", ()) if nested else ():
         facts[each["name"]] = each["value"]
     operands = []
     for side in ("inputs", "outputs"):
         own = item[side] if nested else {"values": item[side], **{
             part: item[f"{side[:-1]}_{part}"] for part in ("shapes", "types")}}  # fmt: skip
-        lists = [own["values"], own["shapes"], own["types"], own.get("strides", ())]
-        if not all(isinstance(each, list | tuple) for each in lists) or len({*map(len, lists[:3])}) > 1:
+        lists = [own["values"], own["shapes"], own["types"]]
+        if not all(isinstance(each, list) for each in lists) or len({*map(len, lists)}) > 1:
             raise ValueError(f"node {show(item.get('id'))} has {side} whose values, shapes and types do not match")
         operands.append(Operands(*lists))
-    facts = {"rf_id": 0, "tid": 0, "seq_id": -1, "op_schema": "", **facts}
-    numbers: list[Any] = [facts.get(key) for key in ("id", "parent", "rf_id", "tid", "seq_id")]
+    numbers: list[Any] = [facts.get(key) for key in ("id", "rf_id", "tid")]
     if not all(type(number) is int for number in numbers):
         raise ValueError(f"node {show(item.get('id'))} has numbers {show(numbers)}; they must be whole")
-    number, parent, record, thread, sequence = numbers
-    return Node(number, str(facts["name"]), parent, record, thread, sequence, str(facts["op_schema"]), *operands)
+    return Node(*numbers, str(facts["name"]), *operands)
 
 
 def _find_groups(nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:

@@ -132,14 +132,9 @@ def read_indices(
 
 
 def count_indices(
-    indices: npt.ArrayLike,
-    offsets: npt.ArrayLike | None = None,
-    lengths: npt.ArrayLike | None = None,
-    *,
-    rows: int | Sequence[int] | None = None,
-    tables: int | None = None,
-    batch: int | None = None,
-) -> list[IndexStatistics]:
+    indices: npt.ArrayLike, offsets: npt.ArrayLike | None = None, lengths: npt.ArrayLike | None = None, *,
+    rows: int | Sequence[int] | None = None, tables: int | None = None, batch: int | None = None,
+) -> list[IndexStatistics]:  # fmt: skip
     """Count recorded indices: pooling, distinct rows, reuse, and the Zipf law that explains it.
 
     Parameters

@@ -62,10 +62,9 @@ def find_database() -> Path:
         if any(place.glob(f"*/{_TABLES}")):
             return place
     where = f"in {named}" if named else "installed"
-    raise FileNotFoundError(
-        f"no kernel database of release 0.12 or later {where}; {_INSTALL} brings one (only its files are read: what it "
-        "depends on is not needed), or name its folder in PERFKIT_KERNEL_DATABASE"
-    )
+    advice = f"{_INSTALL} brings one (only its files are read: what it depends on is not needed)"
+    text = f"no kernel database of release 0.12 or later {where}; {advice}, or name its folder"
+    raise FileNotFoundError(f"{text} in PERFKIT_KERNEL_DATABASE")
 
 
 def list_tables(system: str | None = None) -> pl.DataFrame:
@@ -127,9 +126,8 @@ def read_collectives(system: str) -> pl.DataFrame:
     switches reduce fp16 but not int8, so do not fit one law to both.
     """
     held, algbw = set(list_tables(system)["table"]), pl.col("nbytes") / pl.col("seconds")
-    busbw = pl.coalesce(
-        pl.when(pl.col("operation") == name).then(algbw * bus_factor(name, pl.col("ranks"))) for name in OPERATIONS
-    )
+    factors = {name: bus_factor(name, pl.col("ranks")) for name in OPERATIONS}
+    busbw = pl.coalesce(pl.when(operation=name).then(algbw * factor) for name, factor in factors.items())
     names = {"operation": pl.col("op_name").replace("alltoall", "all_to_all"), "ranks": "num_gpus",
              "nodes": pl.lit(None, pl.Int64), "dtype": "dtype", "nbytes": "message_size", "seconds": "seconds",
              "algbw": pl.lit(0.0), "busbw": pl.lit(0.0), "library": "collector",

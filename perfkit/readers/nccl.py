@@ -245,15 +245,13 @@ def _read_table(
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     known, fits, other = name in OPERATIONS, bool(ratio.bound_ranks(name, count)[1]), ranks and listed not in (0, ranks)
-    wrong = rows.filter(pl.col("wrong").fill_nan(0.0) > 0)["line"]
+    wrong = rows.filter(pl.col("wrong").fill_nan(0.0) > 0)["line"].to_list()
     doubts = {
         odd: odd,
         f"the log says {table.label}, not {operation=}": operation and table.label not in ("", operation),
         f"the log lists {listed} ranks, not {ranks=}": other,
         f"busbw / algbw does not fit {name} of {count} ranks; pass operation= or ranks=": not (fits or other),
-        f"{len(wrong)} results hold wrong values (the first in line {min(wrong, default=0)}); mistrust them": any(
-            wrong
-        ),
+        f"{len(wrong)} results hold wrong values (the first in line {min(wrong, default=0)}); mistrust them": wrong,
     }
     for text in filter(doubts.get, doubts):
         warnings.warn(escape(f"{where}: {text}", 500), LogWarning, stacklevel=4)
@@ -315,13 +313,9 @@ def _read_logs(source: str | Path | Sequence[str | Path]) -> Iterator[tuple[str,
 
 
 def read_nccl_tests(
-    source: str | Path | Sequence[str | Path],
-    *,
-    operation: str | None = None,
-    ranks: int | None = None,
-    nodes: int | None = None,
-    partial: bool = False,
-) -> pl.DataFrame:
+    source: str | Path | Sequence[str | Path], *, operation: str | None = None, ranks: int | None = None,
+    nodes: int | None = None, partial: bool = False,
+) -> pl.DataFrame:  # fmt: skip
     """Read logs of nccl-tests or rccl-tests.
 
     Parameters
@@ -340,14 +334,9 @@ def read_nccl_tests(
 
 
 def parse_nccl_tests(
-    text: str,
-    *,
-    file: str = "text",
-    operation: str | None = None,
-    ranks: int | None = None,
-    nodes: int | None = None,
+    text: str, *, file: str = "text", operation: str | None = None, ranks: int | None = None, nodes: int | None = None,
     partial: bool = False,
-) -> pl.DataFrame:
+) -> pl.DataFrame:  # fmt: skip
     """Read output of nccl-tests or rccl-tests: old and new formats, among other lines, several runs in one text.
 
     Parameters

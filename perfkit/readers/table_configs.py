@@ -28,15 +28,9 @@ _Tables: TypeAlias = tuple[list[EmbeddingTable], dict[str, Any]]
 
 
 def read_tables(
-    source: str | Path,
-    *,
-    batch: int | None = None,
-    dim: int | None = None,
-    rows: int | Sequence[int] | None = None,
-    tables: int | None = None,
-    itemsize: int = 4,
-    law: str = "histogram",
-) -> TableSet:
+    source: str | Path, *, batch: int | None = None, dim: int | None = None, rows: int | Sequence[int] | None = None,
+    tables: int | None = None, itemsize: int = 4, law: str = "histogram",
+) -> TableSet:  # fmt: skip
     """Read a set of embedding tables.
 
     Parameters
@@ -107,9 +101,7 @@ def read_tables(
     else:
         with reading(path, f"pass a readable {suffix} file", most=LARGEST_TEXT):
             found, known = _READERS[suffix](path, itemsize)
-    known = (
-        known | {"name": name if published else path.name[: -len(suffix)]} | ({} if batch is None else {"batch": batch})
-    )
+    known |= {"name": name if published else path.name[: -len(suffix)]} | ({} if batch is None else {"batch": batch})
     with reading(name, "change the tables"):
         return TableSet(tuple(found), **known)
 

@@ -1,8 +1,11 @@
 """Traces of PyTorch's profiler (Kineto, a Chrome trace) of any age, as one frame of events."""
 
 import gc
+import gzip
+import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,9 +19,10 @@ import numpy as np
 import polars as pl
 
 from perfkit.ground.files import reading
-from perfkit.ground.units import show
-from perfkit.readers.documents import LARGEST_TRACE, parse_document, read_text
+from perfkit.ground.units import format_bytes, show
 
+#: Largest trace that is read, unpacked [B]: columns and text take some three times as much memory.
+LARGEST_TRACE = 2**29
 #: Categories of old traces in today's words; names that are not here are written in lower case.
 _CATEGORIES = {"operator": "cpu_op", "runtime": "cuda_runtime", "driver": "cuda_driver", "memcpy": "gpu_memcpy",
                "memset": "gpu_memset"}  # fmt: skip
@@ -98,24 +102,25 @@ def read_kineto(path: str | Path) -> TraceFile:
     """
     rows, links, kept = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[Any]()
 
-    def take(items: list[Any]) -> None:
-        events = [each for each in items if type(each) is dict and each.get("ph") == "X"]
+    def take(each: dict[str, Any]) -> dict[str, Any] | None:
+        if each.get("ph") != "X":
+            return None if "ph" in each else each
         try:
-            rows.extend(map(_GET, events))
+            rows.append(_GET(each))
         except KeyError:  # some lack a column
-            rows[len(kept) :] = [_GET(_NOTHING | each) for each in events]
-        for each in events:
-            args = each.get("args") or {}
-            if type(args) is not dict:
-                raise ValueError(f"event {show(each, 60)} has arguments of another type")
-            get = args.get
-            links.append((get("stream"), get("correlation"), get("External id", get("external id"))))
-            # of kernels sizes are known only where they are collectives, of calls of the driver nothing
-            said = "Input type" in args or each.get("cat") not in _PLAIN or "Collective name" in args
-            kept.append(args if said else None)
+            rows.append(_GET(_NOTHING | each))
+        args = each.get("args") or {}
+        if type(args) is not dict:
+            raise ValueError(f"event {show(each, 60)} has arguments of another type")
+        get = args.get
+        links.append((get("stream"), get("correlation"), get("External id", get("external id"))))
+        # of kernels sizes are known only where they are collectives, of calls of the driver nothing
+        said = "Input type" in args or each.get("cat") not in _PLAIN or "Collective name" in args
+        kept.append(args if said else None)
+        return None
 
     with reading(path, _ADVICE, most=LARGEST_TRACE), uncollected():
-        facts = parse_document(read_text(path), {"traceEvents": take}, str)
+        facts = parse_document(read_text(path), str, take)
         if "nodes" in facts or not kept:
             held = "nodes of an execution trace" if "nodes" in facts else "no events"
             raise ValueError(f"it holds {held}, where a trace of Kineto has events with times")
@@ -125,6 +130,56 @@ def read_kineto(path: str | Path) -> TraceFile:
         frame = _make_frame(rows, links, base)
         args = {index: found for index, row in enumerate(frame["row"].to_list()) if (found := kept[row])}
         return _describe(facts, _link(frame.drop("row")), args, Path(path).name)
+
+
+def read_text(path: str | Path, most: float = math.inf) -> str:
+    """Text of a file or of the `most` bytes that it begins with, packed or not.
+
+    More than `LARGEST_TRACE` unpacks nowhere: a small file may become a large one.
+    """
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    parts, size = [], 0
+    with gzip.open(path) if packed else open(path, "rb") as file:
+        while size < most and (part := file.read(2**20)):
+            parts.append(part)
+            if (size := size + len(part)) > LARGEST_TRACE:
+                raise ValueError(f"it unpacks to more than {format_bytes(LARGEST_TRACE)}; record fewer steps")
+    return b"".join(parts).decode("utf-8-sig", errors="replace")
+
+
+def parse_document(
+    text: str, number: Callable[[str], Any] = float, take: Callable[[dict[str, Any]], Any] | None = None
+) -> dict[str, Any]:
+    """Read JSON whose objects are taken as they come, so that what is not needed takes no memory.
+
+    Parameters
+    ----------
+    text : str
+        An object; a list counts as its member ``traceEvents``.
+    number : callable, optional
+        What makes a number with a point or an exponent of its text: `str` keeps all of its digits.
+    take : callable, optional
+        What is given every object, the inner ones first, and returns what stays in its place.
+
+    Returns
+    -------
+    members : dict
+        What the document holds.
+
+    Raises
+    ------
+    ValueError
+        For anything else, with the place.
+    """
+    decoder = json.JSONDecoder(parse_float=number, object_hook=take, strict=False)
+    try:
+        found, _ = decoder.raw_decode(text, len(text) - len(text.lstrip()))
+    except json.JSONDecodeError as fault:
+        raise ValueError(f"it breaks off, or is no JSON, at character {fault.pos}") from None
+    if not isinstance(found, dict | list):
+        raise ValueError("it is no JSON object")
+    return found if isinstance(found, dict) else {"traceEvents": found}
 
 
 @contextmanager
@@ -236,19 +291,16 @@ def _describe(
     facts: Mapping[str, Any], events: pl.DataFrame, args: Mapping[int, Mapping[str, Any]], source: str
 ) -> TraceFile:
     """Ranks, devices and observers as the head of a trace has them."""
-    own = facts.get("distributedInfo")
-    own = own if isinstance(own, dict) else {}
-    rank, ranks = (
-        each if type(each) is int and 0 <= each < 2**31 else None for each in map(own.get, ("rank", "world_size"))
-    )
-    listed = own.get("pg_config")
-    groups = {
-        str(each.get("pg_name")): tuple(rank for rank in each["ranks"] if type(rank) is int)
-        for each in (listed if isinstance(listed, list) else ())
-        if isinstance(each, dict) and isinstance(each.get("ranks"), list)
-    }
-    devices = facts.get("deviceProperties")
-    devices = tuple(each for each in devices if isinstance(each, dict)) if isinstance(devices, list) else ()
+
+    def tables(value: Any) -> list[dict[str, Any]]:
+        return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+    own, *_ = [*tables([facts.get("distributedInfo")]), {}]
+    said = map(own.get, ("rank", "world_size"))
+    rank, ranks = (each if type(each) is int and 0 <= each < 2**31 else None for each in said)
+    listed = [each for each in tables(own.get("pg_config")) if isinstance(each.get("ranks"), list)]
+    groups = {str(each.get("pg_name")): tuple(r for r in each["ranks"] if type(r) is int) for each in listed}
+    devices = tuple(tables(facts.get("deviceProperties")))
     stacks = "python_function" in events["cat"] or any(each.get("Call stack") for each in args.values())
     seen = {"shapes": any("Input Dims" in each for each in args.values()), "stacks": stacks,
             "memory": bool(facts.get("profile_memory"))}  # fmt: skip
@@ -277,10 +329,9 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
     ends = {"begin": pl.col("ts").min(), "end": (pl.col("ts") + pl.col("dur")).max()}
     work = device.group_by("iteration").agg(kernels=(pl.col("cat") == "kernel").sum().cast(pl.Int64), **ends)
     slow = events.filter(pl.col("name").str.contains("^(cuda|hip)(Malloc|Free)$")).group_by("iteration")
-    frame = marks.join(work, on="iteration", how="left").join(
-        slow.agg(allocations=pl.len()), on="iteration", how="left"
-    )
-    frame = frame.sort("ts").with_columns(pl.col("kernels", "allocations").fill_null(0))
+    slow = slow.agg(allocations=pl.len())
+    frame = marks.join(work, on="iteration", how="left").join(slow, on="iteration", how="left").sort("ts")
+    frame = frame.with_columns(pl.col("kernels", "allocations").fill_null(0))
     kernels = device.filter(pl.col("cat") == "kernel").select("iteration", "name", "ts")
     kernels = kernels.filter(pl.len().over("iteration", "name") == 1)
     periods: list[float | None] = []
@@ -292,8 +343,8 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(period=pl.Series(periods, dtype=pl.Float64))
 
 
-def time_iterations(events: pl.DataFrame) -> tuple[list[float], str]:
-    """Time of the steps of a trace, and what it is.
+def find_basis(events: pl.DataFrame) -> str:
+    """What the time of an iteration of a trace is.
 
     Parameters
     ----------
@@ -302,20 +353,11 @@ def time_iterations(events: pl.DataFrame) -> tuple[list[float], str]:
 
     Returns
     -------
-    seconds : list of float
-        One time for each step that has one [s].
     basis : str
         ``kernels``: from kernels to the same ones of the next step, where there are several; ``host step``: between
         the marks on the host; ``device span`` or ``host span``: from the first event to the last, without marks, with
         what was launched before the recording began (HolisticTraceAnalysis leaves that out).
     """
-    steps = find_iterations(events)
-    if len(periods := steps["period"].drop_nulls()):
-        return (periods * 1e-9).to_list(), "kernels"
-    if len(steps):
-        worked = steps.filter(pl.col("kernels") > 0)
-        return ((worked if len(worked) else steps)["dur"] * 1e-9).to_list(), "host step"
-    device = events.filter(pl.col("cat").is_in(DEVICE))
-    span = device if len(device) else events
-    begins, lengths = span["ts"].to_numpy(), span["dur"].to_numpy()
-    return [1e-9 * float((begins + lengths).max() - begins.min())], "device span" if len(device) else "host span"
+    steps, device = find_iterations(events), events["cat"].is_in(DEVICE).any()
+    spans = "host step" if len(steps) else "device span" if device else "host span"
+    return "kernels" if steps["period"].count() else spans
