@@ -184,8 +184,8 @@ class Trace(Tabular):
         """
         waited, first = pl.col("waiting_s"), pl.first("rank", "operation", "nbytes")
         calls = self._collectives.drop_nulls("waiting_s").sort("waiting_s", maintain_order=True)
-        calls = calls.group_by("iteration", "group", "order", maintain_order=True)
-        frame = calls.agg(first, late_s=waited.slice(1).median(), waited_s=waited.sum())
+        groups = calls.group_by("iteration", "group", "order", maintain_order=True)
+        frame = groups.agg(first, late_s=waited.slice(1).median(), waited_s=waited.sum())
         return frame.sort("waited_s", descending=True, maintain_order=True)
 
     def host(self) -> Table:

@@ -340,11 +340,9 @@ def _ring(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveT
     step = _price_rail(at, operation, nbytes / local, nodes)  # in messages as long as those of this ring
     form: Callable[[Any], Any] = partial(hierarchy.ring_across_nodes, operation=operation, **links)
     least, first = at.start(operation, local * nodes), form(0.0)
-
-    def time(n: Array) -> Array:
-        return np.minimum(least + hierarchy.FLAGS * (form(n) - first), form(n))
-
-    return replace(_price_form(time, nbytes, formula, *step.notes), spread=step.spread)
+    time, start = (np.minimum(least + hierarchy.FLAGS * (form(n) - first), form(n)) for n in (nbytes, 0.0 * nbytes))
+    terms = {"start-up": start, "transfer": time - start}
+    return CollectiveTime(time, terms, formula, step.spread, step.notes)
 
 
 def _tree(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:

@@ -117,7 +117,8 @@ def _read_node(item: Any) -> Node:
     numbers: list[Any] = [facts.get(key) for key in ("id", "rf_id", "tid")]
     if not all(type(number) is int for number in numbers):
         raise ValueError(f"node {show(item.get('id'))} has numbers {show(numbers)}; they must be whole")
-    return Node(*numbers, str(facts["name"]), *operands)
+    number, record, thread = numbers
+    return Node(number, record, thread, str(facts["name"]), *operands)
 
 
 def _find_groups(nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:

@@ -328,8 +328,8 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
     device = events.filter(pl.col("cat").is_in(DEVICE) & (pl.col("iteration") >= 0))
     ends = {"begin": pl.col("ts").min(), "end": (pl.col("ts") + pl.col("dur")).max()}
     work = device.group_by("iteration").agg(kernels=(pl.col("cat") == "kernel").sum().cast(pl.Int64), **ends)
-    slow = events.filter(pl.col("name").str.contains("^(cuda|hip)(Malloc|Free)$")).group_by("iteration")
-    slow = slow.agg(allocations=pl.len())
+    slow = events.filter(pl.col("name").str.contains("^(cuda|hip)(Malloc|Free)$"))
+    slow = slow.group_by("iteration").agg(allocations=pl.len())
     frame = marks.join(work, on="iteration", how="left").join(slow, on="iteration", how="left").sort("ts")
     frame = frame.with_columns(pl.col("kernels", "allocations").fill_null(0))
     kernels = device.filter(pl.col("cat") == "kernel").select("iteration", "name", "ts")
