@@ -12,18 +12,19 @@ from typing import Any, NamedTuple, NoReturn
 import perfkit as pk
 from perfkit.calibration.commands import run_command
 from perfkit.ground.files import write_text
-from perfkit.ground.results import check_target
-from perfkit.ground.units import check_choice, escape, format_bytes, format_table, format_time
+from perfkit.ground.results import check_target, write_cells
+from perfkit.ground.units import check_choice, escape, format_bytes, format_table
 
 _Given = argparse.Namespace
 
 
 class _Answer(NamedTuple):
-    """What a command prints, what ``--json`` writes, and the exit code."""
+    """What a command prints, what ``--json`` writes, the exit code, and what ``--report`` shows."""
 
     text: str
     data: Any
     code: int = 0
+    results: Sequence[Any] = ()
 
 
 def _pick(given: _Given, names: str) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def _predict(given: _Given) -> _Answer:
         "bottleneck": found.bottleneck, "breakdown": found.breakdown().to_dicts(),
         "unmodelled_s": dict(found.unmodelled), "warnings": found.warnings,
     }  # fmt: skip
-    return _Answer(found.explain(), data)
+    return _Answer(found.explain(), data, results=[found])
 
 
 def _shard(given: _Given) -> _Answer:
@@ -133,13 +134,7 @@ def _shard(given: _Given) -> _Answer:
     before = pk.price_plan(workload, given.platform, old, memory=given.memory) if old else None
     result = pk.shard(workload, given.platform, **{"ranks": 2, **options})
     price = result.prediction
-    rows: list[tuple[str, ...]] = [("rank", "tables", "lookup", "backward", "update", "memory", "of it")]
-    for rank, row in enumerate(price.table().to_dicts()):
-        held = sum(rank in place.ranks for place in result.plan.placements)
-        times = [format_time(row[f"{name}_s"]) for name in ("lookup", "backward", "update")]
-        full = format_bytes(float(price.memory[rank])), f"{row['memory_share']:.1%}"
-        rows.append((str(rank), str(held), *times, *full))
-    lines = [result.explain(), "", format_table(rows, numbers=True)]
+    lines = [result.explain(), "", format_table(write_cells(result.by_rank()), numbers=True)]
     if before:
         lines += ["", f"{given.plan}: {before!r}, {before.time / price.time:.2f} times as long"]
     if given.out:
@@ -150,7 +145,7 @@ def _shard(given: _Given) -> _Answer:
         "methods": result.compare().to_dicts(), "ranks": price.table().to_dicts(),
         "plan": json.loads(result.plan.to_json()),
     }  # fmt: skip
-    return _Answer("\n".join(lines), data)
+    return _Answer("\n".join(lines), data, results=[result])
 
 
 def _read_tables(given: _Given) -> Any:
@@ -170,7 +165,7 @@ def _measure_plans(given: _Given) -> _Answer:
     from perfkit.calibration.study import make_model, measure_trials
 
     _refuse(given, "steps", "it bounds a search, what is measured takes --seconds")
-    _refuse(given, "memory plan out", "it is for a search, --measure takes placements of its own")
+    _refuse(given, "memory plan out report", "it is for a search, --measure takes placements of its own")
     models = None
     if given.model or given.tables:
         found = _read_tables(given)
@@ -181,26 +176,23 @@ def _measure_plans(given: _Given) -> _Answer:
 
 def _trace(given: _Given) -> _Answer:
     trace = pk.read_trace(given.files)
-    text = trace.explain()
-    if given.report:
-        text += f"\nwritten to {trace.save_report(check_target('report', given.report))}"
     frames = {"breakdown": trace.breakdown(), "idle": trace.idle(), "host": trace.host()}
     frames |= {"steps": trace.steps(), "collectives": trace.collectives(), "stragglers": trace.stragglers()}
     about = {"time_s": trace.time, "basis": trace.basis}
-    return _Answer(text, about | {name: frame.to_dicts() for name, frame in frames.items()})
+    return _Answer(trace.explain(), about | {name: frame.to_dicts() for name, frame in frames.items()}, results=[trace])
 
 
 def _check(given: _Given) -> _Answer:
     comparison = pk.check(given.platform, **_pick(given, "seed models"))
-    return _Answer(comparison.as_text(), comparison.to_dict())
+    return _Answer(comparison.as_text(), comparison.to_dict(), results=[comparison, pk.load_platform(given.platform)])
 
 
 def _demo(given: _Given) -> _Answer:
-    from perfkit.calibration.pages import demonstrate
+    from perfkit.calibration.demo import demonstrate
 
-    report = check_target("report", given.report or "perfkit-report.html")
+    page = check_target("report", given.report or "perfkit-report.html")
     out = check_target("out", given.out or "perfkit-platform.toml")
-    return _Answer("", demonstrate(quick=given.quick, report=report, out=out).to_dict())
+    return _Answer("", demonstrate(quick=given.quick, page=page, out=out).to_dict())
 
 
 def _list_rows(rows: Sequence[dict[str, Any]]) -> _Answer:
@@ -295,12 +287,16 @@ _COMMANDS = {
         _calibrate, "Measure this machine, or fit existing measurements, and write a platform file.", "out",
         "device ranks quick models measurements from-nccl-logs ranks-per-node partial from-kernel-database traces base",
     ),
-    "predict": _Command(_predict, "Predict one training iteration.", "model platform", f"{_WORKLOAD} ranks execution"),
+    "predict": _Command(
+        _predict, "Predict one training iteration.", "model platform", f"{_WORKLOAD} ranks execution report"
+    ),
     "shard": _Command(
         _shard, "Search for a placement of embedding tables, or measure placements on this machine.", "platform",
-        "model tables ranks batch dim embedding memory seconds steps seed plan out measure quick",
+        "model tables ranks batch dim embedding memory seconds steps seed plan out measure quick report",
     ),
-    "check": _Command(_check, "Predict random configurations, measure them, and compare.", "platform", "seed models"),
+    "check": _Command(
+        _check, "Predict random configurations, measure them, and compare.", "platform", "seed models report"
+    ),
     "trace": _Command(
         _trace, "Say where the time of recorded iterations went: traces of PyTorch's profiler.", takes="report",
         files="traces, one per rank, and execution traces of the same ranks",
@@ -335,18 +331,21 @@ def main(words: Sequence[str] | None = None) -> int:
         for option in [*command.needs.split(), *command.takes.split(), "json"]:
             added.add_argument(f"--{option}", required=option in command.needs.split(), **_OPTIONS[option])
     given = parser.parse_args(words)
-    file = None if given.json in (None, "-") else given.json
+    file, page = None if given.json in (None, "-") else given.json, getattr(given, "report", None)
 
     def run() -> int:
-        if file:
-            check_target("json", file)
+        for name, path in {"json": file, "report": page}.items():
+            if path:
+                check_target(name, path)
         answer = _COMMANDS[given.command].run(given)
         data = json.dumps(answer.data, indent=1, default=str)
         if text := data if given.json == "-" else answer.text:
             print(text)
-        if file:
-            write_text(file, data + "\n")
-            print(f"written to {file}")
+        written = [write_text(file, data + "\n")] if file else []
+        if page and answer.results:
+            written.append(pk.report(*answer.results, path=page))
+        for path in written if given.json != "-" else ():
+            print(f"written to {path}")
         return answer.code
 
     measures = given.command in ("calibrate", "check", "demo") or getattr(given, "measure", False)

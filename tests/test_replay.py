@@ -3,18 +3,14 @@
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from perfkit.calibration import pages
-from perfkit.calibration.checks import Comparison
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.pace import relate_run
-from perfkit.calibration.pages import write_report
 from perfkit.ground.files import find_reference
 from perfkit.measure.samples import load
 from perfkit.platform.gallery import load_platform
@@ -55,8 +51,7 @@ def own_error(real: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_unlike_machines(name, real, own_error, tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "_draw", lambda *_: "")  # runs that are the same for all machines; see test_report.py
+def test_unlike_machines(name, real, own_error, tmp_path):
     make, noise = MACHINES[name]
     raw = make(real)
     platform = load_platform(fit_platform(raw, name="replayed").save(tmp_path / "replayed.toml"))
@@ -69,10 +64,7 @@ def test_unlike_machines(name, real, own_error, tmp_path, monkeypatch):
     else:
         errors = judge(platform, [row for row in real["iterations"] if len(row["runs"]) == 1])
         assert np.mean([*errors.values()]) < 0.5
-    saved = Comparison.load(find_reference("measured", "xeon-2.check-501.json"))
-    few = replace(saved, runs=saved.runs[:6])
-    report = write_report(tmp_path / "report.html", platform=platform, comparison=few, predictions={})
-    assert "replayed" in report.read_text()
+    assert len(dict(platform.sections())["Numbers"]) == len(platform.numbers()) > 100, "what a report shows"
 
 
 def test_a_machine_that_wanders_says_so(real: dict[str, Any]) -> None:

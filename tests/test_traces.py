@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +173,7 @@ def test_a_step_of_a_cpu_is_told_in_its_modules(tmp_path: Path, capsys: pytest.C
     assert main(["trace", str(path), "--report", str(report), "--json", str(data)]) == 0
     assert repr(trace) in capsys.readouterr().out and json.loads(data.read_text())["time_s"] == trace.time
     page = report.read_text(encoding="utf-8")
-    assert page.count("<svg") == 4 and not re.search(r"<(script|img|link)|url\((?!#)", page)
+    assert page.count("<figure>") == 4 and "Ranks" in page and repr(trace) in page
 
 
 def write_rank(folder: Path, rank: int, late: int, group: str = "") -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from perfkit.calibration.pace import relate_run
 from perfkit.fitting import Fit
 from perfkit.ground.files import LARGEST_TEXT, reading, write_text
-from perfkit.ground.results import Picture, Table, Tabular
+from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import check_positive, format_table, format_time
 from perfkit.measure.samples import Sample, dump
 from perfkit.prediction.result import Prediction
@@ -241,15 +241,29 @@ class Comparison(Tabular):
 
         return plots.predicted_vs_measured(list(self.runs))
 
-    def as_text(self) -> str:
-        """The runs as an aligned table, then the errors by family beside the noise floor."""
-        rows = [("configuration", "predicted (80 % interval)", "measured (quartiles)", "error", "bottleneck")]
+    def sections(self) -> Sections:
+        """What a report shows, see `perfkit.ground.results.Sections`."""
+        frames = {"Errors [%]": self.summary()}
+        if any("relative_s" in run for run in self.runs):
+            frames["Errors at the usual pace of the machine [%]"] = self.at_usual_pace().summary()
+        about = {**self.machine, **self.versions}
+        parts = {**frames, "": self.chart(), "Runs": self._write(), "Measured on": [("what", "value"), *about.items()]}
+        yield from parts.items()
+
+    def _write(self) -> list[Sequence[str]]:
+        """The runs as text, with heads."""
+        heads = ("configuration", "predicted (80 % interval)", "measured (quartiles)", "error", "bottleneck")
+        rows: list[Sequence[str]] = [heads]
         for run, error in zip(self.runs, self.errors, strict=True):
             time, low, high, middle, q1, q3 = (format_time(run[key]) for key in TIMES)
             mark = " unsteady" if run["flagged"] else ""
             predicted, measured = f"{time} ({low} to {high})", f"{middle} ({q1} to {q3})"
             rows.append((run["name"], predicted, measured, f"{error:+.1%}", run["bottleneck"] + mark))
-        lines = [format_table(rows), "", self.summary_as_text()]
+        return rows
+
+    def as_text(self) -> str:
+        """The runs as an aligned table, then the errors by family beside the noise floor."""
+        lines = [format_table(self._write()), "", self.summary_as_text()]
         if any("relative_s" in run for run in self.runs):
             lines += ["at the usual pace of the machine, known from references between the iterations:"]
             lines += [self.at_usual_pace().summary_as_text()]

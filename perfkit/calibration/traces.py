@@ -10,7 +10,7 @@ import polars as pl
 
 from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
 from perfkit.calibration.meetings import list_collectives, read_ranks
-from perfkit.ground.results import Picture, Table, Tabular
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
 from perfkit.ground.units import check_choice, check_type, escape, format_table, format_time, rank_largest, show
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction import accounts
@@ -287,20 +287,12 @@ class Trace(Tabular):
             return plots.timeline_lanes(pl.concat([*scales, self.timeline()], how="diagonal"))
         return plots.module_bars(self.modules()) if kind == "modules" else plots.breakdown_bars(self.breakdown())
 
-    def save_report(self, path: str | Path) -> Path:
-        """Write charts and tables as one HTML file that opens without a network.
-
-        Parameters
-        ----------
-        path : str or Path
-            File to write.
-        """
-        from perfkit.calibration.pages import write_charts
-
-        charts = {kind: self.chart(kind) for kind in _CHARTS}
-        tables = {"Ranks": self.idle(), "Steps": self._steps.drop("begin", "time")}
-        tables |= {"Where the time goes": self.breakdown()}
-        return write_charts(path, heading=repr(self), text=self.explain(), charts=charts, tables=tables)
+    def sections(self) -> Sections:
+        """What a report shows, see `perfkit.ground.results.Sections`."""
+        yield "Ranks", self.idle()
+        yield from (("", self.chart(kind)) for kind in _CHARTS)
+        yield "Where the time goes", self.breakdown()
+        yield "Steps", self._steps.drop("begin", "time")
 
     def explain(self) -> str:
         """The trace in words: what was recorded, where the time goes, what was left out, what to know of it."""
@@ -309,9 +301,7 @@ class Trace(Tabular):
             label = f"{phase} {kind}".strip().replace("_", " ") + (f" ({count} operations)" if count else "")
             lines.append(f"  {share:6.1%}  {format_time(seconds):>9}  {label}")
         if len(self.files) > 1:
-            cells = [[str(rank), *(format_time(time or 0) for time in times)] for rank, *times in self.idle().rows()]
-            heads = [name.removesuffix("_s") for name in self.idle().columns]
-            lines.append(format_table([heads, *cells], numbers=True))
+            lines.append(format_table(write_cells(self.idle()), numbers=True))
         left = self._steps.filter(~pl.col("kept")).group_by("reason", maintain_order=True).agg(pl.col("step").unique())
         lines += [f"  left out: step {', '.join(map(str, found))}: {why}" for why, found in left.rows()]
         if alone := self._collectives["transfer_s"].null_count():

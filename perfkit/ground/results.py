@@ -1,9 +1,12 @@
-"""What results share: a table that pandas takes too, and a file that has to be writable before they are made."""
+"""What results share: a table that pandas takes too, what a report shows, and a file that has to be writable."""
 
 import html
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from perfkit.ground.units import format_bytes, format_rate, format_time
 
 if TYPE_CHECKING:
     import altair
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
 #: Types of packages that take long to load.
 Picture: TypeAlias = "altair.Chart | altair.LayerChart | altair.HConcatChart"
 Table: TypeAlias = "polars.DataFrame"
+#: What a report shows of a result, in order: headings with a table, rows of text with their heads, a chart, or another
+#: result that this one rests on.
+Sections: TypeAlias = Iterator[tuple[str, Any]]
 
 
 class Shown:
@@ -47,6 +53,45 @@ class Tabular(Shown):
         import pandas
 
         return pandas.DataFrame(self.table().to_dict(as_series=False))
+
+    def sections(self) -> Sections:
+        """What a report shows, see `Sections`."""
+        if hasattr(self, "chart"):
+            yield "", self.chart()
+        yield "Table", self.table()
+
+
+def write_cells(table: Any) -> list[Sequence[str]]:
+    """Rows of text, heads first, of a frame whose columns end in their unit, or whose rows name it in ``unit``.
+
+    Examples
+    --------
+    >>> import polars
+    >>> write_cells(polars.DataFrame({"rank": [0], "busy_s": [0.25], "idle_share": [0.125]}))
+    [['rank', 'busy', 'idle share'], ['0', '250 ms', '12.5%']]
+    """
+    if not hasattr(table, "to_dicts"):
+        return list(table)
+    names = [name for name in table.columns if name != "unit"]
+    heads = [name.removesuffix("_s").removesuffix("_bytes").replace("_", " ") for name in names]
+    rows = table.to_dicts()
+    return [heads, *([write_cell(name, row[name], row.get("unit")) for name in names] for row in rows)]
+
+
+def write_cell(column: str, value: Any, unit: str | None) -> str:
+    """Write a value in the unit of its row, or in the one that its column ends in."""
+    ending = column.rpartition("_")[2]
+    if value is None or value != value or isinstance(value, bool):
+        return "✓" * value if isinstance(value, bool) else "–"
+    if not isinstance(value, float):
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if ending in ("share", "gap", "error"):
+        return f"{value:{'+' * (ending == 'error')}.1%}"
+    if (unit or ending) in ("s", "seconds"):
+        return format_time(value)
+    if (unit or ending) in ("B", "bytes", "nbytes"):
+        return format_bytes(value)
+    return format_rate(value, unit) if unit and unit != "-" else f"{value:.4g}"
 
 
 def check_target(name: str, path: str | Path) -> Path:

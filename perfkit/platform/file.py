@@ -16,7 +16,7 @@ from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, reading, write_text
 from perfkit.ground.hardware import DTYPES, KINDS
-from perfkit.ground.results import Table
+from perfkit.ground.results import Sections, Table
 from perfkit.ground.units import check_choice, check_positive, show, significant
 from perfkit.models.kernels import TERMS
 
@@ -117,6 +117,26 @@ def tabulate_numbers(platform: Any) -> Table:
 
     types = {name: polars.Float64 if name in ("value", "stderr") else polars.String for name in Number._fields}
     return polars.DataFrame(list(list_numbers(platform)), schema=types, orient="row")
+
+
+def list_sections(platform: Any) -> Sections:
+    """What a report shows: roofs, curves of collectives, what was assumed, where it is from, and every number."""
+    from perfkit import plots
+
+    peaks = {name: peak.value for name, peak in platform.device.peaks.items()}
+    levels = {level.name: level.bandwidth.value for level in platform.device.memory if level.bandwidth}
+    if peaks:
+        yield "", plots.roofline_chart([], peaks, levels, title=f"Roofs of {platform.device.name}")
+    ranks, sizes = platform.network.ranks, [2.0**power for power in range(10, 31)]
+    names = dict.fromkeys(key.split(".")[0] for key in platform.collectives)
+    times = [(name, size, platform.collective_time(name, size, ranks=ranks)) for name in names for size in sizes]
+    curves = [{"operation": name, "ranks": ranks, "nbytes": size, "time_s": float(time)} for name, size, time in times]
+    if curves:
+        yield "", plots.collective_curves([], curves, title=f"Collectives on {ranks} ranks of {platform.name}")
+    numbers = tabulate_numbers(platform)
+    yield "Assumptions", numbers.filter(kind="assumed").drop("kind")
+    yield "Provenance", [("what", "value"), *platform.provenance.items()]
+    yield "Numbers", numbers
 
 
 def render_numbers(platform: Any) -> str:

@@ -289,6 +289,7 @@ class Platform(Typed):
     with_nodes, with_datasheet, with_link, with_host = with_nodes, with_datasheet, with_link, with_host
     from_datasheet = classmethod(from_datasheet)
     to_toml, save, numbers, _repr_html_ = file.write, file.save, file.tabulate_numbers, file.render_numbers
+    sections = file.list_sections
 
     @classmethod
     def from_toml(cls, text: str, *, origin: str = "platform file") -> Self:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any, TypeAlias
 
 import altair as alt
@@ -15,6 +16,19 @@ Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatCh
 
 #: Okabe and Ito, "Color Universal Design", 2008; black gives way to grey, and pale yellow comes last.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#F0E442"]
+#: Colours of phases and of classes of operations, the same in every chart: Okabe and Ito's, and where these end the
+#: muted ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021. What shares a colour means the same.
+PHASES = {"forward": "#0072B2", "backward": "#D55E00", "update": "#009E73", "optimizer": "#009E73"}
+CLASSES = {
+    "gemm": "#0072B2", "busy": "#0072B2", "bmm": "#56B4E9", "attention": "#332288", "convolution": "#AA4499",
+    "elementwise": "#009E73", "rowwise": "#999933", "pooling": "#117733",
+    "copy": "#DDCC77", "copies": "#DDCC77", "pack": "#DDCC77", "transfer": "#44AA99",
+    "embedding_forward": "#E69F00", "lookup": "#E69F00", "embedding_backward": "#F0E442", "backward": "#F0E442",
+    "embedding_update": "#882255", "update": "#882255",
+    "collective": "#D55E00", "communication": "#D55E00", "messages": "#D55E00", "waiting": "#CC79A7",
+    "host": "#8C8C8C", "queued": "#B5B5B5", "synchronisation": "#666666", "loading": "#CC6677",
+    "other": "#D9D9D9", "everything else": "#D9D9D9",
+}  # fmt: skip
 #: Text, axes and reference lines.
 INK = "#24292f"
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
@@ -144,8 +158,11 @@ def order(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def colour(name: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined) -> alt.Color:
-    """Give each value of a column its colour.
+def colour(
+    name: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined,
+    known: Mapping[str, str] = CLASSES,
+) -> alt.Color:  # fmt: skip
+    """Give each value of a column its colour, the same in every chart where it is known.
 
     Parameters
     ----------
@@ -157,13 +174,17 @@ def colour(name: str, values: Sequence[Any], *, title: str | None = None, legend
         Title of the legend.
     legend : altair.Legend, optional
         The legend.
+    known : mapping of str to str, optional
+        Colours by value; others take those of `PALETTE` that are left.
 
     Returns
     -------
     channel : altair.Color
-        Colours of `PALETTE`.
+        Nominal.
     """
-    scale = alt.Scale(domain=list(values), range=[PALETTE[i % len(PALETTE)] for i in range(len(values))])
+    used = {known[value] for value in values if value in known}
+    free = cycle([each for each in PALETTE if each not in used] or PALETTE)
+    scale = alt.Scale(domain=list(values), range=[known.get(value) or next(free) for value in values])
     return alt.Color(f"{name}:N", scale=scale, title=title, legend=legend)
 
 

@@ -62,7 +62,8 @@ def roofline_chart(
         roofs += [{"roof": name, "intensity": ai, "rate": ai * bandwidth} for ai in (start, top / bandwidth)]
     for name, peak in peaks.items():
         roofs += [{"roof": name, "intensity": ai, "rate": peak} for ai in (peak / fastest, x_domain[1])]
-    lines = draw(roofs).mark_line(color=INK, strokeWidth=1.5, clip=True).encode(x=x, y=y, detail="roof:N")
+    lines = draw(roofs).mark_line(color=INK, strokeWidth=1.5, clip=True)
+    lines = lines.encode(x=x, y=y, detail="roof:N", tooltip=tips("roof", rate=".3s"))
     starts = {rate: 1.15 * max(x_domain[0], y_domain[0] / rate) for rate in bandwidths.values()}
     sloping = [{"intensity": starts[rate], "rate": starts[rate] * rate, "text": words}
                for rate, words in _label_roofs(bandwidths, "B/s", tall * math.cos(slope) / 18).items()]  # fmt: skip
@@ -74,7 +75,8 @@ def roofline_chart(
     ]
     legend = alt.Legend(orient="bottom", columns=4, title=None)  # the peaks are written at the right
     looks = canvas.mark_series("series", order(row["series"] for row in rows), legend=legend)
-    drawn = canvas.draw_points(rows, x, y, looks, tips("series", intensity=".3s", rate=".3s"), size=42)
+    shown = tips("series", intensity=".3s", rate=".3s")
+    drawn = canvas.draw_points(rows, x, y, looks, shown, size=42) if rows else []  # an empty legend has no size
     return layer(lines, *labels, *drawn).properties(width=width, height=height, title=title)
 
 
@@ -141,8 +143,8 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
     ):  # fmt: skip
         domain = canvas.log_domain(row[key] for row in rows for key in (name, low, high))
         y = canvas.log_axis(name, label, domain, unit, alt.Y)
-        lines = draw(fitted).mark_line(strokeWidth=2).encode(x=x, y=y, color=looks["color"], **dash)
         shown = tips("series", "group", **{"nbytes": ".3s", name: ".3s"})
+        lines = draw(fitted).mark_line(strokeWidth=2).encode(x=x, y=y, color=looks["color"], tooltip=shown, **dash)
         dots = canvas.draw_points(measured, x, y, looks, shown, {"y": (low, high)}, size=30) if measured else []
         panels.append(layer(lines, *dots).properties(width=310, height=280))
     dots_mean = "" if not measured else "dots and bars: measured, with quartiles; " if ranged else "dots: measured; "

@@ -6,8 +6,8 @@ from itertools import product
 from typing import Any
 
 from perfkit.ground.hardware import DTYPES
-from perfkit.ground.results import Picture, Table, Tabular
-from perfkit.ground.units import check_positive, format_bytes, format_rate, format_table, format_time
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
+from perfkit.ground.units import check_positive, format_bytes, format_table
 from perfkit.platform.estimates import Estimate, keep_quiet, warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -109,11 +109,20 @@ class PlatformComparison(Tabular):
         text : str
             Several lines.
         """
-        lines = [("quantity", self.a.name, self.b.name, "ratio")]
+        return "\n".join([format_table(self._write()), *(f"warning: {text}" for text in self.warnings)])
+
+    def _write(self) -> list[Sequence[str]]:
+        """Every quantity of both as text, with heads."""
+        lines: list[Sequence[str]] = [("quantity", self.a.name, self.b.name, "ratio")]
         for row in self.rows:
-            shown = [_show(row[side], row["unit"]) for side in "ab"]
+            shown = [write_cell("", row[side], row["unit"]) for side in "ab"]
             lines.append((row["quantity"], *shown, "" if row["ratio"] is None else f"{row['ratio']:.3g}"))
-        return "\n".join([format_table(lines), *(f"warning: {text}" for text in self.warnings)])
+        return lines
+
+    def sections(self) -> Sections:
+        """What a report shows, see `perfkit.ground.results.Sections`."""
+        yield "Quantity by quantity", self._write()
+        yield from (("", part) for part in (self.chart(), self.a, self.b))
 
     def __repr__(self) -> str:
         last, said = self.rows[-1], f"{len(self.rows)} quantities"
@@ -201,9 +210,3 @@ def _attempt(estimate: Callable[..., Estimate], *sizes: Any, **settings: Any) ->
         return estimate(*sizes, **settings)
     except ValueError:
         return None
-
-
-def _show(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    return format_time(value) if unit == "s" else f"{value:g}" if unit == "-" else format_rate(value, unit)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from perfkit.ground.files import write_text
-from perfkit.ground.results import Picture, Table, Tabular
+from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, check_type, format_time, rank_largest
 from perfkit.platform.estimates import check_time, find_interval, warn_once
 from perfkit.platform.gallery import load_platform
@@ -32,6 +32,8 @@ _BOUND = {
     "collective": "communication", "host": "host", "waiting": "imbalance",
 }  # fmt: skip
 
+#: Pictures of an iteration.
+CHARTS = ("breakdown", "timeline", "modules")
 #: The host sets the pace where an iteration takes so much longer than its device alone [-], and what is said then.
 _PACE = 1.02
 _ASSUMED = "the host sets the pace, and how fast it is was assumed from another machine"
@@ -256,10 +258,22 @@ class Prediction(Tabular):
             Ready to be shown or saved."""
         from perfkit import plots
 
-        check_choice("kind", kind, ("breakdown", "timeline", "modules"))
+        check_choice("kind", kind, CHARTS)
         if kind == "modules":
             return plots.module_bars(self.modules())
         return plots.breakdown_bars(self.breakdown()) if kind == "breakdown" else plots.timeline_lanes(self.timeline())
+
+    def sections(self) -> Sections:
+        """What a report shows, see `perfkit.ground.results.Sections`."""
+        low, high = map(format_time, self.interval())
+        bounds = {"At least, the busiest resource alone": self.lower_bound, "If nothing overlapped": self.serial}
+        times = {"Time of an iteration": self.time, **bounds, "If the host were never late": self.device_time}
+        rows = [(name, format_time(seconds)) for name, seconds in times.items()]
+        rows += [("80% interval", f"{low}–{high}"), ("Sets the pace", self.bottleneck), ("Memory", repr(self.memory()))]
+        yield "Time and memory", [("quantity", "value"), *rows]
+        yield from (("", self.chart(kind)) for kind in CHARTS)
+        yield "Where the time goes", self.breakdown()
+        yield "", self.platform
 
     def explain(self) -> str:
         """The prediction in words: what was priced, where the time goes, between which bounds it is."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.ground.results import Picture, Table, Tabular
+from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import Array, check_choice, format_bytes, format_time
 from perfkit.platform.estimates import check_time, find_interval
 from perfkit.sharding.constraints import EVERYWHERE, Constraints
@@ -249,7 +249,7 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShardingResult(Tabular):
-    """What a search found.
+    """Placement of embedding tables that a search found.
 
     Parameters
     ----------
@@ -344,6 +344,26 @@ class ShardingResult(Tabular):
             gap, ratio = (time / self.bound - 1, time / self.prediction.time) if time else (None, None)
             rows.append({"method": name, "time_s": time, "gap": gap, "ratio": ratio})
         return polars.DataFrame(rows, schema={"method": str, "time_s": float, "gap": float, "ratio": float})
+
+    def by_rank(self) -> Table:
+        """What every rank does and holds, in short: rank, tables [-], lookup_s, backward_s, update_s [s], memory_bytes
+        [B] and the memory_share of a rank's memory [-]; `PlanPrice.table` has more.
+        """
+        import polars
+
+        frame, placements = self.prediction.table(), self.plan.placements
+        held = [sum(rank in place.ranks for place in placements) for rank in range(self.plan.ranks)]
+        columns = {"tables": polars.Series(held), "memory_bytes": polars.Series(self.prediction.memory)}
+        kept = ("rank", "tables", "lookup_s", "backward_s", "update_s", "memory_bytes", "memory_share")
+        return frame.with_columns(**columns).select(kept)
+
+    def sections(self) -> Sections:
+        """What a report shows, see `perfkit.ground.results.Sections`."""
+        yield "The plan and the rules of thumb", self.compare()
+        yield "", self.chart()
+        yield "Ranks", self.by_rank()
+        yield "Tables", self.table()
+        yield "", self.prediction._problem.costs.platform
 
     def explain(self) -> str:
         """The result in words: time, bound, what it is worth, where the time goes.

@@ -1,0 +1,1 @@
+"""Reports: any results as one file that opens without a network."""

@@ -1,0 +1,132 @@
+"""One HTML file of any results: what they say, as tables and charts, and what they rest on; it needs no network."""
+
+import base64
+import hashlib
+import json
+import platform as machine
+import re
+from collections.abc import Iterator
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import jinja2
+import vl_convert
+from markupsafe import Markup
+
+from perfkit import __version__
+from perfkit.ground.files import write_text
+from perfkit.ground.results import check_target, write_cells
+from perfkit.ground.units import check_type, show
+from perfkit.plots import INK
+
+_LOADER = jinja2.PackageLoader("perfkit.reports", "")
+_PAGES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+#: Longer tables are folded [rows].
+_MOST = 40
+
+
+@cache
+def _bundle() -> tuple[Markup, str]:
+    """The script that draws charts, with all that it needs, and the policy by which a browser runs nothing else."""
+    script = vl_convert.javascript_bundle(_LOADER.get_source(_PAGES, "charts.js")[0])
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Markup(script), f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def _draw(number: int, chart: Any, summary: str) -> dict[str, str]:
+    """A chart for the script and as a picture, in the colours of the page; ids are made unique among the figures."""
+    with alt.theme.enable("perfkit"):
+        spec = chart.to_dict()
+    title = spec.get("title", "")
+    told = [title] if isinstance(title, str) else [title["text"], title.get("subtitle", "")]
+    lines = [line for text in told for line in ([text] if isinstance(text, str) else text) if line]
+    spec["description"] = ". ".join([*lines, summary])
+    spec["config"]["background"] = "transparent"
+    text = json.dumps(spec).replace(f'"{INK}"', '"currentColor"')
+    names: dict[str, str] = {}
+    picture = re.sub(
+        r'( id="|="url\(#|href="#)([^")]+)',
+        lambda found: found[1] + names.setdefault(found[2], f"figure{number}-{len(names)}"),
+        vl_convert.vegalite_to_svg(text),
+    )
+    return {"about": spec["description"], "picture": Markup(picture), "spec": Markup(text.replace("<", "\\u003c"))}
+
+
+def _list_results(given: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
+    """What the page shows of every result, and after them of the platforms that they rest on, each once."""
+    results, number = list(given), 0
+    for place, result in enumerate(results):
+        parts = []
+        for heading, part in result.sections():
+            if hasattr(part, "sections"):
+                results += [part] * (part not in results)
+            elif isinstance(part, alt.TopLevelMixin):
+                parts.append({"heading": heading, **_draw(number := number + 1, part, repr(result))})
+            elif len(rows := write_cells(part)) > 1:
+                columns = ["".join({cell[:1] for cell in column}) for column in zip(*rows[1:], strict=True)]
+                right = [bool(re.fullmatch("[-+–✓0-9]+", firsts)) for firsts in columns]
+                parts.append({"heading": heading, "rows": rows, "right": right})
+        about = [getattr(result, name, {}) for name in ("provenance", "machine")]
+        disturbed = [f"{each['disturbances']} (disturbed measurements)" for each in about if "disturbances" in each]
+        yield {
+            "heading": (type(result).__doc__ or "").partition("\n")[0].rstrip("."), "summary": repr(result),
+            "warnings": [*getattr(result, "warnings", ()), *disturbed], "parts": parts, "asked": place < len(given),
+            "words": result.explain() if hasattr(result, "explain") else "",
+        }  # fmt: skip
+
+
+def report(
+    *results: Any, path: str | Path, title: str | None = None, author: str | None = None, notes: str | None = None
+) -> Path:
+    """Write results as one HTML file that opens without a network: for the screen, light or dark, and for print.
+
+    Parameters
+    ----------
+    *results : result
+        What `predict`, `compare`, `shard`, `sweep`, `check`, `read_trace` and `calibrate` return, in reading order. The
+        platforms that they rest on follow.
+    path : str or Path
+        File to write; an older one is replaced only once the new one is whole.
+    title : str, optional
+        First line.
+    author : str, optional
+        Who reports.
+    notes : str, optional
+        What stands before the results; empty lines part its paragraphs.
+
+    Returns
+    -------
+    path : Path
+        The file that was written.
+
+    Raises
+    ------
+    ValueError
+        Without results, for something else than a result, or for a path that cannot be written to.
+
+    Examples
+    --------
+    >>> import perfkit as pk
+    >>> pk.report(path="report.html")
+    Traceback (most recent call last):
+    ...
+    ValueError: results[0] is None; pass what predict, compare, shard, check, read_trace or calibrate returned
+    """
+    for name, text in {"title": title, "author": author, "notes": notes}.items():
+        check_type(name, text, str | None)
+    for number, result in enumerate(results or [None]):
+        if isinstance(result, type) or not hasattr(result, "sections"):
+            takes = "pass what predict, compare, shard, check, read_trace or calibrate returned"
+            raise ValueError(f"results[{number}] is {show(result)}; {takes}")
+    target, found = check_target("path", path), list(_list_results(results))
+    script, policy = _bundle()
+    versions = f"perfkit {__version__}, Python {machine.python_version()}"
+    about = [text for text in (author, date.today().isoformat(), versions) if text]
+    page = _PAGES.get_template("page.html").render(
+        results=found, title=title or "Performance report", notes=notes, about=about, most=_MOST,
+        script=script, policy=policy,
+    )  # fmt: skip
+    return write_text(target, page)
