@@ -110,7 +110,9 @@ def _predict(given: _Given) -> _Answer:
 
     workload = _build(given.model, **_pick(given, _WORKLOAD))
     with keep_quiet():  # what it would say is a part of the explanation
-        found = pk.predict(workload, given.platform, ranks=given.ranks, execution=given.execution)
+        found = pk.predict(
+            workload, given.platform, ranks=given.ranks, execution=given.execution, loading=given.loading or 0.0
+        )
     data = {
         "workload": workload.description, "platform": found.platform.name, "ranks": found.ranks, "time_s": found.time,
         "execution": found.execution, "device_s": found.device_time,
@@ -247,6 +249,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "from-kernel-database": {"metavar": "SYSTEM", "help": "measure nothing: fit data of aiconfigurator-core"},
     "from-nccl-logs": {"metavar": "DIR", "help": "measure nothing: fit logs of nccl-tests, a file or a folder"},
     "json": {"metavar": "OUT", "help": "file for all figures; - prints them in place of the text"},
+    "loading": {"type": float, "metavar": "SECONDS", "help": "time of the data loader for a batch of a rank"},
     "measure": {"action": "store_true", "help": "measure placements; without --model or --tables of 12 drawn models"},
     "measurements": {"metavar": "FILE", "help": "measure nothing: fit the raw measurements of a calibration"},
     "memory": {"type": float, "metavar": "BYTES", "help": "memory of a rank; default: that of its device"},
@@ -288,7 +291,7 @@ _COMMANDS = {
         "device ranks quick models measurements from-nccl-logs ranks-per-node partial from-kernel-database traces base",
     ),
     "predict": _Command(
-        _predict, "Predict one training iteration.", "model platform", f"{_WORKLOAD} ranks execution report"
+        _predict, "Predict one training iteration.", "model platform", f"{_WORKLOAD} ranks execution loading report"
     ),
     "shard": _Command(
         _shard, "Search for a placement of embedding tables, or measure placements on this machine.", "platform",

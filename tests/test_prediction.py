@@ -150,6 +150,17 @@ def test_waiting_for_copies_costs_time() -> None:
     assert (starts[after] > ends[[i - 1 for i in after]]).all(), "a gap after every transfer"
 
 
+def test_data_that_come_late_set_the_pace(toy: Platform) -> None:
+    for platform in (toy, H100):
+        alone = predict(workload := Transformer.bert(batch=4, **TINY), platform, ranks=2)
+        ready, late = (predict(workload, platform, ranks=2, loading=much * alone.time) for much in (0.9, 3.0))
+        assert (ready.time, ready.parts) == (alone.time, alone.parts)
+        assert late.time == late.lower_bound == 3 * alone.time and late.bottleneck == "input-bound"
+        assert late.parts["", "loading"] == (1, pytest.approx(2 * alone.time))
+        assert late.interval() != alone.interval() and late.device_time == alone.device_time
+        consistent(late)
+
+
 def test_overheads_of_a_class_come_before_those_of_all() -> None:
     """A variant before its phase, before its class, before all operations."""
     workload = Transformer.bert(batch=1, **{**TINY, "sequence": 16})
@@ -216,6 +227,7 @@ def test_unmodelled_operations_are_listed_and_never_free(toy: Platform, kind: st
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"ranks": 3}, "ranks is 3; platform 'toy' has 2; take fewer or another platform"),
+    ({"loading": -1.0}, "loading is -1.0; it must be"),
     ({"ranks": 1.5}, "ranks is 1.5; it must be a whole number above 0"),
     ({"workload": DLRM(batch=64, dtype="bf16", **SMALL)}, "dtype is 'bf16'; known are fp32"),
     ({"platform": "h100-smx-8"}, "h100-smx-8.*did you mean"),

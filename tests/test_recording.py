@@ -406,6 +406,23 @@ def test_batches_of_a_data_loader_are_made_for_real() -> None:
     assert [label[0] for label in graph.labels].count("mm") == 2 and len(set(found[0] + found[1])) == 16
 
 
+def test_the_next_step_may_wait_for_what_this_one_sends() -> None:
+    def make_step() -> Callable[[], Any]:
+        net, sent = nn.Linear(64, 64), list[Any]()
+
+        def step() -> None:
+            x = torch.randn(8, 64)
+            if sent:
+                sent.pop().wait()
+            net(x).sum().backward()
+            sent.append(dist.all_reduce(net.weight.grad, async_op=True))
+
+        return step
+
+    graph = capture(make_step, ranks=2)
+    assert graph.waits is not None and graph.waits.tolist() == [[1, -1]] and graph.labels[1][0] == "addmm"
+
+
 def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
     with pytest.raises(ValueError, match="make_step returned 3; it must return the step"):
         capture(lambda: 3)  # type: ignore[arg-type, return-value]

@@ -24,8 +24,10 @@ _SHOWN = ("flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags"
 _MODULES, _HOST, _COMPUTE, _COMMUNICATION = range(4)
 
 
-def split_period(lane: Lane) -> dict[tuple[str, str], tuple[int, float]]:
-    """Operations and time of one rank by phase and class, with waiting and host time; the times sum to the period."""
+def split_period(lane: Lane, late: float = 0.0) -> dict[tuple[str, str], tuple[int, float]]:
+    """Operations and time of one rank by phase and class, with waiting, host time and how late data come [s]; the times
+    sum to the period.
+    """
     graph, parts = lane.kind.graph, dict[tuple[str, str], tuple[int, float]]()
     sums = (np.bincount(graph.classes[1], weights).tolist() for weights in (None, lane.seconds))
     for (kind, _, phase), more, seconds in zip(graph.classes[0], *sums, strict=True):
@@ -41,6 +43,8 @@ def split_period(lane: Lane) -> dict[tuple[str, str], tuple[int, float]]:
     waiting = float((lane.stalls - lane.exposed).sum())
     if waiting > _EQUAL * lane.period:
         parts["", "waiting"] = (len(graph.collectives), waiting)
+    if late:
+        parts["", "loading"] = (1, late)
     rest = lane.period - sum(time for _, time in parts.values())
     if abs(rest) > _EQUAL * lane.period:
         parts["", "host"] = (len(graph), rest)
@@ -117,8 +121,8 @@ def _list_idle(lane: Lane) -> Iterator[tuple[int, float]]:
     ends = lane.ends[lane.compute]
     gaps = np.maximum(lane.starts[lane.compute] - np.concatenate((ends[-1:] - lane.period, ends[:-1])), 0.0)
     for later, held in lane.stalled.items() if len(gaps) else ():
-        for place in dict.fromkeys(place for place, _ in held):
-            ones = [one for wait, one in held if wait == place]
+        for place in dict.fromkeys(place for place, *_ in held):
+            ones = [one for wait, one, _ in held if wait == place]
             yield ones[rank_largest(lane.ends[ones], slack=_EQUAL * lane.period)[0]], float(lane.stalls[place])
             gaps[later] -= lane.stalls[place]
     for later in np.flatnonzero(gaps > _EQUAL * lane.period).tolist():
@@ -183,7 +187,7 @@ def _precede(places: np.ndarray, place: int, period: float) -> list[Place]:
 def _find_held(lane: Lane, place: int) -> list[Place]:
     """The last to end of the collectives that held an operation of the compute stream up, or its host."""
     near, found = _EQUAL * lane.period, lane.stalled.get(lane.find_next(place), ())
-    shifted = [(one, -lane.period if wait > place else 0.0) for wait, one in found]
+    shifted = [(one, -lane.period * ((wait > place) + before)) for wait, one, before in found]
     over = [(one, shift) for one, shift in shifted if lane.ends[one] + shift <= lane.starts[place] + near]
     ends = [float(lane.ends[one]) + shift for one, shift in over]
     return [over[number] for number in rank_largest(ends, slack=near)[:1]]
@@ -324,7 +328,10 @@ def _list_flows(lanes: Sequence[Lane], sources: Mapping[int, int]) -> Iterator[E
         lane, seen = lanes[source], Counter[int]()
         graph, waiters = lane.kind.graph, {number: place for place, number in reversed(lane.awaited)}
         for number, place in enumerate(graph.collectives.tolist()):
-            before, after = lane.compute[lane.compute < place], lane.compute[lane.compute >= waiters[number]]
+            before, after = (
+                lane.compute[lane.compute < place],
+                lane.compute[lane.compute >= waiters.get(number, len(graph))],
+            )
             pairs += [("launch", (rank, int(other)), (rank, place)) for other in before[-1:]]
             pairs += [("wait", (rank, place), (rank, int(other))) for other in after[:1]]
             group = int(graph.column("group")[place])

@@ -69,31 +69,35 @@ class RankTimes:
 
     @cached_property
     def awaited(self) -> list[tuple[int, int]]:
-        """Positions that wait, in order, and the collectives they wait for; the end of the iteration for the rest."""
+        """Positions that wait, in order, and the collectives they wait for; the end of the iteration for the rest.
+
+        Numbers below 0 are collectives of the iteration before.
+        """
         graph = self.kind.graph
         places, n = graph.collectives.tolist(), len(graph)
         if graph.waits is None:
             return [(place + 1, number) for number, place in enumerate(places)]
         pairs = sorted(map(tuple, graph.waits.tolist()))
         for place, number in pairs:
-            if not (0 <= number < len(places) and places[number] < place <= n):
+            if not (-len(places) <= number < len(places) and (-1 if number < 0 else places[number]) < place <= n):
                 wanted = f"one of the {len(places)} collectives, and before one of the {n} operations"
                 fault = f"waits has operation {place} wait for collective {number}; it must be {wanted}"
                 raise ValueError(f"{fault}; record the iteration again")
-        return [*pairs, *((n, number) for number in range(len(places)) if number not in {one for _, one in pairs})]
+        known = {number % len(places) for _, number in pairs}
+        return [*pairs, *((n, number) for number in range(len(places)) if number not in known)]
 
     @cached_property
     def pieces(self) -> np.ndarray:
         """Where pieces begin and end: after collectives and transfers and at waits; numbers of the collectives that
-        each waits for before and launches at its end, or -1.
+        each waits for before and launches at its end, or how many there are.
         """
-        graph, n = self.kind.graph, len(self.seconds)
+        graph, n, none = self.kind.graph, len(self.seconds), len(self.kind.graph.collectives)
         bounds = {0, n, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
-        rows = sorted([*self.awaited, *((place, -1) for place in bounds - {place for place, _ in self.awaited})])
+        rows = sorted([*self.awaited, *((place, none) for place in bounds - {place for place, _ in self.awaited})])
         begins, waits = np.array(rows, dtype=int).T
-        ends, launches = np.append(begins[1:], n), np.full(n + 1, -1)
-        launches[graph.collectives] = np.arange(len(graph.collectives))
-        return np.stack([begins, ends, waits, np.where(begins < ends, launches[ends - 1], -1)])
+        ends, launches = np.append(begins[1:], n), np.full(n + 1, none)
+        launches[graph.collectives] = np.arange(none)
+        return np.stack([begins, ends, waits, np.where(begins < ends, launches[ends - 1], none)])
 
     def add_up(self, device: bool, slower: float) -> tuple[Array, Array, Array]:
         """Host and device time before each operation, and how far its end is from the second on a free device [s].

@@ -111,7 +111,9 @@ class Prediction(Tabular):
 
     @property
     def bottleneck(self) -> str:
-        """What sets the pace, in words: the host where a device waits for it, else the class with the largest part."""
+        """What sets the pace: data or the host where a device waits for them, else the class with the largest part."""
+        if ("", "loading") in self.parts:
+            return "input-bound"
         device = self.time - self.parts.get(("", "host"), (0, 0.0))[1]
         if self.lower_bound > max(_PACE * device, 0.98 * self.time):
             return "host-bound"
@@ -301,7 +303,7 @@ class Prediction(Tabular):
 
 def predict(
     workload: Work, platform: Platform | str | Path, *, ranks: int | None = None, plan: Plan | None = None,
-    slowdown: Mapping[int, float] | None = None, execution: str | None = None,
+    slowdown: Mapping[int, float] | None = None, execution: str | None = None, loading: float = 0.0,
 ) -> Prediction:  # fmt: skip
     """Predict the time of one training iteration and what limits it.
 
@@ -321,6 +323,8 @@ def predict(
     execution : str, optional
         ``eager``; ``compiled``, where element-wise work of the forward and backward pass is merged into fewer kernels;
         or ``graphs``, where the host launches all kernels of a GPU at once. As recorded, unless given: mostly eager.
+    loading : float, optional
+        Time of a rank's data loader for the batch of an iteration, beside the iteration before [s].
 
     Returns
     -------
@@ -342,6 +346,7 @@ def predict(
     """
     where = load_platform(platform)
     check_type("slowdown", slowdown, Mapping | None)
+    loading = check_positive("loading", loading, zero=True)
     what, graphs, count = find_graphs(workload, where, ranks, plan, execution)
     kinds = cast_ranks(graphs, count, slowdown or {})
     costs = price([kind.graph for kind in kinds], where, dtype=what.dtype, ranks=count)
@@ -357,9 +362,11 @@ def predict(
         times, durations, device=device, contention=shared,
         slower=() if whole and (not device or "per_operation" in whole) else (error, 1 / error),
     )  # fmt: skip
+    natural, timeline.period = timeline.period, max(timeline.period, loading)
+    timeline.slower = [max(period, loading) for period in timeline.slower]
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
     mine, cost, lane = times[slowest], costs[slowest], timeline.measure(slowest)
-    parts = accounts.split_period(lane)
+    parts = accounts.split_period(lane, timeline.period - natural)
     busy, hosts = float(mine.seconds.sum()), float(mine.host.sum() + mine.spacing.sum())
     lengths = (lane.ends - lane.starts)[lane.kind.graph.collectives]
     moving = np.bincount(np.array(lane.kind.communicators, dtype=int), weights=lengths, minlength=1)
@@ -367,7 +374,7 @@ def predict(
     notes += list_notes(where, what.family, count, cost, lane.kind.graph)
     notes += find_shortage([kind.graph for kind in kinds], where, getattr(what, "optimizer", "sgd"))
     warn_once(notes, 3)
-    if timeline.period > _PACE * timeline.device and {q.kind for q in where.host.values()} & {"assumed"}:
+    if natural > _PACE * timeline.device and {q.kind for q in where.host.values()} & {"assumed"}:
         notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device)}",)
     spread = whole.spread if whole else _CONTEXT if device or not where.context else 0.0
     if timeline.slower:
@@ -376,8 +383,8 @@ def predict(
         spread = math.hypot(known, math.log(timeline.slower[0] / timeline.slower[1]) / 2)
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
-        lower_bound=min(max(busy, float(moving.max()), hosts if device else 0.0), timeline.period),  # but for rounding
-        serial=busy + float(moving.sum()) + hosts, latency=timeline.latency,
+        lower_bound=min(max(busy, float(moving.max()), hosts if device else 0.0, loading), timeline.period),
+        serial=busy + float(moving.sum()) + hosts + loading, latency=timeline.latency + loading,
         device_time=timeline.device, fixed_time=cost.fixed, execution=lane.kind.graph.execution,
         unmodelled=cost.unmodelled, warnings=notes, _timeline=timeline,
     )  # fmt: skip

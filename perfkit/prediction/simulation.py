@@ -50,13 +50,15 @@ class Lane:
         return np.delete(np.arange(len(self.starts)), self.kind.graph.collectives)
 
     @cached_property
-    def stalled(self) -> dict[int, list[tuple[int, int]]]:
-        """Waits that hold the compute stream up and the collective of each, by the number of its operation after it."""
-        found: dict[int, list[tuple[int, int]]] = {}
+    def stalled(self) -> dict[int, list[tuple[int, int, bool]]]:
+        """Waits that hold the compute stream up, the collective of each, and whether it is of the iteration before, by
+        the number of its operation after it.
+        """
+        found: dict[int, list[tuple[int, int, bool]]] = {}
         for place, number in self.awaited:
             if self.stalls[place] > 1e-9 * self.period:
-                pair = (place, int(self.kind.graph.collectives[number]))
-                found.setdefault(self.find_next(place), []).append(pair)
+                held = (place, int(self.kind.graph.collectives[number]), number < 0)
+                found.setdefault(self.find_next(place), []).append(held)
         return found
 
     def find_next(self, place: int) -> int:
@@ -123,6 +125,7 @@ class _Meeting:
     before: float = -math.inf
     start: float = 0.0
     end: float = math.inf
+    earlier: "_Meeting | None" = None  # in the iteration before, where it may be waited for in this one
 
 
 class Timeline:
@@ -150,11 +153,16 @@ class Timeline:
                 meeting.duration = max(meeting.duration, duration)
                 self.meetings[index].append(meeting)
                 seen[key] += 1
+        back = any(number < 0 for rank in ranks for _, number in rank.awaited)
         for (key, order), meeting in self.found.items():
             some, every = len(meeting.members), len(self.found[key, 0].members)
             if some != every:
                 fault = f"communicator {key} has {every} ranks and {some} launch its collective {order}"
                 raise ValueError(f"{fault}; all must launch the same ones; give the graphs of one iteration")
+            if back:  # they may end in the next iteration
+                meeting.earlier = _Meeting(None, end=-math.inf)
+                if (key, order + 1) not in self.found:
+                    self.found[key, 0].previous = meeting.earlier
         self.sums = [rank.add_up(device, slower) for rank in ranks]
         self.steps = [self.list_steps(index) for index in range(len(ranks))]
         self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
@@ -166,7 +174,8 @@ class Timeline:
         """Pieces of a rank: whether the host waits for its device before, and the collective that is waited for; host
         time, device time and from the host's start to the end on a free device [s]; the collective launched at the end.
         """
-        (issued, done, ready), meetings = self.sums[index], [*self.meetings[index], None]
+        (issued, done, ready), own = self.sums[index], self.meetings[index]
+        meetings = [*own, None, *(meeting.earlier for meeting in own)]
         begins, ends, waits, launches = self.ranks[index].pieces
         latest = np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf) - issued[begins] + done[ends]
         syncs = np.isin(begins, self.ranks[index].kind.graph.transfers + 1) & (np.diff(begins, prepend=-1) > 0)
@@ -180,6 +189,10 @@ class Timeline:
         self.marks: list[list[tuple[float, float, float]]] = [[] for _ in self.ranks]
         flights: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
         for meeting in self.found.values():
+            if meeting.earlier and meeting.ready:
+                meeting.earlier.start, meeting.earlier.end = meeting.start, meeting.end
+                for rank in meeting.members:
+                    flights[rank].append((meeting.start, meeting.end))
             meeting.ready, meeting.end = [], math.inf
         queue = [(front, rank) for rank, front in enumerate(fronts)]
         heapq.heapify(queue)
@@ -235,12 +248,15 @@ class Timeline:
         self.latency, slowest = float(self.front.max()), self.hosts.max()
         if self.launches:
             self.clock[~self.held] = -np.inf
-        self.device = self.repeat([] if self.launches else [np.zeros(len(self.front))])
+        fresh = self.launches or any(meeting.earlier for meeting in self.found.values())
+        self.device = self.repeat([] if fresh else [np.zeros(len(self.front))])
         if slowest > (1 + _EQUAL) * self.device:
             leads, late = self.hosts >= (1 - _EQUAL) * slowest, self.front.max() + _FAR * slowest
             self.held |= leads
             self.clock = np.where(leads, 0.0, self.clock - late)
             self.front -= late  # devices have done all that was launched
+            for meeting in self.found.values():
+                meeting.start, meeting.end = meeting.start - late, meeting.end - late
             return self.repeat([])
         return self.device
 
@@ -250,7 +266,8 @@ class Timeline:
         Whoever goes on by less meets none of the slowest ranks, and begins together with them.
         """
         for _ in range(_MOST):
-            seen.append(np.append(self.front, self.clock[self.held]))
+            left = [meeting.end for meeting in self.found.values() if meeting.earlier]
+            seen.append(np.concatenate([self.front, self.clock[self.held], left]))
             near = _EQUAL * abs(seen[-1].max())
             for back in range(1, min(_PATTERN + 1, len(seen))):
                 step = seen[-1] - seen[-1 - back]
@@ -295,10 +312,13 @@ class Timeline:
         arrived = np.maximum(launched, ends)[places]
         starts[places], ends[places], stolen[places] = flown[:, 0], flown[:, 1], 0.0
         waits[places] = np.maximum(flown[:, 0] - np.maximum(arrived, flown[:, 2]), 0.0)
-        at, numbers, fronts = (column[numbers >= 0] for column in (begins, numbers, fronts))
-        since = np.maximum(fronts, arrived[numbers])
-        until = np.maximum(since, flown[numbers, 1])
-        lengths = (until - since, measure_overlap(flown[:, :2], since, until))
+        at, numbers, fronts = (column[numbers < len(places)] for column in (begins, numbers, fronts))
+        since = np.maximum(fronts, arrived[numbers] - self.period * (numbers < 0))
+        until = np.maximum(since, flown[numbers, 1] - self.period * (numbers < 0))
+        flights = (
+            np.concatenate([flown[:, :2], flown[:, :2] - self.period]) if numbers.min(initial=0) < 0 else flown[:, :2]
+        )
+        lengths = (until - since, measure_overlap(flights, since, until))
         stalls, exposed = (np.bincount(at, seconds, len(waits) + 1).astype(float) for seconds in lengths)
         return Lane(
             rank.kind, self.period, self.launches, starts, ends, launched, waits, stalls, exposed, stolen, rank.seconds,

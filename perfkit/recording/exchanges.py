@@ -109,6 +109,7 @@ class Exchanges:
         self._open: dict[int, tuple[int, Any]] = {}  # number by handle
         self._buffers: dict[int, int] = {}  # number by the storage that it fills
         self._unseen: list[int] = []
+        self._earlier: list[int] = []  # operations recorded when one of the step before is waited for
         self._streams = type("Stream", (Stream,), {"exchanges": weakref.proxy(self)})
         self.compute = self.current = self._streams()
 
@@ -179,6 +180,8 @@ class Exchanges:
         """Note that a handle is waited for."""
         if id(work) in self._open:
             self.current.follow(self._open.pop(id(work))[0])
+        elif self._recorder.on:
+            self._earlier.append(self.position)
 
     def touch(self, tensors: Sequence[Tensor]) -> None:
         """The end of a backward pass uses these tensors: it has waited for what fills them."""
@@ -198,7 +201,12 @@ class Exchanges:
         """Waits of all collectives as `perfkit.workloads.graph.Graph` takes them, operations in order of their keys."""
         launched = np.argsort(order)[np.array(self._launched, dtype=int) - 1]
         ends = [self._waits.get(number, len(keys)) for number in range(len(launched))]
-        places, numbers = np.searchsorted(keys[order], ends), np.argsort(np.argsort(launched))
+        numbers = np.argsort(np.argsort(launched))
+        left = sorted(number for number, _ in self._open.values() if number not in self._waits)
+        if len(left) == len(self._earlier):  # the next step waits for what this one leaves, in the same order
+            for number, place in zip(left, self._earlier, strict=True):
+                ends[number], numbers[number] = place, numbers[number] - len(launched)
+        places = np.searchsorted(keys[order], ends)
         rows = sorted(zip(places.tolist(), numbers.tolist(), strict=True))
         at_once = [(place + 1, number) for number, place in enumerate(sorted(launched.tolist()))]
         return None if rows == at_once else np.array(rows, dtype=int)

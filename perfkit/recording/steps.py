@@ -30,7 +30,7 @@ from perfkit.workloads.vocabulary import walk_tensors
 _VALUES = {getattr(Tensor, name) for name in "item tolist numpy __array__ __float__ __int__ __bool__".split()}
 _AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: What is assumed of data loaders.
-READY = "batches of a data loader are taken to be ready when asked for; one that is slower than the step sets the time"
+READY = "batches of a data loader are taken to be ready when asked for; give predict the time of one as loading="
 #: What is assumed where a tensor is pinned.
 PINNED = "the time in which the host pins memory is not counted"
 #: What is assumed of a compiled part of a step.

@@ -85,7 +85,8 @@ class Graph(Tabular):
         Ranks of each communicator, by the number in the feature ``group``; empty where all ranks share the only one.
     waits : array or None
         One row per wait: position of an operation that starts no sooner than a collective has ended, and the number of
-        that collective in program order [-]; None where every collective is waited for at once.
+        that collective in program order, less their count for one of the iteration before [-]; None where every
+        collective is waited for at once.
     repeats : array or None
         How often each operation runs where one of a layer stands for those of several; None for once [-].
     weights : array
