@@ -18,7 +18,7 @@ from perfkit.ground.files import find_reference, reading, write_text
 from perfkit.ground.hardware import DTYPES, KINDS
 from perfkit.ground.results import Sections, Table
 from perfkit.ground.units import check_choice, check_positive, show, significant
-from perfkit.models.kernels import TERMS
+from perfkit.platform.estimates import KNOWN_FORMS
 
 #: Version of the file format that this perfkit writes; it reads format 1 too.
 FORMAT = 2
@@ -29,27 +29,6 @@ LARGEST_FILE = 2**20
 _DEEP = re.compile(r"""(?<![\w"'.-])(?:["'\w-]++\s*+\.\s*+){20}""")
 _OLD = "what collectives cost more in iterations was fitted as perfkit 0.1 did; fit the measurements again"
 _TRANSFERRED = "transferred from "  # how a note of format 1 begins
-
-_ROOFLINE = ("launch", "compute_efficiency", "memory_efficiency", "sharpness")
-_BRANCHES = ("alpha1", "beta1", "alpha2", "beta2")
-_PACES = ("product", "stream", "gather")
-#: Forms by group of fits: parameters that each needs, and those that it may have.
-_FORMS: Mapping[str, Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "kernel": {
-        "roofline": (_ROOFLINE, ()), "tiled": ((*_ROOFLINE, "tile_m", "tile_n"), ()), "additive": ((), tuple(TERMS)),
-    },
-    "collective": {
-        "pipelined": (("alpha", "beta"), ("sharpness",)), "alpha_beta": (("alpha", "beta"), ()),
-        "two_regime": (_BRANCHES, ()), "two_branch": (_BRANCHES, ("sharpness",)),
-        "over_ranks": (("alpha0", "alpha1", "beta0", "beta1"), ("sharpness",)),
-    },
-    "context": {
-        "in_context": ((), ("scale", "cold_scale", "launch", "page_walks")),
-        "iteration": (("scale",), ("per_operation", "per_collective", "per_resume")),
-        "pace": ((*_PACES, *(f"{name}_weight" for name in _PACES)), ()),
-        "overlap": (("contention",), ()), "caches": (("l2", "l3"), ("pages", "l3_share")),
-    },
-}  # fmt: skip
 #: Largest time, scale or standard error of a parameter [s or -].
 LARGEST = 1e6
 _TINY = 5e-324  # what is not below it is above 0
@@ -172,7 +151,7 @@ def check_numbers(platform: Any) -> None:
 
 def _check_number(number: Number) -> None:
     """Refuse odd units, kinds and origins, and what is outside the limits."""
-    name, fitted = f"{number.group} {number.name}", number.group in _FORMS
+    name, fitted = f"{number.group} {number.name}", number.group in ("kernel", "collective", "context")
     parameter = name.rpartition(" ")[2]
     unit = number.unit if fitted else _QUANTITIES.get(number.group) or _QUANTITIES[parameter]
     if number.unit != unit or not {*unit.split("/")} <= {*UNITS}:
@@ -194,7 +173,8 @@ def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
     """Refuse fits of unknown forms, with other parameters than their form takes, and with odd ranges."""
     if group == "collective":
         Key.parse(key, collective=True)
-    needed, others = _FORMS[group][check_choice(f"form of the {group}", fit.form, _FORMS[group])]
+    own = {form: names for form, (owner, *names, _) in KNOWN_FORMS.items() if owner == group}
+    needed, others = (names.split() for names in own[check_choice(f"form of the {group}", fit.form, own)])
     known, about = {*needed, *others}, {*fit.units, *fit.stderr}
     for parameter in sorted({*needed} - {*fit} | {*fit} - known | about - {*fit}):
         fault = "missing" if parameter in needed else "not a parameter of this fit"

@@ -1,9 +1,10 @@
 """Platforms: devices, links, fitted kernels and collectives, and what real iterations add to these."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from perfkit.platform import file
 from perfkit.platform.collectives import price_collective
 from perfkit.platform.estimates import Estimate, warn_once
 from perfkit.platform.file import PlatformError
-from perfkit.platform.kernels import estimate_gemm, estimate_lookups, time_kernels
+from perfkit.platform.kernels import estimate_gemm, estimate_lookups, find_kernel, time_kernels
 from perfkit.platform.whatif import from_datasheet, with_datasheet, with_host, with_link, with_nodes
 
 #: Entry for every family that has none of its own.
@@ -129,6 +130,16 @@ class Context(Typed):
             alone, parameters={**slower, **more}, stderr={}, units={**alone.units, **dict.fromkeys(more, "s")},
             spread=math.hypot(alone.spread, shared.spread),
         )  # fmt: skip
+
+
+def _renamed(old: str, new: str, find: Callable[["Platform"], Callable[..., Any]]) -> Callable[..., Any]:
+    """A method under its name of before."""
+
+    def call(self: "Platform", *args: Any, **named: Any) -> Any:
+        warnings.warn(f"Platform.{old} will go; use platform.{new}", DeprecationWarning, stacklevel=2)
+        return find(self)(*args, **named)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -325,3 +336,7 @@ class Platform(Typed):
             f"Platform({self.name!r}: {self.network.ranks} ranks of {self.device.name!r}, {len(self.kernels)} kernel "
             f"and {len(self.collectives)} collective models, {evidence})"
         )
+
+    table = _renamed("table()", "numbers()", lambda p: p.numbers)
+    bandwidth = _renamed("bandwidth()", "device.bandwidth()", lambda p: p.device.bandwidth)
+    find_kernel = _renamed("find_kernel()", "kernels", lambda p: partial(find_kernel, p.kernels))
