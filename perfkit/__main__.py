@@ -178,10 +178,9 @@ def _measure_plans(given: _Given) -> _Answer:
 
 def _trace(given: _Given) -> _Answer:
     trace = pk.read_trace(given.files)
-    frames = {"breakdown": trace.breakdown(), "idle": trace.idle(), "host": trace.host()}
-    frames |= {"steps": trace.steps(), "collectives": trace.collectives(), "stragglers": trace.stragglers()}
-    about = {"time_s": trace.time, "basis": trace.basis}
-    return _Answer(trace.explain(), about | {name: frame.to_dicts() for name, frame in frames.items()}, results=[trace])
+    views = "breakdown idle host steps collectives stragglers".split()
+    frames = {name: getattr(trace, name)().to_dicts() for name in views}
+    return _Answer(trace.explain(), {"time_s": trace.time, "basis": trace.basis, **frames}, results=[trace])
 
 
 def _check(given: _Given) -> _Answer:

@@ -214,10 +214,8 @@ class Exchanges:
 
 def _refuse_graph(*_: Any, **__: Any) -> NoReturn:
     """Say that what is replayed without being called cannot be followed."""
-    raise ValueError(
-        "torch.cuda.CUDAGraph replays kernels that capture does not see; give the step without it, or with "
-        "torch.cuda.make_graphed_callables: its kernels are the same"
-    )
+    advice = "give the step without it, or with torch.cuda.make_graphed_callables: its kernels are the same"
+    raise ValueError(f"torch.cuda.CUDAGraph replays kernels that capture does not see; {advice}")
 
 
 def _find_ranks(given: dict[str, Any]) -> tuple[int, ...]:

@@ -23,6 +23,8 @@ from perfkit.workloads.transformer import Transformer
 DTYPES = {
     "fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16,
 }  # fmt: skip
+#: Optimizers by name.
+OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
 
 #: Settings of a workload that can be predicted, with the only value that is built here.
 _BUILT = {
@@ -341,8 +343,7 @@ def build_step(
     rates = {"lr": 1e-4}
     if workload.optimizer == "sgd" and not isinstance(workload, DLRM | Transformer):
         rates["momentum"] = 0.9
-    makes: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad}
-    optimizer = makes[workload.optimizer](module.parameters(), **rates)
+    optimizer = OPTIMIZERS[workload.optimizer](module.parameters(), **rates)
 
     def step() -> None:
         inputs, labels = next(batches)

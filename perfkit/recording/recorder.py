@@ -19,7 +19,7 @@ from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collect
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.values import Values, is_whole
 from perfkit.workloads.execution import compile_graph
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
 
@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):
         self.phase, self.leading = "forward", False
         self.modules: list[str] = []
         self.compiled: set[str] = set()  # phases
-        self.labels: list[tuple[str, str, str, str, str]] = []
+        self.labels: list[Label] = []
         self.viewed = self.bare = 0
         self._features: list[list[float]] = []
         self._accesses: list[tuple[int, int, float, int]] = []

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
 from perfkit.ground.units import check_choice, check_positive, show
+from perfkit.recording.modules import DTYPES, OPTIMIZERS
 from perfkit.recording.precision import pretend_gpu
 from perfkit.recording.recorder import Recorder
 from perfkit.recording.sandbox import OFFLOADED, Unknown, find_alive, find_caller, load_batches, open_sandbox, refuse
@@ -28,14 +29,12 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.vocabulary import walk_tensors
 
 _VALUES = {getattr(Tensor, name) for name in "item tolist numpy __array__ __float__ __int__ __bool__".split()}
-_AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: What is assumed of data loaders.
 READY = "batches of a data loader are taken to be ready when asked for; give predict the time of one as loading="
 #: What is assumed where a tensor is pinned.
 PINNED = "the time in which the host pins memory is not counted"
 #: What is assumed of a compiled part of a step.
 COMPILED = "forward and backward pass are taken to be compiled as a whole: kernels merged by its compiler's rules"
-_OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
 
 
 def _at_home(device: Any) -> Any:
@@ -111,9 +110,8 @@ def _find_model(given: Any) -> Any:
     if not (isinstance(given, str | Path) or hasattr(given, "architectures")):
         raise ValueError(f"make_step is {show(given)}; it must be a model, what builds it, or a configuration")
     if isinstance(given, str | Path) and not Path(given).exists():
-        raise ValueError(
-            f"make_step is {show(given)}, which is no file or folder; nothing is downloaded; give a config.json"
-        )
+        fault = f"make_step is {show(given)}, which is no file or folder"
+        raise ValueError(f"{fault}; nothing is downloaded; give a config.json")
     try:
         package: Any = import_module("transformers")
     except ImportError as error:
@@ -134,7 +132,7 @@ def _train(
     module = (model if isinstance(model, nn.Module) else model()).train()
     module = nn.parallel.DistributedDataParallel(module) if ranks > 1 else module
     updates = optimizer(module.parameters(), lr=1e-4)
-    region = torch.autocast(device, _AMP[amp]) if amp else nullcontext()
+    region = torch.autocast(device, DTYPES[amp]) if amp else nullcontext()
     scaler = torch.amp.GradScaler(device, enabled=amp == "fp16")
 
     def step() -> None:
@@ -220,17 +218,15 @@ def capture(
     >>> capture(make_step).parameters
     1001000
     """
-    check_choice("amp", "bf16" if amp is None else amp, _AMP)
+    check_choice("amp", "bf16" if amp is None else amp, ("bf16", "fp16"))
     if inputs is not None:
-        check_choice("optimizer", optimizer, _OPTIMIZERS)
+        check_choice("optimizer", optimizer, OPTIMIZERS)
         make_step = _find_model(make_step)
         name = name or getattr(make_step, "__name__", type(make_step).__name__)
-        make_step = partial(_train, make_step, inputs, _OPTIMIZERS[optimizer], loss, amp, ranks, device)
+        make_step = partial(_train, make_step, inputs, OPTIMIZERS[optimizer], loss, amp, ranks, device)
     elif isinstance(make_step, nn.Module):
-        raise ValueError(
-            f"make_step is a {type(make_step).__name__}; give what it is called with too, as in "
-            "capture(model, inputs), or a function that returns a step"
-        )
+        advice = "give what it is called with too, as in capture(model, inputs), or a function that returns a step"
+        raise ValueError(f"make_step is a {type(make_step).__name__}; {advice}")
     elif amp is not None:
         raise ValueError(f"amp is {amp!r}, and inputs are not given; write torch.autocast({device!r}) into the step")
     check_choice("device", device, ("cpu", "cuda"))

@@ -164,11 +164,9 @@ def shard(
     search = search_plan(state, seconds, seed, steps, progress)
     over = search.best.overflow
     if over > 0 and not any(placed.values()):
-        raise InfeasibleError(
-            f"memory: no placement was found that fits; the best one exceeds the {format_bytes(problem.capacity)} of a "
-            f"rank by {format_bytes(over)}; allow more kinds, give more seconds or steps, ranks or memory, or drop "
-            "constraints"
-        )
+        fault = f"the best one exceeds the {format_bytes(problem.capacity)} of a rank by {format_bytes(over)}"
+        advice = "allow more kinds, give more seconds or steps, ranks or memory, or drop constraints"
+        raise InfeasibleError(f"memory: no placement was found that fits; {fault}; {advice}")
     placed["search"] = None if over > 0 else search.best
     priced = {
         name: find_price(problem, _plan(state, own), constraints) if own else None for name, own in placed.items()

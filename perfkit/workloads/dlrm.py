@@ -49,7 +49,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 _CHOICES = {"interaction": ("dot", "cross"), "optimizer": ("sgd", "adagrad"),
             "embedding": ("separate", "fused", "exact")}  # fmt: skip
 _SWITCHES = ("sparse", "fused", "mixed", "overlap", "compiled")
-_DEFAULTS: dict[str, Any] = {name: known[0] for name, known in _CHOICES.items()}
 
 
 def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
@@ -70,9 +69,8 @@ def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[Em
         if not values:
             raise ValueError("rows is empty; a DLRM needs at least one table; give the rows of each table")
         if len(values) != count:
-            raise ValueError(
-                f"{name} has {len(values)} entries; the model has {count} tables; give one number or one a table"
-            )
+            fault = f"{name} has {len(values)} entries; the model has {count} tables"
+            raise ValueError(f"{fault}; give one number or one a table")
         columns.append(values)
     return tuple(
         EmbeddingTable(rows, width, pooling, exponent, itemsize, f"table {i}")
@@ -178,25 +176,24 @@ class DLRM:
         overlap: bool = False, compiled: bool = False, table_dtype: str = "",
     ) -> None:  # fmt: skip
         given = {key: value for key, value in locals().items() if key not in ("self", "preset")}
-        base = _DEFAULTS | PRESETS["dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)]
+        known = PRESETS["dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)]
+        base: dict[str, Any] = {name: names[0] for name, names in _CHOICES.items()} | known
         base |= {key: value for key, value in given.items() if value is not None or key not in base}
-        for name, known in _CHOICES.items():
-            check_choice(name, base[name], known)
+        for name, names in _CHOICES.items():
+            check_choice(name, base[name], names)
         check_switches(check_choice("dtype", base["dtype"], ITEMSIZE), **{key: base[key] for key in _SWITCHES})
         base["table_dtype"] = base["table_dtype"] or ("fp32" if base["mixed"] else base["dtype"])
         check_choice("table_dtype", base["table_dtype"], ITEMSIZE)
         summed = base["embedding"] == "exact" or (base["embedding"] == "separate" and not base["sparse"])
         if base["optimizer"] == "adagrad" and not summed:
-            raise ValueError(
-                f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients; rows of "
-                "equal number must be added up first; take embedding='exact', sparse=False, or capture the step"
-            )
+            fault = f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients"
+            advice = "take embedding='exact', sparse=False, or capture the step"
+            raise ValueError(f"{fault}; rows of equal number must be added up first; {advice}")
         check_type("cross", base["cross"], tuple)
         base["cross"] = tuple(check_positive("cross", size, integer=True) for size in base["cross"])
         if len(base["cross"]) != 2:
-            raise ValueError(
-                f"cross is {show(base['cross'])}; it must be the number of layers and their rank, such as (3, 512)"
-            )
+            wanted = "the number of layers and their rank, such as (3, 512)"
+            raise ValueError(f"cross is {show(base['cross'])}; it must be {wanted}")
         width = check_size("dim", base.pop("dim"))
         tables = _make_tables(base, width, ITEMSIZE[base["table_dtype"]])
         base |= {"bottom": _end_with("bottom", base["bottom"], width), "top": _end_with("top", base["top"], 1)}
@@ -208,9 +205,8 @@ class DLRM:
     def description(self) -> str:
         """What is computed, in a few words."""
         tables = f"{len(self.tables)} tables × {self.tables[0].dim}"
-        gradients = (
-            self.embedding if self.embedding != "separate" else f"{'sparse' if self.sparse else 'dense'} gradients"
-        )
+        gradients = f"{'sparse' if self.sparse else 'dense'} gradients"
+        gradients = gradients if self.embedding == "separate" else self.embedding
         return f"{self.name}, batch {self.batch}, {tables}, {gradients}"
 
     def place(self, plan: Plan | None, ranks: int) -> Plan:
@@ -237,10 +233,8 @@ class DLRM:
         ranks = check_ranks(self.batch, ranks)
         plan = plan or Plan.round_robin(len(self.tables), ranks=ranks)
         if plan.ranks != ranks or len(plan.owners) != len(self.tables):
-            raise ValueError(
-                f"plan places {len(plan.owners)} tables on {plan.ranks} ranks; the model has {len(self.tables)} tables "
-                f"and {ranks} ranks are asked for; make a plan for these"
-            )
+            asked = f"the model has {len(self.tables)} tables and {ranks} ranks are asked for; make a plan for these"
+            raise ValueError(f"plan places {len(plan.owners)} tables on {plan.ranks} ranks; {asked}")
         return plan
 
     def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perfkit.ground.units import check_choice
-from perfkit.workloads.graph import COLUMN, Graph
+from perfkit.workloads.graph import COLUMN, Graph, Label
 
 #: How an iteration may be executed, and what a graph recorded in one way can be priced in.
 EXECUTIONS = {"eager": ("eager", "compiled", "graphs"), "compiled": ("compiled", "graphs"), "graphs": ("graphs",)}
-_Label = tuple[str, str, str, str, str]
 _ELEMENTS, _ROWS, _N = (COLUMN[name] for name in ("elements", "rows", "n"))
 _HOST = [COLUMN[name] for name in ("launches", "calls", "bare")]
 #: Variants that a compiler leaves to a kernel of their own, though they loop over elements; and sums.
@@ -138,7 +137,7 @@ class _Fusion:
                     found[write, buffer] = max(found.get((write, buffer), 0.0), nbytes)
         return [(buffer, nbytes, write) for (write, buffer), nbytes in sorted(found.items())]
 
-    def label(self, region: _Region) -> _Label:
+    def label(self, region: _Region) -> Label:
         """Name, class, variant, phase and module of what a region computes; sums make it row by row."""
         names, kinds, variants, phases, modules = zip(*(self.graph.labels[m] for m in region.members), strict=True)
         kind = next(kind for kind in ("rowwise", "elementwise", "copy") if kind in kinds)
@@ -179,7 +178,7 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
         raise ValueError("sizes are arrays; which kernels can be merged depends on them; compile one configuration")
     fusion = _Fusion(graph, phases)
     regions, called = fusion.order(), set[str]()
-    labels, dtypes, touched = list[_Label](), list[str](), list[tuple[float, ...]]()
+    labels, dtypes, touched = list[Label](), list[str](), list[tuple[float, ...]]()
     features = graph.features[[region.members[0] for region in regions]]
     for row, region in enumerate(regions):
         places = region.members

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from perfkit.workloads.graph import Label
 from perfkit.workloads.layers import cast
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.tape import Tape, accumulate
@@ -105,7 +106,7 @@ class Units:
             accumulate(tape, shard)
 
 
-def list_waits(labels: Sequence[tuple[str, str, str, str, str]]) -> list[tuple[int, int]]:
+def list_waits(labels: Sequence[Label]) -> list[tuple[int, int]]:
     """Where each collective of sharded weights is waited for: positions of an operation and of the collective.
 
     Gathered weights are unpacked in the order in which they are gathered. Reduced gradients are waited for before the

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from perfkit.ground.results import Table, Tabular
 from perfkit.models.kernels import reuse_distances
 from perfkit.workloads.tables import EmbeddingTable
 
+#: Name, kind, variant, phase and module of an operation.
+Label: TypeAlias = tuple[str, str, str, str, str]
 PHASES = ("forward", "backward", "update")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -100,7 +102,7 @@ class Graph(Tabular):
         ``eager``, ``compiled``, where element-wise work is merged, or ``graphs``, where the host launches all at once.
     """
 
-    labels: tuple[tuple[str, str, str, str, str], ...]
+    labels: tuple[Label, ...]
     features: np.ndarray
     accesses: np.ndarray
     tables: tuple[EmbeddingTable, ...] = ()

@@ -11,7 +11,7 @@ from perfkit.ground.units import Array
 from perfkit.models.embedding import STATE
 from perfkit.workloads.execution import execute
 from perfkit.workloads.fully_sharded import list_waits
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.sizes import Program, count_configurations
 from perfkit.workloads.tape import PIECE, Tape
@@ -37,7 +37,6 @@ PASSES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _NBYTES, _ROWS, _TABLE, _ELEMENTS, _BARE = (COLUMN[n] for n in ("nbytes", "rows", "table", "elements", "bare"))
-_Label = tuple[str, str, str, str, str]
 _Record = Callable[..., tuple[Graph, ...]]
 
 
@@ -217,8 +216,8 @@ def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _reduce(
-    tape: Tape, labels: Sequence[_Label], features: Array, touched: Any, nbytes: Array
-) -> tuple[list[_Label], Array, Any, Array, list[tuple[int, int]]]:
+    tape: Tape, labels: Sequence[Label], features: Array, touched: Any, nbytes: Array
+) -> tuple[list[Label], Array, Any, Array, list[tuple[int, int]]]:
     """Reduce gradients as DistributedDataParallel does, each of several modules in buckets of its own.
 
     A bucket is reduced when it is full, while the backward pass goes on, and waited for before its first gradient is

@@ -78,10 +78,8 @@ class Placement:
         if self.kind == "table_wise" and len(self.ranks) > 1:
             raise ValueError(f"a table_wise table must be on one rank, not on {self.ranks}; choose another kind")
         if self.columns and (self.kind not in SPLIT_BY_COLUMNS or len(self.columns) != len(self.ranks)):
-            raise ValueError(
-                f"columns {self.columns} do not belong to a {self.kind} placement on {len(self.ranks)} ranks; "
-                "give one number a rank, to column_wise and table_column_wise only"
-            )
+            fault = f"columns {self.columns} do not belong to a {self.kind} placement on {len(self.ranks)} ranks"
+            raise ValueError(f"{fault}; give one number a rank, to column_wise and table_column_wise only")
         for width in self.columns:
             check_positive("columns of a shard", width, integer=True)
 
@@ -160,14 +158,11 @@ class Plan:
         placed = isinstance(owner, Placement)
         for rank in owner.ranks if placed else (owner,):
             if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.ranks:
-                raise ValueError(
-                    f"table {table} is placed on rank {rank!r}; ranks go from 0 to {self.ranks - 1}; "
-                    "give every table the number of an existing rank"
-                )
+                fault = f"table {table} is placed on rank {rank!r}; ranks go from 0 to {self.ranks - 1}"
+                raise ValueError(f"{fault}; give every table the number of an existing rank")
         if placed and owner.kind in _EVERYWHERE and len(owner.ranks) < self.ranks:
-            raise ValueError(
-                f"table {table} is {owner.kind} on {len(owner.ranks)} of {self.ranks} ranks; it must name all of them"
-            )
+            fault = f"table {table} is {owner.kind} on {len(owner.ranks)} of {self.ranks} ranks"
+            raise ValueError(f"{fault}; it must name all of them")
         whole: int | Placement = owner.ranks[0] if placed and owner.kind == "table_wise" else owner
         return whole
 
@@ -215,10 +210,8 @@ class Plan:
         """
         for table, owner in enumerate(self.owners):
             if isinstance(owner, Placement):
-                raise ValueError(
-                    f"table {table} is {owner.kind}; here every table must lie whole on one rank; "
-                    "price other plans with perfkit.price_plan"
-                )
+                fault = f"table {table} is {owner.kind}; here every table must lie whole on one rank"
+                raise ValueError(f"{fault}; price other plans with perfkit.price_plan")
         return tuple(table for table, owner in enumerate(self.owners) if owner == rank)
 
     def cut(self, tables: Sequence[EmbeddingTable]) -> list[Shard]:

@@ -135,19 +135,17 @@ class TableSet(Tabular):
         if not len(given):
             raise ValueError("tables is empty; it must hold at least one EmbeddingTable")
         if len(sizes := {table.itemsize for table in given}) > 1:
-            raise ValueError(
-                f"itemsize is {' and '.join(map(str, sorted(sizes)))}; one kernel reads numbers of one size"
-            )
+            several = " and ".join(map(str, sorted(sizes)))
+            raise ValueError(f"itemsize is {several}; one kernel reads numbers of one size")
         names = name_tables(given)
         if len(set(names)) < len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
             raise ValueError(f"two tables are named {show(twice)}; every table needs a name of its own")
         deep = next((i for i, table in enumerate(given) if table.pooling > table.rows), None)
         if deep is not None:
-            raise ValueError(
-                f"pooling of {show(names[deep])} is {given[deep].pooling:g}; it must be at most its {given[deep].rows} "
-                "rows; pooling is the mean number of lookups of one sample, not of the batch"
-            )
+            fault = f"pooling of {show(names[deep])} is {given[deep].pooling:g}; it must be at most"
+            meant = "pooling is the mean number of lookups of one sample, not of the batch"
+            raise ValueError(f"{fault} its {given[deep].rows} rows; {meant}")
         check_positive("batch", self.batch, integer=True)
         check_choice("embedding", self.embedding, ("separate", "fused"))
         check_choice("optimizer", self.optimizer, STATE)

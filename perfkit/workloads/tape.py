@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.ground.units import check_positive, check_type
+from perfkit.workloads.graph import Label
 from perfkit.workloads.operations import RULES, Line, Rule, Tensor
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -38,9 +39,8 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
     for name, value in {**others, "mixed": mixed}.items():
         check_type(name, value, bool)
     if mixed and ITEMSIZE[dtype] != 2:
-        raise ValueError(
-            f"mixed is True with dtype {dtype!r}; weights are fp32 already; take bf16 or fp16, or leave it"
-        )
+        fault = f"mixed is True with dtype {dtype!r}; weights are fp32 already"
+        raise ValueError(f"{fault}; take bf16 or fp16, or leave it")
     if others.get("compiled"):
         text = "compiled=True is an old name; predict(..., execution='compiled') takes its place"
         warnings.warn(text, FutureWarning, stacklevel=4)
@@ -106,7 +106,7 @@ class Tape:
         self.updated: set[Tensor] = set()  # by the backward pass already
         self.buckets: dict[Tensor, int] = {}  # which module's buckets a gradient is reduced in
         self.tables: dict[Tensor, EmbeddingTable] = {}  # by their weights
-        self.labels: list[tuple[str, str, str, str, str]] = []
+        self.labels: list[Label] = []
         self.sizes: list[dict[str, Any]] = []
         self.layers: list[int] = []  # of every operation
         self.touched: list[tuple[int, int, int, int]] = []  # operation, storage, 1 for a write, layer

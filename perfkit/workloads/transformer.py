@@ -179,9 +179,8 @@ class Transformer:
         if np.any(self.hidden % self.heads):
             raise ValueError(f"heads is {self.heads}; it must divide hidden, {self.hidden}; change one of them")
         if np.any(self.sequence > self.positions):
-            raise ValueError(
-                f"sequence is {self.sequence}; the model has {self.positions} positions; shorten it or raise positions"
-            )
+            fault = f"sequence is {self.sequence}; the model has {self.positions} positions"
+            raise ValueError(f"{fault}; shorten it or raise positions")
 
     @classmethod
     def bert(cls, preset: str = "bert-base", *, batch: int = 8, sequence: int = 128, **changes: Any) -> "Transformer":

@@ -22,8 +22,6 @@ VIEWS = frozenset(
 
 _TREES = (list, tuple, dict)
 _Sizes = dict[str, float]
-_Size = Callable[[Sequence[Any], Any], _Sizes]
-_Variant = Callable[[str, Sequence[Any]], str]
 
 
 def walk_tensors(tree: Any) -> Iterator[Any]:
@@ -214,10 +212,6 @@ def _indexed(args: Sequence[Any], out: Any) -> _Sizes:
     return {"elements": values.numel(), "rows": values.shape[0] if values.dim() else 1}
 
 
-def _filled(args: Sequence[Any], out: Any) -> _Sizes:
-    return {"elements": sum(t.numel() for t in walk_tensors(args[0] if out is None else out))}
-
-
 def _looked_up(lookups: float, bags: float, dim: float, rows: float) -> _Sizes:
     return {"lookups": lookups, "bags": bags, "dim": dim, "elements": rows * dim, "rows": rows}
 
@@ -277,8 +271,8 @@ class Entry:
 
     names: str
     kind: str
-    variant: str | _Variant
-    sizes: _Size
+    variant: str | Callable[[str, Sequence[Any]], str]
+    sizes: Callable[[Sequence[Any], Any], _Sizes]
     unread: tuple[int, ...] = ()
     launches: int = 1
 
@@ -344,9 +338,9 @@ TABLE: tuple[Entry, ...] = (
     Entry("index", "copy", "", _indexed),
     # a GPU sorts the indices to add without conflicts: ten kernels
     Entry("index_put index_put_ _index_put_impl_", "copy", "index_put", _indexed, launches=10),
-    Entry("ones_like", "copy", "new_zeros", _filled),
-    Entry("new_zeros new_ones new_full zeros_like full_like full ones scalar_tensor arange eye tril_indices "
-          "triu_indices linspace rand rand_like randn randn_like randint randperm", "copy", "new_zeros", _filled, (0,)),
+    Entry("ones_like", "copy", "new_zeros", _elements),
+    Entry("new_zeros new_ones new_full zeros_like full_like full ones scalar_tensor arange eye tril_indices linspace "
+          "triu_indices rand rand_like randn randn_like randint randperm", "copy", "new_zeros", _elements, (0,)),
     Entry("zero_ fill_ normal_ uniform_ random_", "elementwise", "", _elements, (0,)),  # written, nothing read
     Entry("gather index_select take_along_dim", "copy", "gather", _moved),
     Entry("_coalesce sparse_mask", "copy", "scatter_add",  # rows of a sparse gradient
