@@ -9,10 +9,9 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.models.embedding import STATE
-from perfkit.workloads.execution import execute
-from perfkit.workloads.fully_sharded import list_waits
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.operations import Tensor
+from perfkit.workloads.shards import list_waits
 from perfkit.workloads.sizes import Program, count_configurations
 from perfkit.workloads.tape import PIECE, Tape
 
@@ -42,8 +41,7 @@ _Record = Callable[..., tuple[Graph, ...]]
 
 def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: Any) -> tuple[Graph, ...]:
     """Graphs of a model: recorded once for all values of the sizes of these names, and at once for arrays of sizes."""
-    found = (record if count_configurations(model) else partial(_recall, record, names))(model, *given)
-    return tuple(execute(found, "compiled" if model.compiled else None))
+    return (record if count_configurations(model) else partial(_recall, record, names))(model, *given)
 
 
 @lru_cache(maxsize=64)

@@ -9,11 +9,11 @@ import numpy as np
 
 from perfkit.ground.units import check_choice, check_positive
 from perfkit.workloads import layers
-from perfkit.workloads.fully_sharded import PARALLEL, Units
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish, record_graphs
 from perfkit.workloads.operations import ATTENTION, Tensor
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.shards import PARALLEL, Units
 from perfkit.workloads.sizes import check_size, count_configurations
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
@@ -46,7 +46,7 @@ _CHOICES = {
     "attention": (*_UNFUSED, "fused", *ATTENTION), "dtype": ITEMSIZE, "optimizer": ("adamw", "sgd"),
     "parallel": PARALLEL, "norm": ("layer", "rms"),
 }  # fmt: skip
-_SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias")
+_SWITCHES = ("fused", "mixed", "overlap", "checkpoint", "gated", "rotary", "tie", "bias")
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,6 @@ class Transformer:
     overlap : bool
         Whether gradients are reduced in buckets while the backward pass goes on, as DistributedDataParallel does; else
         in one piece after it.
-    compiled : bool
-        Whether element-wise work is merged into fewer kernels: the old name of ``predict(..., execution="compiled")``.
     checkpoint : bool
         Whether layers keep their input alone, and are computed again in the backward pass.
     accumulate : int
@@ -149,7 +147,6 @@ class Transformer:
     fused: bool = False
     mixed: bool = False
     overlap: bool = True
-    compiled: bool = False
     checkpoint: bool = False
     accumulate: int = 1
     parallel: str = "ddp"
