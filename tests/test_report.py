@@ -123,7 +123,6 @@ def test_every_name_is_text(toy: pk.Platform, write: Any) -> None:
         ((), {}, r"results\[0\] is None; pass what predict"),
         ((3,), {}, r"results\[0\] is 3; pass what predict"),
         ((pk.Platform,), {}, r"results\[0\] is "),
-        ((some_comparison(),), {"title": 3}, "title is 3"),
         ((some_comparison(),), {"path": "no/such/report.html"}, "path is .*folder does not exist"),
     ],
 )

@@ -243,12 +243,12 @@ class Comparison(Tabular):
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
-        frames = {"Errors [%]": self.summary()}
+        yield "Errors [%]", self.summary()
         if any("relative_s" in run for run in self.runs):
-            frames["Errors at the usual pace of the machine [%]"] = self.at_usual_pace().summary()
-        about = {**self.machine, **self.versions}
-        parts = {**frames, "": self.chart(), "Runs": self._write(), "Measured on": [("what", "value"), *about.items()]}
-        yield from parts.items()
+            yield "Errors at the usual pace of the machine [%]", self.at_usual_pace().summary()
+        yield "", self.chart()
+        yield "Runs", self._write()
+        yield "Measured on", [("what", "value"), *{**self.machine, **self.versions}.items()]
 
     def _write(self) -> list[Sequence[str]]:
         """The runs as text, with heads."""

@@ -158,11 +158,8 @@ def order(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def colour(
-    name: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined,
-    known: Mapping[str, str] = CLASSES,
-) -> alt.Color:  # fmt: skip
-    """Give each value of a column its colour, the same in every chart where it is known.
+def colour(name: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined) -> alt.Color:
+    """Give each value of a column its colour: phases and classes theirs, others those of `PALETTE` that are left.
 
     Parameters
     ----------
@@ -174,17 +171,15 @@ def colour(
         Title of the legend.
     legend : altair.Legend, optional
         The legend.
-    known : mapping of str to str, optional
-        Colours by value; others take those of `PALETTE` that are left.
 
     Returns
     -------
     channel : altair.Color
         Nominal.
     """
-    used = {known[value] for value in values if value in known}
-    free = cycle([each for each in PALETTE if each not in used] or PALETTE)
-    scale = alt.Scale(domain=list(values), range=[known.get(value) or next(free) for value in values])
+    known = {value: (PHASES if name == "phase" else CLASSES).get(value) for value in values}
+    free = cycle([each for each in PALETTE if each not in known.values()] or PALETTE)
+    scale = alt.Scale(domain=list(values), range=[found or next(free) for found in known.values()])
     return alt.Color(f"{name}:N", scale=scale, title=title, legend=legend)
 
 

@@ -132,8 +132,7 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     long = long.unpivot(phases, index=("module", "time_s"), variable_name="phase", value_name="seconds")
     parts = [row | {"order": phases.index(row["phase"])} for row in long.filter(pl.col("seconds") > 0).to_dicts()]
     y = alt.Y("module:N", title=None, sort=bars["module"].to_list(), axis=alt.Axis(labelLimit=260))
-    color = canvas.colour("phase", phases, title="Phase", known=canvas.PHASES)
-    tooltip = tips("module", "phase", seconds=".3s", time_s=".3s")
+    color, tooltip = canvas.colour("phase", phases, title="Phase"), tips("module", "phase", seconds=".3s", time_s=".3s")
     time = canvas.draw_bars(parts, canvas.amount_axis("seconds", "Time", "s"), y, color, tooltip)
     line = draw(bars.select("module", "idle_s").filter(pl.col("idle_s") > 0).to_dicts())
     line = line.mark_bar(color=INK, height={"band": 0.16})
@@ -217,7 +216,7 @@ def timeline_lanes(frame: Frame) -> alt.Chart:
     shade = alt.Opacity("busy:Q", scale=alt.Scale(domain=[0, 1], range=[0.15, 1]), legend=None)
     shown = tips("lane", "phase", "longest", start_s=".4s", end_s=".4s", operations="d", busy=".0%")
     bars = draw(drawn.to_dicts(), name="timeline").mark_bar(height={"band": 0.8})
-    color = canvas.colour("phase", phases, title="Phase", known=canvas.PHASES)
+    color = canvas.colour("phase", phases, title="Phase")
     bars = bars.encode(x=x, x2="end_s:Q", y=y, color=color, opacity=shade, tooltip=shown)
     zoom = alt.selection_interval(name="zoom", bind="scales", encodings=["x"])
     heading = alt.Title("Timeline of one iteration", subtitle=note)

@@ -268,10 +268,10 @@ class Prediction(Tabular):
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
         low, high = map(format_time, self.interval())
-        bounds = {"At least, the busiest resource alone": self.lower_bound, "If nothing overlapped": self.serial}
-        times = {"Time of an iteration": self.time, **bounds, "If the host were never late": self.device_time}
-        rows = [(name, format_time(seconds)) for name, seconds in times.items()]
-        rows += [("80% interval", f"{low}–{high}"), ("Sets the pace", self.bottleneck), ("Memory", repr(self.memory()))]
+        times = {"time of an iteration": self.time, "the busiest resource alone": self.lower_bound}
+        times |= {"if nothing overlapped": self.serial, "if the host were never late": self.device_time}
+        rows = [("80% interval", f"{low}–{high}"), ("bottleneck", self.bottleneck), ("memory", repr(self.memory()))]
+        rows += [(name, format_time(seconds)) for name, seconds in times.items()]
         yield "Time and memory", [("quantity", "value"), *rows]
         yield from (("", self.chart(kind)) for kind in CHARTS)
         yield "Where the time goes", self.breakdown()

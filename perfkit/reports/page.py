@@ -19,7 +19,7 @@ from markupsafe import Markup
 from perfkit import __version__
 from perfkit.ground.files import write_text
 from perfkit.ground.results import check_target, write_cells
-from perfkit.ground.units import check_type, show
+from perfkit.ground.units import show
 from perfkit.plots import INK
 
 _LOADER = jinja2.PackageLoader("perfkit.reports", "")
@@ -40,18 +40,13 @@ def _draw(number: int, chart: Any, summary: str) -> dict[str, str]:
     """A chart for the script and as a picture, in the colours of the page; ids are made unique among the figures."""
     with alt.theme.enable("perfkit"):
         spec = chart.to_dict()
-    title = spec.get("title", "")
-    told = [title] if isinstance(title, str) else [title["text"], title.get("subtitle", "")]
-    lines = [line for text in told for line in ([text] if isinstance(text, str) else text) if line]
-    spec["description"] = ". ".join([*lines, summary])
+    title = spec.get("title", "Chart")
+    spec["description"] = f"{title if isinstance(title, str) else title['text']}. {summary}"
     spec["config"]["background"] = "transparent"
     text = json.dumps(spec).replace(f'"{INK}"', '"currentColor"')
-    names: dict[str, str] = {}
-    picture = re.sub(
-        r'( id="|="url\(#|href="#)([^")]+)',
-        lambda found: found[1] + names.setdefault(found[2], f"figure{number}-{len(names)}"),
-        vl_convert.vegalite_to_svg(text),
-    )
+    picture = vl_convert.vegalite_to_svg(text)
+    for place, name in enumerate(re.findall(r' id="([^"]+)"', picture)):
+        picture = re.sub(rf'( id="|="url\(#|href="#){name}(?=[")])', rf"\1figure{number}-{place}", picture)
     return {"about": spec["description"], "picture": Markup(picture), "spec": Markup(text.replace("<", "\\u003c"))}
 
 
@@ -115,8 +110,6 @@ def report(
     ...
     ValueError: results[0] is None; pass what predict, compare, shard, check, read_trace or calibrate returned
     """
-    for name, text in {"title": title, "author": author, "notes": notes}.items():
-        check_type(name, text, str | None)
     for number, result in enumerate(results or [None]):
         if isinstance(result, type) or not hasattr(result, "sections"):
             takes = "pass what predict, compare, shard, check, read_trace or calibrate returned"
