@@ -137,7 +137,7 @@ def test_bars_keep_the_total_gather_the_rest_and_come_in_the_order_of_an_iterati
     assert {row["module"] for row in drawn} == {
         *(f"layers.{i}" for i in range(29)), "11 more modules", "outside modules",
     }  # fmt: skip
-    assert spec["title"]["subtitle"] == "2.57 min in all; dark line: the device is idle, 4 s in all"
+    assert spec["title"]["subtitle"] == "2.57 min in all; thin line: the device is idle, 4 s in all"
     assert all(json.loads(chart.to_json()) for chart in (plots.breakdown_bars([]), plots.timeline_lanes([])))
 
 

@@ -138,7 +138,7 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     line = line.mark_bar(color=INK, height={"band": 0.16})
     line = line.encode(x="idle_s:Q", y=y, tooltip=tips("module", idle_s=".3s"))
     total, waits = (format_time(float(bars[key].sum())) for key in ("time_s", "idle_s"))
-    subtitle = f"{total} in all; dark line: the device is idle, {waits} in all"
+    subtitle = f"{total} in all; thin line: the device is idle, {waits} in all"
     heading = alt.Title("Where the time goes, by module", subtitle=subtitle)
     return layer(time, line).properties(width=460, height=alt.Step(18), title=heading)
 

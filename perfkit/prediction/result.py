@@ -270,8 +270,8 @@ class Prediction(Tabular):
         low, high = map(format_time, self.interval())
         times = {"time of an iteration": self.time, "the busiest resource alone": self.lower_bound}
         times |= {"if nothing overlapped": self.serial, "if the host were never late": self.device_time}
-        rows = [("80% interval", f"{low}–{high}"), ("bottleneck", self.bottleneck), ("memory", repr(self.memory()))]
-        rows += [(name, format_time(seconds)) for name, seconds in times.items()]
+        rows = [(name, format_time(seconds)) for name, seconds in times.items()]
+        rows += [("80% interval", f"{low}–{high}"), ("bottleneck", self.bottleneck), ("memory", repr(self.memory()))]
         yield "Time and memory", [("quantity", "value"), *rows]
         yield from (("", self.chart(kind)) for kind in CHARTS)
         yield "Where the time goes", self.breakdown()
