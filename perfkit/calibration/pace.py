@@ -67,7 +67,9 @@ def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float], source
         return logs - np.median(logs, axis=0)
 
     moved = [move(run["references"]) for run in runs]
-    seen = np.concatenate([_tame(move(run["blocks"])) for run in runs])
+    blocks = [move(run["blocks"]) for run in runs]
+    limits = [max(0.3, 4.5 * float(np.median(np.abs(logs)))) for logs in blocks]  # single stalls are no pace
+    seen = np.concatenate([np.clip(logs, -limit, limit) for logs, limit in zip(blocks, limits, strict=True)])
     before, after = np.concatenate([own[:-1] for own in moved]), np.concatenate([own[1:] for own in moved])
     square, beside, weights = before.T @ after, (before + after) / 2, _PRIOR
     values, vectors = np.linalg.eigh((square + square.T) / 2)
@@ -78,12 +80,6 @@ def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float], source
     names = {f"{name}_weight": float(weight) for name, weight in zip(REFERENCES, weights, strict=True)}
     units = {**dict.fromkeys(usual, "s"), **dict.fromkeys(names, "-")}
     return Fit("pace", {**usual, **names}, units=units, n=len(seen), source=source)
-
-
-def _tame(logs: Array) -> Array:
-    """Limit single stalls, which are no pace."""
-    limit = max(0.3, 4.5 * float(np.median(np.abs(logs))))
-    return np.clip(logs, -limit, limit)
 
 
 def relate_kernels(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]) -> list[dict[str, Any]]:

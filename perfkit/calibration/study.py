@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars
+from polars import col
 
 from perfkit.calibration.checks import Comparison, compare_run
 from perfkit.ground.results import Table
@@ -234,8 +236,6 @@ class Trials(Comparison):
             [-] and the rank correlation between them, rank_repeat [-]; predicted: the regret of the predicted best,
             and that of every method by its name [-].
         """
-        import polars
-        from polars import col
 
         def judge(pick: str, times: str) -> polars.Expr:
             return col(times).get(col(pick).arg_min()) / col(times).min() - 1
@@ -267,8 +267,6 @@ class Trials(Comparison):
             baseline, with its standard error over models [-]; floor, repeat [-]; hits, hits_repeat: share of models
             whose predicted best, or best of the other pass, is the best [-]; rank_correlation, rank_repeat [-].
         """
-        import polars
-
         frame, both = self.regrets(), polars.mean_horizontal("random", "random 2")
         regrets = frame.select("predicted", *(name for name in METHODS if name in frame.columns))
         regrets = regrets.with_columns(random=both).drop("random 2")

@@ -160,8 +160,7 @@ def _check_number(number: Number) -> None:
     if not fitted and not number.source.strip():
         raise ValueError(f"{name}: source is blank; name a document, data id or machine")
     low, high = LIMITS.get(parameter, (0.0, LARGEST)) if fitted or unit == "s" else (_TINY, sys.float_info.max)
-    if number.kind not in KINDS:
-        raise ValueError(f"{name}: kind is {show(number.kind)}; it must be one of {', '.join(KINDS)}")
+    check_choice(f"{name}: kind", number.kind, KINDS)
     if not low <= number.value <= high:
         wanted = "above 0" if low == _TINY else f"from {low:g} to {high:g}"
         raise ValueError(f"{name} is {show(number.value)}; it must be a number {wanted} [{number.unit}]")

@@ -41,7 +41,7 @@ class Node(NamedTuple):
     outputs: Operands
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ExecutionTrace:
     """Operations of one rank in order of their start.
 
@@ -61,9 +61,6 @@ class ExecutionTrace:
     groups: Mapping[str, tuple[int, ...]]
     schema: str
     source: str
-
-    def __repr__(self) -> str:
-        return f"ExecutionTrace({self.source}: {len(self.nodes)} nodes, schema {show(self.schema, 20)})"
 
 
 def read_execution(path: str | Path) -> ExecutionTrace:
@@ -176,19 +173,14 @@ def join_traces(trace: TraceFile, execution: ExecutionTrace) -> dict[int, Node]:
         found = {index: node for index, node in pairs if node and node.name == names[index]}
         best = max(best, found, key=len)
     if 2 * len(best) < len(records):
-        threads: dict[tuple[int, int], list[int]] = {}
-        for index, pid, tid in host.select("index", "pid", "tid").iter_rows():
-            threads.setdefault((pid, tid), []).append(index)
+        threads = host.group_by("pid", "tid", maintain_order=True).agg("index")["index"].to_list()
         others: dict[int, list[Node]] = {}
         for node in execution.nodes:
             others.setdefault(node.thread, []).append(node)
         best = {}
         for nodes in others.values():
-            tried: dict[int, dict[int, Node]] = {0: {}}
-            for own in threads.values():
-                found = _align(own, names, nodes)
-                tried[len(found)] = found
-            best |= tried[max(tried)]
+            tried = sorted((_align(own, names, nodes) for own in threads), key=len)
+            best |= tried[-1] if tried else {}
     if 2 * len(best) < min(len(records), len(names)):
         raise ValueError(f"{execution.source} shares {len(best)} of {len(names)} operations with {trace.source}; "
                          "it is of another step or rank; pass those that were recorded together")  # fmt: skip

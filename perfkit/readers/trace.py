@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from types import NoneType
@@ -38,10 +37,12 @@ _ADVICE = "pass the file that torch.profiler wrote with export_chrome_trace, who
 #: Largest time since the epoch [ns]: the year 2116.
 _LATEST = 2**62
 _NUMBER = re.compile(r"(?:\w+ )?(?:0x)?([0-9]{1,18})")
+#: Marks of the profiler around steps, whose name ends with their number.
 _STEP = r"^ProfilerStep#\d{1,15}$"
+_MARK = (pl.col("cat") == "user_annotation") & pl.col("name").str.contains(_STEP)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TraceFile:
     """What one file of Kineto holds: one rank, or one process.
 
@@ -75,11 +76,6 @@ class TraceFile:
     groups: Mapping[str, tuple[int, ...]]
     observers: tuple[str, ...]
     source: str
-
-    def __repr__(self) -> str:
-        where = self.devices[0].get("name", "?") if self.devices else "no device"
-        rank = f"rank {self.rank} of {self.ranks}, " if self.rank is not None else ""
-        return f"TraceFile({self.source}: {rank}{len(self.events)} events, {show(where, 40)})"
 
 
 def read_kineto(path: str | Path) -> TraceFile:
@@ -246,27 +242,20 @@ def _make_frame(rows: list[tuple[Any, ...]], links: list[tuple[Any, ...]], base:
 
 def _link(frame: pl.DataFrame) -> pl.DataFrame:
     """Events with links from launches to what they start, to what is around them, and to their steps."""
-    device, host = (frame["cat"].is_in(names).to_numpy() for names in (DEVICE, (*DEVICE, *_BESIDE)))
-    host = ~host
-    numbers, links = frame["correlation"].to_numpy(), np.full(len(frame), -1)
-    launches = np.flatnonzero(host & (numbers > 0))
-    started = np.flatnonzero(device & (numbers > 0))
-    if len(launches):
-        launches = launches[np.argsort(numbers[launches], kind="stable")]
-        at = np.minimum(np.searchsorted(numbers[launches], numbers[started]), len(launches) - 1)
-        same = numbers[launches[at]] == numbers[started]
-        links[started[same]] = launches[at[same]]
-        links[launches[at[same]][::-1]] = started[same][::-1]  # the first that it started stays
-    steps = frame.filter((pl.col("cat") == "user_annotation") & pl.col("name").str.contains(_STEP))
-    iteration = np.full(len(frame), -1)
-    if len(steps):
-        ts, begins = frame["ts"].to_numpy(), steps["ts"].to_numpy()
-        at = np.searchsorted(begins, ts, side="right") - 1
-        inside = host & (at >= 0) & (ts < (begins + steps["dur"].to_numpy())[at])
-        iteration[inside] = np.array([int(name[13:]) for name in steps["name"]])[at[inside]]
-        own = device & (links >= 0)
-        iteration[own] = iteration[links[own]]
-    parents = _find_parents(frame.select("index", "pid", "tid", "ts", "dur").filter(host), len(frame))
+    device, host = pl.col("cat").is_in(DEVICE), ~pl.col("cat").is_in((*DEVICE, *_BESIDE))
+    numbered = frame.filter(pl.col("correlation") > 0).select("index", "cat", "correlation")
+    launches = numbered.filter(host).unique("correlation", keep="first", maintain_order=True)
+    pairs = numbered.filter(device).join(launches, on="correlation", maintain_order="left")
+    started, launched, links = pairs["index"].to_numpy(), pairs["index_right"].to_numpy(), np.full(len(frame), -1)
+    links[started] = launched
+    links[launched[::-1]] = started[::-1]  # the first that it started stays
+    number = pl.col("name").str.slice(13).cast(pl.Int64)
+    steps = frame.filter(_MARK).select("ts", until=pl.col("ts") + pl.col("dur"), iteration=number)
+    near = frame.select("cat", "ts").join_asof(steps, on="ts")
+    inside = pl.when(host & (pl.col("ts") < pl.col("until"))).then("iteration").otherwise(-1)
+    iteration = near.select(inside).to_series().to_numpy(writable=True)
+    iteration[started] = iteration[launched]
+    parents = _find_parents(frame.filter(host).select("index", "pid", "tid", "ts", "dur"), len(frame))
     columns: dict[str, Any] = {"index_correlation": links, "parent": parents, "iteration": iteration}
     return frame.with_columns(**{name: pl.Series(values, dtype=pl.Int64) for name, values in columns.items()})
 
@@ -323,8 +312,7 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
         once in a step [ns], null where there are none; allocations, calls that take or return device memory, which hold
         all up [-].
     """
-    names = (pl.col("cat") == "user_annotation") & pl.col("name").str.contains(_STEP)
-    marks = events.filter(names).unique("iteration", maintain_order=True).select("iteration", "ts", "dur")
+    marks = events.filter(_MARK).unique("iteration", maintain_order=True).select("iteration", "ts", "dur")
     device = events.filter(pl.col("cat").is_in(DEVICE) & (pl.col("iteration") >= 0))
     ends = {"begin": pl.col("ts").min(), "end": (pl.col("ts") + pl.col("dur")).max()}
     work = device.group_by("iteration").agg(kernels=(pl.col("cat") == "kernel").sum().cast(pl.Int64), **ends)
@@ -334,13 +322,10 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
     frame = frame.with_columns(pl.col("kernels", "allocations").fill_null(0))
     kernels = device.filter(pl.col("cat") == "kernel").select("iteration", "name", "ts")
     kernels = kernels.filter(pl.len().over("iteration", "name") == 1)
-    periods: list[float | None] = []
-    for pair in pairwise([*frame["iteration"], -1]):
-        one, other = (kernels.filter(pl.col("iteration") == step) for step in pair)
-        apart = one.join(other, on="name").select(pl.col("ts_right") - pl.col("ts"))
-        found = apart.median().item()
-        periods.append(found if found and found > 0 else None)
-    return frame.with_columns(period=pl.Series(periods, dtype=pl.Float64))
+    pairs = kernels.join(frame.select("iteration", after=pl.col("iteration").shift(-1)), on="iteration")
+    pairs = pairs.join(kernels, left_on=["after", "name"], right_on=["iteration", "name"])
+    periods = pairs.group_by("iteration").agg(period=(pl.col("ts_right") - pl.col("ts")).median())
+    return frame.join(periods.filter(pl.col("period") > 0), on="iteration", how="left", maintain_order="left")
 
 
 def find_basis(events: pl.DataFrame) -> str:
