@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import gc
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from perfkit.platform.platform import Platform
 
 ROOT = Path(__file__).resolve().parent.parent
 collect_ignore = ["golden"]  # answers to compare with, no tests
+gc.disable()  # until all is imported
 
 # A busy machine is no failure, and the same tree is judged the same way twice. With more examples, or with new ones:
 #     HYPOTHESIS_PROFILE=nightly pytest    HYPOTHESIS_PROFILE=explore pytest
@@ -30,6 +32,14 @@ COSTS: Mapping[str, float] = {
     "rows": 1e-8, "columns": 2e-9, "bags": 5e-9, "lookups": 2e-9, "sorted_lookups": 1e-9, "row_bytes": 2e-11,
     "page_walks": 3e-8, "unique_bytes": 1e-11,
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled() -> None:
+    """What other modules left alive is not looked through again and again, by captures and by Python."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
