@@ -60,7 +60,7 @@ def test_noise_that_earns_another_parameter_changes_little(alpha: float, beta: f
 
 
 def test_more_parameters_are_rarely_taken_without_need() -> None:
-    fits = [fit_collective(SIZES, noisy(pipelined(SIZES, **PLAIN), seed)) for seed in range(40)]
+    fits = [fit_collective(SIZES, noisy(pipelined(SIZES, **PLAIN), seed)) for seed in range(16)]
     assert np.mean([len(fit.stderr) == 2 for fit in fits]) >= 0.6
     assert all(fit.notes == () for fit in fits if len(fit.stderr) == 2)
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
 
 def test_coverage_of_noise_at_unseen_sizes() -> None:
     inside = []
-    for seed in range(60):
+    for seed in range(24):
         half = np.arange(len(SIZES)) % 2 == seed % 2
         times = noisy(pipelined(SIZES, **PLAIN), seed, 0.15)
         fit = fit_collective(SIZES[half], times[half])

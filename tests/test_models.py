@@ -35,9 +35,9 @@ def test_a_model_is_captured_for_training(name: str, device: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_captures_in_threads_and_again_are_the_same() -> None:
-    make, inputs = build("mixtral", **SMALL)
-    with ThreadPoolExecutor(3) as pool:
-        graphs = list(pool.map(lambda _: capture(make, inputs), range(3)))
+    make, inputs = build("mixtral", **{**SMALL, "layers": 1})
+    with ThreadPoolExecutor(2) as pool:
+        graphs = list(pool.map(lambda _: capture(make, inputs), range(2)))
     assert {graph.content for graph in graphs} == {capture(make, inputs).content}
 
 

@@ -2,7 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,20 @@ def real() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
+def fitted(real: dict[str, Any]) -> Callable[[str], Platform]:
+    """The platform of an unlike machine, fitted once."""
+    return cache(lambda name: fit_platform(MACHINES[name][0](real), name="replayed"))
+
+
+@pytest.fixture(scope="module")
 def own_error(real: dict[str, Any]) -> dict[str, float]:
     return judge(fit_platform(real), real["iterations"])
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_unlike_machines(name, real, own_error, tmp_path):
+def test_unlike_machines(name, real, fitted, own_error, tmp_path):
     make, noise = MACHINES[name]
-    raw = make(real)
-    platform = load_platform(fit_platform(raw, name="replayed").save(tmp_path / "replayed.toml"))
+    raw, platform = make(real), load_platform(fitted(name).save(tmp_path / "replayed.toml"))
     level = platform.device.memory[-1]
     assert level.bandwidth is not None and level.bandwidth.value > 1e9
     assert all(q.kind != "datasheet" for part in platform.device.memory for q in (part.capacity, part.bandwidth) if q)
@@ -67,9 +73,8 @@ def test_unlike_machines(name, real, own_error, tmp_path):
     assert len(dict(platform.sections())["Numbers"]) == len(platform.numbers()) > 100, "what a report shows"
 
 
-def test_a_machine_that_wanders_says_so(real: dict[str, Any]) -> None:
-    wandering = fit_platform(MACHINES["drift"][0](real))
-    assert "the speed of the machine varied by" in wandering.provenance["disturbances"]
+def test_a_machine_that_wanders_says_so(fitted: Callable[[str], Platform]) -> None:
+    assert "the speed of the machine varied by" in fitted("drift").provenance["disturbances"]
 
 
 @pytest.mark.parametrize("name", ["measurements", "measurements-2"])
