@@ -84,11 +84,10 @@ def measure_kernels(
     rows : list of dict
         Kind, variant, sizes, ``nbytes`` [B] and the timing [s] of each kernel.
     """
-    cases, jobs = draw_cases(seed, density=density, cache=cache), {}
-    for number, start in enumerate(range(0, len(cases), _GROUP)):
-        group = [list(astuple(case)) for case in cases[start : start + _GROUP]]
-        job = {"task": "kernels", "cases": group, "seconds": seconds}
-        jobs[f"{seed}-{cache:.0f}-{number}"] = partial(run_processes, job)
+    cases, job = draw_cases(seed, density=density, cache=cache), {"task": "kernels", "seconds": seconds}
+    given = [list(astuple(case)) for case in cases]
+    groups = enumerate(given[start : start + _GROUP] for start in range(0, len(cases), _GROUP))
+    jobs = {f"{seed}-{cache:.0f}-{n}": partial(run_processes, {**job, "cases": group}) for n, group in groups}
     timings = [timing for ranks in campaign.run("kernels", jobs).values() for timing in ranks[0]]
     return [{**asdict(case), **timing} for case, timing in zip(cases, timings, strict=True)]
 

@@ -120,12 +120,9 @@ def _read_node(item: Any) -> Node:
 
 def _find_groups(nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:
     """Ranks of the process groups that a trace lists."""
-    groups: dict[str, tuple[int, ...]] = {}
-    for node in nodes:
-        if node.name == "## process_group:init ##" and node.inputs.values:
-            listed = json.loads(node.inputs.values[0])
-            groups.update({str(each["pg_name"]): tuple(map(int, each["ranks"])) for each in listed})
-    return groups
+    marks = (node.inputs.values[:1] for node in nodes if node.name == "## process_group:init ##")
+    listed = (each for values in marks for text in values for each in json.loads(text))
+    return {str(each["pg_name"]): tuple(map(int, each["ranks"])) for each in listed}
 
 
 def spell_inputs(node: Node) -> dict[str, Any]:
