@@ -34,16 +34,17 @@ def dlrms(rng: np.random.Generator, n: int, tables: int = 26, **more: Any) -> DL
 @pytest.mark.parametrize(("draw", "platform", "n", "settings"), [
     (transformers, "h100-sxm-8", 60, {}),
     (transformers, "v100-sxm-8", 20, {"attention": "eager", "fused": True, **HALF}),
-    (transformers, "v100-locked-1", 20, {"layers": 2, "optimizer": "sgd"}),
+    (transformers, "v100-locked-1", 20, {"compiled": True, "layers": 2, "optimizer": "sgd"}),
     (transformers, "a100-sxm-8", 20, {"build": Transformer.gpt2, "layers": 5, "dtype": "bf16"}),
     (transformers, "zen5-2", 4, {"layers": 4}),
     (dlrms, "h100-sxm-8", 60, {"embedding": "fused"}),
     (dlrms, "a100-sxm-8", 20, {}),
     (dlrms, "v100-locked-1", 20, {"sparse": False, "tables": 4}),
     (dlrms, "h100-sxm-8", 20, {"embedding": "exact", "optimizer": "adagrad", "exponent": 1.05, "tables": 3}),
-    (dlrms, "h100-sxm-8", 20, {"interaction": "cross", "tables": 5, **HALF}),
+    (dlrms, "h100-sxm-8", 20, {"interaction": "cross", "compiled": True, "tables": 5, **HALF}),
     (dlrms, "zen3-2", 6, {"exponent": [0.0, 0.5, 1.0], "tables": 3}),
 ])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:compiled=True is an old name:FutureWarning")
 def test_arrays_of_sizes_take_as_long_as_each_alone(draw, platform, n, settings):
     workload = draw(np.random.default_rng(n), n, **settings)
     alone = [predict(select_sizes(workload, index), platform).time for index in range(n)]

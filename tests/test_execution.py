@@ -1,6 +1,7 @@
 """Execution: regions of compiled graphs, replayed graphs, and hosts that set the pace."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,14 @@ def test_graphs_of_a_device_leave_the_hosts_pace_behind() -> None:
         assert sorted(times, reverse=True) == times and times[0] > 1.1 * times[1] > 1.1 * 1.02 * times[2]
         assert all(r.time == pytest.approx(r.device_time) and "fixed time of kernels" in r.explain() for r in found)
         assert pk.predict(workload, "h100-sxm-8").device_time == pytest.approx(times[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("build", [pk.DLRM, partial(pk.Transformer.bert, layers=1)])
+def test_the_old_switch_is_an_alias_and_says_so(build: Any) -> None:
+    with pytest.warns(FutureWarning, match=r"predict\(..., execution='compiled'\) takes its place"):
+        old = pk.predict(build(batch=64, compiled=True), "h100-sxm-8", ranks=2)
+    assert old.execution == "compiled"
+    assert old.time == pk.predict(build(batch=64), "h100-sxm-8", ranks=2, execution="compiled").time
 
 
 @pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")

@@ -229,7 +229,6 @@ def load(data: dict[str, Any]) -> DLRM | Transformer | Net:
         The iteration.
     """
     data = {"overlap": False, **data}
-    data.pop("compiled", None)  # of older files
     if data["family"] in NETS.values():
         return Net(**{key: value for key, value in data.items() if key != "family"})
     if data["family"] != "dlrm":

@@ -321,7 +321,7 @@ def time_configurations(workload: Workload, platform: Platform | str | Path) -> 
     """
     where, count = load_platform(platform), max(count_configurations(workload), 1)
     device = where.device.kind != "cpu"
-    together = device and where.page_entries == math.inf
+    together = device and where.page_entries == math.inf and not getattr(workload, "compiled", False)
     size, found = _TOGETHER if together else 1, np.empty(count)
     for begin in range(0, count, size):
         chosen = slice(begin, begin + size) if together else begin

@@ -48,7 +48,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _CHOICES = {"interaction": ("dot", "cross"), "optimizer": ("sgd", "adagrad"),
             "embedding": ("separate", "fused", "exact")}  # fmt: skip
-_SWITCHES = ("sparse", "fused", "mixed", "overlap")
+_SWITCHES = ("sparse", "fused", "mixed", "overlap", "compiled")
 
 
 def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
@@ -129,6 +129,8 @@ class DLRM:
         Whether the exchange of rows runs while the bottom MLP works, both ways, and gradients of each MLP are reduced
         in buckets as they arrive, as DistributedDataParallel does; else every collective is waited for at once, as a
         blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
+    compiled : bool
+        Whether element-wise work is merged into fewer kernels: the old name of ``predict(..., execution="compiled")``.
     table_dtype : str
         Data type of the tables, by default that of weights; pooled rows come in that of activations.
 
@@ -162,6 +164,7 @@ class DLRM:
     interaction: str
     cross: tuple[int, int]
     overlap: bool
+    compiled: bool
     table_dtype: str
     family: str = field(default="dlrm", repr=False)
 
@@ -170,7 +173,7 @@ class DLRM:
         exponent: Any = 0.0, bottom: Any = None, top: Any = None, features: Any = None, sparse: bool = True,
         embedding: str | None = None, fused: bool = False, mixed: bool = False, dtype: str = "fp32",
         optimizer: str | None = None, interaction: str | None = None, cross: tuple[int, int] = (3, 512),
-        overlap: bool = False, table_dtype: str = "",
+        overlap: bool = False, compiled: bool = False, table_dtype: str = "",
     ) -> None:  # fmt: skip
         given = {key: value for key, value in locals().items() if key not in ("self", "preset")}
         known = PRESETS["dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)]

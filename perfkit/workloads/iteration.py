@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.models.embedding import STATE
+from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.shards import list_waits
@@ -41,7 +42,8 @@ _Record = Callable[..., tuple[Graph, ...]]
 
 def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: Any) -> tuple[Graph, ...]:
     """Graphs of a model: recorded once for all values of the sizes of these names, and at once for arrays of sizes."""
-    return (record if count_configurations(model) else partial(_recall, record, names))(model, *given)
+    found = (record if count_configurations(model) else partial(_recall, record, names))(model, *given)
+    return tuple(execute(found, "compiled" if model.compiled else None))
 
 
 @lru_cache(maxsize=64)

@@ -1,5 +1,6 @@
 """A symbolic eager framework: records the operations PyTorch would dispatch, both ways, without computing."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -19,7 +20,7 @@ PIECE = "piece of a bucket"
 
 
 def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
-    """Refuse settings of a workload that make no sense.
+    """Refuse settings of a workload that make no sense, and name one that has moved.
 
     Parameters
     ----------
@@ -40,6 +41,9 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
     if mixed and ITEMSIZE[dtype] != 2:
         fault = f"mixed is True with dtype {dtype!r}; weights are fp32 already"
         raise ValueError(f"{fault}; take bf16 or fp16, or leave it")
+    if others.get("compiled"):
+        text = "compiled=True is an old name; predict(..., execution='compiled') takes its place"
+        warnings.warn(text, FutureWarning, stacklevel=4)
 
 
 def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int:

@@ -46,7 +46,7 @@ _CHOICES = {
     "attention": (*_UNFUSED, "fused", *ATTENTION), "dtype": ITEMSIZE, "optimizer": ("adamw", "sgd"),
     "parallel": PARALLEL, "norm": ("layer", "rms"),
 }  # fmt: skip
-_SWITCHES = ("fused", "mixed", "overlap", "checkpoint", "gated", "rotary", "tie", "bias")
+_SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias")
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ class Transformer:
     overlap : bool
         Whether gradients are reduced in buckets while the backward pass goes on, as DistributedDataParallel does; else
         in one piece after it.
+    compiled : bool
+        Whether element-wise work is merged into fewer kernels: the old name of ``predict(..., execution="compiled")``.
     checkpoint : bool
         Whether layers keep their input alone, and are computed again in the backward pass.
     accumulate : int
@@ -147,6 +149,7 @@ class Transformer:
     fused: bool = False
     mixed: bool = False
     overlap: bool = True
+    compiled: bool = False
     checkpoint: bool = False
     accumulate: int = 1
     parallel: str = "ddp"
