@@ -185,7 +185,8 @@ def _trace(given: _Given) -> _Answer:
 
 def _check(given: _Given) -> _Answer:
     comparison = pk.check(given.platform, **_pick(given, "seed models"))
-    return _Answer(comparison.as_text(), comparison.to_dict(), results=[comparison, pk.load_platform(given.platform)])
+    platforms = [pk.load_platform(given.platform)] if given.report else []
+    return _Answer(comparison.as_text(), comparison.to_dict(), results=[comparison, *platforms])
 
 
 def _demo(given: _Given) -> _Answer:

@@ -24,8 +24,6 @@ from perfkit.plots import INK
 
 _LOADER = jinja2.PackageLoader("perfkit.reports", "")
 _PAGES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-#: Longer tables are folded [rows].
-_MOST = 40
 
 
 @cache
@@ -116,10 +114,7 @@ def report(
             raise ValueError(f"results[{number}] is {show(result)}; {takes}")
     target, found = check_target("path", path), list(_list_results(results))
     script, policy = _bundle()
-    versions = f"perfkit {__version__}, Python {machine.python_version()}"
-    about = [text for text in (author, date.today().isoformat(), versions) if text]
-    page = _PAGES.get_template("page.html").render(
-        results=found, title=title or "Performance report", notes=notes, about=about, most=_MOST,
-        script=script, policy=policy,
-    )  # fmt: skip
+    about = (author, date.today().isoformat(), f"perfkit {__version__}, Python {machine.python_version()}")
+    words = {"title": title or "Performance report", "about": about, "notes": notes}
+    page = _PAGES.get_template("page.html").render(words, results=found, script=script, policy=policy)
     return write_text(target, page)
