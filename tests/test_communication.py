@@ -102,15 +102,12 @@ def test_a_law_beyond_its_ranks_says_so_and_says_nothing_across_nodes() -> None:
     assert "10 are scaled from 4" in notes[1] and "on one rank of each of 10 nodes would help most" in notes[1]
 
 
-@pytest.mark.parametrize(
-    ("way", "start", "move"),
-    [
-        ("in_network", 1.0, 5 / 4 / (9 / 8)),
-        ("tree", 2 / 3, 1.0),
-        ("ring", 6 / 14, 6 / 7),
-        ("", (h.CALL + 6 * h.NEAR) / (h.CALL + 14 * h.NEAR), 6 / 7),
-    ],
-)
+@pytest.mark.parametrize(("way", "start", "move"), [
+    ("in_network", 1.0, 5 / 4 / (9 / 8)),
+    ("tree", 2 / 3, 1.0),
+    ("ring", 6 / 14, 6 / 7),
+    ("", (h.CALL + 6 * h.NEAR) / (h.CALL + 14 * h.NEAR), 6 / 7),
+])  # fmt: skip
 def test_an_algorithm_scales_by_its_own_rule(way: str, start: float, move: float) -> None:
     fits = {f"all_reduce.8.{way}".rstrip("."): curve(3e-12)}
     scaled = price("all_reduce", ranks=4, fits=fits, algorithm=way or None)

@@ -39,27 +39,24 @@ ADD, ACT, NORM = (("add", "elementwise", 64.0), ("relu", "elementwise", 64.0), (
 MM, ALL, SUM = ("mm", "gemm", 0.0), ("all_reduce", "collective", 0.0), ("sum", "rowwise", 64.0)
 
 
-@pytest.mark.parametrize(
-    ("rows", "kernels", "traffic"),
-    [
-        pytest.param([(*ADD, "x1 x2", "x3"), (*ACT, "x3", "x4")], ["fused_add_relu"], 3 * 256, id="chain"),
-        pytest.param([(*ADD, "x1 x2", "x3"), (*NORM, "x3 w1", "x4"), (*MM, "x3 x4", "x5")],
-                     ["fused_add_native_layer_norm", "mm"], 4 * 256 + 32 + 3 * 256, id="read by another kernel"),
-        pytest.param([(*ACT, "x1", "x2"), (*MM, "x2 w1", "x3"), (*ACT, "x3", "x4")],
-                     ["relu", "mm", "relu"], 2 * 256 + 2 * 256 + 32 + 2 * 256, id="a product between"),
-        pytest.param([(*ACT, "x1", "x2"), (*MM, "x1 w1", "x3"), (*ADD, "x2 x3", "x4")],
-                     ["mm", "fused_relu_add"], 2 * 256 + 32 + 3 * 256, id="worked out where it is read"),
-        pytest.param([(*ACT, "x1", "x2"), (*ACT, "x1", "x3"), (*MM, "x2 x3", "x4")],
-                     ["fused_relu", "mm"], 3 * 256 + 3 * 256, id="beside one another"),
-        pytest.param([(*ACT, "x1", "x2"), (*MM, "x2 w1", "x3"), (*SUM, "x2", "w2")],
-                     ["relu", "mm", "sum"], 2 * 256 + 2 * 256 + 32 + 256 + 32, id="columns apart"),
-        pytest.param([(*ACT, "x1", "x2"), (*SUM, "x2", "w2")], ["fused_relu_sum"], 256 + 32, id="columns of one use"),
-        pytest.param([(*ACT, "x1", "x1"), (*MM, "x1 w1", "x2"), (*ACT, "x1", "x1")],
-                     ["relu", "mm", "relu"], 3 * 2 * 256 + 32, id="in place"),
-        pytest.param([("embedding", "rowwise", 64.0, "x1", "x2"), ("cumsum", "rowwise", 64.0, "x2", "x3")],
-                     ["embedding", "cumsum"], 4 * 256, id="alone"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rows", "kernels", "traffic"), [
+    pytest.param([(*ADD, "x1 x2", "x3"), (*ACT, "x3", "x4")], ["fused_add_relu"], 3 * 256, id="chain"),
+    pytest.param([(*ADD, "x1 x2", "x3"), (*NORM, "x3 w1", "x4"), (*MM, "x3 x4", "x5")],
+                 ["fused_add_native_layer_norm", "mm"], 4 * 256 + 32 + 3 * 256, id="read by another kernel"),
+    pytest.param([(*ACT, "x1", "x2"), (*MM, "x2 w1", "x3"), (*ACT, "x3", "x4")],
+                 ["relu", "mm", "relu"], 2 * 256 + 2 * 256 + 32 + 2 * 256, id="a product between"),
+    pytest.param([(*ACT, "x1", "x2"), (*MM, "x1 w1", "x3"), (*ADD, "x2 x3", "x4")],
+                 ["mm", "fused_relu_add"], 2 * 256 + 32 + 3 * 256, id="worked out where it is read"),
+    pytest.param([(*ACT, "x1", "x2"), (*ACT, "x1", "x3"), (*MM, "x2 x3", "x4")],
+                 ["fused_relu", "mm"], 3 * 256 + 3 * 256, id="beside one another"),
+    pytest.param([(*ACT, "x1", "x2"), (*MM, "x2 w1", "x3"), (*SUM, "x2", "w2")],
+                 ["relu", "mm", "sum"], 2 * 256 + 2 * 256 + 32 + 256 + 32, id="columns apart"),
+    pytest.param([(*ACT, "x1", "x2"), (*SUM, "x2", "w2")], ["fused_relu_sum"], 256 + 32, id="columns of one use"),
+    pytest.param([(*ACT, "x1", "x1"), (*MM, "x1 w1", "x2"), (*ACT, "x1", "x1")],
+                 ["relu", "mm", "relu"], 3 * 2 * 256 + 32, id="in place"),
+    pytest.param([("embedding", "rowwise", 64.0, "x1", "x2"), ("cumsum", "rowwise", 64.0, "x2", "x3")],
+                 ["embedding", "cumsum"], 4 * 256, id="alone"),
+])  # fmt: skip
 def test_kernels_and_what_they_move(rows: list[Row], kernels: list[str], traffic: float) -> None:
     found = compile_graph(build(*rows))
     assert [label[0] for label in found.labels] == kernels and found.execution == "compiled"
@@ -146,17 +143,14 @@ def test_exposed_communication_does_not_shrink_with_ranks() -> None:
     assert exposed == sorted(exposed) and total == sorted(total) and exposed[-1] > 0.0
 
 
-@pytest.mark.parametrize(
-    ("how", "wanted", "message"),
-    [
-        ("eager", "fast", "execution is 'fast'; known are eager, compiled, graphs"),
-        (
-            "compiled",
-            "eager",
-            "execution is 'eager' and graph was recorded as 'compiled'; it can be priced as compiled",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("how", "wanted", "message"), [
+    ("eager", "fast", "execution is 'fast'; known are eager, compiled, graphs"),
+    (
+        "compiled",
+        "eager",
+        "execution is 'eager' and graph was recorded as 'compiled'; it can be priced as compiled",
+    ),
+])  # fmt: skip
 def test_executions_that_cannot_be(how: str, wanted: str, message: str) -> None:
     graph = build((*ADD, "x1 x2", "x3"))
     with pytest.raises(ValueError, match=message):

@@ -48,9 +48,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # The bars, on real measurements.
 
 
-def test_bars_hold_and_records_are_complete(
-    shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bars_hold_and_records_are_complete(shared_data, tmp_path, capsys):
     out = tmp_path / "records.json"
     assert gpu_forms.main(["--systems", POOLED.replace("+", ","), "--json", str(out)]) == 0
     text = capsys.readouterr().out
@@ -102,16 +100,12 @@ def test_a_new_system_is_fitted_and_judged_by_the_same_code(database: Path) -> N
     ("h200_sxm", 0.068, 95, True),
     ("b200_sxm", 0.5, 10, None),
 ])  # fmt: skip
-def test_a_bar_holds_for_errors_and_on_both_first_gpus_for_intervals(
-    system: str, errors: float, inside: int, met: bool | None
-) -> None:
+def test_a_bar_holds_for_errors_and_on_both_first_gpus_for_intervals(system, errors, inside, met):
     row = record(np.full(100, errors), (system, "GEMM", "random fifth"), inside=np.arange(100) < inside)
     assert gpu_bars.is_met(row) is met
 
 
-def test_a_missed_bar_is_the_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missed_bar_is_the_exit_code(tmp_path, monkeypatch, capsys):
     (tmp_path / "gemm").mkdir()
     monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path))
     rows = [record([0.2] if key[1] == "GEMM" else [0.01], key) for key in BARS if key[0] == POOLED]

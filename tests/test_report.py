@@ -117,15 +117,12 @@ def test_every_name_is_text(toy: pk.Platform, write: Any) -> None:
     assert f"{HOSTILE} (disturbed measurements)" in unescape(page)
 
 
-@pytest.mark.parametrize(
-    ("results", "more", "said"),
-    [
-        ((), {}, r"results\[0\] is None; pass what predict"),
-        ((3,), {}, r"results\[0\] is 3; pass what predict"),
-        ((pk.Platform,), {}, r"results\[0\] is "),
-        ((some_comparison(),), {"path": "no/such/report.html"}, "path is .*folder does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("results", "more", "said"), [
+    ((), {}, r"results\[0\] is None; pass what predict"),
+    ((3,), {}, r"results\[0\] is 3; pass what predict"),
+    ((pk.Platform,), {}, r"results\[0\] is "),
+    ((some_comparison(),), {"path": "no/such/report.html"}, "path is .*folder does not exist"),
+])  # fmt: skip
 def test_what_is_no_result_is_refused(results: Any, more: Row, said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         pk.report(*results, **({"path": tmp_path / "report.html"} | more))

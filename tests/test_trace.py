@@ -239,17 +239,14 @@ NODE = {"id": 2, "name": "aten::mm", "rf_id": 1, "parent": 1, "tid": 1}
 NODE |= {f"{side}{part}": [] for side in ("input", "output") for part in ("s", "_shapes", "_types")}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "reason"),
-    [
-        ([NODE, NODE], "node 2 twice"),
-        ([{**NODE, "id": "two"}], "must be whole"),
-        ([{**NODE, "inputs": [1]}], "do not match"),
-        ([5], "must be an object"),
-        ([{"id": 1}], "inputs"),
-        ([], "no schema or no nodes"),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "reason"), [
+    ([NODE, NODE], "node 2 twice"),
+    ([{**NODE, "id": "two"}], "must be whole"),
+    ([{**NODE, "inputs": [1]}], "do not match"),
+    ([5], "must be an object"),
+    ([{"id": 1}], "inputs"),
+    ([], "no schema or no nodes"),
+])  # fmt: skip
 def test_nodes_that_cannot_be_are_named(tmp_path: Path, nodes: list[Any], reason: str) -> None:
     path = tmp_path / "et.json"
     path.write_text(json.dumps({"schema": "1.0.1", "nodes": nodes}), encoding="utf-8")

@@ -99,15 +99,12 @@ def test_dlrm_collectives_have_sizes_and_splits(shared_data: Path) -> None:
     assert trace.time == pytest.approx(16.0e-3, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "time", "largest", "modules"),
-    [
-        ("resnet50_v100x1_workers0", 0.152, ("", "loading"), {""}),
-        ("rec_v100x2_rank1_hta", 0.1175, ("backward", "gemm"), {"forward:over_arch", "forward:bottom_mlp", ""}),
-        ("resnet_a100x2_rank0_ncclmeta_hta", 0.2212, ("", "host"), {"DistributedDataParallel", ""}),
-        ("gaunernst_bert-small-uncased_h100", 0.004426, ("", "host"), {"BertLMHeadModel_0"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "time", "largest", "modules"), [
+    ("resnet50_v100x1_workers0", 0.152, ("", "loading"), {""}),
+    ("rec_v100x2_rank1_hta", 0.1175, ("backward", "gemm"), {"forward:over_arch", "forward:bottom_mlp", ""}),
+    ("resnet_a100x2_rank0_ncclmeta_hta", 0.2212, ("", "host"), {"DistributedDataParallel", ""}),
+    ("gaunernst_bert-small-uncased_h100", 0.004426, ("", "host"), {"BertLMHeadModel_0"}),
+])  # fmt: skip
 def test_parts_sum_to_the_time(shared_data: Path, name: str, time: float, largest: Any, modules: set[str]) -> None:
     trace = pk.read_trace(shared_data / "traces" / f"{name}.json.gz")
     assert trace.time == pytest.approx(time, rel=0.01)

@@ -1,6 +1,6 @@
 """Costs of every table in every kind of placement, as arrays: seconds by phase, bytes by message and by use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -120,9 +120,11 @@ class Costs:
         """Seconds of each table by `SECONDS`, and the start-up of kernels that work on all of them."""
         graph, rows = _spread(_record(self, tables, bags, copied, scale), tables, self.fused)
         (l2, l3), pages = self.platform.cache_capacities, self.platform.page_entries
-        known: Mapping[str, float] = self.platform.context.caches or {}
-        sizes = {**known, "l2": l2 * scale, "l3": l3 * scale, **({"pages": pages * scale} if pages < np.inf else {})}
-        near = replace(self.platform, context=replace(self.platform.context, caches=Fit("caches", sizes)))
+        sizes = {"l2": l2 * scale, "l3": l3 * scale, **({"pages": pages * scale} if pages < np.inf else {})}
+        if (near := self.platform.memo.get(("caches", scale))) is None:
+            context = self.platform.context
+            fit = Fit("caches", {**(context.caches or {}), **sizes})
+            near = self.platform.memo["caches", scale] = replace(self.platform, context=replace(context, caches=fit))
         out, launch = np.zeros((len(tables) + 1, len(SECONDS))), np.zeros(len(SECONDS))
         for row, time in zip(rows, self.seconds(graph, near)[rows], strict=True):
             first = slice(row.min(), row.min() + 1)
