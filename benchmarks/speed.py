@@ -32,7 +32,7 @@ from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import time_configurations
+from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.prediction.result import predict
 from perfkit.prediction.simulation import simulate
@@ -148,8 +148,8 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
         run = partial(simulate, ranks, [np.full(99, 1e-3)] * 8, device=how[0], contention=how[1])
         jobs.append(Job(f"simulate 8 ranks of 10,000 operations on {name}", repeat(run), bar=1.0))
     for name, many in _draw_many(rng, 10_000).items():
-        call = partial(time_configurations, many, "h100-sxm-8")
-        jobs.append(Job(f"10,000 {name} of one structure, on h100-sxm-8", repeat(call), bar=1.0, slow=True))
+        call, bar = partial(price_configurations, many, load_platform("h100-sxm-8")), 1e-5 if name[0] == "T" else 3e-5
+        jobs.append(Job(f"{name} of one structure, on h100-sxm-8", repeat(call), 10_000, bar, slow=True))
     search = partial(
         shard, TableSet(draw_tables(856), embedding="fused"), load_platform("h100-sxm-8").with_nodes(8),
         ranks=64, objective="additive", seconds=0.35,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perfkit.calibration.campaign import calibrate, check
     from perfkit.calibration.checks import Comparison
     from perfkit.calibration.traces import Trace, read_trace
+    from perfkit.exploration.sweeps import Sweep, sweep
     from perfkit.fitting import Fit
     from perfkit.ground import units
     from perfkit.ground.hardware import Device, Network
@@ -43,7 +44,8 @@ __version__ = "0.2.0"
 _HOMES = {
     "perfkit": "fitting models plots workloads", "perfkit.calibration.campaign": "calibrate check",
     "perfkit.calibration.checks": "Comparison", "perfkit.calibration.traces": "Trace read_trace",
-    "perfkit.fitting": "Fit", "perfkit.ground": "units", "perfkit.ground.hardware": "Device Network",
+    "perfkit.exploration.sweeps": "Sweep sweep", "perfkit.fitting": "Fit",
+    "perfkit.ground": "units", "perfkit.ground.hardware": "Device Network",
     "perfkit.platform.estimates": "Estimate ExtrapolationWarning",
     "perfkit.platform.gallery": "load_platform platforms", "perfkit.platform.platform": "Platform",
     "perfkit.prediction.contrast": "PlatformComparison compare", "perfkit.prediction.result": "Prediction predict",

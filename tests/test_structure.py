@@ -27,7 +27,7 @@ FLOORS = [
     {"platform", "measure"},
     {"prediction"},
     {"sharding"},
-    {"calibration"},
+    {"calibration", "exploration"},
     {"__main__"},
 ]
 #: At most: code lines, modules, rooms on a chain of imports, lines a module, code lines a function, methods a class.

@@ -2,11 +2,11 @@
 
 import html
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from perfkit.ground.units import format_bytes, format_rate, format_time
+from perfkit.ground.units import format_bytes, format_rate, format_time, show
 
 if TYPE_CHECKING:
     import altair
@@ -92,6 +92,35 @@ def write_cell(column: str, value: Any, unit: str | None) -> str:
     if (unit or ending) in ("B", "bytes", "nbytes"):
         return format_bytes(value)
     return format_rate(value, unit) if unit and unit != "-" else f"{value:.4g}"
+
+
+def read_columns(name: str, frame: Any) -> dict[str, list[Any]]:
+    """Columns of a polars or pandas frame, or of a mapping.
+
+    Parameters
+    ----------
+    name : str
+        Argument as the caller knows it.
+    frame : frame or mapping of str to sequence
+        Columns of one length, but for those of a mapping.
+
+    Returns
+    -------
+    columns : dict of str to list
+        Values by name.
+
+    Raises
+    ------
+    ValueError
+        For anything else.
+    """
+    data = frame.to_dict(as_series=False) if hasattr(frame, "get_columns") else frame
+    data = data.to_dict("list") if hasattr(data, "to_dict") else data
+    if not isinstance(data, Mapping) or not all(
+        isinstance(v, Iterable) and not isinstance(v, str) for v in data.values()
+    ):
+        raise ValueError(f"{name} is {show(frame)}; it must be a pandas or polars frame, or lists by name")
+    return {str(key): [*values] for key, values in data.items()}
 
 
 def check_target(name: str, path: str | Path) -> Path:

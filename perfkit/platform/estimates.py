@@ -67,7 +67,7 @@ def check_time(label: str, time: float, spread: float, parts: Iterable[float]) -
         raise ValueError(f"{escape(label, 200)} {found}; a size or a platform's number is too far off")
 
 
-def find_interval(time: float, spread: float, level: float) -> tuple[float, float]:
+def find_interval(time: Any, spread: Any, level: float) -> tuple[Any, Any]:
     """Find the bounds [s] that hold a measured time with the probability `level`, log-normal.
 
     Examples
@@ -77,7 +77,7 @@ def find_interval(time: float, spread: float, level: float) -> tuple[float, floa
     """
     if check_positive("level", level, maximum=1) == 1:
         raise ValueError("level is 1; it must be a number above 0 and below 1, such as 0.8")
-    factor = math.exp(NormalDist().inv_cdf(0.5 + level / 2) * spread)
+    factor = np.exp(NormalDist().inv_cdf(0.5 + level / 2) * spread)
     return time / factor, time * factor
 
 

@@ -1,5 +1,6 @@
 """Charts of iterations: predicted and measured, broken down by operation class and module, and over time."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -100,6 +101,40 @@ def breakdown_bars(frame: Frame, *, title: str = "Where the time goes") -> alt.C
         header = alt.Header(labelAngle=0, labelAlign="left", labelFontWeight="bold", labelLimit=200)
         chart = chart.encode(row=alt.Row("run:N", title=None, sort=runs, header=header, spacing=8))
     return chart.properties(width=460, height=alt.Step(28), title=title)
+
+
+def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] = ()) -> alt.LayerChart:
+    """Draw a column of a sweep over another one.
+
+    Parameters
+    ----------
+    frame : frame or list of dict
+        A row per configuration; with ``low`` and ``high`` around a ``time`` [s].
+    x, y : str
+        Columns: numbers have logarithmic axes, names do not.
+    series : sequence of str, optional
+        Columns whose values a line is drawn for.
+
+    Returns
+    -------
+    chart : altair.LayerChart
+        A line with points for each combination of the series, and bands of intervals.
+    """
+    rows = [row for row in read_rows(frame) if (row.get(y) or 0) > 0]
+    for row in rows:
+        row["series"] = ", ".join(f"{name} {row[name]}" for name in series)
+    units = {"time": ("Time of an iteration", "s"), "needs": ("Memory of the fullest rank", "B")}
+    label, unit = units.get(y, (y.replace("_", " "), ""))
+    ends = [row[end] for row in rows for end in ((y, "low", "high") if y == "time" else (y,)) if row.get(end)]
+    tall = canvas.log_axis(y, label, canvas.log_domain(ends), unit, alt.Y)
+    across: Any = alt.X(f"{x}:N", sort=None, title=x)
+    if all(isinstance(row[x], int | float) for row in rows):
+        across = canvas.log_axis(x, x, canvas.log_domain(row[x] for row in rows), "")
+    looks = canvas.mark_series("series", order(row["series"] for row in rows), title=", ".join(series))
+    shown = tips(*dict.fromkeys((x, *series, "bottleneck")), **{y: ".3s"})
+    lines = draw(rows).mark_line(strokeWidth=2).encode(x=across, y=tall, color=looks["color"])
+    spans = {"y": ("low", "high")} if y == "time" else {}
+    return layer(lines, *canvas.draw_points(rows, across, tall, looks, shown, spans)).properties(width=460, height=300)
 
 
 def module_bars(frame: Frame) -> alt.LayerChart:

@@ -13,6 +13,14 @@ from perfkit.prediction.ranks import Ranks, find_peers
 from perfkit.prediction.simulation import Lane, measure_overlap
 from perfkit.workloads.graph import PHASES, Graph
 
+#: What classes of operations are bound by, in words: memory where none is given.
+BOUND = {
+    "gemm": "GEMM", "bmm": "GEMM", "attention": "attention", "convolution": "convolution", "transfer": "transfer",
+    "embedding_forward": "embedding", "embedding_backward": "embedding", "embedding_update": "embedding",
+    "collective": "communication", "host": "host", "waiting": "imbalance",
+}  # fmt: skip
+#: The host sets the pace where an iteration takes so much longer than its device alone [-].
+PACE = 1.02
 #: An operation, and how much later than the one shown its iteration is [s].
 Place: TypeAlias = tuple[int, float]
 #: Two times are the same when they differ by less than this part of the period [-].

@@ -3,8 +3,8 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,12 +18,10 @@ from perfkit.models.embedding import row_traffic, size_lookup
 from perfkit.models.kernels import in_context
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import FORMS, check_time
-from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import UNALIGNED, find_stand_in, find_unaligned, say_unaligned
 from perfkit.platform.platform import Platform
-from perfkit.prediction.ranks import Kind, RankTimes, Workload
+from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.workloads.graph import FEATURES, Graph
-from perfkit.workloads.sizes import count_configurations, select_sizes
 from perfkit.workloads.tables import list_laws
 from perfkit.workloads.vocabulary import pick_attention
 
@@ -35,7 +33,7 @@ DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are
 #: Sizes of kernels that are not timed by terms.
 _ROOFLINE = {"batch", "m", "n", "k", "flops", "nbytes", "row_bytes", "rows_l3", "again", "passes", "windows", "peak"}
 _USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}  # parameters of `in_context`
-_TOGETHER = 500  # configurations priced in one pass: calls of numpy weigh little, and memory is no matter
+_TINY = float(np.finfo(float).tiny)
 _Class: TypeAlias = tuple[str, str, str]  # kind, variant and number format
 _Models: TypeAlias = tuple[list[Fit | None], list[Fit | None], dict[str, Array]]
 
@@ -69,10 +67,10 @@ def _size_rows(
 ) -> dict[str, Array]:
     """Embedding rows by operation: bytes touched, distinct ones, bytes from behind each cache, and page walks."""
     names, lookups = ("row_bytes", "unique_bytes", "page_walks", "rows_l2", "rows_l3"), graph.column("lookups")
-    out = {name: np.zeros(lookups.shape) for name in names}
     touched = np.flatnonzero(lookups.any(axis=tuple(range(1, lookups.ndim))))
     if not len(touched):
-        return out
+        return dict.fromkeys(names, np.zeros((len(graph), *[1] * (lookups.ndim - 1))))
+    out = {name: np.zeros(lookups.shape) for name in names}
     itemsize = graph.tables[0].itemsize if graph.tables else itemsize
     counts, dim = lookups[touched], graph.column("dim")[touched]
     out["row_bytes"][touched] = counts * row_traffic(dim, itemsize, granularity)
@@ -143,18 +141,16 @@ def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", r
     Every operand comes from the memory level that its reuse distance in the iteration asks for: that is the difference
     between ``hot`` and ``cold``. What an iteration adds beyond is in `perfkit.models.kernels.in_context`.
     """
-    if any(graph.features.ndim > 2 for graph in graphs):
-        raise ValueError("sizes are arrays; find their times with perfkit.prediction.cost.time_configurations")
-    classes, models, number = _classify(graphs, platform, dtype)
-    columns = (*_time_operations(graphs, platform, dtype, ranks, models, number), models[2]["assumed"][number], number)
+    if any(graph.columns for graph in graphs):
+        raise ValueError("sizes are arrays; find their times with perfkit.sweep")
+    classes, models, number = classify(graphs, platform, dtype)
+    columns = (*time_operations(graphs, platform, dtype, ranks, models, number), models[2]["assumed"][number], number)
     ends = np.cumsum([len(graph) for graph in graphs])[:-1]
     parts = zip(graphs, *(np.split(values, ends) for values in columns), strict=True)
     return [_account(graph, platform, classes, models, *part) for graph, *part in parts]
 
 
-def _classify(
-    graphs: Sequence[Graph], platform: Platform, dtype: str
-) -> tuple[tuple[_Class, ...], _Models, np.ndarray]:
+def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[tuple[_Class, ...], _Models, np.ndarray]:
     """Operation classes, what prices them, and the class of every operation; a format without a peak is the general."""
     check_choice("dtype", dtype, platform.device.peaks)
     known: dict[_Class, int] = {}
@@ -188,7 +184,7 @@ def _find_attention(key: _Class, width: float, platform: Platform) -> _Class:
 
 def list_attention(graph: Graph, platform: Platform) -> list[str]:
     """Fused kernels of attention that a graph takes on a GPU, by name."""
-    classes = _classify([graph], platform, graph.dtype)[0]
+    classes = classify([graph], platform, graph.dtype)[0]
     return sorted({variant.partition(".")[2] for kind, variant, _ in classes if kind == "attention"} - {""})
 
 
@@ -196,14 +192,14 @@ def _size_operations(
     graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, models: _Models, number: np.ndarray
 ) -> dict[str, Array]:
     """Sizes of every operation, and the parameters of what prices its class."""
-    more = [1] * (graphs[0].features.ndim - 2)  # an axis of configurations
+    more = [1] * bool(graphs[0].columns)  # an axis of configurations
     sizes = {name: values[number].reshape(-1, *more) for name, values in models[2].items()}
     caches, granularity = platform.share_caches(ranks), 64.0 if platform.device.kind == "cpu" else 32.0
     rows = [_size_rows(graph, caches, platform.page_entries, granularity, DTYPES[dtype]) for graph in graphs]
-    features = graphs[0].features if len(graphs) == 1 else np.concatenate([graph.features for graph in graphs])
-    sizes |= {name: features[:, column] for column, name in enumerate(FEATURES)}
-    sizes |= {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
-    sizes["nbytes"] = np.concatenate([graph.traffic for graph in graphs])
+    join: Any = np.concatenate if len(graphs) > 1 else itemgetter(0)  # which copies nothing
+    sizes |= {name: join([graph.column(name) for graph in graphs]) for name in FEATURES}
+    sizes |= {name: join([part[name] for part in rows]) for name in rows[0]}
+    sizes["nbytes"] = join([graph.traffic for graph in graphs])
     for level, capacity in zip(("l2", "l3"), caches, strict=True) if "additive" in models[2]["form"] else ():
         far = []
         for graph in graphs:
@@ -215,11 +211,11 @@ def _size_operations(
 
 def size_operations(graph: Graph, platform: Platform) -> dict[str, Array]:
     """Sizes of the operations of one rank as the forms of kernels take them: bytes by cache, lookups, page walks."""
-    _, models, number = _classify([graph], platform, graph.dtype)
+    _, models, number = classify([graph], platform, graph.dtype)
     return _size_operations([graph], platform, graph.dtype, 1, models, number)
 
 
-def _time_operations(
+def time_operations(
     graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, models: _Models, number: np.ndarray
 ) -> tuple[Array, Array, Array, Array]:
     """Time of every operation inside an iteration, of the kernel alone, of distant operands [s], and page walks."""
@@ -234,25 +230,29 @@ def _time_operations(
 
 def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Array]:
     """Time of the isolated kernels with near operands, and what distant ones add: nothing under a roofline."""
-    without = (sizes["nbytes"] + sizes["row_bytes"]) / float(platform.device.bandwidth(1e12))  # without a model
-    hot = np.maximum(without, sizes["flops"] / sizes["peak"])
-    cold = np.zeros(hot.shape)
-    for form in FORMS.keys() & set(sizes["form"].ravel().tolist()):
+    hot = np.zeros(sizes["nbytes"].shape)
+    cold = np.zeros(hot.shape if "additive" in sizes["form"] else sizes["timed"].shape)
+    for form in {*FORMS, ""} & set(sizes["form"].ravel().tolist()):
         members = np.flatnonzero(sizes["form"] == form)
         part = {name: values[members] for name, values in sizes.items() if form == "additive" or name in _ROOFLINE}
+        if not form:  # without a model
+            moved = (part["nbytes"] + part["row_bytes"]) / float(platform.device.bandwidth(1e12))
+            hot[members] = np.maximum(moved, part["flops"] / part["peak"])
+            continue
         parameters = {name.partition(".")[2]: name for name in sizes if name.startswith(f"{form}.")}
         fit = {name: sizes[key][members] for name, key in parameters.items()}
         if form != "additive":
             part |= find_traffic(part, platform)
-        single = np.maximum(2.0 * part["batch"] * part["m"] * part["n"] * part["k"], 1.0)
-        # a convolution priced as a product counts once for each gradient
-        products = np.where(part["windows"], np.maximum(np.round(part["flops"] / single), 1.0), 1.0)
-        part |= {name: part[name] / products for name in ("flops", "nbytes", *DISTANT[:2]) if name in part}
+        products: Any = 1.0
+        if part["windows"].any():  # a convolution priced as a product counts once for each gradient
+            single = np.maximum(2.0 * part["batch"] * part["m"] * part["n"] * part["k"], 1.0)
+            products = np.where(part["windows"], np.maximum(np.round(part["flops"] / single), 1.0), 1.0)
+            part |= {name: part[name] / products for name in ("flops", "nbytes", *DISTANT[:2]) if name in part}
         hot[members] = total = products * FORMS[form](part, **fit)
         if form == "additive":
             near = {name: values for name, values in fit.items() if name not in DISTANT}
             hot[members] = np.minimum(products * FORMS[form](part, **near), total)
-        cold[members] = total - hot[members]
+            cold[members] = total - hot[members]
     return hot, cold
 
 
@@ -260,33 +260,50 @@ def find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]
     """Traffic of kernels under a roofline and its bandwidth; the last cache serves rows alone (formulas, table 3.2)."""
     main, *near = (level.bandwidth for level in platform.device.memory[:-3:-1])
     slow = main.value if main else 1e9
-    nbytes, far = (part["again"] * part["nbytes"] + part["passes"] * part[rows] for rows in ("row_bytes", "rows_l3"))
-    seconds = nbytes / slow
-    if near and near[0]:
-        seconds = np.asarray(smooth_maximum(far / slow, (nbytes - far) / near[0].value, sharpness=2.0))
+    nbytes = part["again"] * part["nbytes"] + part["passes"] * part["row_bytes"]
+    if not (near and near[0]):
+        return {"nbytes": nbytes, "bandwidth": np.broadcast_to(slow, nbytes.shape)}
+    far = part["again"] * part["nbytes"] + part["passes"] * part["rows_l3"]
+    seconds = np.asarray(smooth_maximum(far / slow, (nbytes - far) / near[0].value, sharpness=2.0))
     bandwidth = np.divide(nbytes, seconds, out=np.full(nbytes.shape, slow), where=seconds > 0)
     return {"nbytes": nbytes, "bandwidth": bandwidth}
+
+
+def spread_classes(
+    graph: Graph, platform: Platform, classes: tuple[_Class, ...], models: _Models, number: np.ndarray,
+    seconds: Array, hot: Array,
+) -> Array:  # fmt: skip
+    """Time of each class [s], spread of its logarithm: the mean over operations by time, and time of odd sizes [s]."""
+    totals, spreads, odd = found = np.zeros((3, len(classes), *hot.shape[1:]))
+    for index, ((kind, variant, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
+        members = np.flatnonzero(number == index)
+        if kind == "collective":
+            continue
+        times, spreads[index] = hot[members], context.spread if context else fit.spread if fit else 1.0
+        totals[index] = seconds[members].sum(axis=0)
+        if fit and not context and fit.spread_time is not None:
+            weights = times if graph.repeats is None else graph.repeats[members, None] * times
+            whole, mean = weights.sum(axis=0), (fit.spread_at(times) * weights).sum(axis=0)
+            spreads[index] = np.divide(mean, whole, out=np.full(np.shape(whole), fit.spread), where=whole > 0)
+        if kind in ("gemm", "bmm") and platform.device.kind != "cpu":
+            sizes = {name: graph.column(name)[members] for name in "mnk"}
+            odd[index] = (seconds[members] * find_unaligned(platform, kind, variant, own, sizes)).sum(axis=0)
+            spreads[index] = np.hypot(spreads[index], UNALIGNED * odd[index] / np.maximum(totals[index], _TINY))
+    return found
 
 
 def _account(
     graph: Graph, platform: Platform, classes: tuple[_Class, ...], models: _Models,
     seconds: Array, hot: Array, cold: Array, walks: Array, assumed: np.ndarray, number: np.ndarray,
 ) -> Costs:  # fmt: skip
-    """Costs of one graph, with the spread of each class: the mean over its operations, weighted by time."""
-    totals, spreads = np.bincount(number, weights=seconds, minlength=len(classes)), np.zeros(len(classes))
+    """Costs of one graph."""
+    totals, spreads, odd = spread_classes(graph, platform, classes, models, number, seconds, hot)
     unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
-    sizes = {name: graph.column(name) for name in "mnk"}
-    for index, ((kind, variant, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
+    for index, ((kind, _, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
         if kind == "collective":
             continue
-        spreads[index] = context.spread if context else fit.spread if fit else 1.0
-        if fit and not context and fit.spread_time is not None:
-            times = hot[number == index]
-            spreads[index] = float(fit.spread_at(times) @ times) / times.sum() if times.any() else fit.spread
-        odd = float(seconds @ (find_unaligned(platform, kind, variant, own, sizes) & (number == index)))
-        if odd:
-            spreads[index] = math.hypot(spreads[index], UNALIGNED * odd / totals[index])
-            stand_ins[say_unaligned(own)] += odd
+        if odd[index]:
+            stand_ins[say_unaligned(own)] += float(odd[index])
         check_time(f"{kind} on {platform.name!r}", float(totals[index]), float(spreads[index]), ())
         if fit is None:
             for member in np.flatnonzero(number == index):
@@ -297,44 +314,6 @@ def _account(
             stand_ins["".join(context.notes[:1]) or f"{kind} was not measured in iterations"] += float(totals[index])
     fixed = float(models[2]["launch"][number] @ graph.column("launches"))
     return Costs(seconds, hot, cold, walks, spreads[number], assumed, number, unmodelled, stand_ins, fixed)
-
-
-def time_configurations(workload: Workload, platform: Platform | str | Path) -> Array:
-    """Time of one iteration on one rank for every configuration of a workload whose sizes are arrays.
-
-    Parameters
-    ----------
-    workload : Workload
-        A DLRM or a Transformer of one structure; sizes are numbers, or arrays with one for each configuration.
-    platform : Platform, str or Path
-        A platform, a name of the gallery or a file.
-
-    Returns
-    -------
-    times : array
-        Steady-state time from one iteration to the next [s], as `predict` finds it for each.
-
-    Notes
-    -----
-    On one rank the slower of host and device sets the pace. Kernels of a CPU, and those that are timed by what is left
-    in caches, depend on the order of operations: there one configuration is priced after the other.
-    """
-    where, count = load_platform(platform), max(count_configurations(workload), 1)
-    device = where.device.kind != "cpu"
-    together = device and where.page_entries == math.inf and not getattr(workload, "compiled", False)
-    size, found = _TOGETHER if together else 1, np.empty(count)
-    for begin in range(0, count, size):
-        chosen = slice(begin, begin + size) if together else begin
-        [graph] = select_sizes(workload, chosen).graphs(1, accelerator=device)
-        _, models, number = _classify([graph], where, graph.dtype)
-        seconds = _time_operations([graph], where, graph.dtype, 1, models, number)[0]
-        whole = where.context.find_iteration(workload.family, 1)
-        order = replace(graph, features=graph.features.reshape(len(graph), len(FEATURES), -1)[..., 0])
-        times = time_rank(Kind(order, (0,), 1.0, {}, []), np.zeros(len(graph)), where, whole)
-        often = np.ones(len(graph)) if graph.repeats is None else graph.repeats
-        busy, host = often @ seconds * (whole["scale"] if whole else 1.0), often @ (times.host + times.spacing * device)
-        found[chosen] = np.maximum(busy, host) if device else busy + host
-    return found
 
 
 def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from perfkit.ground.results import Shown
-from perfkit.ground.units import format_bytes
+from perfkit.ground.units import Array, format_bytes
 from perfkit.models.embedding import STATE, state_bytes
 from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import PHASES, Graph
@@ -83,11 +84,12 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
     return part
 
 
-def _follow_uses(graph: Graph, part: np.ndarray) -> np.ndarray:
-    """Allocations of a graph whose buffers live from the operation that makes them to the last that touches them.
+def _find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
+    """Buffers from the operation that makes them to the last that touches them: begin, end, buffer and bytes.
 
-    What is written whole lives anew. What is read first is kept from one iteration to the next, and so are buckets of
-    gradients, which are reduced in place; gradients are kept to the end.
+    Operations begin at even and end at odd numbers. What is written whole lives anew. What is read first is kept from
+    one iteration to the next, and so are buckets of gradients, which are reduced in place; gradients are kept to the
+    end.
     """
     reduces = [n for n in graph.kernels.get(("collective", "all_reduce"), ()) if graph.labels[n][3] == "backward"]
     buckets = graph.accesses[np.isin(graph.accesses[:, 0], reduces), 1]
@@ -101,12 +103,49 @@ def _follow_uses(graph: Graph, part: np.ndarray) -> np.ndarray:
     lasting = kept | (part[buffers.astype(int)] == _AT["gradients"])
     read = (np.diff(operations, prepend=-1.0) == 0) & ~opens  # by the same operation
     begins = np.flatnonzero(opens | ((writes == 1.0) & (nbytes >= sizes) & ~read & ~lasting))
-    ends = operations[np.append(begins[1:], len(opens)) - 1]
+    ends = 2.0 * operations[np.append(begins[1:], len(opens)) - 1] + 1.0
     times = np.where(kept, -1.0, 2.0 * operations)[begins]
-    made = np.stack([times, buffers[begins], sizes[begins]], axis=1)
-    released = (made * (1, 1, -1) + (2.0 * ends + 1.0 - times)[:, None] * (1, 0, 0))[~lasting[begins]]
-    events = np.concatenate([made, released])
-    return events[np.argsort(events[:, 0], kind="stable"), 1:]
+    return np.stack([times, np.where(lasting[begins], np.inf, ends), buffers[begins], sizes[begins]])
+
+
+def _list_events(lives: np.ndarray) -> np.ndarray:
+    """What lives allocate and release: buffer and bytes, less than zero where they are released."""
+    made, released = lives[[0, 2, 3]], lives[[1, 2, 3]] * [[1], [1], [-1]]
+    events = np.concatenate([made, released[:, np.isfinite(released[0])]], axis=1)
+    return events.T[np.argsort(events[0], kind="stable"), 1:]
+
+
+def measure_together(graph: Graph, platform: Platform, optimizer: str) -> Array:
+    """Memory of a rank for each of several configurations, as `measure_memory` finds it for one [B].
+
+    A layer that stands for several is looked at twice: its last copy, which the backward pass comes to first, finds
+    what all copies keep for it and no gradient of others; its first one finds the gradients of all others.
+    """
+    often = np.ones(len(graph)) if graph.repeats is None else graph.repeats
+    begin, end, buffer, _ = _find_lives(graph, _sort_buffers(graph, len(graph.buffers)))
+    updates = graph.accesses[[graph.labels[int(place)][3] == PHASES[2] for place in graph.accesses[:, 0]], 1]
+    copies = np.where(begin < 0, 1.0, often[np.maximum(begin // 2, 0).astype(int)])
+    listed = np.isin(buffer, updates)  # the optimizer has met those of all copies together
+    whole, rest = np.where(listed, 1.0, copies), np.where(listed, 1.0 - 1.0 / copies, copies - 1.0)
+    layer = [np.flatnonzero((often > 1) & [label[3] == phase for label in graph.labels]) for phase in PHASES[:2]]
+    (first, _), (opens, closes) = [
+        (2.0 * own.min(initial=len(graph)), 2.0 * own.max(initial=-1) + 1.5) for own in layer
+    ]
+    last, most = 2.0 * layer[0].max(initial=-1) + 1.5, np.zeros(1)
+    alone = (begin >= first) & (end < last) | (begin >= opens) & (end < closes)  # needed by its own copy only
+    for turn in (closes, opens):  # the last copy, then the first one
+        others = np.stack(
+            [np.where(begin < opens, begin, turn), np.where(np.isfinite(end), turn - 0.25, np.inf), buffer, rest]
+        )
+        lives = np.concatenate([np.stack([begin, end, buffer, whole - rest]), others[:, ~alone]], axis=1)
+        held: Any = 0.0
+        for number, share in _list_events(lives[:, lives[3] > 0]).tolist():
+            held = held + share * graph.buffers[int(number)]
+            most = np.maximum(most, held)
+    for table, number in zip(graph.tables, graph.weights[graph.weights[:, 1] == 1, 0], strict=False):
+        if number not in graph.accesses[:, 1]:
+            most = most + table.nbytes + state_bytes(table.rows, table.dim, table.itemsize, optimizer=optimizer)
+    return most + _WORKSPACE
 
 
 def measure_memory(graphs: Sequence[Graph], platform: Platform, optimizer: str) -> Memory:
@@ -134,7 +173,7 @@ def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
     buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
     part = _sort_buffers(graph, int(buffers.max(initial=0.0)) + 1)
     captured = len(graph.allocations) > 0 and graph.execution != "compiled"
-    events = _follow_uses(graph, part) if len(graph.accesses) and not captured else graph.allocations
+    events = _list_events(_find_lives(graph, part)) if len(graph.accesses) and not captured else graph.allocations
     peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
     held = np.bincount(part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS))
     for table, number in zip(graph.tables, graph.weights[graph.weights[:, 1] == 1, 0], strict=False):

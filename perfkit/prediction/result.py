@@ -19,23 +19,13 @@ from perfkit.prediction.cost import list_attention, price, time_rank
 from perfkit.prediction.memory import Memory, find_shortage, measure_memory
 from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
 from perfkit.prediction.simulation import Timeline, simulate
-from perfkit.prediction.uncertainty import find_host_error, find_spread, list_notes
+from perfkit.prediction.uncertainty import CONTEXT, find_host_error, find_spread, list_notes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 
-#: Spread of isolated kernels inside an iteration, without calibrated iterations [-]; docs/formulas.md, table 9.1.
-_CONTEXT = 0.08
-#: What classes of operations are bound by, in words: memory where none is given.
-_BOUND = {
-    "gemm": "GEMM", "bmm": "GEMM", "attention": "attention", "convolution": "convolution", "transfer": "transfer",
-    "embedding_forward": "embedding", "embedding_backward": "embedding", "embedding_update": "embedding",
-    "collective": "communication", "host": "host", "waiting": "imbalance",
-}  # fmt: skip
-
 #: Pictures of an iteration.
 CHARTS = ("breakdown", "timeline", "modules")
-#: The host sets the pace where an iteration takes so much longer than its device alone [-], and what is said then.
-_PACE = 1.02
+#: What is said where the host sets the pace.
 _ASSUMED = "the host sets the pace, and how fast it is was assumed from another machine"
 
 
@@ -115,11 +105,11 @@ class Prediction(Tabular):
         if ("", "loading") in self.parts:
             return "input-bound"
         device = self.time - self.parts.get(("", "host"), (0, 0.0))[1]
-        if self.lower_bound > max(_PACE * device, 0.98 * self.time):
+        if self.lower_bound > max(accounts.PACE * device, 0.98 * self.time):
             return "host-bound"
         totals: dict[str, float] = {}
         for (_, kind), (_, seconds) in self.parts.items():
-            bound = f"{_BOUND.get(kind, 'memory')}-bound"
+            bound = f"{accounts.BOUND.get(kind, 'memory')}-bound"
             totals[bound] = totals.get(bound, 0.0) + seconds
         return list(totals)[rank_largest(list(totals.values()))[0]]
 
@@ -374,9 +364,9 @@ def predict(
     notes += list_notes(where, what.family, count, cost, lane.kind.graph)
     notes += find_shortage([kind.graph for kind in kinds], where, getattr(what, "optimizer", "sgd"))
     warn_once(notes, 3)
-    if natural > _PACE * timeline.device and {q.kind for q in where.host.values()} & {"assumed"}:
+    if natural > accounts.PACE * timeline.device and {q.kind for q in where.host.values()} & {"assumed"}:
         notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device)}",)
-    spread = whole.spread if whole else _CONTEXT if device or not where.context else 0.0
+    spread = whole.spread if whole else CONTEXT if device or not where.context else 0.0
     if timeline.slower:
         waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
         known = find_spread(cost, mine.seconds, waits, timeline.period, spread)

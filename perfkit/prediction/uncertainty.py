@@ -1,15 +1,17 @@
 """How sure a prediction is: the spread of its time, and what a reader should know before trusting it."""
 
-import math
+from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import format_bytes
+from perfkit.ground.units import Array, format_bytes
 from perfkit.platform.estimates import find_transfers
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import Costs
 from perfkit.workloads.graph import Graph
 
+#: Spread of isolated kernels inside an iteration, without calibrated iterations [-]; docs/formulas.md, table 9.1.
+CONTEXT = 0.08
 #: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1.
 _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.1, "measured": 0.1}
 
@@ -28,10 +30,15 @@ def find_spread(costs: Costs, seconds: np.ndarray, waits: float, period: float, 
     The systematic errors of the classes, independent where they were fitted and alike where they are only assumed; 30 %
     on what other ranks add; and the spread of whole iterations around the sum of their kernels.
     """
-    errors = costs.spread * seconds / period
-    each = np.bincount(costs.classes, weights=np.where(costs.assumed, 0.0, errors))
-    alone = whole * min(float(seconds.sum()) / period, 1.0)
-    return math.hypot(float(errors[costs.assumed].sum()), math.hypot(*each), 0.3 * waits / period, alone)
+    errors = np.bincount(costs.classes, weights=costs.spread * seconds / period)
+    assumed = np.bincount(costs.classes, weights=costs.assumed) > 0
+    return float(join_errors(errors, assumed, waits / period, whole * np.minimum(seconds.sum() / period, 1.0)))
+
+
+def join_errors(errors: Array, assumed: np.ndarray, waits: Any, whole: Any) -> Any:
+    """Join the errors of classes and of whole iterations, and the share of waits; each may be an array [-]."""
+    sums = (errors[assumed].sum(axis=0) ** 2, (errors[~assumed] ** 2).sum(axis=0), (0.3 * waits) ** 2, whole**2)
+    return np.sqrt(sum(sums))
 
 
 def list_notes(platform: Platform, family: str, ranks: int, costs: Costs, graph: Graph) -> tuple[str, ...]:

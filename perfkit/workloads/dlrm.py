@@ -55,7 +55,10 @@ def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
     """Widths of layers that end with a given width."""
     check_type(name, widths, Sequence)
     checked = tuple(check_size(name, width) for width in widths)
-    return checked if checked and np.array_equal(checked[-1], last) else (*checked, last)
+    same = np.equal(checked[-1], last) if checked else np.False_
+    if same.any() and not same.all():
+        raise ValueError(f"{name} ends with the width that it has to in some configurations only; give them apart")
+    return checked if same.all() else (*checked, last)
 
 
 def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[EmbeddingTable, ...]:

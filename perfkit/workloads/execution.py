@@ -174,7 +174,7 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     .. [1] J. Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode transformation and
        graph compilation", ASPLOS 2024, doi:10.1145/3620665.3640366, section 4.4 (fusion)
     """
-    if graph.features.ndim > 2:
+    if graph.columns:
         raise ValueError("sizes are arrays; which kernels can be merged depends on them; compile one configuration")
     fusion = _Fusion(graph, phases)
     regions, called = fusion.order(), set[str]()

@@ -71,8 +71,7 @@ class Graph(Tabular):
     features : array
         One row per operation, one column per entry of `FEATURES`, each in its unit [-].
     accesses : array
-        Operation index, buffer number, bytes [B] and 1 for a write, one row per tensor read or written. Where sizes are
-        arrays over configurations, these have a last axis of them, here and among the features.
+        Operation index, buffer number, bytes [B] and 1 for a write, one row per tensor read or written.
     tables : tuple of EmbeddingTable
         Tables the embedding operations refer to by number.
     parameters : int
@@ -91,6 +90,11 @@ class Graph(Tabular):
         collective is waited for at once.
     repeats : array or None
         How often each operation runs where one of a layer stands for those of several; None for once [-].
+    columns : mapping of str to array
+        Of several configurations, the first of which the graph is of: what their times depend on, a row per operation,
+        by the name of the feature, and ``traffic`` [B].
+    buffers : tuple of float or array
+        Bytes of each of their buffers; of a layer that stands for several, those of one [B].
     weights : array
         Buffer number and 1 for an embedding table [-], one row per trained tensor that may be looked up alone.
     allocations : array
@@ -115,6 +119,8 @@ class Graph(Tabular):
     groups: tuple[tuple[int, ...], ...] = ()
     waits: np.ndarray | None = None
     repeats: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    buffers: tuple[Any, ...] = ()
     weights: np.ndarray = field(default_factory=partial(np.zeros, (0, 2), int))
     allocations: np.ndarray = field(default_factory=partial(np.zeros, (0, 2)))
     notes: tuple[str, ...] = ()
@@ -146,9 +152,10 @@ class Graph(Tabular):
         Returns
         -------
         values : array
-            One number per operation, in the unit of the feature.
+            One number per operation, in the unit of the feature; of several configurations, a row per operation.
         """
-        return self.features[:, FEATURES.index(name)]
+        found = self.features[:, FEATURES.index(name)]
+        return self.columns.get(name, found[:, None]) if self.columns else found
 
     @cached_property
     def content(self) -> int:
@@ -187,12 +194,9 @@ class Graph(Tabular):
     @cached_property
     def traffic(self) -> np.ndarray:
         """Bytes each operation reads and writes, each operand counted once [B]."""
-        if self.accesses.ndim < 3:
-            return np.bincount(self.accesses[:, 0].astype(np.intp), weights=self.accesses[:, 2], minlength=len(self))
-        total, operations = np.zeros((len(self), self.accesses.shape[2])), self.accesses[:, 0, 0].astype(np.intp)
-        starts = np.flatnonzero(np.diff(operations, prepend=-1))
-        total[operations[starts]] = np.add.reduceat(self.accesses[:, 2], starts, axis=0)
-        return total
+        if self.columns:
+            return self.columns["traffic"]
+        return np.bincount(self.accesses[:, 0].astype(np.intp), weights=self.accesses[:, 2], minlength=len(self))
 
     @cached_property
     def distances(self) -> np.ndarray:
@@ -208,12 +212,11 @@ class Graph(Tabular):
     @cached_property
     def footprint(self) -> Any:
         """Distinct bytes one iteration touches, embedding rows aside [B]."""
-        if not len(self.accesses):
-            return 0.0
-        storages = self.accesses[:, 1].reshape(len(self.accesses), -1)[:, 0]
-        order = np.argsort(storages, kind="stable")
-        starts = np.flatnonzero(np.diff(storages[order], prepend=-1))
-        return np.maximum.reduceat(self.accesses[order, 2], starts).sum(axis=0)
+        if self.buffers or not len(self.accesses):
+            return sum(self.buffers, start=0.0)
+        order = np.argsort(self.accesses[:, 1], kind="stable")
+        starts = np.flatnonzero(np.diff(self.accesses[order, 1], prepend=-1))
+        return np.maximum.reduceat(self.accesses[order, 2], starts).sum()
 
     @cached_property
     def _holes(self) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -37,6 +37,8 @@ PASSES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _NBYTES, _ROWS, _TABLE, _ELEMENTS, _BARE = (COLUMN[n] for n in ("nbytes", "rows", "table", "elements", "bare"))
+#: Sizes that times on a GPU depend on.
+_TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes", "traffic")
 _Record = Callable[..., tuple[Graph, ...]]
 
 
@@ -105,7 +107,8 @@ def finish(tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tup
     if ranks > 1 and not (tape.overlap or tape.shards):
         average(tape)
     step(tape, model.optimizer, lists=lists, fused=model.fused)
-    return make_graph(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
+    make = _make_together if count_configurations(model) else make_graph
+    return make(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
 
 
 def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: bool) -> None:
@@ -145,7 +148,7 @@ def _count(tape: Tape, weight: Tensor) -> int:
 def make_graph(tape: Tape, **about: Any) -> Graph:
     """The graph of what a tape has recorded; `about` are further fields of it, such as its name.
 
-    Layers that were not recorded are repeated, unless sizes are arrays: then `Graph.repeats` tells how often.
+    Layers that were not recorded are repeated. Sizes may be arrays over tables side by side.
     """
     shape = next((value.shape for value in tape.nbytes if isinstance(value, np.ndarray)), ())
     owners = np.array(tape.layers, dtype=int)
@@ -157,11 +160,7 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
         nbytes[place] = value
     places = np.arange(len(tape.homes))  # numbers of storages
     labels, touched, waits = tape.labels, np.array(tape.touched, dtype=int).reshape(-1, 4), tape.waits
-    if tape.repeats > 1 and shape:
-        listed = np.array([own < 0 and label[3] == "update" for own, label in zip(owners, labels, strict=True)])
-        nbytes[(touched[:, 3] == tape.middle) & listed[touched[:, 0]]] *= tape.repeats
-        about["repeats"] = np.where(owners == tape.middle, float(tape.repeats), 1.0)
-    elif tape.repeats > 1:
+    if tape.repeats > 1:
         labels, features, touched, nbytes = _repeat(tape, owners, features, touched, nbytes)
         places = np.cumsum(np.array(tape.homes) < 0) - 1
     if tape.buckets:
@@ -180,6 +179,37 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     about["weights"] = np.array(outside, dtype=int).reshape(-1, 2)
     parameters = sum(weight.numel * _count(tape, weight) for weight in tape.trained)
     return Graph(tuple(labels), features, accesses, tuple(tape.tables.values()), parameters, **about)
+
+
+def _make_together(tape: Tape, **about: Any) -> Graph:
+    """The graph of the first of several configurations, with the sizes that times depend on of all of them."""
+    many = next(value.shape for value in tape.nbytes if isinstance(value, np.ndarray))
+    columns = {name: np.zeros((len(tape.sizes), *many)) for name in _TIMED}
+    features, buffers = np.zeros((len(tape.sizes), len(FEATURES))), [0.0] * len(tape.homes)
+    for place, sizes in enumerate(tape.sizes):
+        for name, value in sizes.items():
+            features[place, COLUMN[name]] = _take_first(value)
+            if name in columns:
+                columns[name][place] = value
+    listed = [own < 0 and label[3] == "update" for own, label in zip(tape.layers, tape.labels, strict=True)]
+    for (place, storage, _, own), value in zip(tape.touched, tape.nbytes, strict=True):
+        nbytes = value * tape.repeats if tape.repeats > 1 and own == tape.middle and listed[place] else value
+        columns["traffic"][place] += nbytes
+        if buffers[storage] is not nbytes:
+            buffers[storage] = np.maximum(buffers[storage], nbytes)
+    first = [_take_first(value) for value in tape.nbytes]
+    accesses = np.insert(np.array(tape.touched, dtype=float)[:, :3], 2, first, axis=1)
+    repeats = np.where(np.array(tape.layers) == tape.middle, float(tape.repeats), 1.0) if tape.repeats > 1 else None
+    weights = np.array([(own.storage, own in tape.tables) for own in tape.trained], dtype=int).reshape(-1, 2)
+    tables = tuple(tape.tables.values())
+    return Graph(
+        tuple(tape.labels), features, accesses, tables, weights=weights, repeats=repeats, columns=columns,
+        buffers=tuple(buffers), **about,
+    )  # fmt: skip
+
+
+def _take_first(value: Any) -> float:
+    return float(value[0] if isinstance(value, np.ndarray) else value)
 
 
 def _repeat(tape: Tape, owners: Any, features: Array, touched: Any, nbytes: Array) -> tuple[Any, Array, Any, Array]:

@@ -1,0 +1,259 @@
+"""Sweeps: the time of an iteration over a grid of configurations, in arrays where they share a structure."""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from perfkit.ground.results import Picture, Table, Tabular, read_columns
+from perfkit.ground.units import check_choice, escape, format_time, show
+from perfkit.platform.estimates import find_interval, keep_quiet, warn_once
+from perfkit.platform.gallery import Named, load_platform
+from perfkit.prediction.configurations import price_configurations
+from perfkit.prediction.memory import find_capacity
+from perfkit.prediction.result import predict
+from perfkit.workloads.sizes import select_sizes
+
+#: Arguments that may be arrays over configurations: numbers, and lists of numbers.
+_NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "dim", "features")
+_LISTS = ("rows", "pooling", "bottom", "top")
+#: What is found of each configuration, and its value where there is none.
+_FOUND: dict[str, Any] = {
+    **dict.fromkeys(("time", "low", "high"), np.nan), "bottleneck": None, "needs": np.nan, "fits": None,
+    "samples_per_s": np.nan, "error": None, "warnings": None,
+}  # fmt: skip
+#: Configurations of one task where they are priced together, and one by one; warnings that a sweep carries [-].
+_MANY, _FEW, _NOTES = 20_000, 8, 20
+_Columns: TypeAlias = Mapping[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Sweep(Tabular):
+    """Predictions of many configurations.
+
+    Parameters
+    ----------
+    frame : polars.DataFrame
+        See `table`.
+    varied : tuple of str
+        Columns that were varied [-].
+    warnings : tuple of str
+        What to know before trusting the numbers.
+
+    Examples
+    --------
+    >>> import perfkit as pk
+    >>> s = pk.sweep(pk.DLRM, {"batch": [1024, 2048, 4096], "dim": [16, 32]}, "h100-sxm-8")
+    >>> s.table().columns[:5], len(s.table())
+    (['batch', 'dim', 'time', 'low', 'high'], 6)
+    """
+
+    frame: Table
+    varied: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    def table(self) -> Table:
+        """A row for every configuration, in the order of the grid.
+
+        Returns
+        -------
+        table : polars.DataFrame
+            What was varied; time, low and high end of its 80 % interval [s]; bottleneck; needs, the memory of the
+            fullest rank [B], and whether it fits; samples_per_s [1/s]; error: why a configuration has no time.
+        """
+        return self.frame
+
+    def chart(self, x: str | None = None, y: str = "time") -> Picture:
+        """Draw one column over another, a line for each value of the next one that was varied.
+
+        Parameters
+        ----------
+        x : str, optional
+            A column that was varied; the first one, unless given.
+        y : str, optional
+            A column of numbers.
+
+        Returns
+        -------
+        chart : altair.LayerChart
+            Ready to be shown or saved.
+        """
+        from perfkit import plots
+
+        first = check_choice("x", self.varied[0] if x is None else x, self.varied)
+        series = [name for name in self.varied if name != first]
+        return plots.sweep_lines(self.frame, x=first, y=check_choice("y", y, self.frame.columns), series=series)
+
+    def __repr__(self) -> str:
+        times = self.frame["time"].drop_nulls()
+        span = f"{format_time(times.min())} to {format_time(times.max())}" if len(times) else "none has a time"
+        return f"Sweep({len(self.frame)} configurations over {', '.join(self.varied)}: {span})"
+
+
+def sweep(
+    workload: Any, grid: Any, platform: Named | None = None, *, ranks: int = 1, execution: str | None = None,
+    events: bool = False, executor: Executor | None = None, progress: bool = True,
+) -> Sweep:  # fmt: skip
+    """Predict an iteration for many configurations.
+
+    Parameters
+    ----------
+    workload : Workload or callable
+        What builds one from the columns of the grid, such as ``pk.Transformer.bert`` or ``pk.DLRM``; or a workload.
+    grid : mapping or frame
+        Values by name, all of whose combinations are taken; or a pandas or polars frame, one row per configuration.
+        Names are arguments of the builder, or ``platform``, ``ranks`` and ``execution``.
+    platform : Platform, str or Path, optional
+        Where, unless the grid says so.
+    ranks : int, optional
+        Ranks that take part, unless the grid says so [-].
+    execution : str, optional
+        See `predict`.
+    events : bool, optional
+        Whether every configuration goes through the event loop of `predict`.
+    executor : concurrent.futures.Executor, optional
+        What shares the work out, such as a pool of processes or the `get_executor()` of a Dask client.
+    progress : bool, optional
+        Whether a bar is shown after two seconds.
+
+    Returns
+    -------
+    sweep : Sweep
+        Frame and chart.
+
+    Raises
+    ------
+    ValueError
+        For a grid that is empty or names what the builder does not take, and where no configuration can be priced.
+
+    Notes
+    -----
+    On one rank of a GPU, configurations that differ in batch and other sizes alone are priced together as arrays, with
+    the same closed forms: times, intervals and bottlenecks are those of `predict` to rounding. All others are predicted
+    one by one. A configuration that cannot be, such as a batch that does not divide, has no time, and ``error`` says
+    why.
+
+    Examples
+    --------
+    >>> import perfkit as pk
+    >>> rows = pk.sweep(pk.DLRM, {"batch": [1024, 4096], "platform": ["a100-sxm-8", "h100-sxm-8"]}).table()
+    >>> rows["fits"].all()
+    True
+    """
+    import polars
+    from tqdm.auto import tqdm
+
+    columns = read_columns("grid", grid)
+    if isinstance(grid, Mapping):
+        columns = dict(zip(columns, map(list, zip(*product(*columns.values()), strict=True)), strict=False))
+    usual = {"platform": platform, "ranks": ranks, "execution": execution}
+    if not _count(columns) or (platform is None and "platform" not in columns):
+        raise ValueError(f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, and where")
+    groups, parts = [*_group(columns, usual, events)], []
+    tasks = ({name: [values[i] for i in members] for name, values in columns.items()} for members in groups)
+    done = (executor.map if executor else map)(partial(_price, workload, usual, events), tasks)
+    with tqdm(total=_count(columns), delay=2, disable=not progress, unit="configuration") as bar:
+        for members, part in zip(groups, done, strict=True):
+            parts.append(part)
+            bar.update(len(members))
+    place = np.argsort(np.concatenate(groups))
+    found = {name: np.concatenate([part[name] for part in parts])[place] for name in _FOUND}
+    if None not in found["error"]:
+        raise ValueError(f"no configuration of the grid can be predicted; the first: {found['error'][0]}")
+    shown = {name: [getattr(value, "name", value) for value in values] for name, values in columns.items()}
+    notes = dict.fromkeys(text for texts in found.pop("warnings") for text in texts or ())
+    types = {"bottleneck": polars.String, "error": polars.String, "fits": polars.Boolean}
+    series = [polars.Series(name, values.tolist(), types.get(name), strict=False) for name, values in found.items()]
+    frame = polars.DataFrame(shown, strict=False).with_columns(series)
+    frame = frame.with_columns(polars.selectors.float().fill_nan(None))
+    return Sweep(frame, tuple(columns), warn_once(tuple(notes)[:_NOTES], 3))
+
+
+def _count(columns: _Columns) -> int:
+    return len(next(iter(columns.values()), ()))
+
+
+def _group(columns: _Columns, usual: Mapping[str, Any], events: bool) -> Iterator[np.ndarray]:
+    """Numbers of configurations that differ in sizes alone, in pieces that one task prices."""
+    number = np.zeros(_count(columns), dtype=int)
+    for name, values in columns.items():
+        if name not in _NUMBERS:
+            known: dict[Any, int] = {}
+            codes = [known.setdefault(_identify(name, value), len(known)) for value in values]
+            number = np.unique(number * len(known) + codes, return_inverse=True)[1]
+    order = np.argsort(number, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+        at = usual | {name: values[members[0]] for name, values in columns.items() if name in usual}
+        size = _MANY if not events and _is_together(at) else _FEW
+        yield from np.split(members, range(size, len(members), size))
+
+
+def _identify(name: str, value: Any) -> Any:
+    """The same for values of one structure: of lists of sizes, their length."""
+    if name in _LISTS and isinstance(value, list | tuple):
+        return "length", len(value)
+    return value if isinstance(value, str | int | float | None) else id(value)
+
+
+def _is_together(at: Mapping[str, Any]) -> bool:
+    """Whether configurations there can be priced as arrays."""
+    alone = at["ranks"] == 1 and at["execution"] in (None, "eager")
+    return alone and load_platform(at["platform"]).device.kind != "cpu"
+
+
+def _build(workload: Any, given: Mapping[str, Any]) -> Any:
+    """The workload of a configuration, or of several whose sizes are arrays."""
+    try:
+        return workload(**given) if callable(workload) else replace(workload, **given) if given else workload
+    except TypeError as error:
+        names = ", ".join(map(str, given))
+        raise ValueError(f"grid names {escape(names)}; the builder refuses: {escape(error, 200)}") from None
+
+
+def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Columns) -> dict[str, np.ndarray]:
+    """What is found of configurations of one group; halves of them tell which one cannot be priced."""
+    count, given = _count(columns), {name: values[0] for name, values in columns.items()}
+    at, found = {name: given.pop(name, value) for name, value in usual.items()}, dict[str, Any]()
+    together = count > 1 and not events and _is_together(at)
+    with keep_quiet():
+        try:
+            if count == 1 or together:
+                one = predict(_build(workload, given), at["platform"], ranks=at["ranks"], execution=at["execution"])
+                found = {"time": one.time, "bottleneck": one.bottleneck, "needs": one.memory().total}
+                spread, batch = one.spread, getattr(one.workload, "batch", np.nan)  # of a graph nobody knows
+            if together:
+                many = _build_together(workload, columns, given)
+                found, batch = price_configurations(many, one.platform), many.batch
+                spread = found.pop("spread")
+        except ValueError as error:
+            found = {"error": escape(error, 500)} if count == 1 else {}
+    if not found:
+        halves = [_price(workload, usual, events, {name: values[part] for name, values in columns.items()})
+                  for part in (slice(0, count // 2), slice(count // 2, count))]  # fmt: skip
+        return {name: np.concatenate([half[name] for half in halves]) for name in _FOUND}
+    if "time" in found:
+        found["low"], found["high"] = find_interval(found["time"], spread, 0.8)
+        capacity, found["samples_per_s"] = find_capacity(one.platform), batch / found["time"]
+        found["fits"] = None if capacity is None else found["needs"] <= capacity
+    out = {name: np.full(count, nothing) for name, nothing in _FOUND.items()}
+    for name, values in found.items():
+        out[name][:] = values
+    out["warnings"][0] = one.warnings if "time" in found else ()
+    return out
+
+
+def _build_together(workload: Any, columns: _Columns, given: Mapping[str, Any]) -> Any:
+    """A workload whose sizes are arrays; a ValueError where the builder makes something else of them."""
+    arrays = {name: np.array(columns[name]) for name in given if name in _NUMBERS}
+    lists = {name: [np.array(sizes) for sizes in zip(*columns[name], strict=True)]
+             for name in given if name in _LISTS and isinstance(given[name], list | tuple)}  # fmt: skip
+    many = _build(workload, {**given, **arrays, **lists})
+    for index in (0, -1):
+        alone = _build(workload, {name: columns[name][index] for name in given})
+        if {**vars(select_sizes(many, index)), "name": ""} != {**vars(alone), "name": ""}:
+            raise ValueError("sizes that are arrays make another workload than each alone")
+    return many

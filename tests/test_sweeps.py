@@ -1,0 +1,81 @@
+"""Sweeps: every row is what one prediction says, in the order of the grid, whichever way it was found."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pandas
+import polars
+import pytest
+
+import perfkit as pk
+
+pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+SMALL = partial(pk.Transformer.bert, layers=2)
+
+
+def build_wide(batch: int, width: int) -> pk.DLRM:
+    return pk.DLRM(batch=batch, top=[width, width])
+
+
+@pytest.mark.parametrize(("build", "grid", "settings"), [
+    (SMALL, {"batch": [4, 8], "sequence": [64, 128], "platform": ["h100-sxm-8", "zen5-2"]}, {}),
+    (SMALL, {"batch": [8, 16], "ranks": [1, 2, 4], "execution": ["eager", "graphs"]}, {"platform": "a100-sxm-8"}),
+    (pk.Transformer.bert, {"heads": [6, 12], "batch": [4, 8], "dtype": ["fp32", "bf16"], "layers": [1, 3]},
+     {"platform": "h200-sxm-8"}),
+    (pk.DLRM, {"dim": [16, 64, 128], "pooling": [2, 20], "batch": [512, 1024]}, {"platform": "h100-sxm-8"}),
+    (pk.DLRM, {"rows": [[10**6] * 8, [10**5] * 8, [10**4] * 3], "batch": [512, 1024]}, {"platform": "h100-sxm-8"}),
+    (build_wide, {"batch": [512, 1024], "width": [64, 256]}, {"platform": "h100-sxm-8"}),
+    (SMALL(), {"batch": [4, 8], "sequence": [64, 96]}, {"platform": pk.load_platform("h100-sxm-8").with_host(0.5)}),
+])  # fmt: skip
+def test_every_row_is_one_prediction(build: Any, grid: dict[str, list[Any]], settings: dict[str, Any]) -> None:
+    found = pk.sweep(build, grid, progress=False, **settings).table()
+    rows = pandas.DataFrame({name: found[name].to_list() for name in grid})
+    alone = pk.sweep(build, rows, progress=False, events=True, **settings).table()
+    for name in ("time", "low", "high", "needs", "samples_per_s"):
+        assert found[name].to_list() == pytest.approx(alone[name].to_list(), rel=1e-9), name
+    assert found.select("bottleneck", "fits").equals(alone.select("bottleneck", "fits"))
+    given = {name: found[name].to_list()[0] for name in grid}
+    at = {"platform": None, "ranks": 1, "execution": None} | settings
+    at = {name: given.pop(name, value) for name, value in at.items()}
+    workload = pk.Transformer.bert(layers=2, **given) if isinstance(build, pk.Transformer) else build(**given)
+    assert found["time"][0] == pytest.approx(pk.predict(workload, at.pop("platform"), **at).time, rel=1e-9)
+
+
+def test_what_cannot_be_priced_says_why_beside_the_rest() -> None:
+    grid = {"batch": [*range(1, 9)], "ranks": [1, 4], "hidden": [768, 770]}
+    found = pk.sweep(SMALL, grid, "h100-sxm-8", progress=False)
+    priced = found.table().filter(polars.col("time").is_not_null())
+    assert priced.select("batch", "ranks", "hidden").rows() == [
+        (b, r, 768) for b in range(1, 9) for r in (1, 4) if b % r == 0
+    ]
+    assert found.table().filter(polars.col("error").is_null()).equals(priced)
+    assert "heads is 12; it must divide hidden, 770" in found.table()["error"][1]
+    assert repr(found).startswith("Sweep(32 configurations over batch, ranks, hidden: ")
+
+
+def test_an_executor_gives_the_same_rows() -> None:
+    grid = {"batch": [*range(1, 20)], "ranks": [1, 2]}
+    with ThreadPoolExecutor(2) as pool:
+        shared = pk.sweep(SMALL, grid, "h100-sxm-8", executor=pool, progress=False)
+    assert shared.table().equals(pk.sweep(SMALL, grid, "h100-sxm-8", progress=False).table())
+
+
+def test_charts_have_a_line_for_each_of_the_others() -> None:
+    found = pk.sweep(SMALL, {"batch": [2, 4], "platform": ["h100-sxm-8", "a100-sxm-8"]}, progress=False)
+    chart = found.chart().to_dict()
+    assert {row["series"] for row in chart["layer"][0]["data"]["values"]} == {
+        "platform h100-sxm-8",
+        "platform a100-sxm-8",
+    }
+    assert found.chart("platform", "needs").to_dict()["layer"][-1]["encoding"]["x"]["field"] == "platform"
+
+
+@pytest.mark.parametrize(("grid", "message"), [
+    ({}, "grid is {}"), (5, "grid is 5; it must be a pandas or polars frame, or lists by name"),
+    ({"batch": 8}, "grid is {'batch': 8}; it must be"), ({"batch": []}, "give values of an argument"),
+    ({"batches": [8]}, "argument is 'batches'; known are"), ({"layers": [0]}, "layers is 0"),
+])  # fmt: skip
+def test_grids_that_make_no_sense_are_refused(grid: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pk.sweep(pk.Transformer.bert, grid, "h100-sxm-8", progress=False)
