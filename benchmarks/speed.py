@@ -108,7 +108,7 @@ def _draw_many(rng: np.random.Generator, n: int) -> dict[str, DLRM | Transformer
     heads, batches, sequences, vocabularies = (rng.integers(1, most, n) for most in (17, 65, 513, 50_000))
     sizes: dict[str, Any] = {"batch": batches, "sequence": sequences, "vocabulary": vocabularies, "hidden": 64 * heads}
     rows, pooling = ([rng.integers(1, most, n) for _ in range(26)] for most in (1_000_000, 30))
-    widths = [8 * rng.integers(1, 129, n) for _ in range(4)]
+    widths = [8 * rng.integers(17, 129, n) for _ in range(4)]
     model = DLRM(batch=8 * batches, rows=rows, pooling=pooling, bottom=widths[:1], top=widths[1:], features=13)
     return {"Transformers": Transformer.bert(heads=heads, dtype="bf16", **sizes), "DLRMs": model}
 

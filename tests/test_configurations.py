@@ -27,7 +27,7 @@ def transformers(rng: np.random.Generator, n: int, build: Callable[..., Any] = T
 
 def dlrms(rng: np.random.Generator, n: int, tables: int = 26, **more: Any) -> DLRM:
     rows, pooling = ([rng.integers(1, most, n) for _ in range(tables)] for most in (10**6, 30))
-    bottom, *top = (8 * rng.integers(1, 129, n) for _ in range(4))
+    bottom, *top = (8 * rng.integers(9, 129, n) for _ in range(4))
     batch = 8 * rng.integers(1, 1025, n)
     return DLRM(batch=batch, rows=rows, pooling=pooling, bottom=[bottom], top=top, dim=64, features=13, **more)
 

@@ -64,10 +64,8 @@ def test_an_executor_gives_the_same_rows() -> None:
 def test_charts_have_a_line_for_each_of_the_others() -> None:
     found = pk.sweep(SMALL, {"batch": [2, 4], "platform": ["h100-sxm-8", "a100-sxm-8"]}, progress=False)
     chart = found.chart().to_dict()
-    assert {row["series"] for row in chart["layer"][0]["data"]["values"]} == {
-        "platform h100-sxm-8",
-        "platform a100-sxm-8",
-    }
+    rows = [row for values in chart["datasets"].values() for row in values]
+    assert {row["series"] for row in rows} == {"platform h100-sxm-8", "platform a100-sxm-8"}
     assert found.chart("platform", "needs").to_dict()["layer"][-1]["encoding"]["x"]["field"] == "platform"
 
 

@@ -89,7 +89,7 @@ class Sweep(Tabular):
         return plots.sweep_lines(self.frame, x=first, y=check_choice("y", y, self.frame.columns), series=series)
 
     def __repr__(self) -> str:
-        times = self.frame["time"].drop_nulls()
+        times: Any = self.frame["time"].drop_nulls()
         span = f"{format_time(times.min())} to {format_time(times.max())}" if len(times) else "none has a time"
         return f"Sweep({len(self.frame)} configurations over {', '.join(self.varied)}: {span})"
 
@@ -150,7 +150,7 @@ def sweep(
     columns = read_columns("grid", grid)
     if isinstance(grid, Mapping):
         columns = dict(zip(columns, map(list, zip(*product(*columns.values()), strict=True)), strict=False))
-    usual = {"platform": platform, "ranks": ranks, "execution": execution}
+    usual: dict[str, Any] = {"platform": platform, "ranks": ranks, "execution": execution}
     if not _count(columns) or (platform is None and "platform" not in columns):
         raise ValueError(f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, and where")
     groups, parts = [*_group(columns, usual, events)], []
@@ -187,7 +187,7 @@ def _group(columns: _Columns, usual: Mapping[str, Any], events: bool) -> Iterato
             number = np.unique(number * len(known) + codes, return_inverse=True)[1]
     order = np.argsort(number, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
-        at = usual | {name: values[members[0]] for name, values in columns.items() if name in usual}
+        at = {**usual} | {name: values[members[0]] for name, values in columns.items() if name in usual}
         size = _MANY if not events and _is_together(at) else _FEW
         yield from np.split(members, range(size, len(members), size))
 
@@ -227,7 +227,7 @@ def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Colu
                 spread, batch = one.spread, getattr(one.workload, "batch", np.nan)  # of a graph nobody knows
             if together:
                 many = _build_together(workload, columns, given)
-                found, batch = price_configurations(many, one.platform), many.batch
+                found, batch = dict[str, Any](price_configurations(many, one.platform)), many.batch
                 spread = found.pop("spread")
         except ValueError as error:
             found = {"error": escape(error, 500)} if count == 1 else {}

@@ -35,15 +35,14 @@ def price_configurations(workload: Workload, platform: Platform) -> dict[str, np
     Raises
     ------
     ValueError
-        On a CPU, and for what is compiled: there the order of operations decides, and one configuration is priced
-        after the other.
+        On a CPU: there the order of operations decides, and one configuration is priced after the other.
 
     Notes
     -----
     On one rank the slower of host and device sets the pace.
     """
     if platform.device.kind == "cpu":
-        raise ValueError("sizes are arrays; on a CPU, and compiled, configurations are priced one after the other")
+        raise ValueError("sizes are arrays; on a CPU configurations are priced one after the other")
     found: dict[str, np.ndarray] = {}
     count = max(count_configurations(workload), 1)
     widths = np.broadcast_to(getattr(workload, "hidden", 1) / getattr(workload, "heads", 1), count)

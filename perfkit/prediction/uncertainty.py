@@ -35,7 +35,7 @@ def find_spread(costs: Costs, seconds: np.ndarray, waits: float, period: float, 
     return float(join_errors(errors, assumed, waits / period, whole * np.minimum(seconds.sum() / period, 1.0)))
 
 
-def join_errors(errors: Array, assumed: np.ndarray, waits: Any, whole: Any) -> Any:
+def join_errors(errors: Any, assumed: np.ndarray, waits: Any, whole: Any) -> Any:
     """Join the errors of classes and of whole iterations, and the share of waits; each may be an array [-]."""
     sums = (errors[assumed].sum(axis=0) ** 2, (errors[~assumed] ** 2).sum(axis=0), (0.3 * waits) ** 2, whole**2)
     return np.sqrt(sum(sums))
