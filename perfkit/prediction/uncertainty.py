@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import Array, format_bytes
+from perfkit.ground.units import format_bytes
 from perfkit.platform.estimates import find_transfers
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import Costs
