@@ -144,11 +144,11 @@ def test_the_order_of_tables_does_not_change_the_price_of_a_plan(platform: str, 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", [("iteration", ()), ("iteration", ("data_parallel", "row_wise")), ("additive", ())])
 def test_the_best_of_all_plans_is_found_and_not_below_the_bound(seed: int, case: tuple[str, tuple[str, ...]]) -> None:
-    tables, (kind, forbid) = TableSet(draw_tables(4, seed=seed), batch=131072, embedding="fused"), case
-    alone = price_plan(tables, "h100-sxm-8", Plan(2, (0,) * 4))
+    tables, (kind, forbid) = TableSet(draw_tables(3, seed=seed), batch=131072, embedding="fused"), case
+    alone = price_plan(tables, "h100-sxm-8", Plan(2, (0,) * 3))
     capacity = 0.7 * float(alone.memory.max()) + alone.reserved  # not all on one rank
     problem = set_up(tables, "h100-sxm-8", 2, capacity, kind, "local")
-    options = list_options(problem, read_constraints("abcd", 2, forbid=forbid))
+    options = list_options(problem, read_constraints("abc", 2, forbid=forbid))
     ways: list[list[Placement]] = [[] for _ in tables]
     for table, name, parts in zip(options.table, options.kind, options.parts, strict=True):
         ways[table] += [Placement(str(name), at) for at in permutations(range(2), int(parts) or 2)]

@@ -32,7 +32,7 @@ TINY = DLRM(rows=[100, 50, 20], dim=8, pooling=[2, 1, 3.5], bottom=[8], top=[8],
 Factor = Callable[[Plan, int], float]
 
 
-def pretend(platform: Platform, factor: Factor, jobs: list[dict[str, Any]]) -> Callable[..., Any]:
+def pretend(price: Callable[[DLRM, Plan], float], factor: Factor, jobs: list[dict[str, Any]]) -> Callable[..., Any]:
     """A machine that takes `factor` times what is predicted."""
 
     def run(job: dict[str, Any], *, ranks: int) -> list[Any]:
@@ -42,7 +42,7 @@ def pretend(platform: Platform, factor: Factor, jobs: list[dict[str, Any]]) -> C
         out: list[list[Any]] = [[] for _ in range(ranks)]
         for owners in job["placements"]:
             plan = Plan.from_owners(owners, ranks=ranks)
-            time = factor(plan, number) * price_plan(model, platform, plan).time
+            time = factor(plan, number) * price(model, plan)
             for rank in range(ranks):
                 timing = {"median": time - 1e-6 * rank, "q1": 0.9 * time, "q3": 1.1 * time, "idle": 0.1 * time}
                 out[rank].append(timing)
@@ -57,10 +57,14 @@ def proposed(toy: Platform) -> Callable[[DLRM], dict[str, Plan]]:
     return cache(partial(propose_plans, platform=toy))
 
 
+@pytest.fixture(scope="module")
+def price(toy: Platform) -> Callable[[DLRM, Plan], float]:
+    """The time of a placement, priced once."""
+    return cache(lambda model, plan: price_plan(model, toy, plan).time)
+
+
 @pytest.fixture
-def study(
-    toy: Platform, proposed: Callable[[DLRM], dict[str, Plan]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[Trials, list[Any]]]:
+def study(toy, proposed, price, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(processes, "count_cores", lambda: 2)
     monkeypatch.setattr(studies, "propose_plans", lambda model, *_, **__: proposed(model))
@@ -68,7 +72,7 @@ def study(
 
     def run(factor: Factor = lambda plan, number: 1.0, **more: Any) -> tuple[Trials, list[Any]]:
         jobs: list[dict[str, Any]] = []
-        monkeypatch.setattr(studies, "run_processes", pretend(where, factor, jobs))
+        monkeypatch.setattr(studies, "run_processes", pretend(price, factor, jobs))
         return measure_trials(where, progress=False, **{"quick": True, **more}), jobs
 
     return run
