@@ -43,6 +43,7 @@ KINDS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "prediction": (lambda toy: pk.predict(MODEL, toy, ranks=2), ("80% interval", "embedding_forward", "Assumptions")),
     "comparison": (lambda toy: pk.compare(toy, "a100-sxm-8", MODEL, ranks=1), ("fp32 peak", "19.5 TFLOP/s")),
     "sharding": (lambda toy: pk.shard(MODEL, toy, ranks=2, steps=50), ("unique-rows", "memory share", "table_wise")),
+    "sweep": (lambda toy: pk.sweep(pk.DLRM, {"batch": [64, 128]}, toy), ("samples a second", "2 configurations")),
     "check": (lambda toy: some_comparison(), ("7.13</td>", "+30.0%", "12 ms (11.8 ms to 12.4 ms)", "processor")),
     "calibration": (lambda toy: toy, ("invented for tests", "all_reduce.2 alpha", "collective models")),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from perfkit.ground.results import Picture, Table, Tabular, read_columns
+from perfkit.ground.results import Picture, Sections, Table, Tabular, read_columns
 from perfkit.ground.units import check_choice, escape, format_time, show
 from perfkit.platform.estimates import find_interval, keep_quiet, warn_once
 from perfkit.platform.gallery import Named, load_platform
@@ -87,6 +87,12 @@ class Sweep(Tabular):
         first = check_choice("x", self.varied[0] if x is None else x, self.varied)
         series = [name for name in self.varied if name != first]
         return plots.sweep_lines(self.frame, x=first, y=check_choice("y", y, self.frame.columns), series=series)
+
+    def sections(self) -> Sections:
+        """What a report shows, see `perfkit.ground.results.Sections`."""
+        yield "", self.chart()
+        units = {"time": "time_s", "low": "low_s", "high": "high_s", "needs": "needs_bytes"}
+        yield "Configurations", self.frame.rename(units | {"samples_per_s": "samples a second"})
 
     def __repr__(self) -> str:
         times: Any = self.frame["time"].drop_nulls()

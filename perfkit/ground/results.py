@@ -74,15 +74,14 @@ def write_cells(table: Any) -> list[Sequence[str]]:
         return list(table)
     names = [name for name in table.columns if name != "unit"]
     heads = [name.removesuffix("_s").removesuffix("_bytes").replace("_", " ") for name in names]
-    rows = table.to_dicts()
-    return [heads, *([write_cell(name, row[name], row.get("unit")) for name in names] for row in rows)]
+    return [heads, *([write_cell(name, row[name], row.get("unit")) for name in names] for row in table.to_dicts())]
 
 
 def write_cell(column: str, value: Any, unit: str | None) -> str:
     """Write a value in the unit of its row, or in the one that its column ends in."""
     ending = column.rpartition("_")[2]
     if value is None or value != value or isinstance(value, bool):
-        return "✓" * value if isinstance(value, bool) else "–"
+        return "✗✓"[value] if isinstance(value, bool) else "–"
     if not isinstance(value, float):
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     if ending in ("share", "gap", "error"):

@@ -27,11 +27,12 @@ _PAGES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, l
 
 
 @cache
-def _bundle() -> tuple[Markup, str]:
+def _bundle() -> dict[str, str]:
     """The script that draws charts, with all that it needs, and the policy by which a browser runs nothing else."""
     script = vl_convert.javascript_bundle(_LOADER.get_source(_PAGES, "charts.js")[0])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return Markup(script), f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return {"script": Markup(script), "policy": policy}
 
 
 def _draw(number: int, chart: Any, summary: str) -> dict[str, str]:
@@ -60,7 +61,7 @@ def _list_results(given: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
                 parts.append({"heading": heading, **_draw(number := number + 1, part, repr(result))})
             elif len(rows := write_cells(part)) > 1:
                 columns = ["".join({cell[:1] for cell in column}) for column in zip(*rows[1:], strict=True)]
-                right = [bool(re.fullmatch("[-+–✓0-9]+", firsts)) for firsts in columns]
+                right = [bool(re.fullmatch("[-+–✗✓0-9]+", firsts)) for firsts in columns]
                 parts.append({"heading": heading, "rows": rows, "right": right})
         about = [getattr(result, name, {}) for name in ("provenance", "machine")]
         disturbed = [f"{each['disturbances']} (disturbed measurements)" for each in about if "disturbances" in each]
@@ -106,15 +107,14 @@ def report(
     >>> pk.report(path="report.html")
     Traceback (most recent call last):
     ...
-    ValueError: results[0] is None; pass what predict, compare, shard, check, read_trace or calibrate returned
+    ValueError: results[0] is None; pass what predict, compare, shard, sweep, check, read_trace or calibrate returned
     """
     for number, result in enumerate(results or [None]):
         if isinstance(result, type) or not hasattr(result, "sections"):
-            takes = "pass what predict, compare, shard, check, read_trace or calibrate returned"
+            takes = "pass what predict, compare, shard, sweep, check, read_trace or calibrate returned"
             raise ValueError(f"results[{number}] is {show(result)}; {takes}")
     target, found = check_target("path", path), list(_list_results(results))
-    script, policy = _bundle()
     about = (author, date.today().isoformat(), f"perfkit {__version__}, Python {machine.python_version()}")
     words = {"title": title or "Performance report", "about": about, "notes": notes}
-    page = _PAGES.get_template("page.html").render(words, results=found, script=script, policy=policy)
+    page = _PAGES.get_template("page.html").render(words, results=found, **_bundle())
     return write_text(target, page)
