@@ -47,6 +47,7 @@ _PARTS = ("collectives", "gemm", "attention", "elementwise")
 #: Generation of scales fitted to whole steps, by the model of the device.
 GENERATION = {"V100": "v100", "A100": "a100", "H100": "h100", "H200": "h100"}
 GENERATION |= dict.fromkeys(("B200", "B300", "GB200"), "blackwell")
+GENERATION |= {"L40S": "ada"}
 #: Fits that one source gives to a platform.
 Part: TypeAlias = Callable[[Platform], Mapping[str, Fit]]
 
@@ -325,7 +326,7 @@ def build_typical() -> Platform:
     kernels, curves = ({k: f for k, f in found.items() if _is_curve(k) == which} for which in (False, True))
     device = Device("a device that nobody measured", "cuda", {}, (memory,))
     network = Network(8, links={"intra": link})
-    return Platform("the middle of the measured GPUs", device, network, kernels, curves)
+    return add_context(Platform("the middle of the measured GPUs", device, network, kernels, curves), "others")
 
 
 def _take_middle(fits: Mapping[str, Fit]) -> Fit:
@@ -341,10 +342,11 @@ def _take_middle(fits: Mapping[str, Fit]) -> Fit:
     )  # fmt: skip
 
 
-def add_context(platform: Platform) -> Platform:
+def add_context(platform: Platform, default: str = "") -> Platform:
     """Scales of the device's generation, fitted to published steps by `benchmarks.gpu_context`."""
-    generation = next((GENERATION[word] for word in platform.device.name.split() if word in GENERATION), None)
-    if generation is None:
+    known = (GENERATION[word] for word in platform.device.name.split() if word in GENERATION)
+    generation = next(known, default)
+    if not generation:
         return platform
     source = "published steps, reference_data/published/gpu_steps.csv"
     return add_published(platform, read_scales(), generation, source=source, date=DATE)

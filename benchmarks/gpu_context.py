@@ -30,20 +30,29 @@ from perfkit.workloads.transformer import Transformer
 
 #: Generation of a device by the first part of its name, and the single node of the gallery that stands for it.
 NODES = {"v100": "v100-sxm-8", "a100": "a100-sxm-8", "h100": "h100-sxm-8", "b200": "b200-sxm-8", "gb200": "gb200-4"}
-#: Generations that get scales; Blackwell is one, which no step is fitted to.
-GENERATIONS = ("v100", "a100", "h100", "blackwell")
-#: Number formats that a workload has.
-_FORMATS = ("fp32", "tf32", "bf16", "fp16")
-#: What is fitted to: bf16 and fp16 steps, and those in fp32 of which single products were measured.
+#: Generations that get scales; to the last three no step is fitted.
+GENERATIONS = ("v100", "a100", "h100", "blackwell", "ada", "others")
+_GENERATION = {"b200": "blackwell", "gb200": "blackwell", "l4": "ada"}
+#: What is fitted to, but for steps in fp8.
 _FITTED = ("mpt", "vtrain", "flash_gpt", "dle_bert", "megatron")
-_SIZES = ("layers", "hidden", "heads", "vocabulary")
+_SIZES = ("layers", "hidden", "heads", "vocabulary", "kv_heads", "inner")
+_LLAMA = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
+#: Share of what recomputing whole layers adds that `selective` checkpoints do: every other product, no attention.
+_SELECTIVE = {"product": 0.5, "memory": 1.0, "memory.fused": 1.0, "host": 1.0}
 #: Largest mean error [%] by what is judged and how.
 BARS = {
     ("mpt a100", "half of the groups"): 5.0, ("mpt h100", "half of the groups"): 6.0,
     ("mpt a100", "one size left out"): 6.0, ("mpt h100", "one size left out"): 6.0,
     ("vtrain a100", "half of the groups"): 5.0, ("dle_bert a100", "one group left out"): 10.0,
-    ("dle_bert v100", "one group left out"): 12.0, ("torchtitan h100", "source left out"): 15.0,
+    ("eager v100 and h100", "one group left out"): 12.0, ("neusight nvidia", "one group left out"): 12.0,
+    ("neusight others", "one group left out"): 25.0, ("torchtitan and nvidia h100", "source left out"): 15.0,
 }  # fmt: skip
+#: Steps that are judged together.
+_TOGETHER = {
+    "eager v100 and h100": ("dle_bert v100", "neusight v100", "neusight h100"),
+    "neusight nvidia": ("neusight v100", "neusight a100", "neusight h100", "neusight ada"),
+    "torchtitan and nvidia h100": ("torchtitan h100", "torchtitan h100 fp8", "nvidia h100 fp8"),
+}
 
 
 def read_rows() -> list[dict[str, str]]:
@@ -55,9 +64,11 @@ def read_rows() -> list[dict[str, str]]:
 @cache
 def _find_platform(device: str, ranks: int, bandwidth: str, link: str) -> Platform:
     """A cluster of a device, with a memory bandwidth and a link between nodes where the source states them [B/s]."""
-    node = load_platform(NODES[device.partition("-")[0]])
+    node = load_platform(NODES.get(device.partition("-")[0], f"{device}-8"))
     found = node
-    if ranks > node.network.ranks:
+    if device == "gb200":  # 72 of them share their links
+        found = replace(node, network=replace(node.network, ranks_per_node=max(ranks, node.network.ranks)))
+    elif ranks > node.network.ranks:
         found = load_platform(f"{node.name}x{-(-ranks // node.network.ranks)}")
         found = found.with_link("inter", bandwidth=float(link)) if link else found
     found = replace(found, device=read_datasheet(device).device)
@@ -69,9 +80,10 @@ def _find_platform(device: str, ranks: int, bandwidth: str, link: str) -> Platfo
 
 def build_workload(row: dict[str, str], accumulate: int) -> Transformer:
     """The workload of a row, with another number of micro-batches."""
-    given: dict[str, Any] = {name: int(row[name]) for name in (*_SIZES, "sequence")}
-    given |= {name: row[name] for name in ("dtype", "attention", "parallel")}
+    given: dict[str, Any] = {name: int(row[name] or 0) for name in (*_SIZES, "sequence")}
+    given |= {name: row[name] for name in ("dtype", "attention", "parallel")} | (_LLAMA if row["inner"] else {})
     given |= {
+        "dropout": float(row["dropout"]),
         "mixed": row["mixed"] == "yes",
         "checkpoint": row["checkpoint"] == "full",
         "overlap": row["overlap"] == "yes",
@@ -82,29 +94,41 @@ def build_workload(row: dict[str, str], accumulate: int) -> Transformer:
 
 
 def list_steps(rows: Sequence[dict[str, str]]) -> list[Step]:
-    """Rows with their parts: of several micro-batches as many times what a second one adds."""
+    """Rows with their parts: of several micro-batches as many times what a second one adds, of a micro step that."""
     steps = []
     for row in rows:
         count, ranks = int(row["accumulate"]), int(row["ranks"])
         platform = _find_platform(row["device"], ranks, row["bandwidth"], row["link"])
         about: dict[str, Any] = {"ranks": ranks, "execution": row["execution"], "update": row["timed"] == "step"}
-        first, *more = (split_step(build_workload(row, n), platform, **about) for n in range(1, min(count, 2) + 1))
-        parts = (
-            {name: value + (count - 1) * (more[0][name] - value) for name, value in first.items()} if more else first
-        )
+        models = [build_workload(row, n) for n in range(1, min(count, 2) + 1)]
+        first, *more = (split_step(model, platform, **about) for model in models)
+        parts, once = first, row["timed"] == "step"
+        for second in more:
+            parts = {name: once * value + (count - 1) * (second[name] - value) for name, value in first.items()}
+        if row["checkpoint"] == "selective":
+            whole = split_step(replace(models[0], checkpoint=True), platform, **about)
+            parts = {name: value + _SELECTIVE.get(name, 0.0) * (whole[name] - value) for name, value in parts.items()}
         if row["mixed"] == "master":  # weights in half precision, updated as copies in fp32
             wide = split_step(replace(build_workload(row, 1), mixed=True), platform, **about)
             parts["memory"] += wide["update"] - first["update"]
-        generation = {"b200": "blackwell", "gb200": "blackwell"}.get(node := row["device"].partition("-")[0], node)
+        node = row["device"].partition("-")[0]
+        generation = _GENERATION.get(node, node if node in GENERATIONS else "others")
         text = ",".join(value for name, value in row.items() if name not in ("seconds", "citation"))
         steps.append(Step(row["source"], generation, text, float(row["seconds"]), parts))
     return steps
 
 
+def _find_format(step: Step) -> str:
+    return step.configuration.split(",")[14]
+
+
+def _is_fitted(step: Step) -> bool:
+    return step.source in _FITTED and _find_format(step) != "fp8"
+
+
 def _name_group(step: Step) -> str:
     """Model, device and precision of a step."""
-    words = step.configuration.split(",")
-    return "/".join((step.source, words[1], words[2], words[14]))
+    return "/".join((step.source, *step.configuration.split(",")[1:3], _find_format(step)))
 
 
 def _split(steps: Sequence[Step], how: str) -> Iterator[list[bool]]:
@@ -130,12 +154,14 @@ def judge(steps: Sequence[Step], how: str) -> list[dict[str, Any]]:
     """Errors [%] of steps that nothing was fitted to, by source and generation, and how many intervals hold them."""
     found: dict[str, list[tuple[float, bool]]] = {}
     for judged in _split(steps, how):
-        fitted = [s for s, own in zip(steps, judged, strict=True) if not own and s.source in _FITTED]
+        fitted = [s for s, own in zip(steps, judged, strict=True) if not own and _is_fitted(s)]
         others = [step for step, own in zip(steps, judged, strict=True) if own]
         times, spreads = predict_steps(others, fit_scales(fitted, GENERATIONS))
         for step, time, spread in zip(others, times, spreads, strict=True):
             inside = abs(np.log(time / step.seconds)) <= 1.2816 * spread  # 80 %
-            found.setdefault(f"{step.source} {step.generation}", []).append((time / step.seconds - 1, bool(inside)))
+            name = f"{step.source} {step.generation}" + " fp8" * (_find_format(step) == "fp8")
+            found.setdefault(name, []).append((time / step.seconds - 1, bool(inside)))
+    found |= {name: [pair for part in parts for pair in found[part]] for name, parts in _TOGETHER.items()}
     rows = []
     for name, pairs in sorted(found.items()):
         errors, inside = zip(*pairs, strict=True)
@@ -166,8 +192,7 @@ def read_scales() -> Scales:
 
 
 def _run(given: Any) -> None:
-    rows = [row for row in read_rows() if row["dtype"] in _FORMATS and row["device"].partition("-")[0] in NODES]
-    steps = list_steps([row for row in rows if not row["inner"]])
+    steps = list_steps(read_rows())
     figures = [row for how in dict.fromkeys(how for _, how in BARS) for row in judge(steps, how)]
     heads = ("steps", "judged", "n", "geomean", "mean", "p95", "bias", "inside", "bar")
     cells: list[tuple[str, ...]] = [heads]
@@ -177,7 +202,7 @@ def _run(given: Any) -> None:
         cells.append((row["steps"], row["judged"], f"{row['n']:.0f}", *numbers, f"{bar:g}" if bar else ""))
     print(format_table(cells))
     if given.write:
-        scales = fit_scales([step for step in steps if step.source in _FITTED], GENERATIONS)
+        scales = fit_scales([step for step in steps if _is_fitted(step)], GENERATIONS)
         write_text(find_reference("published") / "gpu_scales.csv", tabulate_scales(scales))
     save_rows(given.json, figures)
 

@@ -240,7 +240,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "checkpoint": {"action": "store_true", "help": "compute layers again in the backward pass"},
     "device": {"choices": ("cpu", "cuda"), "help": "what to measure; default cpu"},
     "dim": {"type": int, "help": "columns of tables, for files without them"},
-    "dtype": {"help": "fp32, tf32, bf16, fp16"},
+    "dtype": {"help": "fp32, tf32, bf16, fp16, fp8"},
     "execution": {"choices": ("eager", "compiled", "graphs"), "help": "how the iteration runs; default eager"},
     "embedding": {
         "choices": ("separate", "fused"),

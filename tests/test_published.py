@@ -24,7 +24,7 @@ def make_steps(generation: str, count: int) -> list[Step]:
         parts["host"] *= 10.0 if number % 3 == 0 else 0.1
         device = sum(TRUE[name] * value for name, value in parts.items() if name != "host") + TRUE["exchange"] * flight
         seconds = max(device, TRUE["host"] * parts["host"])
-        known = {"rest": 0.0, "flight": flight, "exposed": 0.0, "update": 0.0}
+        known = {"rest": 0.0, "flight": flight, "exposed": 0.0, "update": 0.0, "doubt": 0.0}
         steps.append(Step(f"source {number % 2}", generation, str(number), seconds, parts | known))
     return steps
 

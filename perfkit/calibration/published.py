@@ -34,13 +34,18 @@ _HOSTS = {"v100": (1.0, 0.1), "a100": (0.85, 0.18)}
 _HOST = (0.6, 0.4)  # of newer generations
 #: How many times longer the backward of fused attention takes than its arithmetic at the rate of the forward [-].
 BACKWARD = 1.9
-#: Spread of steps where few were fitted [-], how many steps that is worth, the least spread of what was borrowed [-],
-#: and the steps that one source counts at most.
-_USUAL, _WORTH, _BORROWED, _MOST = 0.06, 6, 0.3, 20
+#: Spread of steps of one source [-], the least spread of what was borrowed [-], and the steps that a source counts at
+#: most.
+_USUAL, _BORROWED, _MOST = 0.06, 0.3, 20
+#: Spread between sources before any is seen [-], how many steps that is worth, and the steps of one source that tell of
+#: another.
+_OTHERS, _WORTH, _FEW = 0.1, 6, 3
+#: Number formats of the products that scales were fitted to.
+_FORMATS = ("bf16", "fp16")
 #: Usual spreads from which on a step counts less [-], and the share of its prior's deviation below which a scale counts
 #: as fitted [-].
 _FAR, _SAID = 2.5, 0.8
-_BESIDE = ("rest", "host", "flight", "exposed", "update")  # parts without a scale of their own
+_BESIDE = ("rest", "host", "flight", "exposed", "update", "doubt")  # parts without a scale of their own
 _MEMORY = ("elementwise", "rowwise", "copy")
 _CLASSES = {"gemm": "product", "bmm": "product", **dict.fromkeys(_MEMORY, "memory")}
 #: Logarithm, its standard error and configurations behind each scale, by class and generation [-].
@@ -79,22 +84,26 @@ def split_step(
     -------
     parts : dict of str to float
         Device time by class, ``rest`` for classes without a scale; the time of the ``host``, of collectives in
-        ``flight`` and of what nothing hides of these, ``exposed``; ``update`` is a part of ``memory`` [s].
+        ``flight`` and of what nothing hides of these, ``exposed``; ``update`` is a part of ``memory``, and ``doubt``
+        what products in formats other than half precision may take more or less [s].
     """
     bare = replace(platform, context=Context(), host=read_overheads())
     with keep_quiet():
         found = predict(workload, bare, ranks=ranks, execution=execution)
     [graph] = execute(workload.graphs(ranks, accelerator=True)[:1], execution)
-    seconds = price([graph], bare, dtype=graph.dtype, ranks=ranks)[0].seconds
+    costs = price([graph], bare, dtype=graph.dtype, ranks=ranks)[0]
+    formats = graph.dtypes or (graph.dtype,) * len(graph)
     hosts, kernels = np.add(*price_host(graph, bare)), list_attention(graph, bare)
     parts = dict.fromkeys((*_BESIDE, "memory"), 0.0)
-    for (_, kind, variant, phase, _), own, host in zip(graph.labels, seconds, hosts, strict=True):
+    columns = (graph.labels, formats, costs.seconds, costs.spread, hosts)
+    for (_, kind, variant, phase, _), dtype, own, spread, host in zip(*columns, strict=True):
         if phase == "update" and not update:
             continue
         name = _CLASSES.get(kind, "rest") + ".fused" * (variant == "fused")
         if kind == "attention":
             name, own = f"attention.{kernels[0]}", own * (BACKWARD if variant.startswith("backward") else 1.0)
-        for part, value in ((name, own), ("host", host), ("update", own * (phase == "update"))):
+        doubt = own * spread * (name == "product" and dtype not in _FORMATS)
+        for part, value in ((name, own), ("host", host), ("update", own * (phase == "update")), ("doubt", doubt)):
             parts[part] = parts.get(part, 0.0) + float(value)
     row = found.communication().row(0, named=True)
     return parts | {"flight": row["total_s"], "exposed": row["exposed_s"]}
@@ -104,22 +113,23 @@ def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
     """Fit the scales of all classes and generations, and under ``spread`` that of steps around them.
 
     Minimises squared logarithms of predicted over measured times, in units of the usual spread, and of scales over
-    their priors. A source counts as at most 20 steps, and steps that are far off count less.
+    their priors. A source counts as at most 20 steps; steps that are far off, and doubtful ones, count less.
     """
     names = sorted({name for step in steps for name in step.parts} - {*_BESIDE})
     keys = [(name, generation) for name in (*names, "exchange", "host") for generation in generations]
     mean, width, matrix = _list_priors(keys)
     tables, logs = _tabulate(steps, keys), np.log([step.seconds for step in steps])
     often = Counter((step.source, step.generation) for step in steps)
-    trust = np.array([min(1.0, _MOST / often[step.source, step.generation]) for step in steps])
-    found, weights = mean.copy(), np.sqrt(trust) / _USUAL
+    trust, few = (np.array([min(1.0, n / often[s.source, s.generation]) for s in steps]) for n in (_MOST, _FEW))
+    usual = np.hypot(_USUAL, tables["doubt"] / np.exp(logs))
+    found, weights = mean.copy(), np.sqrt(trust) / usual
 
     def miss(values: Array) -> Array:
         return np.concatenate([weights * (np.log(_time(tables, matrix @ values)) - logs), (values - mean) / width])
 
     for _ in range(30):
         errors = np.log(_time(tables, matrix @ found)) - logs
-        weights = np.sqrt(trust * np.minimum(1.0, _FAR * _USUAL / np.maximum(np.abs(errors), 1e-9))) / _USUAL
+        weights = np.sqrt(trust * np.minimum(1.0, _FAR * usual / np.maximum(np.abs(errors), 1e-9))) / usual
         now = miss(found)
         slopes = np.stack([(miss(found + step) - now) / 1e-5 for step in 1e-5 * np.eye(len(found))], axis=1)
         change = np.clip(-np.linalg.solve(slopes.T @ slopes, slopes.T @ now), -0.3, 0.3)
@@ -133,9 +143,9 @@ def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
     result = {key: (float(values[n]), float(spread[n]), len(seen[n])) for n, key in enumerate(keys)}
     for generation in generations:
         own = np.array([step.generation == generation for step in steps])
-        total = trust[own] @ np.square(errors[own]) + _WORTH * _USUAL**2
+        total = few[own] @ np.square(errors[own]) + _WORTH * _OTHERS**2
         count = len({step.configuration for step in steps if step.generation == generation})
-        around = math.sqrt(total / (trust[own].sum() + _WORTH)) if count else _BORROWED
+        around = math.sqrt(total / (few[own].sum() + _WORTH)) if count else _BORROWED
         result["spread", generation] = (around, 0.0, count)
     return result
 
@@ -183,7 +193,8 @@ def predict_steps(steps: Sequence[Step], scales: Scales) -> tuple[Array, Array]:
     times = _time(tables, logs)
     shares = np.stack([_time(tables, logs + step) / times - 1 for step in 1e-4 * np.eye(len(keys))], axis=1) / 1e-4
     whole = [scales["spread", step.generation][0] for step in steps]
-    return times, np.hypot(whole, np.sqrt(np.square(shares) @ np.square(errors)))
+    scaled = np.sqrt(np.square(shares) @ np.square(errors))
+    return times, np.hypot(np.hypot(whole, scaled), tables["doubt"] / times)
 
 
 def add_published(platform: Platform, scales: Scales, generation: str, *, source: str, date: str) -> Platform:
@@ -195,6 +206,7 @@ def add_published(platform: Platform, scales: Scales, generation: str, *, source
     def make(name: str, form: str, parameters: Mapping[str, float], spread: float = 0.0) -> Fit:
         _, error, count = known[name, generation]
         about: dict[str, Any] = {"units": dict.fromkeys(parameters, "-"), "source": source, "date": date, "n": count}
+        about["dtypes"] = _FORMATS if name == "product" else ()
         if not count:
             note = f"{name.replace('.', ' ')} of {generation} was in no published step: taken from other generations"
             about |= {"kind": "assumed", "notes": (note,)}

@@ -24,7 +24,7 @@ _TENSOR = {"tf32", "fp8", "fp4", "int8", *_HALF}
 #: table 2.4.
 NARROW, FORMAT = 1.0, 0.25
 #: Share of the peak of tf32 beside the share that half precision reaches of its own [-]; docs/formulas.md, table 2.4.
-TF32 = 1 / 1.4
+TF32 = 1 / 1.2
 #: Extra spread of products in formats of tensor cores whose rows in memory are no multiple of 16 B [-];
 #: docs/formulas.md, table 2.4.
 UNALIGNED = 0.7

@@ -20,7 +20,7 @@ from perfkit.ground.units import check_choice, check_positive, check_type, forma
 from perfkit.models.collectives import ring_steps
 from perfkit.models.hierarchy import FAR
 from perfkit.platform.file import PlatformError, find_file
-from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet, read_overheads
+from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
 
 #: Extra spread of kernels carried over to another device [-]; docs/formulas.md, table 2.4.
 DEVICE_SPREAD = 0.15
@@ -89,7 +89,7 @@ def from_datasheet(
     lacking, name = DTYPES.keys() - sheet.device.peaks.keys(), f"{sheet.system}-{count}" if flops is None else name
     fits = {key: fit for key, fit in typical.kernels.items() if Key.parse(key).variant not in lacking}
     return replace(
-        typical, name=name, device=sheet.device, network=Network(count, links=links), host=read_overheads(),
+        typical, name=name, device=sheet.device, network=Network(count, links=links),
         kernels={key: _carry(fit, typical.name, 0.0) for key, fit in fits.items()},
         collectives=typical.with_link("intra", bandwidth=wire.value).collectives if wire else {},
     )  # fmt: skip

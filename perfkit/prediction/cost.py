@@ -107,10 +107,10 @@ def _size_rows(
     return out
 
 
-def _find_models(platform: Platform, classes: tuple[_Class, ...]) -> _Models:
-    """What prices these classes: fits, contexts, and their numbers as arrays over classes."""
+def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) -> _Models:
+    """What prices these classes: fits, contexts if they are `scaled`, and their numbers as arrays over classes."""
     fits = [find_stand_in(platform.kernels, kind, variant=variant, dtype=own) for kind, variant, own in classes]
-    contexts = [platform.context.find(kind, variant) for kind, variant, _ in classes]
+    contexts = [platform.context.find(kind, variant) if scaled else None for kind, variant, _ in classes]
     rows = []
     for (kind, variant, own), fit, context in zip(classes, fits, contexts, strict=True):
         assumed = fit is None or fit.kind == "assumed"
@@ -169,7 +169,10 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[t
             ]
         numbers.append(np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.intp)[of])
     classes = tuple(known)
-    models = platform.memo.get(classes) or platform.memo.setdefault(classes, _find_models(platform, classes))
+    family = graphs[0].family if graphs else ""  # scales of a GPU are those of the families they were fitted to
+    scaled = platform.device.kind == "cpu" or not family or family in platform.context.iterations
+    models = platform.memo.get((scaled, classes))
+    models = models or platform.memo.setdefault((scaled, classes), _find_models(platform, classes, scaled))
     return classes, models, np.concatenate(numbers)
 
 
@@ -279,12 +282,14 @@ def spread_classes(
         members = np.flatnonzero(number == index)
         if kind == "collective":
             continue
-        times, spreads[index] = hot[members], context.spread if context else fit.spread if fit else 1.0
+        fitted = context and (not context.dtypes or own in context.dtypes)  # to iterations in this format
+        times, alone = hot[members], np.asarray(fit.spread if fit else 1.0)
         totals[index] = seconds[members].sum(axis=0)
-        if fit and not context and fit.spread_time is not None:
+        if fit and not fitted and fit.spread_time is not None:
             weights = times if graph.repeats is None else graph.repeats[members, None] * times
             whole, mean = weights.sum(axis=0), (fit.spread_at(times) * weights).sum(axis=0)
-            spreads[index] = np.divide(mean, whole, out=np.full(np.shape(whole), fit.spread), where=whole > 0)
+            alone = np.divide(mean, whole, out=np.full(np.shape(whole), fit.spread), where=whole > 0)
+        spreads[index] = np.hypot(context.spread if context else 0.0, 0.0 if fitted else alone)
         if kind in ("gemm", "bmm") and platform.device.kind != "cpu":
             sizes = {name: graph.column(name)[members] for name in "mnk"}
             odd[index] = (seconds[members] * find_unaligned(platform, kind, variant, own, sizes)).sum(axis=0)

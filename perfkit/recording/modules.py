@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from perfkit.ground.units import check_choice
 from perfkit.recording.convolutions import Residual, build_net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
@@ -333,7 +334,7 @@ def build_step(
         module, loss_of = _build_words(workload), lambda x, y: F.cross_entropy(x.view(-1, x.shape[-1]), y.view(-1))
     else:
         module = build_net(workload)
-    module = module.to(device, DTYPES[workload.dtype])
+    module = module.to(device, DTYPES[check_choice("dtype", workload.dtype, DTYPES)])
     batches = itertools.cycle([_draw_batch(workload, ranks, device, rng, tables) for _ in range(8)])
     averaged = [p for part in (parts or [""]) for p in module.get_submodule(part).parameters()]
     if overlap := ranks > 1 and workload.overlap:

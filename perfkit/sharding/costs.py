@@ -171,7 +171,7 @@ def _record(costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: b
         tape.local.clear()
         average(tape)
     step(tape, "sgd", lists=costs.accelerated)
-    graph = make_graph(tape)
+    graph = make_graph(tape, family=getattr(workload, "family", ""))
     if kind == "fused_exact":  # which rows are looked up differs from table to table
         [exact] = graph.kernels["embedding_backward", "exact"]
         place = np.flatnonzero(graph.accesses[:, 0, 0] == exact)[-1]
@@ -195,7 +195,7 @@ def _spread(graph: Graph, tables: Sequence[EmbeddingTable], fused: bool) -> tupl
     accesses = np.stack(touched, axis=2).reshape(-1, 4)
     accesses = accesses[np.argsort(accesses[:, 0], kind="stable")]
     labels = tuple(label for label in graph.labels for _ in each)
-    return Graph(labels, features, accesses, tuple(tables)), rows
+    return Graph(labels, features, accesses, tuple(tables), family=graph.family), rows
 
 
 def _grow(optimizer: str, tables: Sequence[EmbeddingTable], granularity: float) -> Array:

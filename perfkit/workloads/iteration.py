@@ -178,6 +178,8 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     outside = [(places[weight.storage], weight in tape.tables) for weight in tape.trained if weight.layer < 0]
     about["weights"] = np.array(outside, dtype=int).reshape(-1, 2)
     parameters = sum(weight.numel * _count(tape, weight) for weight in tape.trained)
+    if about.get("dtype") == "fp8":
+        about["dtypes"] = tuple("fp8" if label[0] == "_scaled_mm" else "bf16" for label in labels)
     return Graph(tuple(labels), features, accesses, tuple(tape.tables.values()), parameters, **about)
 
 

@@ -22,14 +22,17 @@ def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:
     return tape.record("cast", x, out=tape.tensor(*x.shape, itemsize=itemsize, grad=x.grad))
 
 
-def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Linear layer with a weight of outputs × inputs; weights are cast once an iteration."""
+def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, fp8: bool = False) -> Tensor:
+    """Linear layer with a weight of outputs × inputs, cast once an iteration; its products in `fp8` where asked."""
     operands = [cast(tape, x, tape.itemsize)]
     for own in (weight, bias) if bias else (weight,):
         if own not in tape.narrowed:
             tape.narrowed[own] = cast(tape, own, tape.itemsize)
         operands.append(tape.narrowed[own])
-    return tape.record("linear" if bias else "project", *operands, out=(*x.shape[:-1], weight.shape[0]))
+    out = (*x.shape[:-1], weight.shape[0])
+    if fp8:
+        operands += [tape.tensor(*shape, itemsize=1) for shape in (x.shape, weight.shape, out)]
+    return tape.record(("linear" if bias else "project") + "_fp8" * fp8, *operands, out=out)
 
 
 def mlp(tape: Tape, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Tensor:

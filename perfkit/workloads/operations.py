@@ -176,6 +176,15 @@ RULES: Mapping[str, Rule] = {
     "project": _rule(
         "x w", "mm gemm.nt: x w -> y", "mm gemm.tn: dy x -> dw; mm gemm.nn: dy w -> dx", bare=1,
     ),
+    **{
+        f"{name}_fp8": _rule(  # as Transformer Engine does it: numbers are cast with scales that are known
+            f"x w {bias}u v g",
+            f"_to_copy elementwise: x -> u; _to_copy elementwise: w -> v; _scaled_mm gemm.nt: {bias}u v -> y",
+            "_to_copy elementwise: dy -> g; _scaled_mm gemm.nn: g v -> dx; _scaled_mm gemm.tn: g u -> dw",
+            gives="dy>b dx>x dw>w" if bias else "", bare=1,
+        )
+        for name, bias in (("project", ""), ("linear", "b "))
+    },
     "bmm": _rule("a b", "bmm bmm.nn: a b -> y", "bmm bmm.tn: a dy -> db; bmm bmm.nt: dy b -> da", gives="db>b da>a"),
     "bmm_nt": _rule("a b", "bmm bmm.nt: a b -> y", "bmm bmm.tn: a dy -> db; bmm bmm.nn: dy b -> da", gives="db>b da>a"),
     **{

@@ -38,7 +38,7 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
     """
     for name, value in {**others, "mixed": mixed}.items():
         check_type(name, value, bool)
-    if mixed and ITEMSIZE[dtype] != 2:
+    if mixed and ITEMSIZE.get(dtype, 2) != 2:
         fault = f"mixed is True with dtype {dtype!r}; weights are fp32 already"
         raise ValueError(f"{fault}; take bf16 or fp16, or leave it")
     if others.get("compiled"):

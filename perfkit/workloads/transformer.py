@@ -43,7 +43,7 @@ _UNFUSED = ("eager", "math")
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 _CHOICES = {
-    "attention": (*_UNFUSED, "fused", *ATTENTION), "dtype": ITEMSIZE, "optimizer": ("adamw", "sgd"),
+    "attention": (*_UNFUSED, "fused", *ATTENTION), "dtype": (*ITEMSIZE, "fp8"), "optimizer": ("adamw", "sgd"),
     "parallel": PARALLEL, "norm": ("layer", "rms"),
 }  # fmt: skip
 _SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias")
@@ -83,7 +83,8 @@ class Transformer:
         ``fused`` (one kernel, which PyTorch chooses for the device), ``flash3`` (also cuDNN's), ``flash2``, ``triton``
         or ``efficient`` (that one); ``eager`` or ``math`` (scores in memory).
     dtype : str
-        Data type of products, and unless `mixed` of weights, activations and gradients.
+        Data type of products, and unless `mixed` of weights, activations and gradients. ``fp8`` is that of products
+        in layers, whose operands are cast; attention, the head and all else are bf16 then.
     optimizer : str
         ``adamw`` or ``sgd``.
     fused : bool
@@ -302,7 +303,7 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
     sharded, most = ranks > 1 and model.parallel != "ddp", 1 if count_configurations(model) else 3
     most, overlap = most + sharded, model.overlap and ranks > 1 and (accelerator or not sharded)  # streams of a GPU
     settings: dict[str, Any] = {"mixed": model.mixed and not sharded, "overlap": overlap}
-    tape, probe = (Tape(ITEMSIZE[model.dtype], **settings) for _ in range(2))
+    tape, probe = (Tape(ITEMSIZE.get(model.dtype, 2), **settings) for _ in range(2))
     tape.middle, tape.repeats = min(most // 2, 1), max(model.layers - most + 1, 1)
     open_unit: Any = nullcontext
     if sharded:
@@ -350,7 +351,8 @@ def _forward(tape: Tape, model: Transformer, ranks: int, most: int, open_unit: A
 def _project(tape: Tape, model: Transformer, x: Tensor, width: Any) -> Tensor:
     """A linear layer of a model, with or without bias."""
     weight = tape.parameter(width, x.shape[-1])
-    return layers.linear(tape, x, weight, tape.parameter(width) if model.bias else None)
+    bias = tape.parameter(width) if model.bias else None
+    return layers.linear(tape, x, weight, bias, fp8=model.dtype == "fp8" and tape.layer >= 0)
 
 
 def _layer(tape: Tape, model: Transformer, x: Tensor, *, module: str) -> Tensor:
