@@ -224,5 +224,5 @@ def _find_ranks(given: dict[str, Any]) -> tuple[int, ...]:
     if isinstance(group, torch.ScriptObject):
         group = dist.ProcessGroup.unbox(group)
     elif isinstance(group, str):
-        group = dist.distributed_c10d._resolve_process_group(group)
+        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
     return tuple(dist.get_process_group_ranks(group))

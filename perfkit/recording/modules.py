@@ -279,7 +279,7 @@ def _share_gradients(module: nn.Module) -> nn.Module:
 
 def _all_reduce(parameters: Sequence[nn.Parameter]) -> None:
     """Average gradients in one flat piece."""
-    flat = torch.cat([p.grad.reshape(-1) for p in parameters])
+    flat = torch.cat([p.grad.reshape(-1) for p in parameters])  # type: ignore[union-attr]
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())
     for parameter, gradient in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):

@@ -138,7 +138,7 @@ WORKLOADS: dict[str, tuple[Any, int, str]] = {
     "dlrm-dcnv2": (D("dlrm-dcnv2", batch=8192), 1, ""),
     "dlrm-dcnv2, overlap, two nodes": (D("dlrm-dcnv2", batch=65536, overlap=True), 16, "node"),
     "dlrm-dcnv2, compiled, autocast": (
-     D("dlrm-dcnv2", batch=65536, compiled=True, mixed=True, fused=True, dtype="bf16", table_dtype="fp16"), 8, "mixed"),
+     D("dlrm-dcnv2", batch=65536, mixed=True, fused=True, dtype="bf16", table_dtype="fp16"), 8, "mixed"),
     "random, dense, adagrad": (draw(1, sparse=False, optimizer="adagrad"), 1, ""),
     "random, sparse, adagrad, cross": (
      draw(2, optimizer="adagrad", embedding="exact", interaction="cross", cross=(2, 64)), 2, "table"),
@@ -150,8 +150,8 @@ WORKLOADS: dict[str, tuple[Any, int, str]] = {
     "random, overlap, dense, copies": (draw(8, sparse=False, overlap=True), 8, "copy"),
     "random, four nodes": (draw(9, overlap=True), 32, "mixed"),
     "random, four nodes, whole": (draw(10, embedding="fused", fused=True), 32, "table"),
-    "random, compiled": (draw(11, compiled=True, overlap=True), 4, "table"),
-    "random, compiled, cross": (draw(12, compiled=True, interaction="cross", embedding="fused"), 1, ""),
+    "random, compiled": (draw(11, overlap=True), 4, "table"),
+    "random, compiled, cross": (draw(12, interaction="cross", embedding="fused"), 1, ""),
     "random, fp64": (draw(13, dtype="fp64"), 1, ""),
     "random, bf16, exact": (draw(14, dtype="bf16", embedding="exact"), 8, "column"),
     "random, tf32, autocast": (draw(15, dtype="bf16", mixed=True), 2, "copy"),
@@ -197,7 +197,8 @@ def run(name: str, platform: str | pk.Platform, *, full: bool = False, **setting
     (workload, ranks, kind), where = WORKLOADS[name], pk.load_platform(platform)
     ranks = min(ranks, where.network.ranks)
     plan = place(kind, workload.tables, ranks, where.network.ranks_per_node) if kind else None
-    return tell(pk.predict(workload, where, ranks=ranks, plan=plan, **settings), full=full)
+    execution = "compiled" if "compiled" in name else None
+    return tell(pk.predict(workload, where, ranks=ranks, plan=plan, execution=execution, **settings), full=full)
 
 
 #: What if: a platform, the method that changes it, and its arguments.
