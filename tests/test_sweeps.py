@@ -77,3 +77,24 @@ def test_charts_have_a_line_for_each_of_the_others() -> None:
 def test_grids_that_make_no_sense_are_refused(grid: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pk.sweep(pk.Transformer.bert, grid, "h100-sxm-8", progress=False)
+
+
+def test_a_model_that_cannot_be_changed_says_what_to_give_instead() -> None:
+    with pytest.raises(ValueError, match=r"grid names \['batch'\], which cannot be: .*functools.partial\(pk.DLRM"):
+        pk.sweep(pk.DLRM(rows=[1000] * 4, dim=16), {"batch": [64, 128]}, "h100-sxm-8", progress=False)
+
+
+def test_decision_figures() -> None:
+    model = pk.Transformer.gpt2(batch=16, sequence=512, layers=4, dtype="bf16")
+    r = pk.predict(model, "h100-sxm-8", ranks=4)
+    assert r.throughput == {name: n / r.time for name, n in (("iterations", 1), ("samples", 16), ("tokens", 16 * 512))}
+    paid = r.cost(2.5, tokens=1e9)
+    assert paid["cost"] == pytest.approx(2.5 * 4 * 1e9 / (16 * 512) * r.time / 3600) == 2.5 * paid["gpu_hours"]
+    products = 4 * 12 * 768**2 + 50257 * 768  # weights that multiply tokens
+    scores = 4 * 2 * 512 * 768  # products with keys and values, half of them in the future
+    assert r.mfu == pytest.approx(3 * 16 * 512 * (2 * products + scores) / (r.time * 4 * 989.4e12), rel=1e-2)
+    again = pk.Transformer.gpt2(batch=16, sequence=512, layers=4, dtype="bf16", checkpoint=True).graphs()[0]
+    assert again.model_flops == model.graphs()[0].model_flops
+    for amount in ({}, {"samples": 1, "tokens": 1}, {"epochs": 3}):
+        with pytest.raises(ValueError, match=r"amount is .*known are iterations, samples, tokens"):
+            r.cost(2.5, **amount)

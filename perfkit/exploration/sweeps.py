@@ -22,10 +22,8 @@ from perfkit.workloads.sizes import select_sizes
 _NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "dim", "features")
 _LISTS = ("rows", "pooling", "bottom", "top")
 #: What is found of each configuration, and its value where there is none.
-_FOUND: dict[str, Any] = {
-    **dict.fromkeys(("time", "low", "high"), np.nan), "bottleneck": None, "needs": np.nan, "fits": None,
-    "samples_per_s": np.nan, "error": None, "warnings": None,
-}  # fmt: skip
+_FOUND: dict[str, Any] = dict.fromkeys(("time", "low", "high", "needs", "samples_per_s"), np.nan)
+_FOUND |= dict.fromkeys(("bottleneck", "fits", "error", "warnings"))
 #: Configurations of one task where they are priced together, and one by one; warnings that a sweep carries [-].
 _MANY, _FEW, _NOTES = 20_000, 8, 20
 _Columns: TypeAlias = Mapping[str, list[Any]]
@@ -47,9 +45,9 @@ class Sweep(Tabular):
     Examples
     --------
     >>> import perfkit as pk
-    >>> s = pk.sweep(pk.DLRM, {"batch": [1024, 2048, 4096], "dim": [16, 32]}, "h100-sxm-8")
-    >>> s.table().columns[:5], len(s.table())
-    (['batch', 'dim', 'time', 'low', 'high'], 6)
+    >>> gpt = pk.Transformer.gpt2(vocabulary=50304, dtype="bf16")
+    >>> pk.sweep(gpt, {"batch": [16, 32, 64], "sequence": [512, 1024]}, "a100-sxm-8").table().columns[:5]
+    ['batch', 'sequence', 'time', 'low', 'high']
     """
 
     frame: Table
@@ -62,8 +60,8 @@ class Sweep(Tabular):
         Returns
         -------
         table : polars.DataFrame
-            What was varied; time, low and high end of its 80 % interval [s]; bottleneck; needs, the memory of the
-            fullest rank [B], and whether it fits; samples_per_s [1/s]; error: why a configuration has no time.
+            What was varied; time, low and high end of its 80 % interval [s]; needs, the memory of the fullest rank
+            [B]; samples_per_s [1/s]; bottleneck; whether it fits; error: why a configuration has no time.
         """
         return self.frame
 
@@ -146,11 +144,11 @@ def sweep(
     Examples
     --------
     >>> import perfkit as pk
-    >>> rows = pk.sweep(pk.DLRM, {"batch": [1024, 4096], "platform": ["a100-sxm-8", "h100-sxm-8"]}).table()
-    >>> rows["fits"].all()
-    True
+    >>> gpt = pk.Transformer.gpt2(vocabulary=50304, dtype="bf16")
+    >>> pk.sweep(gpt, {"batch": [16, 256], "platform": ["a100-sxm-8"]}).table()["fits"].to_list()
+    [True, False]
     """
-    import polars
+    import polars as pl
     from tqdm.auto import tqdm
 
     columns = read_columns("grid", grid)
@@ -172,10 +170,9 @@ def sweep(
         raise ValueError(f"no configuration of the grid can be predicted; the first: {found['error'][0]}")
     shown = {name: [getattr(value, "name", value) for value in values] for name, values in columns.items()}
     notes = dict.fromkeys(text for texts in found.pop("warnings") for text in texts or ())
-    types = {"bottleneck": polars.String, "error": polars.String, "fits": polars.Boolean}
-    series = [polars.Series(name, values.tolist(), types.get(name), strict=False) for name, values in found.items()]
-    frame = polars.DataFrame(shown, strict=False).with_columns(series)
-    frame = frame.with_columns(polars.selectors.float().fill_nan(None))
+    types = {"bottleneck": pl.String, "error": pl.String, "fits": pl.Boolean}
+    series = [pl.Series(name, values.tolist(), types.get(name), strict=False) for name, values in found.items()]
+    frame = pl.DataFrame(shown, strict=False).with_columns(series).with_columns(pl.selectors.float().fill_nan(None))
     return Sweep(frame, tuple(columns), warn_once(tuple(notes)[:_NOTES], 3))
 
 
@@ -216,8 +213,8 @@ def _build(workload: Any, given: Mapping[str, Any]) -> Any:
     try:
         return workload(**given) if callable(workload) else replace(workload, **given) if given else workload
     except TypeError as error:
-        names = ", ".join(map(str, given))
-        raise ValueError(f"grid names {escape(names)}; the builder refuses: {escape(error, 200)}") from None
+        cure = "give what builds one, such as functools.partial(pk.DLRM, dim=64)"
+        raise ValueError(f"grid names {show([*given])}, which cannot be: {escape(error, 200)}; {cure}") from None
 
 
 def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Columns) -> dict[str, np.ndarray]:

@@ -115,9 +115,7 @@ def read_columns(name: str, frame: Any) -> dict[str, list[Any]]:
     """
     data = frame.to_dict(as_series=False) if hasattr(frame, "get_columns") else frame
     data = data.to_dict("list") if hasattr(data, "to_dict") else data
-    if not isinstance(data, Mapping) or not all(
-        isinstance(v, Iterable) and not isinstance(v, str) for v in data.values()
-    ):
+    if not isinstance(data, Mapping) or any(isinstance(v, str) or not isinstance(v, Iterable) for v in data.values()):
         raise ValueError(f"{name} is {show(frame)}; it must be a pandas or polars frame, or lists by name")
     return {str(key): [*values] for key, values in data.items()}
 

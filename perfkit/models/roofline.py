@@ -48,9 +48,6 @@ def smooth_maximum(*terms: Values, sharpness: float) -> Values:
         largest = np.maximum(largest, term)
     if np.all(sharpness == np.inf):
         return largest
-    if len(terms) == 2:  # the power of the larger one is 1
-        share = np.minimum(*terms) / (largest + _TINY)
-        return largest * (1.0 + share**sharpness) ** (1 / sharpness)
     # Adding the smallest normal number leaves numbers above 1e-290 as they are, and makes 0 / 0 a zero.
     return largest * sum((term / (largest + _TINY)) ** sharpness for term in terms) ** (1 / sharpness)
 

@@ -133,8 +133,8 @@ def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] 
     looks = canvas.mark_series("series", order(row["series"] for row in rows), title=", ".join(series))
     shown = tips(*dict.fromkeys((x, *series, "bottleneck")), **{y: ".3s"})
     lines = draw(rows).mark_line(strokeWidth=2).encode(x=across, y=tall, color=looks["color"])
-    spans = {"y": ("low", "high")} if y == "time" else {}
-    return layer(lines, *canvas.draw_points(rows, across, tall, looks, shown, spans)).properties(width=460, height=300)
+    points = canvas.draw_points(rows, across, tall, looks, shown, {"y": ("low", "high")} if y == "time" else {})
+    return layer(lines, *points).properties(width=460, height=300)
 
 
 def module_bars(frame: Frame) -> alt.LayerChart:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_positive, rank_largest
+from perfkit.ground.units import check_choice, check_positive, rank_largest
 from perfkit.prediction.ranks import Ranks, find_peers
 from perfkit.prediction.simulation import Lane, measure_overlap
 from perfkit.workloads.graph import PHASES, Graph
@@ -269,6 +269,48 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
             steps.append((lane.kind.ranks[0], stream, place, name, kind, phase, module, start, end))
     columns = ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")
     return polars.DataFrame(steps[::-1], schema=columns, orient="row")
+
+
+def find_throughput(prediction: Any) -> dict[str, float]:
+    """Iterations, samples and tokens a second, as far as the workload has a batch and a sequence [1/s]."""
+    batch, sequence = (getattr(prediction.workload, name, 0) for name in ("batch", "sequence"))
+    counts = {"iterations": 1, "samples": batch, "tokens": batch * sequence}
+    return {name: count / prediction.time for name, count in counts.items() if count}
+
+
+def find_mfu(prediction: Any) -> float | None:
+    """Share of the peak of its format that a model reaches, see `Graph.model_flops`; None without products [-]."""
+    flops = sum(len(lane.kind.ranks) * lane.kind.graph.model_flops for lane in prediction._timeline.lanes)
+    peak = prediction.platform.device.peaks[prediction.workload.dtype].value
+    return flops / (prediction.time * prediction.ranks * peak) or None
+
+
+def find_cost(prediction: Any, price_per_gpu_hour: float, **amount: float) -> dict[str, float]:
+    """What training takes and costs.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Of one iteration.
+    price_per_gpu_hour : float
+        Price of one rank for an hour, in any currency [1/h].
+    **amount : float
+        One of ``samples``, ``tokens`` and ``iterations``: how many [-].
+
+    Returns
+    -------
+    cost : dict of str to float
+        ``hours`` and ``gpu_hours`` [h], and ``cost`` in the currency of the price.
+
+    Raises
+    ------
+    ValueError
+        For several amounts, or one that the workload does not count.
+    """
+    unit, count = next(iter(amount.items())) if len(amount) == 1 else (", ".join(amount), 0.0)
+    rate = prediction.throughput[check_choice("amount", unit, prediction.throughput)]
+    hours, price = check_positive(unit, count) / rate / 3600, check_positive("price", price_per_gpu_hour, zero=True)
+    return {"hours": hours, "gpu_hours": hours * prediction.ranks, "cost": hours * prediction.ranks * price}
 
 
 def make_events(lanes: Sequence[Lane], sources: Mapping[int, int]) -> list[Event]:

@@ -263,10 +263,9 @@ def find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]
     """Traffic of kernels under a roofline and its bandwidth; the last cache serves rows alone (formulas, table 3.2)."""
     main, *near = (level.bandwidth for level in platform.device.memory[:-3:-1])
     slow = main.value if main else 1e9
-    nbytes = part["again"] * part["nbytes"] + part["passes"] * part["row_bytes"]
+    nbytes, far = (part["again"] * part["nbytes"] + part["passes"] * part[rows] for rows in ("row_bytes", "rows_l3"))
     if not (near and near[0]):
         return {"nbytes": nbytes, "bandwidth": np.broadcast_to(slow, nbytes.shape)}
-    far = part["again"] * part["nbytes"] + part["passes"] * part["rows_l3"]
     seconds = np.asarray(smooth_maximum(far / slow, (nbytes - far) / near[0].value, sharpness=2.0))
     bandwidth = np.divide(nbytes, seconds, out=np.full(nbytes.shape, slow), where=seconds > 0)
     return {"nbytes": nbytes, "bandwidth": bandwidth}
@@ -280,8 +279,6 @@ def spread_classes(
     totals, spreads, odd = found = np.zeros((3, len(classes), *hot.shape[1:]))
     for index, ((kind, variant, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
         members = np.flatnonzero(number == index)
-        if kind == "collective":
-            continue
         fitted = context and (not context.dtypes or own in context.dtypes)  # to iterations in this format
         times, alone = hot[members], np.asarray(fit.spread if fit else 1.0)
         totals[index] = seconds[members].sum(axis=0)

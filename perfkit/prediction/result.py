@@ -209,6 +209,8 @@ class Prediction(Tabular):
         graphs = [lane.kind.graph for lane in self._timeline.lanes]
         return measure_memory(graphs, self.platform, getattr(self.workload, "optimizer", "sgd"))
 
+    throughput, mfu, cost = property(accounts.find_throughput), property(accounts.find_mfu), accounts.find_cost
+
     @property
     def fits(self) -> bool | None:
         """Whether every rank has the memory; None where that of the device is not known."""

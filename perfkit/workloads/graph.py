@@ -25,6 +25,7 @@ FEATURES = (
 )  # fmt: skip
 #: Place of each among the columns.
 COLUMN = {name: place for place, name in enumerate(FEATURES)}
+_PRODUCTS = ("gemm", "bmm", "attention", "convolution")
 #: What is the same for all sizes.
 _STRUCTURE = ("classes", "kernels", "collectives", "transfers")
 
@@ -197,6 +198,16 @@ class Graph(Tabular):
         if self.columns:
             return self.columns["traffic"]
         return np.bincount(self.accesses[:, 0].astype(np.intp), weights=self.accesses[:, 2], minlength=len(self))
+
+    @property
+    def model_flops(self) -> float:
+        """Work of the products of a model [FLOP]: of the forward pass, and twice that where a backward pass follows.
+
+        What is computed again counts once, and causal attention its half, as in arXiv:2204.02311, appendix B.
+        """
+        phases = [label[3] if label[1] in _PRODUCTS else "" for label in self.labels]
+        forward = float(self.column("flops")[np.array(phases, dtype=str) == "forward"].sum())
+        return forward * (3.0 if "backward" in phases else 1.0)
 
     @cached_property
     def distances(self) -> np.ndarray:

@@ -190,7 +190,7 @@ def _make_together(tape: Tape, **about: Any) -> Graph:
     features, buffers = np.zeros((len(tape.sizes), len(FEATURES))), [0.0] * len(tape.homes)
     for place, sizes in enumerate(tape.sizes):
         for name, value in sizes.items():
-            features[place, COLUMN[name]] = _take_first(value)
+            features[place, COLUMN[name]] = np.ravel(value)[0]
             if name in columns:
                 columns[name][place] = value
     listed = [own < 0 and label[3] == "update" for own, label in zip(tape.layers, tape.labels, strict=True)]
@@ -199,7 +199,7 @@ def _make_together(tape: Tape, **about: Any) -> Graph:
         columns["traffic"][place] += nbytes
         if buffers[storage] is not nbytes:
             buffers[storage] = np.maximum(buffers[storage], nbytes)
-    first = [_take_first(value) for value in tape.nbytes]
+    first = [np.ravel(value)[0] for value in tape.nbytes]
     accesses = np.insert(np.array(tape.touched, dtype=float)[:, :3], 2, first, axis=1)
     repeats = np.where(np.array(tape.layers) == tape.middle, float(tape.repeats), 1.0) if tape.repeats > 1 else None
     weights = np.array([(own.storage, own in tape.tables) for own in tape.trained], dtype=int).reshape(-1, 2)
@@ -208,10 +208,6 @@ def _make_together(tape: Tape, **about: Any) -> Graph:
         tuple(tape.labels), features, accesses, tables, weights=weights, repeats=repeats, columns=columns,
         buffers=tuple(buffers), **about,
     )  # fmt: skip
-
-
-def _take_first(value: Any) -> float:
-    return float(value[0] if isinstance(value, np.ndarray) else value)
 
 
 def _repeat(tape: Tape, owners: Any, features: Array, touched: Any, nbytes: Array) -> tuple[Any, Array, Any, Array]:
