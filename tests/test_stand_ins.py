@@ -63,7 +63,7 @@ def test_convolutions_on_tensor_cores_reach_less_than_products(dtype: str, share
 
 def test_tf32_reaches_less_of_its_peak_than_half_precision() -> None:
     tf32, half, fp32 = (find_kernel(GPU.kernels, "gemm", dtype=name)[1] for name in ("tf32", "fp16", "fp32"))  # type: ignore[index]
-    assert tf32["compute_efficiency"] == pytest.approx(half["compute_efficiency"] / 1.4)
+    assert tf32["compute_efficiency"] == pytest.approx(half["compute_efficiency"] / 1.2)
     assert fp32["compute_efficiency"] == half["compute_efficiency"] and tf32.spread == fp32.spread > half.spread
     own, a100 = (find_kernel(load_platform("a100-sxm-8").kernels, "gemm", dtype=name)[1] for name in ("fp32", "bf16"))  # type: ignore[index]
     assert own.kind == "fitted" and own["compute_efficiency"] < a100["compute_efficiency"]

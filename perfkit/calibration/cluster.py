@@ -271,4 +271,6 @@ def calibrate_traces(
     compare_devices("traces are", names, where)
     source = f"traces {', '.join(file.source for file in files[:3])}{', ...' * (len(files) > 3)}"
     kernels = fit_traced([record_step(file) for file in files], where, source=source)
+    known = {key: fit for key, fit in where.context.kernels.items() if key not in kernels}  # these ran in an iteration
+    where = replace(where, context=replace(where.context, kernels=known))
     return assemble(where, name=name, kernels=kernels, provenance={"traces": source, "base": where.name})

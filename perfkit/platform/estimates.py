@@ -78,7 +78,8 @@ def find_interval(time: Any, spread: Any, level: float) -> tuple[Any, Any]:
     if check_positive("level", level, maximum=1) == 1:
         raise ValueError("level is 1; it must be a number above 0 and below 1, such as 0.8")
     factor = np.exp(NormalDist().inv_cdf(0.5 + level / 2) * spread)
-    return time / factor, time * factor
+    low, high = time / factor, time * factor
+    return (low, high) if np.ndim(low) else (float(low), float(high))
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,18 @@ from perfkit.workloads.graph import Graph
 
 #: Spread of isolated kernels inside an iteration, without calibrated iterations [-]; docs/formulas.md, table 9.1.
 CONTEXT = 0.08
-#: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1.
-_UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.1, "measured": 0.1}
+#: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1. What
+#: was fitted to steps of other machines is no surer than hosts of one generation are alike.
+_UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.15, "measured": 0.1}
 
 
 def find_host_error(platform: Platform) -> float:
     """How many times longer host overheads may be [-]: they are wrong together."""
     numbers = platform.host.values()
-    errors = sum(q.stderr if q.stderr is not None else _UNCERTAIN[q.kind] * q.value for q in numbers)
+    known = [q.stderr if q.stderr is not None else _UNCERTAIN[q.kind] * q.value for q in numbers]
+    errors = sum(
+        max(e, _UNCERTAIN["fitted"] * q.value * (q.kind == "fitted")) for e, q in zip(known, numbers, strict=True)
+    )
     total = sum(q.value for q in numbers)
     return 1 + (errors / total if total else _UNCERTAIN["assumed"])
 

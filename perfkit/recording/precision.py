@@ -7,6 +7,7 @@ References
 ----------
 .. [1] PyTorch 2.13, "Automatic Mixed Precision package", Autocast Op Reference, CUDA Op-Specific Behavior.
 .. [2] PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp.
+.. [3] PyTorch 2.13, aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +81,12 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
         return op(**given)
 
 
+def _drop(x: Tensor, p: float, train: bool) -> Tensor:
+    """Dropout, which is one kernel on a GPU and three on a CPU [3]_."""
+    with torch._C._DisableAutocast():
+        return torch.native_dropout(x, p, True)[0] if train and 0 < p < 1 and x.numel() else torch.dropout(x, p, train)
+
+
 @contextmanager
 def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
     """Let calls act as on a GPU, which has autocast for whatever device a region names, and scalers of gradients.
@@ -117,6 +124,7 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
             packet, _, overload = name.removeprefix("aten::").partition(".")
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
             library.impl(op, partial(_run, op), _KEY)
+        library.impl("dropout", _drop, _KEY)
         key = own._dispatch_key_parse(_KEY)
         stack.enter_context(own._IncludeDispatchKeyGuard(key))
         stack.enter_context(own._SetExcludeDispatchKeyGuard(key, False))  # where regions are off, as by default
