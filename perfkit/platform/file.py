@@ -145,6 +145,8 @@ def check_numbers(platform: Any) -> None:
     for group, key, fit in list_fits(platform):
         _check_fit(f"{group} {key}", group, key, fit)
         _check_number(Number(group, f"{key} bias", fit.bias, "-", fit.kind, None, "", ""))
+        when = LARGEST if fit.spread_time is None else fit.spread_time
+        _check_number(Number(group, f"{key} spread_time", when, "s", fit.kind, None, "", ""))
     for number in list_numbers(platform):
         _check_number(number)
 
