@@ -69,7 +69,8 @@ def test_a_file_keeps_every_bit(data: st.DataObject) -> None:
             ranges={name: (low, high) for name, (low, high) in ends.items()},
             kind=draw(st.sampled_from(KINDS)), source=draw(words), date=draw(st.text(max_size=10)),
             units={name: draw(st.sampled_from(["s", "s/B", "-", "FLOP/s", "s/lookup"])) for name in names},
-            at_bounds=names[:1], quality=draw(st.sampled_from(["", "poor"])), spread_time=draw(st.none() | positive),
+            at_bounds=names[:1], quality=draw(st.sampled_from(["", "poor"])),
+            spread_time=draw(st.none() | st.floats(*LIMITS["spread_time"])),
             **texts("notes", "dtypes", "transferred", "sources"),
         )  # fmt: skip
 

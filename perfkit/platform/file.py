@@ -38,7 +38,7 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "alpha": (_TINY, LARGEST), "beta": (_TINY, LARGEST), "sharpness": (0.1, 1e3), "contention": (0.0, 1.0),
     "l2": (0.0, 1e18), "l3": (0.0, 1e18), "pages": (1.0, math.inf), "l3_share": (1e-3, 1.0),
     "compute_efficiency": (1e-6, 1e3), "memory_efficiency": (1e-6, 1e3), "tile_m": (1.0, 1e6), "tile_n": (1.0, 1e6),
-    "spread": (0.0, 10.0), "bias": (-10.0, 10.0),
+    "spread": (0.0, 10.0), "bias": (-10.0, 10.0), "spread_time": (1e-12, LARGEST),
 }  # fmt: skip
 #: A unit of a fit is one of these, or one over another.
 UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
