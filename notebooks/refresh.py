@@ -12,16 +12,19 @@ from typing import Any
 __all__ = ["execute", "tidy"]
 
 HERE = Path(__file__).resolve().parent
+FOLDED = {"source_hidden": True, "outputs_hidden": True}  # JupyterLab opens with these cells folded
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
 def tidy(notebook: Any) -> Any:
-    """Remove what differs between machines and sessions, in place; a second pass changes nothing."""
+    """Remove what differs between machines, and fold answers, in place; a second pass changes nothing."""
     notebook["metadata"] = {"kernelspec": dict(KERNEL), "language_info": {"name": "python"}}
     used: dict[str, int] = {}
     for cell in notebook["cells"]:
         tags = cell["metadata"].get("tags")
         cell["metadata"] = {"tags": tags} if tags else {}
+        if tags and "answer" in tags:
+            cell["metadata"]["jupyter"] = dict(FOLDED)
         source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
         name = hashlib.sha256(f"{cell['cell_type']}:{source}".encode()).hexdigest()[:10]
         used[name] = used.get(name, 0) + 1

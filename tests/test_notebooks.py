@@ -1,7 +1,13 @@
 """Notebooks are committed as `make refresh` leaves them: executed from top to bottom, small, free of machine traces."""
 
+import ast
 import importlib.util
 import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,12 +54,111 @@ def test_notebook_is_fresh(path: Path, refresh: ModuleType) -> None:
 def test_tidy_removes_what_one_session_leaves(refresh: ModuleType) -> None:
     timing = {"execution": {"iopub.execute_input": "2026-01-01"}, "tags": ["nbval-skip"]}
     cells = [code_cell("1 + 1", metadata=timing), code_cell("1 + 1", outputs=[{"metadata": {"isolated": True}}])]
+    cells.append(code_cell("2", metadata={"tags": ["answer"]}))
     language = {"name": "python", "version": "3.11.7"}
     once = refresh.tidy(
         {"cells": cells, "metadata": {"widgets": {}, "kernelspec": {"name": "mine"}, "language_info": language}}
     )
     assert once["metadata"]["kernelspec"]["name"] == "python3" and "widgets" not in once["metadata"]
     assert once["metadata"]["language_info"] == {"name": "python"}
-    assert [cell["metadata"] for cell in once["cells"]] == [{"tags": ["nbval-skip"]}, {}]
-    assert len({cell["id"] for cell in once["cells"]}) == 2
+    assert [cell["metadata"] for cell in once["cells"]] == [
+        {"tags": ["nbval-skip"]},
+        {},
+        {"tags": ["answer"], "jupyter": {"source_hidden": True, "outputs_hidden": True}},
+    ]
+    assert len({cell["id"] for cell in once["cells"]}) == 3
     assert refresh.tidy(json.loads(json.dumps(once))) == once
+
+
+#: Lessons are the notebooks that have exercises. Those that capture or measure need torch.
+LESSONS = [path for path in NOTEBOOKS if '"## Exercises' in path.read_text(encoding="utf-8")]
+TORCH = {"07_any_module", "10_read_a_trace", "11_calibrate_this_machine"}
+UNITS = r"(%|times|x|[munµ]?s|[kMGT]i?B(?:/s)?|[kMGT]?FLOP(?:/s)?)"
+NUMBER = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?{UNITS}(?![\w/]))?")
+
+
+def read_cells(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
+    """Kind, source and whole of every cell."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [(cell["cell_type"], "".join(cell["source"]), cell) for cell in cells]
+
+
+def read_outputs(cell: dict[str, Any]) -> str:
+    """What a cell printed or returned, as text."""
+    outputs = cell.get("outputs", [])
+    return "\n".join("".join(o.get("text", o.get("data", {}).get("text/plain", ""))) for o in outputs)
+
+
+def find_numbers(text: str) -> Iterator[tuple[str, float, str]]:
+    """Numbers as written, their values, and their units."""
+    for written, unit in NUMBER.findall(text):
+        yield written, float(written.replace(",", "")), {"x": "times", "us": "µs"}.get(unit, unit)
+
+
+def find_unproved(prose: str, outputs: str) -> list[str]:
+    """Numbers with a unit in prose that no output has, to the digits of the prose; cited sentences are excepted.
+
+    A number without a unit in an output (a column of a frame) fits every unit, and as a share also ``%``.
+    """
+    known = list(find_numbers(outputs))
+    prose = re.sub(r"\$\$.*?\$\$|\$[^$]*\$|`[^`]*`", "", prose, flags=re.DOTALL)
+    sentences = re.split(r"(?<=[.?!:]) |\n", prose)
+    unproved = []
+    for sentence in (part for part in sentences if not re.search("https?://|arXiv|doi", part)):
+        for written, value, unit in find_numbers(sentence):
+            half = 0.5 * 10.0 ** -len(written.partition(".")[2]) * (1 + 1e-9)
+            shares = [100 * other for _, other, of in known if unit == "%" and not of]
+            values = [other for _, other, of in known if of in ("", unit)] + shares
+            if unit and not any(abs(other - value) <= half for other in values):
+                unproved.append(f"{written} {unit}")
+    return unproved
+
+
+def test_numbers_in_prose_are_looked_for_in_outputs():
+    outputs = "a 39.9 ms, 1.486 x\nb 0.204 │ 8.19 kB"
+    proved = "It takes 40 ms, 1.49 times as long, 20 % of it; `3 ms`, $4 s$, 5 rows; 8.2 kB."
+    assert find_unproved(proved, outputs) == []
+    assert find_unproved("It takes 39.8 ms. 1.5 ms, see https://x.org. Then 8.2 MB, 21 %.", outputs) == [
+        "39.8 ms", "8.2 MB", "21 %",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_prose_says_what_outputs_show(path: Path) -> None:
+    cells = read_cells(path)
+    outputs = "\n".join(read_outputs(cell) for _, _, cell in cells)
+    assert find_unproved("\n".join(source for kind, source, _ in cells if kind == "markdown"), outputs) == []
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_lesson_has_the_shape_of_lessons(path: Path) -> None:
+    cells = read_cells(path)
+    before = list(takewhile(lambda cell: not cell[1].startswith("## Exercises"), cells))
+    prose = "\n".join(source for kind, source, _ in cells if kind == "markdown")
+    assert len(before) <= 15
+    assert cells[0][1].startswith(f"# {int(path.name[:2])}. ")
+    assert all(f"**{word}" in cells[0][1] for word in ("Goal", "Before this", "Minutes"))
+    assert cells[1][0] == "code" and cells[1][1].count("\n") < 6
+    setup = "\n".join(source for _, source, _ in cells).split("**Question")[0]
+    assert len(setup.split()) <= 300, "what comes before the first question is short"
+    assert 2 <= prose.count("**Question") == prose.count("**Takeaway"), "one takeaway for each question"
+    answers = [i for i, (_, _, cell) in enumerate(cells) if "answer" in cell["metadata"].get("tags", [])]
+    assert answers == [i for i, (kind, _, _) in enumerate(cells) if kind == "code" and i > len(before)]
+    assert len(answers) == 3 and all(cells[i - 1][0] == "markdown" and read_outputs(cells[i][2]) for i in answers)
+    assert re.search(r"\]\(.*\.ipynb\)", cells[-1][1]), "the last cell leads back and on"
+    assert all((FOLDER / link).exists() for link in re.findall(r"\]\((?!http)([^)#]+)", prose))
+    for node in ast.walk(ast.parse("\n".join(source for kind, source, _ in cells if kind == "code"))):
+        names = {name.name for name in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
+        home = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        assert not home.startswith(("perfkit", "benchmarks")), "lessons use perfkit as pk"
+        assert all(name == "perfkit" or not name.startswith("perfkit") for name in names)
+        assert path.stem in TORCH or "torch" not in {home, *names}
+
+
+def test_lessons_start_without_torch() -> None:
+    starts = []
+    for path in (path for path in LESSONS if path.stem not in TORCH):
+        starts += [source for kind, source, _ in read_cells(path) if kind == "code"][:2]
+    script = "\n".join([*starts, "import sys", "assert 'torch' not in sys.modules"])
+    run = subprocess.run([sys.executable, "-c", script], cwd=FOLDER, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
