@@ -1,0 +1,122 @@
+"""Pipelines of stages: what a schedule leaves idle and keeps in memory, and what communication it does not hide."""
+
+import numpy as np
+
+from perfkit.ground.units import Values, check_choice
+
+#: Schedules of micro-batches over stages.
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble")
+#: Those whose stages hold several chunks of layers.
+CHUNKED = ("interleaved", "breadth_first")
+
+
+def bubble_time(total: Values, *, slowest: Values, stages: Values, chunks: Values = 1, delayed: Values = 0.0) -> Values:
+    """Time that a pipeline adds to the work of its slowest stage.
+
+    Parameters
+    ----------
+    total : float or array
+        Forward and backward time of one micro-batch in all stages [s].
+    slowest : float or array
+        That of the slowest stage [s].
+    stages : int or array
+        Stages [-].
+    chunks : int or array, optional
+        Chunks of layers of each stage, of the schedules in `CHUNKED` [-].
+    delayed : float or array, optional
+        Time of the gradients of the weights of a stage for a micro-batch, where they may wait (``zero_bubble``) [s].
+
+    Returns
+    -------
+    bubble : same kind as `total`
+        An iteration takes m times `slowest` and this, for m micro-batches [s].
+
+    Notes
+    -----
+    (sum of all stages - slowest) / v - 2 (p - 1) t_W, never below 0. Of p even stages it is the share (p - 1) / (v m)
+    of the ideal time [1]_, and (p - 1) (t_F + t_B - t_W) of H1 [2]_. GPipe and 1F1B differ in memory alone; the bubble
+    of a breadth-first schedule is that of interleaved stages [3]_.
+
+    References
+    ----------
+    .. [1] D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
+       SC 2021, arXiv:2104.04473, section 2.2
+    .. [2] P. Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, arXiv:2401.10241, table 1
+    .. [3] J. Lamy-Poirier, "Breadth-first pipeline parallelism", MLSys 2023, arXiv:2211.05953, section 4.1
+
+    Examples
+    --------
+    Eight stages of 10 ms, one chunk each and three:
+
+    >>> [round(float(bubble_time(0.08, slowest=0.01, stages=8, chunks=v)), 4) for v in (1, 3)]
+    [0.07, 0.0233]
+    """
+    return np.maximum((total - slowest) / chunks - 2.0 * (stages - 1.0) * delayed, 0.0)
+
+
+def held_batches(micro_batches: Values, *, stages: Values, schedule: str, chunks: Values = 1) -> Values:
+    """Micro-batches whose activations the first stage keeps at once.
+
+    Parameters
+    ----------
+    micro_batches : int or array
+        Micro-batches of an iteration [-].
+    stages : int or array
+        Stages [-].
+    schedule : str
+        One of `SCHEDULES` [-].
+    chunks : int or array, optional
+        Chunks of layers of each stage [-].
+
+    Returns
+    -------
+    held : same kind as `micro_batches`
+        Micro-batches, counted in all layers of the stage [-].
+
+    Notes
+    -----
+    All m of GPipe and breadth-first; at most p of 1F1B and of H1, whose peak is the same; p (1 + (p - 1) / (p v))
+    where chunks are interleaved [1]_.
+
+    References
+    ----------
+    .. [1] V. Korthikanti et al., "Reducing activation recomputation in large Transformer models", MLSys 2023,
+       arXiv:2205.05198, section 4.2.3
+
+    Examples
+    --------
+    >>> float(held_batches(64, stages=8, schedule="1f1b")), float(held_batches(64, stages=8, schedule="gpipe"))
+    (8.0, 64.0)
+    """
+    most: Values = stages + (stages - 1.0) / chunks * (schedule == "interleaved")
+    if check_choice("schedule", schedule, SCHEDULES) in ("gpipe", "breadth_first"):
+        most = micro_batches
+    return np.minimum(micro_batches, most)
+
+
+def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) -> Values:
+    """Communication that no computing hides, where it goes on in pieces beside what makes them.
+
+    Parameters
+    ----------
+    communication : float or array
+        Time of all pieces [s].
+    compute : float or array
+        Time of what they may hide behind [s].
+    pieces : float or array, optional
+        Equal pieces; the first or last has nothing to hide behind [-].
+
+    Returns
+    -------
+    exposed : same kind as `communication`
+        n / k + max(0, n (1 - 1 / k) - compute) [s].
+
+    Examples
+    --------
+    Gradients of 24 layers are reduced in 12 ms, beside 30 ms of backward pass:
+
+    >>> round(float(exposed_time(0.012, compute=0.03, pieces=24)), 6)
+    0.0005
+    """
+    last = communication / pieces
+    return last + np.maximum(communication - last - compute, 0.0)

@@ -1,0 +1,99 @@
+"""Pipelines, activations and model states against the tables of the papers that they come from."""
+
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfkit.models.partitions import activation_bytes, expert_bytes, model_state_bytes
+from perfkit.models.pipelines import SCHEDULES, bubble_time, exposed_time, held_batches
+
+DATA = Path(os.environ.get("PERFKIT_SHARED_DATA", "../shared/data")) / "end_to_end" / "seqsel_memory.csv"
+count, seconds = st.integers(1, 64), st.floats(1e-6, 10)
+#: Models of arXiv:2205.05198, table 3: heads, hidden, layers, micro-batch, stages and chunks.
+MODELS = {"22B": (64, 6144, 48, 4, 1, 1), "175B": (96, 12288, 96, 1, 8, 3), "530B": (128, 20480, 105, 1, 35, 3),
+          "1T": (160, 25600, 128, 1, 64, 1)}  # fmt: skip
+#: Variants there: ranks that share what is not a product, and what is computed again.
+VARIANTS = {"none": (1, "none"), "tp_baseline": (1, "none"), "sequence_parallel": (8, "none"),
+            "selective": (1, "selective"), "selective+SP": (8, "selective"), "full_recompute": (1, "full")}  # fmt: skip
+
+
+@given(count, st.integers(1, 8), count, seconds)
+def test_bubbles_of_even_stages_are_the_published_shares(p: int, v: int, m: int, t: float) -> None:
+    share = bubble_time(p * t, slowest=t, stages=p, chunks=v) / (m * t)
+    assert share == pytest.approx((p - 1) / (v * m))  # arXiv:2104.04473, section 2.2
+    thirds = bubble_time(3 * p * t, slowest=3 * t, stages=p, delayed=t)
+    assert thirds == pytest.approx((p - 1) * t, abs=1e-12)  # (p - 1) (F + B - W), arXiv:2401.10241, table 1
+
+
+@given(st.lists(seconds, min_size=1, max_size=12), count)
+def test_uneven_stages_take_the_slowest_each_time_and_all_once(stages: list[float], m: int) -> None:
+    slowest = max(stages)
+    time = m * slowest + bubble_time(sum(stages), slowest=slowest, stages=len(stages))
+    clock, last = np.zeros(len(stages)), 0.0  # a flow shop: each batch passes stage after stage
+    for _ in range(m):
+        last = 0.0
+        for place, own in enumerate(stages):
+            clock[place] = last = max(clock[place], last) + own
+    assert time == pytest.approx(last)
+
+
+@given(count, count, st.integers(1, 8))
+def test_schedules_hold_no_more_than_all_and_no_less_than_one(m: int, p: int, v: int) -> None:
+    held = {name: float(held_batches(m, stages=p, schedule=name, chunks=v)) for name in SCHEDULES}
+    assert all(1 <= own <= m for own in held.values())
+    assert held["gpipe"] == held["breadth_first"] == m and held["1f1b"] == held["zero_bubble"] == min(m, p)
+    assert held["1f1b"] <= held["interleaved"] <= held["1f1b"] * (1 + (p - 1) / (p * v)) + 1e-9
+
+
+@given(seconds, seconds, count)
+def test_exposed_time_is_between_a_piece_and_all(n: float, compute: float, k: int) -> None:
+    exposed = float(exposed_time(n, compute=compute, pieces=k))
+    assert max(n / k, n - compute) * (1 - 1e-9) <= exposed <= n * (1 + 1e-9)
+    assert exposed_time(n, compute=0.0, pieces=k) == pytest.approx(n)
+
+
+def read_memory() -> list[dict[str, str]]:
+    if not DATA.exists():
+        pytest.skip("shared data are absent; set PERFKIT_SHARED_DATA")
+    with open(DATA, newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["model"] in MODELS and row["variant"] in VARIANTS]
+
+
+def test_activations_are_those_of_the_paper() -> None:
+    rows, checked = read_memory(), 0
+    for row in rows:
+        heads, hidden, layers, batch, stages, chunks = MODELS[row["model"]]
+        sharing, recompute = VARIANTS[row["variant"]]
+        about = {"heads": heads, "tensor": 8}
+        own = activation_bytes(batch, 2048, hidden, sharing=sharing, recompute=recompute, **about)
+        if row["activations_GiB_per_gpu"]:
+            held = held_batches(10**6, stages=stages, schedule="interleaved" if chunks > 1 else "1f1b", chunks=chunks)
+            total = own * held * layers / stages / 2**30
+            assert total == pytest.approx(float(row["activations_GiB_per_gpu"]), rel=0.01), row
+        if row["activations_pct_of_tp_baseline"]:
+            share = 100 * own / activation_bytes(batch, 2048, hidden, **about)
+            assert share == pytest.approx(float(row["activations_pct_of_tp_baseline"]), rel=0.02), row
+        checked += bool(row["activations_GiB_per_gpu"]) + bool(row["activations_pct_of_tp_baseline"])
+    assert checked >= 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [({}, 34 + 5 * 16 * 1024 / 1024), ({"fused": True, "dropout": False}, 32), ({"recompute": "full"}, 2),
+     ({"tensor": 4, "recompute": "selective"}, 10 + 24 / 4), ({"tensor": 4, "sharing": 4, "fused": True}, 34 / 4),
+     ({"fused": True, "dropout": False, "gated": True, "inner": 3584, "kv_share": 0.25}, 8 + 2 * 2.5 + 2 * 3 * 3.5)],
+)  # fmt: skip
+def test_activations_by_what_is_kept(changes: dict[str, float], share: float) -> None:
+    found = activation_bytes(np.array([1.0, 8.0]), 1024, 1024, heads=16, **changes)  # type: ignore[arg-type]
+    assert found / 1024**2 == pytest.approx(share * np.array([1.0, 8.0]))
+
+
+def test_states_and_experts() -> None:
+    stages = [float(model_state_bytes(7.5e9, ranks=64, zero=stage)) / 1e9 for stage in range(4)]
+    assert stages == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.02)  # arXiv:1910.02054, figure 1
+    assert expert_bytes(4096, 2048, chosen=2, capacity=1.25) == 2 * 2 * 1.25 * 4096 * 2048
