@@ -17,7 +17,8 @@ from perfkit.platform.collectives import price_collective
 from perfkit.platform.estimates import Estimate, warn_once
 from perfkit.platform.file import PlatformError
 from perfkit.platform.kernels import estimate_gemm, estimate_lookups, find_kernel, time_kernels
-from perfkit.platform.whatif import from_datasheet, with_datasheet, with_host, with_link, with_nodes
+from perfkit.platform.resources import with_host, with_scale
+from perfkit.platform.whatif import from_datasheet, with_datasheet, with_link, with_nodes
 
 #: Entry for every family that has none of its own.
 ANY = "any"
@@ -298,6 +299,7 @@ class Platform(Typed):
 
     price_collective, kernel_time, gemm, lookup = price_collective, time_kernels, estimate_gemm, estimate_lookups
     with_nodes, with_datasheet, with_link, with_host = with_nodes, with_datasheet, with_link, with_host
+    with_scale = with_scale
     from_datasheet = classmethod(from_datasheet)
     to_toml, save, numbers, _repr_html_ = file.write, file.save, file.tabulate_numbers, file.render_numbers
     sections = file.list_sections

@@ -1,4 +1,4 @@
-"""What if: a device that nobody measured; a platform with more nodes, another device, link or host.
+"""What if: a device that nobody measured; a platform with more nodes, another device or link.
 
 Each is a method of `Platform`.
 """
@@ -90,7 +90,7 @@ def from_datasheet(
     fits = {key: fit for key, fit in typical.kernels.items() if Key.parse(key).variant not in lacking}
     return replace(
         typical, name=name, device=sheet.device, network=Network(count, links=links),
-        kernels={key: _carry(fit, typical.name, 0.0) for key, fit in fits.items()},
+        kernels={key: carry_fit(fit, typical.name, 0.0) for key, fit in fits.items()},
         collectives=typical.with_link("intra", bandwidth=wire.value).collectives if wire else {},
     )  # fmt: skip
 
@@ -159,7 +159,7 @@ def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None) ->
     if ranks_per_node not in (None, platform.network.ranks_per_node):
         local = check_positive("ranks_per_node", ranks_per_node, integer=True)
         name = re.sub(rf"-\d+?(x{before})?$", f"-{local}", platform.name)
-        platform, before = _derive(resize_nodes(platform, 1, local), name, f"{local} ranks a node"), 1
+        platform, before = derive(resize_nodes(platform, 1, local), name, f"{local} ranks a node"), 1
     links, change, suffix = platform.network.links, f"{nodes} nodes instead of {before}", ""
     known = "inter" in links or any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
     if nodes > 1 and not known:
@@ -169,7 +169,7 @@ def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None) ->
     gallery = re.fullmatch(rf"([^\s,]*-\d+?)(?:x{before})?", platform.name)
     stem = gallery[1] if gallery else platform.name.removesuffix(f", {before} nodes")
     count = "" if nodes == 1 else f"x{nodes}" if gallery else f", {nodes} nodes"
-    return _derive(platform, stem + count + suffix, change, network=replace(platform.network, nodes=nodes, links=links))
+    return derive(platform, stem + count + suffix, change, network=replace(platform.network, nodes=nodes, links=links))
 
 
 def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
@@ -217,16 +217,16 @@ def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
     change = f"datasheet of {name} instead of {platform.device.name}"
     ours, local = platform.network.links, platform.network.ranks_per_node
     note, lacking = f"{platform.name}: {change}", DTYPES.keys() - device.peaks.keys()
-    carry = partial(_carry, note=note, spread=DEVICE_SPREAD)
+    carry = partial(carry_fit, note=note, spread=DEVICE_SPREAD)
     collectives = {}
     for key, fit in platform.collectives.items():
-        old, new = (known.get(_link_of(key, local)) for known in (ours, links))
+        old, new = (known.get(find_link(key, local)) for known in (ours, links))
         ratio = old.bandwidth.value / new.bandwidth.value if old and new else 1.0
-        collectives[key] = _carry(fit, note, SAME_LINK_SPREAD)
+        collectives[key] = carry_fit(fit, note, SAME_LINK_SPREAD)
         if ratio != 1:
-            carried = _carry(fit, f"{note}, time per byte x {ratio:.3g}", START_SPREAD, {"beta": ratio})
+            carried = carry_fit(fit, f"{note}, time per byte x {ratio:.3g}", START_SPREAD, {"beta": ratio})
             collectives[key] = replace(carried, spread_time=SPREAD_AT * _start(key, fit, local))
-    return _derive(
+    return derive(
         platform, f"{name} from {platform.name}", change, device=device, collectives=collectives,
         kernels={key: carry(fit) for key, fit in platform.kernels.items() if Key.parse(key).variant not in lacking},
         context=replace(platform.context, caches=None).map(carry),
@@ -272,7 +272,7 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
     given = (("bandwidth", bandwidth, "B/s"), ("latency", latency, "s"))
     new = {k: Quantity(check_positive(k, x), unit, "assumed", "what if") for k, x, unit in given if x is not None}
     old, local = platform.network.links.get(name), platform.network.ranks_per_node
-    fitted = [key for key in platform.collectives if _link_of(key, local) == name]
+    fitted = [key for key in platform.collectives if find_link(key, local) == name]
     if old is None and fitted:
         raise ValueError(f"platform {platform.name!r} does not know the {name} link that {fitted[0]} was fitted on")
     if not new or (old is None and len(new) < 2):
@@ -285,48 +285,10 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
     scaled = {key: _follow(key, platform.collectives[key], old, link, local, note) for key in fitted if old}
     network = replace(platform.network, links={**platform.network.links, name: link})
     fits = {**platform.collectives, **scaled}
-    return _derive(platform, f"{platform.name}, {change}", change, network=network, collectives=fits)
+    return derive(platform, f"{platform.name}, {change}", change, network=network, collectives=fits)
 
 
-def with_host(platform: P, scale: float) -> P:
-    """Take a faster or slower host.
-
-    Parameters
-    ----------
-    platform : Platform
-        The platform.
-    scale : float
-        Factor on all host overheads: 0.5 for a host twice as fast, 0 for one that is never waited for, as with
-        replayed graphs [-].
-
-    Returns
-    -------
-    variant : Platform
-        The platform with those overheads.
-
-    Raises
-    ------
-    ValueError
-        Where the platform knows no host overheads.
-
-    Examples
-    --------
-    >>> from perfkit.platform.gallery import load_platform
-    >>> load_platform("h100-sxm-8").with_host(0).host["launch"].value
-    0.0
-    """
-    scale = check_positive("scale", scale, zero=True)
-    change, known = f"host overheads x {scale:g}", platform.host
-    overheads = {name: replace(q, value=scale * q.value, stderr=None) for name, q in known.items()}
-    host = {name: replace(q, kind="assumed", source=f"{change}; {q.source}") for name, q in overheads.items()}
-    carry = partial(_carry, note=f"{platform.name}: {change}", spread=0.0, factors={"per_operation": scale})
-    context = platform.context.map(lambda fit: carry(fit) if "per_operation" in fit else fit)
-    if not host and context == platform.context:
-        raise ValueError(f"platform {platform.name!r} knows no host overheads; calibrate it first")
-    return _derive(platform, f"{platform.name}, {change}", change, host=host, context=context)
-
-
-def _derive(platform: P, name: str, change: str, **parts: Any) -> P:
+def derive(platform: P, name: str, change: str, **parts: Any) -> P:
     """Put in what changes, and write down where the platform comes from."""
     past = platform.provenance
     changes = "; ".join(filter(None, (past.get("changes"), change)))
@@ -362,7 +324,7 @@ def _resolve(platform: Any, other: Any) -> tuple[str, Device, dict[str, Link]]:
     return other.system, other.device, {k: replace(x, bandwidth=rates[k]) for k, x in ours if rates[k]}
 
 
-def _link_of(key: str, ranks_per_node: int) -> str:
+def find_link(key: str, ranks_per_node: int) -> str:
     """Link that decides on a collective: between nodes, that is the one between them."""
     _, ranks, algorithm, _ = Key.parse(key)
     return "inter" if algorithm == "rail" or (ranks or 0) > ranks_per_node else "intra"
@@ -374,7 +336,7 @@ def _start(key: str, fit: Fit, ranks_per_node: int) -> float:
     return max(float(evaluate_collective(fit, 0.0, operation, ranks or ranks_per_node)), 1e-9)
 
 
-def _carry(fit: Fit, note: str, spread: float, factors: Mapping[str, float] | None = None) -> Fit:
+def carry_fit(fit: Fit, note: str, spread: float, factors: Mapping[str, float] | None = None) -> Fit:
     """Carry a fit over: scaled parameters, a wider spread, and a note that says so."""
     scale = {name: next((f for stem, f in (factors or {}).items() if name.startswith(stem)), 1.0) for name in fit}
     return replace(
@@ -393,7 +355,7 @@ def _follow(key: str, fit: Fit, old: Link, new: Link, ranks_per_node: int, note:
     steps = 1.0 if law else float(ring_steps(operation, ranks or ranks_per_node))
     moved = [name for name in fit if name == "alpha1" or (name.startswith("alpha") and not law)]
     starts = {name: max(fit[name] + steps * change, least * fit[name]) for name in moved}
-    carried = _carry(replace(fit, parameters={**fit, **starts}), note, 0.0, {"beta": ratio})
+    carried = carry_fit(replace(fit, parameters={**fit, **starts}), note, 0.0, {"beta": ratio})
     growth = _start(key, carried, ranks_per_node) / _start(key, fit, ranks_per_node)
     spreads = (fit.spread, SCALE_SPREAD * math.log(ratio), SCALE_SPREAD * math.log(growth))
     return replace(carried, spread=math.hypot(*spreads))

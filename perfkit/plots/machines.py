@@ -187,6 +187,35 @@ def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
     return layer(rule, *dots).properties(width=380, height=alt.Step(18), title=heading)
 
 
+def tornado_bars(frame: Frame, *, time: float, title: str = "What more of each resource brings") -> alt.LayerChart:
+    """Draw the time of an iteration with less and with more of every resource, around the time as it is.
+
+    Parameters
+    ----------
+    frame : frame or list of dict
+        Rows ``resource``, ``less_s`` and ``more_s`` [s], those that bring most first.
+    time : float
+        As it is [s].
+    title : str, optional
+        Heading.
+
+    Returns
+    -------
+    chart : altair.LayerChart
+        A bar for either side of every resource.
+    """
+    sides = {"less_s": "less of it", "more_s": "more of it"}
+    rows = [row | {"now_s": time, "side": side, "time_s": row[end]} for row in read_rows(frame)
+            for end, side in sides.items()]  # fmt: skip
+    x = canvas.amount_axis("time_s", "Time of an iteration", "s", scale=alt.Scale(zero=False, padding=8))
+    y = alt.Y("resource:N", title=None, sort=order(row["resource"] for row in rows))
+    shown = tips("resource", "side", time_s=".4s", now_s=".4s")
+    bars = draw(rows).mark_bar(height={"band": 0.8})
+    bars = bars.encode(x=x, x2="now_s:Q", y=y, color=canvas.colour("side", [*sides.values()]), tooltip=shown)
+    line = draw([{"now_s": time}]).mark_rule(color=INK).encode(x=alt.X("now_s:Q"))
+    return layer(bars, line).properties(width=460, height=alt.Step(24), title=title)
+
+
 def _panel(rows: list[Row], ending: str, limit: float | None, texts: tuple[str, str, str]) -> alt.LayerChart:
     """Stacked bars of one unit; the rank with the longest bar is marked, and so is a limit within reach."""
     unit, title, mark = texts

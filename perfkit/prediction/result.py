@@ -4,7 +4,9 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from perfkit.prediction import accounts
 from perfkit.prediction.cost import list_attention, price, time_rank
 from perfkit.prediction.memory import Memory, find_shortage, measure_memory
 from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
+from perfkit.prediction.sensitivity import find_sensitivity
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, find_spread, list_notes
 from perfkit.workloads.graph import Graph
@@ -80,6 +83,7 @@ class Prediction(Tabular):
     unmodelled: Mapping[str, float]
     warnings: tuple[str, ...]
     _timeline: Timeline = field(repr=False)
+    _again: Callable[[Platform], "Prediction"] = field(repr=False)
 
     def __post_init__(self) -> None:
         parts = [seconds for _, seconds in self.parts.values()]
@@ -210,6 +214,7 @@ class Prediction(Tabular):
         return measure_memory(graphs, self.platform, getattr(self.workload, "optimizer", "sgd"))
 
     throughput, mfu, cost = property(accounts.find_throughput), property(accounts.find_mfu), accounts.find_cost
+    sensitivity = find_sensitivity
 
     @property
     def fits(self) -> bool | None:
@@ -336,7 +341,8 @@ def predict(
     >>> r.lower_bound <= r.time <= r.serial * 1.001
     True
     """
-    where = load_platform(platform)
+    settings: Any = {"plan": plan, "slowdown": slowdown, "execution": execution, "loading": loading}
+    where, again = load_platform(platform), partial(predict, workload, ranks=ranks, **settings)
     check_type("slowdown", slowdown, Mapping | None)
     loading = check_positive("loading", loading, zero=True)
     what, graphs, count = find_graphs(workload, where, ranks, plan, execution)
@@ -378,5 +384,5 @@ def predict(
         lower_bound=min(max(busy, float(moving.max()), hosts if device else 0.0, loading), timeline.period),
         serial=busy + float(moving.sum()) + hosts + loading, latency=timeline.latency + loading,
         device_time=timeline.device, fixed_time=cost.fixed, execution=lane.kind.graph.execution,
-        unmodelled=cost.unmodelled, warnings=notes, _timeline=timeline,
+        unmodelled=cost.unmodelled, warnings=notes, _timeline=timeline, _again=again,
     )  # fmt: skip

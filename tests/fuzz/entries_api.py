@@ -154,6 +154,7 @@ METHODS = (
     Call(method("with_link"), OF | {"name": ("intra", "inter")}, {"bandwidth": 1e9, "latency": 1e-6}),
     Call(pk.compare, {"a": platform, "b": PLATFORMS}, {"workload": (None, SMALL), "ranks": (None, 1)}),
     Call(method("save"), OF | {"path": ("a.toml", Path("b.toml"))}),
+    Call(method("with_scale"), OF, {"peak": 2.0, "memory": 1.2, "inter": 4, "latency": 0.5, "host": 3, "cache": 2}),
 )  # fmt: skip
 
 
