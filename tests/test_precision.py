@@ -314,6 +314,38 @@ def test_attention_inside_of_pytorchs_own_layers_is_one_kernel() -> None:
         assert set(list_formats(graph)) == {dtype}
 
 
+# -- norms -------------------------------------------------------------------------------------------------------------
+
+LAST = torch.channels_last
+#: Data types of what is normalized and of the weight, shape, dimensions of a row, and order in memory.
+NORMS: list[tuple[Any, Any, tuple[int, ...], int, Any]] = [
+    (BF16, BF16, (4, 8, 16), 1, None), (FP32, FP32, (4, 16), 1, None), (torch.float64, None, (4, 16), 1, None),
+    (FP16, None, (4, 16), 1, None), (BF16, FP32, (4, 16), 1, None), (FP32, BF16, (4, 16), 1, None),
+    (FP32, FP32, (2, 4, 8, 8), 2, None), (FP32, FP32, (2, 4, 8, 8), 1, LAST), (FP32, FP32, (0, 8), 1, None),
+    (FP32, FP32, (2, 4, 8, 8, 8), 1, torch.channels_last_3d), (torch.complex64, None, (4, 16), 1, None),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize(("dtype", "kept", "shape", "deep", "order"), NORMS)
+def test_norms_are_one_kernel_where_pytorch_has_one(dtype, kept, shape, deep, order):
+    """As its own rule says of tensors on a GPU whose kernel exists."""
+
+    def normalize(device: str, train: bool) -> Any:
+        x = torch.empty(shape, dtype=dtype, device=device)
+        x = (x if order is None else x.to(memory_format=order)).requires_grad_(train)
+        weight = torch.empty(shape[-deep:], dtype=kept, device=device, requires_grad=train) if kept else None
+        return F.rms_norm(x, shape[-deep:], weight)
+
+    graph = capture(lambda: lambda: normalize("cpu", True).real.sum().backward(), device="cuda")
+    ours = [label[0] for label in graph.labels if "rms_norm" in label[0]]
+    with FakeTensorMode(), torch.library._scoped_library("aten", "IMPL") as library, Calls() as calls:
+        library.impl("_fused_rms_norm", lambda x, *_: (torch.empty_like(x), x.mean(-1)), "CUDA")
+        normalize("cuda", False)
+    fused = "_fused_rms_norm" in [name for name, _ in calls.found]
+    assert ours == ["_fused_rms_norm", "_fused_rms_norm_backward"] * fused
+
+
 # -- random steps ------------------------------------------------------------------------------------------------------
 
 

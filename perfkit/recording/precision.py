@@ -8,6 +8,7 @@ References
 .. [1] PyTorch 2.13, "Automatic Mixed Precision package", Autocast Op Reference, CUDA Op-Specific Behavior.
 .. [2] PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp.
 .. [3] PyTorch 2.13, aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable.
+.. [4] PyTorch 2.13, aten/src/ATen/native/layer_norm.cpp, rms_norm_symint.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.amp.autocast_mode import autocast
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 from torch.utils.weak import WeakIdKeyDictionary
@@ -74,8 +76,8 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
                 given = {key: _cast(value, dtype) for key, value in given.items()}
             elif given.get("dtype") is None and _is_eligible(args[0]):
                 given["dtype"] = full
-        if name == "scaled_dot_product_attention":
-            return _attend(*(given.get(a.name, a.default_value) for a in op._schema.arguments))
+        if run := {"scaled_dot_product_attention": _attend, "rms_norm": _normalize}.get(name):
+            return run(*(given.get(a.name, a.default_value) for a in op._schema.arguments))
         if name in ("softmax", "log_softmax") and given.get("dtype") is full and args[0].dtype is torch.float16:
             return getattr(torch, f"_{name}")(*args[:2], True)  # one kernel reads fp16 and writes fp32
         return op(**given)
@@ -85,6 +87,16 @@ def _drop(x: Tensor, p: float, train: bool) -> Tensor:
     """Dropout, which is one kernel on a GPU and three on a CPU [3]_."""
     with torch._C._DisableAutocast():
         return torch.native_dropout(x, p, True)[0] if train and 0 < p < 1 and x.numel() else torch.dropout(x, p, train)
+
+
+def _normalize(x: Tensor, shape: Sequence[int], weight: Any, eps: Any) -> Tensor:
+    """Division by the root mean square, which is one kernel on a GPU but for tensors such as these [4]_."""
+    mixed = weight is not None and weight.dtype is not x.dtype
+    if mixed or x.is_complex() or suggest_memory_format(x) is not torch.contiguous_format:
+        return torch.rms_norm(x, shape, weight, eps)
+    own: Any = torch._C  # a CPU has no such kernel, so PyTorch would split the call before autograd
+    keys = own.DispatchKeySet(own.DispatchKey.AutogradPrivateUse1) | own.DispatchKeySet(own.DispatchKey.Python)
+    return torch.ops.aten._fused_rms_norm.default.redispatch(keys, x, shape, weight, eps)[0]
 
 
 @contextmanager
@@ -125,6 +137,7 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
             library.impl(op, partial(_run, op), _KEY)
         library.impl("dropout", _drop, _KEY)
+        library.impl("_fused_rms_norm", torch.ops.aten._fused_rms_norm, "PrivateUse1")  # see `_normalize`
         key = own._dispatch_key_parse(_KEY)
         stack.enter_context(own._IncludeDispatchKeyGuard(key))
         stack.enter_context(own._SetExcludeDispatchKeyGuard(key, False))  # where regions are off, as by default
