@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perfkit.fitting import Fit
     from perfkit.ground import units
     from perfkit.ground.hardware import Device, Network
+    from perfkit.measure.timing import time_loader
     from perfkit.platform.estimates import Estimate, ExtrapolationWarning
     from perfkit.platform.gallery import load_platform, platforms
     from perfkit.platform.platform import Platform
@@ -46,7 +47,7 @@ _HOMES = {
     "perfkit.calibration.checks": "Comparison", "perfkit.calibration.traces": "Trace read_trace",
     "perfkit.exploration.sweeps": "Sweep sweep", "perfkit.fitting": "Fit",
     "perfkit.ground": "units", "perfkit.ground.hardware": "Device Network",
-    "perfkit.platform.estimates": "Estimate ExtrapolationWarning",
+    "perfkit.measure.timing": "time_loader", "perfkit.platform.estimates": "Estimate ExtrapolationWarning",
     "perfkit.platform.gallery": "load_platform platforms", "perfkit.platform.platform": "Platform",
     "perfkit.prediction.contrast": "PlatformComparison compare", "perfkit.prediction.result": "Prediction predict",
     "perfkit.readers.table_configs": "read_tables", "perfkit.recording.steps": "capture",

@@ -28,7 +28,7 @@ from perfkit.measure.kernels import Case
 from perfkit.measure.machine import Fact, count_cores
 from perfkit.measure.processes import ENVIRONMENT, START, MeasurementError, run_processes
 from perfkit.measure.samples import Sample
-from perfkit.measure.timing import find_disagreement, summarize_samples, time_calls
+from perfkit.measure.timing import find_disagreement, summarize_samples, time_calls, time_loader
 from perfkit.platform.platform import Platform
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
@@ -434,6 +434,34 @@ def test_time_calls_rotates_and_groups() -> None:
     counts = np.bincount(calls)
     assert timing["n"] == 4 and np.ptp(counts) <= 4
     assert len(waits) == 6, "after the warm-up, after the trial call and after each sample"
+
+
+@pytest.mark.parametrize(("workers", "spacing", "batch"), [
+    (0, [9, 2, 2, 2, 5], 2), (1, [9, 2, 2, 2, 5], 2),
+    (4, [9, 0, 0, 0, *[8, 0, 0, 0] * 3], 2), (4, [9, 1, 0, 0, 8, 0, 0, 0], 2),  # in bursts
+])  # fmt: skip
+def test_a_loader_is_timed_with_its_workers(workers: int, spacing: list[int], batch: float, monkeypatch: Patch) -> None:
+    clock, taken = [0.0], list[int]()
+
+    class Loader:
+        num_workers = workers
+
+        def __iter__(self) -> Iterator[int]:
+            for seconds in spacing:
+                clock[0] += seconds
+                taken.append(seconds)
+                yield seconds
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    assert time_loader(Loader()) == batch and len(taken) == len(spacing)
+    taken.clear()
+    time_loader(Loader(), batches=1)
+    assert len(taken) == 2 * max(workers, 1)
+    Loader.num_workers = 9
+    with pytest.raises(ValueError, match=r"loader is .* and ends after \d+ batches; it needs 18"):
+        time_loader(Loader())
+    with pytest.raises(ValueError, match="batches is 0; it must be a whole number above 0"):
+        time_loader([1, 2, 3], batches=0)
 
 
 @pytest.mark.parametrize(("spreads", "core_shares", "kept", "flagged"), [

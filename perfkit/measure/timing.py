@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.ground.units import check_positive, show
+
 #: Shortest sample [s], faster calls are grouped; most samples of one thing [-].
 _SAMPLE, _MOST = 2e-4, 400
 
@@ -126,6 +128,45 @@ def time_calls(
         samples.append(clock(itertools.islice(turns, group), wait) / group)
     share = (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9)
     return summarize_samples(samples, share)
+
+
+def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:
+    """Time a batch of a data loader that is asked as fast as it can answer: what `predict` takes as ``loading``.
+
+    Parameters
+    ----------
+    loader : iterable
+        A `torch.utils.data.DataLoader`, or whatever yields the batches of one rank; what it yields is dropped.
+    batches : int, optional
+        How many are timed, after those that warm up; fewer where the loader ends before [-].
+
+    Returns
+    -------
+    seconds : float
+        Median time of a batch [s].
+
+    Raises
+    ------
+    ValueError
+        For a loader without two batches for each of its workers.
+
+    Notes
+    -----
+    Workers finish together, so batches come in bursts. A sample is therefore the time from a batch to the one that is
+    as many later as there are workers, over their number. The first batch of each worker is not timed.
+
+    Examples
+    --------
+    >>> 0 < time_loader([0.0] * 10) < 1
+    True
+    """
+    workers = max(int(getattr(loader, "num_workers", 0)), 1)
+    count = workers + check_positive("batches", batches, integer=True)
+    came = np.array([time.perf_counter() for _ in itertools.islice(loader, max(count, 2 * workers))])
+    if len(came) < 2 * workers:
+        raise ValueError(f"loader is {show(loader)} and ends after {len(came)} batches; it needs {2 * workers}")
+    came = came[workers - 1 :]
+    return float(np.median(came[workers:] - came[:-workers]) / workers)
 
 
 class Reference:

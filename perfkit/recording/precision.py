@@ -76,8 +76,9 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
                 given = {key: _cast(value, dtype) for key, value in given.items()}
             elif given.get("dtype") is None and _is_eligible(args[0]):
                 given["dtype"] = full
-        if run := {"scaled_dot_product_attention": _attend, "rms_norm": _normalize}.get(name):
-            return run(*(given.get(a.name, a.default_value) for a in op._schema.arguments))
+        if name in ("scaled_dot_product_attention", "rms_norm"):
+            complete = (given.get(a.name, a.default_value) for a in op._schema.arguments)
+            return _normalize(*complete) if name == "rms_norm" else _attend(*complete)
         if name in ("softmax", "log_softmax") and given.get("dtype") is full and args[0].dtype is torch.float16:
             return getattr(torch, f"_{name}")(*args[:2], True)  # one kernel reads fp16 and writes fp32
         return op(**given)

@@ -30,7 +30,7 @@ from perfkit.workloads.vocabulary import walk_tensors
 
 _VALUES = {getattr(Tensor, name) for name in "item tolist numpy __array__ __float__ __int__ __bool__".split()}
 #: What is assumed of data loaders.
-READY = "batches of a data loader are taken to be ready when asked for; give predict the time of one as loading="
+READY = "batches of a data loader are taken to be ready when asked for; pass predict loading=pk.time_loader(loader)"
 #: What is assumed where a tensor is pinned.
 PINNED = "the time in which the host pins memory is not counted"
 #: What is assumed of a compiled part of a step.
