@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -311,6 +312,21 @@ _COMMANDS = {
 }  # fmt: skip
 
 
+@cache
+def _make_parser() -> _Parser:
+    """What reads the words of every command."""
+    parser = _Parser(prog="perfkit", description="How long will one training iteration take, and what limits it?")
+    parser.add_argument("--version", action="version", version=f"perfkit {pk.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, command in _COMMANDS.items():
+        added = commands.add_parser(name, help=command.text, description=command.text)
+        if command.files:
+            added.add_argument("files", metavar="FILE", nargs="+", help=command.files)
+        for option in [*command.needs.split(), *command.takes.split(), "json"]:
+            added.add_argument(f"--{option}", required=option in command.needs.split(), **_OPTIONS[option])
+    return parser
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -324,16 +340,7 @@ def main(words: Sequence[str] | None = None) -> int:
     code : int
         0 for success, 1 where `doctor` found something, 2 for an error (reported in one line), 130 if interrupted [-].
     """
-    parser = _Parser(prog="perfkit", description="How long will one training iteration take, and what limits it?")
-    parser.add_argument("--version", action="version", version=f"perfkit {pk.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, command in _COMMANDS.items():
-        added = commands.add_parser(name, help=command.text, description=command.text)
-        if command.files:
-            added.add_argument("files", metavar="FILE", nargs="+", help=command.files)
-        for option in [*command.needs.split(), *command.takes.split(), "json"]:
-            added.add_argument(f"--{option}", required=option in command.needs.split(), **_OPTIONS[option])
-    given = parser.parse_args(words)
+    given = _make_parser().parse_args(words)
     file, page = None if given.json in (None, "-") else given.json, getattr(given, "report", None)
 
     def run() -> int:

@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,7 +191,14 @@ def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
 
 def list_gallery() -> dict[str, Path]:
     """Files of the platforms that ship with perfkit, by name."""
-    return {path.stem: path for path in sorted(find_reference("platforms").glob("*.toml"))}
+    folder = find_reference("platforms")
+    return {path.stem: path for path in _list_files(folder, folder.stat().st_mtime_ns)}
+
+
+@lru_cache(maxsize=4)
+def _list_files(folder: Path, changed: int) -> list[Path]:
+    """Files of platforms in a folder, listed once for as long as none comes or goes."""
+    return sorted(folder.glob("*.toml"))
 
 
 def find_file(platform: str | Path) -> Path:
@@ -244,6 +252,7 @@ def format_toml(data: Mapping[str, Any], place: tuple[str, ...] = ()) -> str:
     return "\n\n".join(part for part in ("\n".join(head + plain), *tables) if part)
 
 
+@lru_cache(maxsize=4096)
 def _toml_key(key: str) -> str:
     import tomli_w
 
@@ -260,6 +269,8 @@ def _toml_value(value: Any) -> str:
         return f"[{', '.join(map(_toml_value, value))}]"
     if isinstance(value, float) and 1e6 <= abs(value) < math.inf:
         return np.format_float_scientific(value, trim="-", exp_digits=1).replace("+", "")
+    if type(value) in (int, float):
+        return str(value)
     return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")
 
 

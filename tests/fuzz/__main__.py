@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import polars as pl
 
-from tests.fuzz.harness import deal, gather, hush, run, run_one
+from tests.fuzz.harness import deal, gather, prepare, run, run_one
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     for name, count in deal(given.inputs, given.entry).items():  # in parts, so that all processes end together
         step = max(1, -(-count // 8))
         tasks += [(name, min(step, count - i), given.seed, i) for i in range(0, count, step)]
-    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn"), initializer=hush) as pool:
+    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn"), initializer=prepare) as pool:
         rows = pl.DataFrame([row for part in pool.map(run, *zip(*tasks, strict=True)) for row in part])
     verdicts = [(pl.col("verdict") == each).sum().alias(each) for each in ("taken", "refused", "failure")]
     costs = pl.sum("seconds"), pl.max("seconds").alias("slowest"), pl.max("bytes")
