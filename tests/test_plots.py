@@ -2,13 +2,18 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import altair as alt
 import polars as pl
 import pytest
+import vl_convert
 
 from perfkit import plots
+from perfkit.models.collectives import alpha_beta
+from perfkit.models.distributions import Uniform, unique_rows
+from perfkit.models.roofline import roofline_time
 
 Row = dict[str, Any]
 
@@ -91,8 +96,6 @@ CHARTS = {
 
 @pytest.mark.parametrize("name", CHARTS)
 def test_chart_is_drawn_and_is_the_same_twice(name: str) -> None:
-    import vl_convert
-
     with alt.theme.enable("perfkit"):
         spec, again = CHARTS[name]().to_dict(), CHARTS[name]().to_dict()
     assert spec == again, "no session counters in names"
@@ -204,3 +207,38 @@ def test_ratios_say_which_platform_is_better() -> None:
     assert peak["times"] == pytest.approx(989 / 312) and peak["low"] == peak["high"] == peak["times"]
     assert gemm["times"] == pytest.approx(2.0), "half the time is twice as good"
     assert (gemm["low"], gemm["high"]) == pytest.approx((1.0, 4.0))
+
+
+#: A chart with sliders, where they begin, the axis, and its closed form of that axis and what the sliders hold.
+SLIDERS: dict[str, tuple[Any, dict[str, float], Any]] = {
+    "alpha-beta": (plots.ask_alpha_beta, {"alpha": 1e-5, "beta": 5e-12}, alpha_beta),
+    "roofline": (plots.ask_roofline, {"peak": 7e14, "bandwidth": 3e12}, lambda x, **at: x / roofline_time(x, 1, **at)),
+    "rows": (plots.ask_unique_rows, {"rows": 10**6, "lookups": 8e4},
+             lambda x, rows, lookups: unique_rows(Uniform(round(rows)), x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("doublings", [0.0, -2.5])
+@pytest.mark.parametrize(("ask", "given", "form"), SLIDERS.values(), ids=SLIDERS)
+def test_a_browser_computes_what_the_closed_form_says(ask: Any, given: Row, form: Any, doublings: float) -> None:
+    """The drawing describes each of its points to twelve digits."""
+    spec = ask(**given).to_dict()
+    for each in spec["params"]:
+        if "bind" in each:
+            each["value"] = doublings
+    drawn = json.dumps(vl_convert.vegalite_to_scenegraph(json.dumps(spec)))
+    points = re.findall(r': ([^;"]+); [^:;]+: ([^;]+); curve: (?:time|kernel|distinct);', drawn)
+    assert len(points) == 242, "241 along the line, and the one that is asked"
+    moved = {name: value * 2**doublings for name, value in given.items()}
+    for x, value in points:
+        assert float(value) == pytest.approx(form(float(x), **moved), rel=1e-9)
+    for name in given:
+        with pytest.raises(ValueError, match=f"{name} is -1"):
+            ask(**given | {name: -1})
+
+
+def test_a_notebook_keeps_a_chart_with_sliders_beside_its_picture() -> None:
+    live, still = plots.ask_alpha_beta(alpha=1e-5, beta=1e-11), CHARTS["ratios"]()
+    with alt.theme.enable("perfkit"), alt.renderers.enable("perfkit"):
+        assert sorted(live._repr_mimebundle_()) == ["application/vnd.vegalite.v5+json", "image/svg+xml"]
+        assert sorted(still._repr_mimebundle_()) == ["image/svg+xml"]

@@ -3,9 +3,10 @@
 from perfkit.plots.canvas import INK, PALETTE, Chart, Frame, use_svg
 from perfkit.plots.iterations import breakdown_bars, module_bars, predicted_vs_measured, sweep_lines, timeline_lanes
 from perfkit.plots.machines import collective_curves, plan_bars, platform_ratios, roofline_chart, tornado_bars
+from perfkit.plots.sliders import ask_alpha_beta, ask_roofline, ask_unique_rows
 
 __all__ = [
-    "INK", "PALETTE", "Chart", "Frame", "breakdown_bars", "collective_curves", "module_bars", "plan_bars",
-    "platform_ratios", "predicted_vs_measured", "roofline_chart", "sweep_lines", "timeline_lanes", "tornado_bars",
-    "use_svg",
+    "INK", "PALETTE", "Chart", "Frame", "ask_alpha_beta", "ask_roofline", "ask_unique_rows", "breakdown_bars",
+    "collective_curves", "module_bars", "plan_bars", "platform_ratios", "predicted_vs_measured", "roofline_chart",
+    "sweep_lines", "timeline_lanes", "tornado_bars", "use_svg",
 ]  # fmt: skip

@@ -53,16 +53,29 @@ def _theme() -> alt.theme.ThemeConfig:
     return {"config": config}
 
 
+def _show(spec: Row, **options: Any) -> Row:
+    """The picture; where there are sliders, the chart too, under the newest name that JupyterLab 4 draws it by."""
+    import vl_convert
+
+    live = {"application/vnd.vegalite.v5+json": spec} if any("bind" in each for each in spec.get("params", ())) else {}
+    return {"image/svg+xml": vl_convert.vegalite_to_svg(spec), **live}
+
+
+alt.renderers.register("perfkit", _show)
+
+
 def use_svg() -> None:
     """Show charts as SVG in notebooks, with perfkit's theme: small, stored in the file, and readable without a network.
+
+    A chart with sliders is stored beside its picture, so that they move in JupyterLab.
 
     Examples
     --------
     >>> use_svg()
     >>> alt.renderers.active, alt.theme.active
-    ('svg', 'perfkit')
+    ('perfkit', 'perfkit')
     """
-    alt.renderers.enable("svg")
+    alt.renderers.enable("perfkit")
     alt.theme.enable("perfkit")
 
 
@@ -226,13 +239,15 @@ def tips(*names: str, **formats: str) -> list[alt.Tooltip]:
     return [*(alt.Tooltip(f"{name}:N") for name in names), *numbers]
 
 
-def label_si(unit: str) -> str:
+def label_si(unit: str, value: str = "datum.value") -> str:
     """Write tick labels such as ``20 ms`` or ``1 GB``; pure numbers take no prefix.
 
     Parameters
     ----------
     unit : str
         Base unit, empty for pure numbers [-].
+    value : str, optional
+        What is written, an expression.
 
     Returns
     -------
@@ -240,8 +255,8 @@ def label_si(unit: str) -> str:
         For Vega.
     """
     if not unit:
-        return "format(datum.value, '~g')"
-    return f"replace(format(datum.value, '.3~s'), regexp('([a-zA-Zµ]?)$'), ' $1{unit}')"
+        return f"format({value}, '~g')"
+    return f"replace(format({value}, '.3~s'), regexp('([a-zA-Zµ]?)$'), ' $1{unit}')"
 
 
 def log_domain(values: Iterable[float | None], *, room: float = 1.25) -> tuple[float, float]:
