@@ -15,12 +15,13 @@ EXTRAS_run := measure
 EXTRAS_lab := measure,notebooks
 EXTRAS_test := measure,models,dev
 EXTRAS_gallery := kernel-database
+EXTRAS_docs := docs
 
 # Jupyter refuses to run as root, which is what most containers are, unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab test fuzz bench gallery style lint refresh clean
+.PHONY: help run lab test fuzz bench gallery docs style lint refresh clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +47,10 @@ bench: $(VENV)/installed-run  ## all tables of accuracy and speed; calibrates fi
 gallery: $(VENV)/installed-gallery  ## build the GPU platforms of the gallery again from their sources
 	$(BIN)/python -m benchmarks.gallery $(ARGS)
 
+docs: $(VENV)/installed-docs  ## build the documentation site, which opens without a network: site/index.html
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet \
+	-c docs -d $(VENV)/doctrees . site
+
 style: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,7 +62,7 @@ refresh: $(VENV)/installed-test  ## execute the notebooks again and store their 
 	$(BIN)/python notebooks/refresh.py
 
 clean:  ## remove .venv, caches and builds (measurements in .perfkit stay)
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find perfkit tests notebooks benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(VENV)/created:

@@ -239,7 +239,7 @@ def test_versions_agree() -> None:
 
 # What the code may not contain.
 ENDINGS = (".py", ".ipynb", ".toml", ".csv", ".json", ".md", ".yml", ".txt", ".cff", "Makefile", ".ci/run")
-TOPS = [path for path in ROOT.iterdir() if not re.fullmatch(r"\.(?!ci$).*|build|dist", path.name)]
+TOPS = [path for path in ROOT.iterdir() if not re.fullmatch(r"\.(?!ci$).*|build|dist|site", path.name)]
 TEXT_FILES = [path for top in TOPS for path in (top, *top.rglob("*")) if str(path).endswith(ENDINGS) and path.is_file()]
 MACHINE_PATH = re.compile(r"(?<![\w./-])(/(?:home|root|Users|work|tmp)/\w|[A-Z]:\\\\?Users)")
 CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "process_time", "timeit", "time_ns"}

@@ -1,0 +1,44 @@
+"""The documentation site: what its pages link to and name exists. `make docs` checks the rest while it builds."""
+
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+INDEX = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of its headings, as GitHub and MyST write them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_links_to_and_names_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", text):
+        found = page.parent / target if target else page
+        assert found.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(found), f"{page.name} links to {target}#{anchor}"
+    for name in re.findall(r"`pk\.([\w.]+)(?:\([^`]*\))?`", text):
+        pkgutil.resolve_name(f"perfkit.{name}")  # raises where there is none
+
+
+def test_the_index_leads_to_every_page_and_every_lesson() -> None:
+    trees = re.findall(r"```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)```", INDEX, re.DOTALL)
+    entries = {entry for tree in trees for entry in tree.split()}
+    assert {page.stem for page in PAGES} - entries == {"index"}
+    teaching = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
+    notebooks = (ROOT / "notebooks").glob("*.ipynb")
+    lessons = {path.stem for path in notebooks if "## Exercises" in path.read_text(encoding="utf-8")}
+    assert lessons and not {name for name in lessons if f"`{name}`" not in teaching}
+
+
+def test_charts_of_the_site_are_shown_on_its_page() -> None:
+    made = set(re.findall(r'"(\w+)": plots\.ask_', (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")))
+    shown = re.findall(r'src="charts/(\w+)\.html"', (ROOT / "docs" / "charts.md").read_text(encoding="utf-8"))
+    assert made == set(shown) and len(shown) == 3
