@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perfkit.calibration.campaign import calibrate, check
     from perfkit.calibration.checks import Comparison
     from perfkit.calibration.traces import Trace, read_trace
+    from perfkit.exploration.decisions import allocate, scaling, solve_for
     from perfkit.exploration.sweeps import Sweep, sweep
     from perfkit.fitting import Fit
     from perfkit.ground import units
@@ -45,6 +46,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "perfkit": "fitting models plots workloads", "perfkit.calibration.campaign": "calibrate check",
     "perfkit.calibration.checks": "Comparison", "perfkit.calibration.traces": "Trace read_trace",
+    "perfkit.exploration.decisions": "allocate scaling solve_for",
     "perfkit.exploration.sweeps": "Sweep sweep", "perfkit.fitting": "Fit",
     "perfkit.ground": "units", "perfkit.ground.hardware": "Device Network",
     "perfkit.measure.timing": "time_loader", "perfkit.platform.estimates": "Estimate ExtrapolationWarning",

@@ -1,6 +1,8 @@
 """Decisions: what a resource is worth, how far ranks scale, what meets a condition; each against doing it by hand."""
 
 import math
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -66,3 +68,84 @@ def test_a_scale_widens_what_it_changes_and_nothing_else() -> None:
         with pytest.raises(ValueError, match=message):
             H100.with_scale(**scales)
     assert set(list_resources(pk.load_platform("h100-sxm-8x8"))) == set(RESOURCES)
+
+
+SMALL = partial(pk.Transformer.gpt2, layers=2, dtype="bf16")
+
+
+@pytest.mark.parametrize(("work", "strong"), [(SMALL(batch=8), False), (partial(SMALL, batch=64), True)])
+def test_scaling_is_what_predicting_each_gives(work: Any, strong: bool) -> None:
+    counts = (2, 8, 16)
+    scaled = pk.scaling(work, "h100-sxm-8x2", counts, strong=strong)
+    runs = [pk.predict(SMALL(batch=64 if strong else 4 * n), "h100-sxm-8x2", ranks=n) for n in counts]
+    table, rates = scaled.table(), [r.throughput["samples"] for r in runs]
+    assert table["time"].to_list() == [r.time for r in runs] and table["samples_per_s"].to_list() == rates
+    assert table["efficiency"].to_list() == pytest.approx([rates[i] * 2 / n / rates[0] for i, n in enumerate(counts)])
+    assert table["kept"].to_list()[1:] == pytest.approx((table["efficiency"][1:] / table["efficiency"][:-1]).to_list())
+    assert table["exposed"].to_list() == [r.communication()["exposed_share"].max() for r in runs]
+    assert table["grew"].to_list() == [None, "collective", "collective"] or strong  # which other ranks cost
+    assert scaled.chart(y="efficiency").to_dict()["layer"]
+
+
+def test_an_embedding_model_scales_as_it_is_and_names_what_grew() -> None:
+    found = pk.scaling(pk.DLRM(batch=4096, rows=[10**6] * 16, dim=64, embedding="fused"), "h100-sxm-8").table()
+    assert found.select("ranks", "batch").rows() == [(1, 4096), (2, 8192), (4, 16384), (8, 32768)]
+    assert found["kept"][1] == found["kept"].min() and found["grew"][1] == "collective"
+
+
+BERT = partial(pk.Transformer.bert, "bert-large", layers=4, dtype="fp16")
+
+
+def price(**changes: Any) -> pk.Prediction:
+    """An iteration of 16 GPUs with some resources scaled."""
+    return pk.predict(SMALL(batch=128), pk.load_platform("h100-sxm-8x2").with_scale(**changes), ranks=16)
+
+
+def test_what_is_solved_for_is_what_trying_all_finds() -> None:
+    batch, r = pk.solve_for("batch", BERT, "v100-sxm-8", ranks=2)
+    fits = [pk.predict(BERT(batch=n), "v100-sxm-8", ranks=2).fits for n in (batch, batch + 2)]
+    assert fits == [True, False] and r.fits and (r.workload.batch, r.ranks) == (batch, 2)  # type: ignore[union-attr]
+    for strong in (False, True):
+        rates = {n: pk.predict(SMALL(batch=48 if strong else 48 * n), "h100-sxm-8x2", ranks=n).throughput["tokens"]
+                 for n in (1, 2, 3, 4, 6, 8, 16)}  # fmt: skip
+        goal = rates[4] * 1.01
+        found, r = pk.solve_for("ranks", SMALL(batch=48), "h100-sxm-8x2", strong=strong,
+                                until=lambda r, goal=goal: r.throughput["tokens"] >= goal)  # fmt: skip
+        others = rates if strong else rates | dict.fromkeys((5, 7), math.inf)
+        assert found == r.ranks == min(n for n in others if others[n] >= goal)
+    ideal = price(inter=100).time
+    factor, r = pk.solve_for("inter", SMALL(batch=128), "h100-sxm-8x2", lambda r: r.time <= ideal / 0.9, ranks=16)
+    assert price(inter=factor).time == r.time <= ideal / 0.9 < price(inter=factor / 1.01).time
+    links = [p.network.links["inter"].bandwidth.value for p in (r.platform, pk.load_platform("h100-sxm-8x2"))]
+    assert links[0] == pytest.approx(factor * links[1])
+
+
+@pytest.mark.parametrize("worth", [None, lambda r: r.throughput["samples"]])
+def test_an_allocation_is_worth_the_most_of_all(worth: Any) -> None:
+    jobs = {"a": SMALL(batch=24), "b": SMALL(batch=8), "c": pk.DLRM(batch=24)}
+    found = pk.allocate(jobs, "h100-sxm-8", 8, worth)
+    gains = []
+    for job in jobs.values():
+        runs = {n: pk.predict(job, "h100-sxm-8", ranks=n) for n in range(1, 9) if job.batch % n == 0}
+        gains.append({n: worth(r) if worth else runs[1].time / r.time for n, r in runs.items()})
+    every = [counts for counts in product(*gains) if sum(counts) <= 8]
+    best = max(sum(gain[n] for gain, n in zip(gains, counts, strict=True)) for counts in every)
+    assert found["worth"].sum() == pytest.approx(best) and found["ranks"].sum() <= 8
+    assert found["job"].to_list() == [*jobs]
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: pk.solve_for("batch", SMALL(), "h100-sxm-8", lambda r: True), "every batch from 1 to 1048576 meets"),
+    (lambda: pk.solve_for("batch", SMALL(), "h100-sxm-8", lambda r: False), "no batch from 1 to 1048576 meets"),
+    (lambda: pk.solve_for("ranks", SMALL(), "h100-sxm-8", lambda r: False), "no ranks from 1 to 8 meets"),
+    (lambda: pk.solve_for("memory", SMALL(), "h100-sxm-8", lambda r: False), "no memory from 0.009"),
+    (lambda: pk.solve_for("inter", SMALL(), "h100-sxm-8"), "unknown is 'inter'; known are batch, ranks, peak"),
+    (lambda: pk.solve_for("batch", 5, "h100-sxm-8"), "workload is 5; it has no batch"),
+    (lambda: pk.scaling(SMALL(batch=8), "h100-sxm-8", []), r"ranks is \[\]; give at least one"),
+    (lambda: pk.scaling(SMALL(batch=8), "h100-sxm-8", [3], strong=True), "batch is 8; "),
+    (lambda: pk.allocate({"a": SMALL(), "b": SMALL()}, "h100-sxm-8", 1), "ranks is 1 for 2 jobs; give jobs"),
+    (lambda: pk.allocate({"a": SMALL()}, "h100-sxm-8", 16), "ranks is 16; it must be .* at most 8"),
+])  # fmt: skip
+def test_what_cannot_be_decided_says_why(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

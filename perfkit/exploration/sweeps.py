@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -16,7 +17,7 @@ from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.memory import find_capacity
 from perfkit.prediction.result import predict
-from perfkit.workloads.sizes import select_sizes
+from perfkit.workloads.sizes import check_size, select_sizes
 
 #: Arguments that may be arrays over configurations: numbers, and lists of numbers.
 _NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "dim", "features")
@@ -208,11 +209,15 @@ def _is_together(at: Mapping[str, Any]) -> bool:
     return alone and load_platform(at["platform"]).device.kind != "cpu"
 
 
-def _build(workload: Any, given: Mapping[str, Any]) -> Any:
+def build(workload: Any, given: Mapping[str, Any]) -> Any:
     """The workload of a configuration, or of several whose sizes are arrays."""
     try:
         return workload(**given) if callable(workload) else replace(workload, **given) if given else workload
     except TypeError as error:
+        if [*given] == ["batch"] and hasattr(workload, "batch"):  # of a DLRM, which holds no argument of another name
+            part = copy(workload)
+            vars(part)["batch"] = check_size("batch", given["batch"])
+            return part
         cure = "give what builds one, such as functools.partial(pk.DLRM, dim=64)"
         raise ValueError(f"grid names {show([*given])}, which cannot be: {escape(error, 200)}; {cure}") from None
 
@@ -225,7 +230,7 @@ def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Colu
     with keep_quiet():
         try:
             if count == 1 or together:
-                one = predict(_build(workload, given), at["platform"], ranks=at["ranks"], execution=at["execution"])
+                one = predict(build(workload, given), at["platform"], ranks=at["ranks"], execution=at["execution"])
                 found = {"time": one.time, "bottleneck": one.bottleneck, "needs": one.memory().total}
                 spread, batch = one.spread, getattr(one.workload, "batch", np.nan)  # of a graph nobody knows
             if together:
@@ -254,9 +259,9 @@ def _build_together(workload: Any, columns: _Columns, given: Mapping[str, Any]) 
     arrays = {name: np.array(columns[name]) for name in given if name in _NUMBERS}
     lists = {name: [np.array(sizes) for sizes in zip(*columns[name], strict=True)]
              for name in given if name in _LISTS and isinstance(given[name], list | tuple)}  # fmt: skip
-    many = _build(workload, {**given, **arrays, **lists})
+    many = build(workload, {**given, **arrays, **lists})
     for index in (0, -1):
-        alone = _build(workload, {name: columns[name][index] for name in given})
+        alone = build(workload, {name: columns[name][index] for name in given})
         if {**vars(select_sizes(many, index)), "name": ""} != {**vars(alone), "name": ""}:
             raise ValueError("sizes that are arrays make another workload than each alone")
     return many

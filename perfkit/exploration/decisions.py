@@ -1,0 +1,225 @@
+"""Decisions: how far ranks scale, which batch, ranks or link meet a condition, and how jobs share ranks."""
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from perfkit.exploration.sweeps import Sweep, build
+from perfkit.ground.results import Table
+from perfkit.ground.units import check_choice, check_positive, check_type, rank_largest, show
+from perfkit.platform.estimates import keep_quiet, warn_once
+from perfkit.platform.gallery import Named, load_platform
+from perfkit.platform.platform import Platform
+from perfkit.platform.resources import list_resources
+from perfkit.prediction.result import Prediction, predict
+
+#: Largest batch of a rank, and largest and smallest factor on a resource in steps of 1 %, that are tried [-].
+_BATCH, _FACTORS = 2**20, [1.01**power for power in range(-463, 464)]
+
+
+def _count_ranks(platform: Platform, most: int) -> list[int]:
+    """Numbers of ranks inside a node, and over whole nodes."""
+    local = platform.network.ranks_per_node
+    return [n for n in range(1, most + 1) if n <= local or n % local == 0]
+
+
+def _find_batch(workload: Any) -> int:
+    """The batch of a workload or of what builds one."""
+    batch = getattr(build(workload, {}), "batch", None)
+    if batch is None:
+        raise ValueError(f"workload is {show(workload)}; it has no batch; give a DLRM, a Transformer or their class")
+    return int(batch)
+
+
+def scaling(
+    workload: Any, platform: Named, ranks: Sequence[int] | None = None, *, strong: bool = False,
+    execution: str | None = None,
+) -> Sweep:  # fmt: skip
+    """Predict an iteration on more and more ranks: how much of each is left, and what it is lost to.
+
+    Parameters
+    ----------
+    workload : Workload or callable
+        A DLRM or a Transformer; or what builds one from ``batch``, such as ``pk.Transformer.bert``.
+    platform : Platform, str or Path
+        Where.
+    ranks : sequence of int, optional
+        Numbers of ranks; 1, 2, 4 and so on to all of the platform, unless given [-].
+    strong : bool, optional
+        Whether all ranks share the batch of the workload; else it is that of the first number of ranks, and grows with
+        them (weak scaling).
+    execution : str, optional
+        See `predict`.
+
+    Returns
+    -------
+    scaling : Sweep
+        Its table has the columns of a sweep and efficiency, the samples a second of a rank over those of the first row;
+        kept, the efficiency over that of the row before, which is least where scaling bends; exposed, the share of the
+        time in exposed collectives; and grew, the class of operations whose share of the time grew most since the row
+        before: why it bends [-].
+
+    Examples
+    --------
+    >>> import perfkit as pk
+    >>> pk.scaling(pk.Transformer.gpt2(batch=8, dtype="bf16"), "h100-sxm-8", [1, 8]).table()["grew"].to_list()
+    [None, 'collective']
+    """
+    import polars as pl
+
+    where, batch = load_platform(platform), _find_batch(workload)
+    counts = [2**n for n in range(where.network.ranks.bit_length())] if ranks is None else list(ranks)
+    rows, before, notes = list[dict[str, Any]](), dict[str, float](), dict[str, None]()
+    for count in counts:
+        size = batch if strong else batch * check_positive("ranks", count, integer=True) // counts[0]
+        with keep_quiet():
+            r = predict(build(workload, {"batch": size}), where, ranks=count, execution=execution)
+        (low, high), memory, shares = r.interval(), r.memory(), defaultdict[str, float](float)
+        for (_, kind), (_, seconds) in r.parts.items():
+            shares[kind] += seconds / r.time
+        growth = {kind: share - before.get(kind, 0.0) for kind, share in shares.items()}
+        grew = [*growth][rank_largest([*growth.values()])[0]] if before else None
+        rows.append({
+            "ranks": count, "batch": size, "time": r.time, "low": low, "high": high, "needs": memory.total,
+            "samples_per_s": size / r.time, "bottleneck": r.bottleneck, "fits": memory.fits,
+            "exposed": r.communication()["exposed_share"].max(), "grew": grew,
+        })  # fmt: skip
+        before, notes = shares, notes | dict.fromkeys(r.warnings)
+    if not rows:
+        raise ValueError(f"ranks is {show(ranks)}; give at least one number of ranks, such as [1, 8, 64]")
+    each = pl.col("samples_per_s") / pl.col("ranks")
+    frame = pl.DataFrame(rows).with_columns(efficiency=each / each.first(), kept=each / each.shift(1))
+    return Sweep(frame, ("ranks",), warn_once(tuple(notes), 3))
+
+
+def solve_for(
+    unknown: str, workload: Any, platform: Named, until: Callable[[Prediction], Any] | None = None, *, ranks: int = 1,
+    strong: bool = False, execution: str | None = None,
+) -> tuple[float, Prediction]:  # fmt: skip
+    """Find the largest batch, the fewest ranks or the least of a resource with which a prediction meets a condition.
+
+    Parameters
+    ----------
+    unknown : str
+        ``batch``: the largest one, in multiples of the ranks; ``ranks``: the fewest, inside a node or over whole nodes;
+        or a resource of `Platform.with_scale`, such as ``inter``: the smallest factor on it, to 1 %.
+    workload : Workload or callable
+        A DLRM or a Transformer; or what builds one from ``batch``, such as ``pk.Transformer.bert``.
+    platform : Platform, str or Path
+        Where; with as many ranks as may be tried.
+    until : callable, optional
+        The condition, from a prediction to true or false; that it fits into memory, unless given. What meets it with
+        one value meets it with every smaller batch, with more ranks, with more of the resource.
+    ranks : int, optional
+        Ranks that take part, unless they are unknown [-].
+    strong : bool, optional
+        Whether all ranks share the batch of the workload where they are unknown; else it is that of one rank.
+    execution : str, optional
+        See `predict`.
+
+    Returns
+    -------
+    value, prediction : (float, Prediction)
+        Batch, ranks or factor [-], and what is predicted with it.
+
+    Raises
+    ------
+    ValueError
+        For an unknown that is not known, and where no value, or every batch, meets the condition.
+
+    Examples
+    --------
+    >>> import perfkit as pk
+    >>> bert = pk.Transformer.bert("bert-large", sequence=512, dtype="fp16")
+    >>> batch, r = pk.solve_for("batch", bert, "v100-sxm-8")
+    >>> batch, r.fits, pk.predict(pk.Transformer.bert("bert-large", batch=batch + 1, sequence=512), "v100-sxm-8").fits
+    (1, True, False)
+    """
+    where = load_platform(platform)
+    check_choice("unknown", unknown, ["batch", "ranks", *list_resources(where)])
+    batch, largest = _find_batch(workload), unknown == "batch"
+    count = check_positive("ranks", ranks, integer=True)
+    values: Sequence[Any] = range(count, _BATCH * count + 1, count) if largest else _FACTORS
+    if unknown == "ranks":
+        values = [n for n in _count_ranks(where, where.network.ranks) if not strong or batch % n == 0]
+
+    def attempt(value: Any) -> Prediction:
+        size, taking, at = batch, count, where
+        if unknown == "batch":
+            size = value
+        elif unknown == "ranks":
+            size, taking = batch if strong else batch * value, value
+        else:
+            at = where.with_scale(**{unknown: value})
+        with keep_quiet():
+            return predict(build(workload, {"batch": size}), at, ranks=taking, execution=execution)
+
+    def settles(value: Any) -> bool:
+        r = attempt(value)
+        return bool(until(r) if until else r.fits) != largest
+
+    place = bisect_left(values, True, key=settles) - largest
+    if not 0 <= place < len(values) - largest:
+        every = f"every {unknown}" if place > 0 and largest else f"no {unknown}"
+        tried = f"{values[0]:.7g} to {values[-1]:.7g}"
+        raise ValueError(f"{every} from {tried} meets the condition; change it, the workload or the platform")
+    found = attempt(values[place])
+    warn_once(found.warnings, 3)
+    return values[place], found
+
+
+def allocate(
+    jobs: Mapping[str, Any], platform: Named, ranks: int, worth: Callable[[Prediction], float] | None = None
+) -> Table:
+    """Share ranks out among jobs, so that the sum of what their predictions are worth is the largest there is.
+
+    Parameters
+    ----------
+    jobs : mapping of str to Workload
+        DLRMs and Transformers by name, each with a batch that its ranks share.
+    platform : Platform, str or Path
+        Where.
+    ranks : int
+        Ranks of all jobs together; every job gets at least one [-].
+    worth : callable, optional
+        From a prediction to a number of which more is better; unless given, how many times as fast it is as on one rank
+        [-].
+
+    Returns
+    -------
+    table : polars.DataFrame
+        job, ranks [-], time [s], samples_per_s [1/s] and worth [-].
+
+    Raises
+    ------
+    ValueError
+        For fewer ranks than jobs.
+
+    Notes
+    -----
+    The sum is exact, by dynamic programming over jobs. A job runs inside a node or on whole nodes, on numbers of ranks
+    that divide its batch; which nodes have room for it is not looked into.
+    """
+    import polars as pl
+
+    where, best = load_platform(platform), {0: (0.0, list[tuple[Any, ...]]())}
+    most = check_positive("ranks", ranks, integer=True, maximum=where.network.ranks)
+    check_type("jobs", jobs, Mapping)
+    for name, job in jobs.items():
+        batch, wider = _find_batch(job), dict[int, tuple[float, list[tuple[Any, ...]]]]()
+        with keep_quiet():
+            runs = [predict(job, where, ranks=n) for n in _count_ranks(where, most) if batch % n == 0]
+        for r in runs:
+            gain = worth(r) if worth else runs[0].time / r.time
+            row = (name, r.ranks, r.time, batch / r.time, gain)
+            for used, (total, rows) in best.items():
+                known = wider.get(used + r.ranks, (-math.inf,))[0]
+                if used + r.ranks <= most and total + gain > known:
+                    wider[used + r.ranks] = (total + gain, [*rows, row])
+        best = wider
+    if not jobs or not best:
+        raise ValueError(f"ranks is {ranks} for {len(jobs)} jobs; give jobs, and at least one rank for each")
+    chosen = max(best.values(), key=lambda entry: entry[0])[1]
+    return pl.DataFrame(chosen, schema=("job", "ranks", "time", "samples_per_s", "worth"), orient="row")
