@@ -12,6 +12,7 @@ from perfkit.plots import canvas
 from perfkit.plots.canvas import INK, Frame, Row, draw, layer, order, read_rows, tips
 
 _MOST = 32  # ranks drawn: those with most to do, and the fullest one
+_LINE = "M-1.4,-0.2H1.4V0.2H-1.4Z"  # in the legend, of what has no points
 _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2, 1, 2, 1, 2], [12, 4])
 
 
@@ -130,7 +131,11 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
         row["series"] = f"{row['operation']}, {row['group']}" if single else row["operation"]
     legend, dash = alt.Legend(orient="bottom", columns=4, title=None), dict[str, Any]()
     looks = canvas.mark_series("series", order(row["series"] for row in rows), legend=legend)
-    if not single:
+    if single:
+        dotted, scale = {row["series"] for row in measured}, looks["shape"]["scale"]
+        marks = zip(scale["domain"], scale["range"], strict=True)
+        scale["range"] = [mark if name in dotted else _LINE for name, mark in marks]
+    else:
         looks["shape"] = canvas.mark_series("group", groups, legend=legend)["shape"]
         dashes = alt.Scale(domain=groups, range=[list(_DASHES[i % len(_DASHES)]) for i in range(len(groups))])
         lined: dict[str, Any] = {} if measured else {"symbolSize": 300, "symbolType": "stroke"}
