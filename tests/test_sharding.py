@@ -112,6 +112,13 @@ def test_optimizer_state_takes_memory_and_time(optimizer: str, numbers: float) -
     assert at["update"][1] == plain if optimizer == "sgd" else at["update"][1] > plain
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_tables_take_no_scales_that_transformers_gave() -> None:
+    a100, plan = load_platform("a100-sxm-8"), Plan.from_owners([n % 8 for n in range(len(TABLES))], ranks=8)
+    bare = replace(a100, context=replace(a100.context, kernels={}))
+    assert (price_plan(TABLES, a100, plan).costs == price_plan(TABLES, bare, plan).costs).all()
+
+
 def test_curves_never_lie_above_their_tangents() -> None:
     nbytes = np.geomspace(64, 1e9, 200)
     curve = Curve(nbytes, (2e-5**0.6 + (nbytes / 1e11) ** 0.6) ** (1 / 0.6))

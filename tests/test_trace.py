@@ -177,6 +177,13 @@ def test_categories_of_old_traces_and_threads_by_name(tmp_path: Path) -> None:
     assert events["iteration"].to_list() == [4, 4, 4, -1, 4, 4, 4]
 
 
+@pytest.mark.parametrize("ph", ["X", "i"])
+def test_arguments_may_have_a_key_that_events_have(tmp_path: Path, ph: str) -> None:
+    args = {"ph": ph, "Input Dims": [[2, 3]], "dur": 7}
+    file = read_kineto(write(tmp_path / "t.json", event(args=args), event(ph="i")))
+    assert len(file.events) == 1 and file.args == {0: args}
+
+
 LIES: dict[str, tuple[Any, str]] = {
     "a negative duration": ([event(dur=-5)], "cannot be negative"),
     "a time that is no number": ([event(ts=float("nan"))], "must be microseconds"),

@@ -109,7 +109,7 @@ def test_products_of_a_forward_pass_are_those_of_the_model(shared_data: Path) ->
     assert Counter(nbytes.tolist())[2.0**26] == 81 and one.dtype == "fp16"
 
 
-def test_operations_stand_below_the_roofline(shared_data: Path) -> None:
+def test_operations_stand_below_the_roofline(shared_data: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Products of a GPT on an A100 reach most of its peak, what only moves data reaches most of its bandwidth."""
     trace = pk.read_trace(shared_data / "traces" / "megatron_tp8_a100x8" / "kineto_rank0.json.gz")
     frame = trace.roofline("a100-sxm-8")
@@ -119,6 +119,7 @@ def test_operations_stand_below_the_roofline(shared_data: Path) -> None:
     assert len(moved) == 84 and moved["bandwidth_share"].is_between(0.7, 1).all()
     with pytest.raises(ValueError, match="ranks that were read are 0; choose"):
         trace.roofline("a100-sxm-8", rank=1)
+    assert not capfd.readouterr().err, "PyTorch has nothing to complain about"
 
 
 def test_what_is_not_known_is_said(shared_data: Path, tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def test_megatron_waits_and_transfers_are_told_apart(shared_data: Path) -> None:
         len(late) == 84 and late["rank"].is_in([0, 6]).mean() > 0.6 and late["late_s"].max() < late["waited_s"][0]
     )  # slow hosts
     assert late["waited_s"].sum() == pytest.approx(trace.collectives()["waiting_s"].sum())
+    ranks = trace.stragglers(by="rank")
+    assert ranks["rank"].to_list()[:2] == [0, 6] and ranks["last"].sum() == len(late) and len(ranks) == 8
+    for name in ("late_s", "waited_s"):
+        assert ranks[name].sum() == pytest.approx(late[name].sum())
+    with pytest.raises(ValueError, match="by is 'order'; known are collective, rank"):
+        trace.stragglers("order")
     slow = trace.idle().filter(pl.col("host_s") > 0.1)
     assert slow["rank"].to_list() == [0, 6] and (slow["waiting_s"] < 0.6 * trace.idle()["waiting_s"].median()).all()
 

@@ -180,7 +180,7 @@ def _adapt(argument: Any, dims: Any, kind: str, stride: Any, text: Any) -> Any:
     """An argument of an overload, if it takes what the trace has."""
     takes, several, value = str(argument.type), kind[:10] == "TensorList", argument.default_value
     if kind in _TYPES or several:
-        if "Tensor" not in takes or (several and "List" not in takes):
+        if "Tensor" not in takes or (several and not (dims and "List" in takes)):
             return _MISFIT
         made = [_make(each, kind[11:-1]) if each else None for each in dims] if several else _make(dims, kind, stride)
         return [made] if "List" in takes and not several else made

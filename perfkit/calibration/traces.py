@@ -176,16 +176,32 @@ class Trace(Tabular):
         met = self._collectives.drop_nulls("transfer_s")["rank"].unique()
         return frame.with_columns(waiting_s=pl.when(pl.col("rank").is_in(met.implode())).then("waiting_s"))
 
-    def stragglers(self) -> Table:
-        """Which rank the others waited for, collective by collective; those that cost most come first.
+    def stragglers(self, by: str = "collective") -> Table:
+        """Which rank the others waited for; what cost most comes first.
 
-        Columns iteration, group, order, as in `collectives`, rank, the one that came last [-]; operation, nbytes [B];
-        late_s, the median time that the others waited for it, and waited_s, the sum of their times [s].
+        Parameters
+        ----------
+        by : str
+            ``collective`` or ``rank``.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            By collective: iteration, group, order, as in `collectives`, rank, the one that came last [-]; operation,
+            nbytes [B]; late_s, the median time that the others waited for it, and waited_s, the sum of their times [s].
+            By rank, over the steps that were recorded: rank, last, the collectives in which it came last [-], late_s
+            and waited_s, their sums; and of its mean step busy_s, host_s and waiting_s, as in `idle` [s].
         """
+        check_choice("by", by, ("collective", "rank"))
         waited, first = pl.col("waiting_s"), pl.first("rank", "operation", "nbytes")
         calls = self._collectives.drop_nulls("waiting_s").sort("waiting_s", maintain_order=True)
         groups = calls.group_by("iteration", "group", "order", maintain_order=True)
         frame = groups.agg(first, late_s=waited.slice(1).median(), waited_s=waited.sum())
+        if by == "rank":
+            sums = frame.group_by("rank").agg(pl.sum("late_s", "waited_s"), last=pl.len().cast(pl.Int64))
+            ranks = self.idle().select("rank", "busy_s", "host_s", "waiting_s")
+            frame = ranks.join(sums, on="rank", how="left", maintain_order="left").with_columns(pl.all().fill_null(0))
+            frame = frame.select("rank", "last", "late_s", "waited_s", "busy_s", "host_s", "waiting_s")
         return frame.sort("waited_s", descending=True, maintain_order=True)
 
     def host(self) -> Table:

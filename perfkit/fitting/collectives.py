@@ -284,16 +284,7 @@ def _slopes(fit: Fit, nbytes: Array, operation: str, ranks: int) -> tuple[Array,
 def spread_beyond(fit: Fit, nbytes: Values, operation: str, ranks: int) -> Array:
     r"""Spread of measurements around a fit of a collective, inside and outside the sizes it was made on.
 
-    Parameters
-    ----------
-    fit : Fit
-        Parameters of a form of `perfkit.models.collectives`.
-    nbytes : float or array
-        Message sizes in the nccl-tests convention [B].
-    operation : str
-        Operation, which a law over rank counts needs.
-    ranks : int
-        Ranks, which a law over rank counts needs [-].
+    It takes what `evaluate_collective` takes.
 
     Returns
     -------

@@ -50,7 +50,7 @@ def list_notes(platform: Platform, family: str, ranks: int, costs: Costs, graph:
     notes, kind, context, total = [], family or "such", platform.context, float(costs.seconds.sum())
     if context and family not in context.iterations:
         notes.append(f"{platform.name} was never calibrated with {kind} iterations; the interval is wider")
-    if context and ranks > 1 and family not in context.parallel:
+    elif context and ranks > 1 and family not in context.parallel:
         notes.append(f"{platform.name} was never calibrated with {kind} iterations on several ranks")
     if sum(costs.unmodelled.values()) > 0.02 * total:
         notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")

@@ -99,8 +99,8 @@ def read_kineto(path: str | Path) -> TraceFile:
     rows, links, kept = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[Any]()
 
     def take(each: dict[str, Any]) -> dict[str, Any] | None:
-        if each.get("ph") != "X":
-            return None if "ph" in each else each
+        if each.get("ph") != "X" or not ("pid" in each or "ts" in each):  # arguments may have a key of this name too
+            return None if "ph" in each and "pid" in each else each
         try:
             rows.append(_GET(each))
         except KeyError:  # some lack a column
@@ -186,6 +186,9 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()  # what was read counts as old, so that nothing soon looks through it again
         if looking:
             gc.enable()
 
@@ -219,11 +222,16 @@ def _make_frame(rows: list[tuple[Any, ...]], links: list[tuple[Any, ...]], base:
         if number < 2 and kinds != {str}:
             raise ValueError("it holds events whose name or category is no text")
         if number in (2, 3):
-            whole = kinds == {int} and max(map(abs, values)) < _LATEST // 1000
+            whole = kinds == {int} and -_LATEST < 1000 * min(values) <= 1000 * max(values) < _LATEST
             pairs = zip(values, columns["name"], strict=True)
             columns[name] = np.array(values) * 1000 if whole else [_read_time(*each) for each in pairs]
         elif number > 3:
-            numbers = values if kinds <= {int, NoneType} else [_number(value, threads) for value in values]
+            numbers = values
+            if str in kinds and kinds <= {int, str, NoneType}:  # few of which differ
+                known = {value: _number(value, threads) for value in dict.fromkeys(values)}
+                numbers = [known[value] for value in values]
+            elif not kinds <= {int, NoneType}:
+                numbers = [_number(value, threads) for value in values]
             columns[name] = pl.Series(numbers, dtype=pl.Int64, strict=False).fill_null(-1)
     types = {name: pl.String if name in ("cat", "name") else pl.Int64 for name in columns}
     lower = pl.col("cat").str.to_lowercase().replace(_CATEGORIES)

@@ -171,7 +171,7 @@ def _record(costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: b
         tape.local.clear()
         average(tape)
     step(tape, "sgd", lists=costs.accelerated)
-    graph = make_graph(tape, family=getattr(workload, "family", ""))
+    graph = make_graph(tape, family=workload.family)
     if kind == "fused_exact":  # which rows are looked up differs from table to table
         [exact] = graph.kernels["embedding_backward", "exact"]
         place = np.flatnonzero(graph.accesses[:, 0, 0] == exact)[-1]

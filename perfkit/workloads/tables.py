@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -128,6 +128,8 @@ class TableSet(Tabular):
     sparse: bool = True
     optimizer: str = "sgd"
     name: str = "tables"
+    #: Workload family, by which platforms are calibrated.
+    family: ClassVar[str] = "dlrm"
 
     def __post_init__(self) -> None:
         given = self.tables
