@@ -113,6 +113,15 @@ def test_what_is_measured(monkeypatch: Patch) -> None:
     assert finding.ok is False and finding.detail == "RuntimeError: no route to host"
 
 
+@pytest.mark.serial
+def test_processes_are_started_for_real(monkeypatch: Patch) -> None:
+    pytest.importorskip("torch", reason="measuring needs torch: pip install 'perfkit[measure]'")
+    monkeypatch.setattr(doctor, "_WATCHED", 1.0)
+    steadiness, gloo = diagnose("steadiness", "gloo")
+    assert "within 1 s: " in steadiness.detail and "expect mean errors of about" in steadiness.detail
+    assert (gloo.ok, gloo.detail) == (True, "2 processes exchanged messages on loopback")
+
+
 def test_missing_torch_is_no_obstacle_a_missing_package_is_one(monkeypatch: Patch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor, "run_processes", lambda *_, **__: {}["torch"])  # fails, as it does without torch

@@ -1,0 +1,62 @@
+"""Lookups and updates of tables on a V100, by shares of bandwidth that were assumed: nothing is fitted to them.
+
+    python -m benchmarks.v100_embeddings [--json OUT]
+
+Fused kernels of Lin et al. (arXiv 2404.12674): of DLRM-MLPerf at batch 2048, and 20 that were counted one by one, the
+last half of either kind with indices in shared memory.
+"""
+
+import csv
+import sys
+from typing import Any
+
+from benchmarks import OUT, make_command, save_rows
+from benchmarks.gallery_v100 import read_trace
+from benchmarks.gpu_bars import find_shared_data
+from perfkit.ground.units import format_table, format_time
+from perfkit.platform.gallery import load_platform
+from perfkit.prediction.cost import price
+from perfkit.workloads.dlrm import DLRM
+
+
+def predict_kernels() -> list[dict[str, Any]]:
+    """Phase, tables, measured and predicted time of every kernel [s]."""
+    shared, model = find_shared_data(), DLRM("dlrm-mlperf", batch=2048, embedding="fused")
+    names = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
+    cases = [(names[row["op"]], "MLPerf", model, row["seconds"]) for row in read_trace(shared) if row["op"] in names]
+    with open(shared / "kernels_v100" / "kernel_samples_v100_2020_counters.csv", encoding="utf-8") as file:
+        for row in (row for row in csv.DictReader(file) if row["set"].startswith("EL")):
+            keys = ("batch_size", "num_embeddings", "num_tables", "bag_size", "embedding_dim")
+            batch, rows, tables, pooling, dim = (int(float(row[key])) for key in keys)
+            model = DLRM(batch=batch, rows=[rows] * tables, pooling=pooling, dim=dim, embedding="fused")
+            phase, text = (
+                "forward" if "fwd" in row["set"] else "backward",
+                f"{tables} of {rows} x {dim}, {pooling} each",
+            )
+            cases.append((phase, text, model, 1e-6 * float(row["kernel_runtime"])))
+    found = []
+    for phase, text, model, measured in cases:
+        [graph] = model.graphs(1, accelerator=True)
+        seconds = price([graph], load_platform("v100-sxm-8"))[0].seconds
+        own = sum(s for s, label in zip(seconds, graph.labels, strict=True) if label[1] == f"embedding_{phase}")
+        about = {"phase": phase, "tables": text, "batch": model.batch}
+        found.append({**about, "measured_s": measured, "predicted_s": float(own), "error": float(own / measured - 1)})
+    return found
+
+
+def _run(given: Any) -> None:
+    rows = predict_kernels()
+    cells = [("phase", "tables", "batch", "measured", "predicted", "error")]
+    for row in rows:
+        times = (format_time(row[key]) for key in ("measured_s", "predicted_s"))
+        cells.append((row["phase"], row["tables"], str(row["batch"]), *times, f"{row['error']:+.0%}"))
+    print(format_table(cells))
+    print(f"{sum(abs(row['error']) <= 0.15 for row in rows)} of {len(rows)} within 15 %")
+    save_rows(given.json, rows)
+
+
+main = make_command("v100_embeddings", "Lookups and updates on a V100 that nothing was fitted to.", _run, OUT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
