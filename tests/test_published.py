@@ -1,6 +1,7 @@
 """Scales of GPUs from published steps: recovered where known, shared with generations without steps, as predicted."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from benchmarks.gpu_context import GENERATIONS, build_workload, list_steps, read
 from perfkit.calibration.published import Step, add_published, fit_scales, predict_steps
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
+from perfkit.prediction.cost import price
 from perfkit.prediction.result import predict
+from perfkit.workloads.transformer import Transformer
 
 TRUE = {"product": 1.02, "memory": 1.5, "attention.triton": 1.7, "host": 0.8, "exchange": 0.5}
 
@@ -41,6 +44,38 @@ def test_known_scales_are_found_and_lent_to_other_generations_with_less_certaint
     assert scales["spread", "h100"][0] >= 0.3 > scales["spread", "a100"][0]
     times, spreads = predict_steps(steps, scales)
     assert np.abs(np.log(times / [step.seconds for step in steps])).max() < 0.05 and (spreads > 0).all()
+
+
+@pytest.mark.parametrize(("sources", "off"), [(2, 0.0), (2, 0.2), (8, 0.2)])
+def test_steps_scatter_as_sources_do_however_many_steps_a_source_has(sources: int, off: float) -> None:
+    """Every source counts as three steps, beside six of 10 % that are expected (formulas, table 4.3)."""
+    steps = []
+    for number, step in enumerate(make_steps("a100", 80)):
+        source = number % sources
+        wrong = math.exp(off if source % 2 else -off)
+        steps.append(step._replace(source=f"source {source}", seconds=step.seconds * wrong))
+    once, thrice = (fit_scales(times * steps, ("a100",))["spread", "a100"][0] for times in (1, 3))
+    assert once == pytest.approx(math.sqrt((3 * sources * off**2 + 6 * 0.1**2) / (3 * sources + 6)), rel=0.1)
+    assert thrice == pytest.approx(once, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["a100-sxm-8", "zen5-2"])
+def test_scales_of_a_gpu_hold_for_the_family_they_were_fitted_to(name: str) -> None:
+    """Kernels of other families take what they take alone, with its spread; a CPU runs a few families of its own."""
+    platform = load_platform(name)
+    bare = replace(platform, context=replace(platform.context, kernels={}))
+    [graph] = Transformer.bert("bert-base", batch=8, sequence=128, layers=2).graphs(accelerator="zen" not in name)
+    own, other, nameless, alone = (
+        price([replace(graph, family=family)], where)[0]
+        for family, where in (("transformer", platform), ("dlrm", platform), ("", platform), ("transformer", bare))
+    )
+    assert np.array_equal(own.seconds, nameless.seconds) and not np.allclose(own.seconds, alone.seconds, rtol=1e-3)
+    like = own if name == "zen5-2" else alone
+    assert np.array_equal(other.seconds, like.seconds) and np.array_equal(other.spread, like.spread)
+    if name != "zen5-2":
+        products = [place for place, label in enumerate(graph.labels) if label[1] == "gemm"]
+        scale = platform.context.kernels["gemm"]["scale"]
+        assert own.seconds[products] == pytest.approx(scale * alone.seconds[products])
 
 
 def test_what_stands_behind_a_scale_is_told() -> None:

@@ -13,6 +13,9 @@ from benchmarks.eager import EagerDLRM
 from perfkit.measure import samples
 from perfkit.models.caches import Uniform, Zipf
 from perfkit.models.kernels import KERNEL_TERMS
+from perfkit.platform.gallery import load_platform
+from perfkit.prediction.cost import price
+from perfkit.prediction.result import predict
 from perfkit.workloads import dlrm
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import COLLECTIVES, FEATURES, PHASES, Graph
@@ -188,6 +191,25 @@ def test_mixed_precision_casts_what_products_need() -> None:
     for graph, itemsize in ((plain, 2), (mixed, 4)):
         step = [i for i, label in enumerate(graph.labels) if label[3] == "update" and label[2] == "mul_"]
         assert graph.traffic[step].tolist() == [2 * itemsize * graph.parameters] * 2
+
+
+def test_fp8_is_a_format_of_the_products_of_blocks() -> None:
+    """As of Transformer Engine: three casts and three products for each linear layer of a block, all else in bf16."""
+    sizes = {**TINY, "hidden": 4096, "heads": 32, "sequence": 2048, "positions": 2048, "vocabulary": 1024}
+    narrow, wide = (Transformer.gpt2(dtype=dtype, **sizes).graphs(accelerator=True)[0] for dtype in ("fp8", "bf16"))
+    names, others = ([label[0] for label in graph.labels] for graph in (narrow, wide))
+    assert names.count("_scaled_mm") == 3 * 4 * 2 and names.count("mm") == 3, "not what makes scores of words"
+    assert names.count("_to_copy") - others.count("_to_copy") == 3 * 4 * 2
+    assert {dtype for name, dtype in zip(names, narrow.dtypes, strict=True) if name != "_scaled_mm"} == {"bf16"}
+    assert (narrow.dtype, wide.dtypes, narrow.parameters) == ("fp8", (), wide.parameters)
+    assert narrow.column("flops").sum() == wide.column("flops").sum()
+    h100 = load_platform("h100-sxm-8")
+    fast, slow = (price([graph], h100, dtype=graph.dtype)[0].seconds for graph in (narrow, wide))
+    kinds = [np.array([label[1] == "gemm" for label in graph.labels]) for graph in (narrow, wide)]
+    assert 1.2 < slow[kinds[1]].sum() / fast[kinds[0]].sum() < 2.0, "the peak is twice as high"
+    assert fast[~kinds[0]].sum() > slow[~kinds[1]].sum(), "casts take time"
+    with pytest.raises(ValueError, match="dtype is 'fp8'; known are fp64, fp32, tf32, bf16, fp16, int8"):
+        predict(Transformer.gpt2(dtype="fp8", **sizes), "a100-sxm-8")
 
 
 def test_mixed_precision_of_a_dlrm() -> None:
