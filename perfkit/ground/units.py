@@ -338,12 +338,15 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     if union and NoneType in parts and (value is None or len(parts) == 2):
         return None if value is None else decode(parts[0], value, place, read=read)
     if read and known and isinstance(value, dict):
-        places = {key: join_place(place, key, tuple(known)) for key in value}
+        for key in (key for key in value if key not in known):
+            join_place(place, key, tuple(known))  # turns it away
         for name in (name for name, needed in known.items() if needed and name not in value):
             raise ValueError(f"{join_place(place, name)} is missing; it must be there")
         hints = find_hints(kind)
-        return kind(**{key: decode(hints[key], entry, places[key]) for key, entry in value.items()})
+        return kind(**{k: decode(hints[k], entry, f"{place}.{k}".removeprefix(".")) for k, entry in value.items()})
     if kind is Mapping and isinstance(value, Mapping) and parts:
+        if {*parts} <= {str, float} and all(type(k) is parts[0] and type(v) is parts[1] for k, v in value.items()):
+            return dict(value)  # most numbers of a platform: their places are not needed
         entries = ((decode(parts[0], k, f"a key of {place}"), v) for k, v in value.items())
         return {key: decode(parts[1], v, join_place(place, str(key)), read=read) for key, v in entries}
     if kind in (tuple, Sequence) and isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):

@@ -139,7 +139,10 @@ def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dt
         For a class without a model, or a dtype without a peak.
     """
     check_type("features", features, Mapping)
-    found = find_kernel(platform.kernels, kind, dtype=dtype)
+    check_type("kind", kind, str)
+    key = ("kernel", kind, check_choice("dtype", dtype, DTYPES))
+    if (found := platform.memo.get(key)) is None:
+        found = platform.memo[key] = find_kernel(platform.kernels, kind, dtype=dtype)
     if found is None:
         raise lacks(platform, f"kernel model for {show(kind)}", platform.kernels)
     check_choice("dtype", dtype, platform.device.peaks)
