@@ -157,7 +157,7 @@ def escape(text: Any, most: int = 80) -> str:
     """
     whole = str(text)
     whole = whole if len(whole) <= 2 * most else whole[:most] + whole[-most:]  # spares long ones
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in whole)
+    line = whole if whole.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in whole)
     return line if len(line) <= most else f"{line[: most - 3 - most // 4]}...{line[-(most // 4) :]}"
 
 

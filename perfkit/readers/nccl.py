@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,12 @@ def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
     return [table for table in tables if table.halves], misfit
 
 
+@lru_cache(maxsize=16)
+def _list_factors(operation: str) -> np.ndarray:
+    """Bus factors of all counts of ranks; none of programs without a model."""
+    return np.asarray(bus_factor(operation, _COUNTS)) if operation in OPERATIONS else np.full(_COUNTS.shape, np.nan)
+
+
 class _Ratio:
     """Bounds of the bus factor of each row, busbw over algbw, within their printed digits."""
 
@@ -192,7 +199,7 @@ class _Ratio:
         if listed:
             agrees = self.agrees(operation, listed)[self.telling]
             return (listed, listed) if not len(agrees) or agrees.mean() > 0.5 else (1, 0)
-        factors = bus_factor(operation, _COUNTS) if operation in OPERATIONS else np.full(_COUNTS.shape, np.nan)
+        factors = _list_factors(operation)
         found = _COUNTS[~((factors < self.low.max()) | (factors > self.high.min()))]
         if not len(found):
             return 1, 0
