@@ -62,7 +62,7 @@ def read_rows() -> list[dict[str, str]]:
 
 
 @cache
-def _find_platform(device: str, ranks: int, bandwidth: str, link: str) -> Platform:
+def find_platform(device: str, ranks: int, bandwidth: str, link: str) -> Platform:
     """A cluster of a device, with a memory bandwidth and a link between nodes where the source states them [B/s]."""
     node = load_platform(NODES.get(device.partition("-")[0], f"{device}-8"))
     found = node
@@ -98,7 +98,7 @@ def list_steps(rows: Sequence[dict[str, str]]) -> list[Step]:
     steps = []
     for row in rows:
         count, ranks = int(row["accumulate"]), int(row["ranks"])
-        platform = _find_platform(row["device"], ranks, row["bandwidth"], row["link"])
+        platform = find_platform(row["device"], ranks, row["bandwidth"], row["link"])
         about: dict[str, Any] = {"ranks": ranks, "execution": row["execution"], "update": row["timed"] == "step"}
         models = [build_workload(row, n) for n in range(1, min(count, 2) + 1)]
         first, *more = (split_step(model, platform, **about) for model in models)
@@ -122,7 +122,7 @@ def _find_format(step: Step) -> str:
     return step.configuration.split(",")[14]
 
 
-def _is_fitted(step: Step) -> bool:
+def is_fitted(step: Step) -> bool:
     return step.source in _FITTED and _find_format(step) != "fp8"
 
 
@@ -154,7 +154,7 @@ def judge(steps: Sequence[Step], how: str) -> list[dict[str, Any]]:
     """Errors [%] of steps that nothing was fitted to, by source and generation, and how many intervals hold them."""
     found: dict[str, list[tuple[float, bool]]] = {}
     for judged in _split(steps, how):
-        fitted = [s for s, own in zip(steps, judged, strict=True) if not own and _is_fitted(s)]
+        fitted = [s for s, own in zip(steps, judged, strict=True) if not own and is_fitted(s)]
         others = [step for step, own in zip(steps, judged, strict=True) if own]
         times, spreads = predict_steps(others, fit_scales(fitted, GENERATIONS))
         for step, time, spread in zip(others, times, spreads, strict=True):
@@ -202,7 +202,7 @@ def _run(given: Any) -> None:
         cells.append((row["steps"], row["judged"], f"{row['n']:.0f}", *numbers, f"{bar:g}" if bar else ""))
     print(format_table(cells))
     if given.write:
-        scales = fit_scales([step for step in steps if _is_fitted(step)], GENERATIONS)
+        scales = fit_scales([step for step in steps if is_fitted(step)], GENERATIONS)
         write_text(find_reference("published") / "gpu_scales.csv", tabulate_scales(scales))
     save_rows(given.json, figures)
 

@@ -1,5 +1,7 @@
 """What a rank keeps where ranks share a Transformer: model states and activations; and what experts exchange."""
 
+import numpy as np
+
 from perfkit.ground.units import Values, check_choice
 
 #: What is computed again in the backward pass: nothing, scores of attention, or whole layers.
@@ -7,7 +9,7 @@ RECOMPUTED = ("none", "selective", "full")
 
 
 def model_state_bytes(
-    parameters: Values, *, ranks: Values = 1, zero: int = 0, weight: float = 2.0, gradient: float = 2.0,
+    parameters: Values, *, ranks: Values = 1, zero: Values = 0, weight: float = 2.0, gradient: float = 2.0,
     states: float = 12.0,
 ) -> Values:  # fmt: skip
     """Memory of weights, gradients and optimizer states.
@@ -18,7 +20,7 @@ def model_state_bytes(
         Trained numbers of the rank before they are shared [-].
     ranks : int or array, optional
         Ranks that share them [-].
-    zero : int, optional
+    zero : int or array, optional
         Stage: nothing is shared (0), states (1), gradients too (2), weights too (3) [-].
     weight, gradient, states : float, optional
         Bytes of a weight, its gradient, and its states; Adam keeps an fp32 copy and two moments [B].
@@ -40,7 +42,7 @@ def model_state_bytes(
     >>> [round(float(model_state_bytes(7.5e9, ranks=64, zero=stage)) / 1e9, 1) for stage in range(4)]
     [120.0, 31.4, 16.6, 1.9]
     """
-    parts = [own / (ranks if zero >= stage else 1) for own, stage in ((weight, 3), (gradient, 2), (states, 1))]
+    parts = [own / np.where(zero >= stage, ranks, 1) for own, stage in ((weight, 3), (gradient, 2), (states, 1))]
     return parameters * sum(parts)
 
 

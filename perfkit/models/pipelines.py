@@ -54,7 +54,7 @@ def bubble_time(total: Values, *, slowest: Values, stages: Values, chunks: Value
     return np.maximum((total - slowest) / chunks - 2.0 * (stages - 1.0) * delayed, 0.0)
 
 
-def held_batches(micro_batches: Values, *, stages: Values, schedule: str, chunks: Values = 1) -> Values:
+def held_batches(micro_batches: Values, *, stages: Values, schedule: Values, chunks: Values = 1) -> Values:
     """Micro-batches whose activations the first stage keeps at once.
 
     Parameters
@@ -63,7 +63,7 @@ def held_batches(micro_batches: Values, *, stages: Values, schedule: str, chunks
         Micro-batches of an iteration [-].
     stages : int or array
         Stages [-].
-    schedule : str
+    schedule : str or array
         One of `SCHEDULES` [-].
     chunks : int or array, optional
         Chunks of layers of each stage [-].
@@ -88,10 +88,10 @@ def held_batches(micro_batches: Values, *, stages: Values, schedule: str, chunks
     >>> float(held_batches(64, stages=8, schedule="1f1b")), float(held_batches(64, stages=8, schedule="gpipe"))
     (8.0, 64.0)
     """
-    most: Values = stages + (stages - 1.0) / chunks * (schedule == "interleaved")
-    if check_choice("schedule", schedule, SCHEDULES) in ("gpipe", "breadth_first"):
-        most = micro_batches
-    return np.minimum(micro_batches, most)
+    for name in np.unique(schedule).tolist():
+        check_choice("schedule", name, SCHEDULES)
+    most = stages + (stages - 1.0) / chunks * (np.asarray(schedule) == "interleaved")
+    return np.where(np.isin(schedule, ("gpipe", "breadth_first")), micro_batches, np.minimum(micro_batches, most))
 
 
 def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) -> Values:

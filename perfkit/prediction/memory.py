@@ -13,7 +13,7 @@ from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import PHASES, Graph
 
 #: Workspaces of cuBLAS, of a handle for each way [B]; docs/formulas.md, table 9.2.
-_WORKSPACE = 2 * 32 * 2.0**20
+WORKSPACE = 2 * 32 * 2.0**20
 
 
 #: What memory is held for: trained weights but for embedding tables; gradients; what the optimizer keeps; inputs
@@ -145,7 +145,7 @@ def measure_together(graph: Graph, platform: Platform, optimizer: str) -> Array:
     for table, number in zip(graph.tables, graph.weights[graph.weights[:, 1] == 1, 0], strict=False):
         if number not in graph.accesses[:, 1]:
             most = most + table.nbytes + state_bytes(table.rows, table.dim, table.itemsize, optimizer=optimizer)
-    return most + _WORKSPACE
+    return most + WORKSPACE
 
 
 def measure_memory(graphs: Sequence[Graph], platform: Platform, optimizer: str) -> Memory:
@@ -180,7 +180,7 @@ def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
         if not captured and number not in graph.accesses[:, 1]:  # its rows are looked up and updated one by one
             held[_AT["tables"]] += table.nbytes
             held[_AT["states"]] += state_bytes(table.rows, table.dim, table.itemsize, optimizer=optimizer)
-    held[_AT["workspace"]] += _WORKSPACE * (platform.device.kind != "cpu")
+    held[_AT["workspace"]] += WORKSPACE * (platform.device.kind != "cpu")
     return Memory(dict(zip(PARTS, held.tolist(), strict=True)), find_capacity(platform))
 
 
@@ -188,6 +188,6 @@ def find_shortage(graphs: Sequence[Graph], platform: Platform, optimizer: str) -
     """What to warn of where a rank has not the memory; looked into where all its buffers together would not fit."""
     capacity, each = find_capacity(platform), 1.0 + STATE.get(optimizer, 0.0)
     most = max(graph.footprint + each * sum(table.nbytes for table in graph.tables) for graph in graphs)
-    if capacity is None or most + _WORKSPACE <= capacity or (found := measure_memory(graphs, platform, optimizer)).fits:
+    if capacity is None or most + WORKSPACE <= capacity or (found := measure_memory(graphs, platform, optimizer)).fits:
         return ()
     return (f"a rank {found}; take more ranks, a smaller batch or a device with more memory",)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from perfkit.ground.units import Array, check_choice, check_positive, show
+from perfkit.platform.collectives import CollectiveTime
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
 from perfkit.workloads.execution import execute
@@ -220,6 +221,18 @@ def _number(values: Iterable[object]) -> list[int]:
     return [found.setdefault(value, len(found)) for value in values]
 
 
+def price_group(platform: Platform, operation: str, nbytes: Array, count: int, nodes: int, most: int) -> CollectiveTime:
+    """Price collectives of so many ranks on nodes of which each holds at most some of them."""
+    if nodes == 1 or most == platform.network.ranks_per_node:
+        return platform.price_collective(operation, nbytes, count)
+    if most == 1:
+        return platform.price_collective(operation, nbytes, count, "rail")
+    found = platform.memo.get((nodes, most)) or platform.memo.setdefault(
+        (nodes, most), resize_nodes(platform, nodes, most)
+    )
+    return found.price_collective(operation, nbytes, most * nodes)
+
+
 def time_collectives(kinds: Sequence[Kind], platform: Platform) -> tuple[list[Array], tuple[str, ...]]:
     """Time of each collective of every kind of rank [s], and what makes them less sure than their spread says.
 
@@ -236,11 +249,8 @@ def time_collectives(kinds: Sequence[Kind], platform: Platform) -> tuple[list[Ar
     notes: dict[str, None] = {}
     for (operation, group), members in wanted.items():
         nodes = Counter(rank // local for rank in group)
-        most, where, count = max(nodes.values()), platform, len(group)
-        if len(nodes) > 1 and 1 < most < local:
-            where, count = resize_nodes(platform, len(nodes), most), most * len(nodes)
-        way = "rail" if len(nodes) > 1 and most == 1 else None
-        found = where.price_collective(operation, np.array([nbytes for *_, nbytes in members]), count, way)
+        sizes = np.array([nbytes for *_, nbytes in members])
+        found = price_group(platform, operation, sizes, len(group), len(nodes), max(nodes.values()))
         notes |= dict.fromkeys(found.notes)
         for (times, index, _), seconds in zip(members, found.time.tolist(), strict=True):
             times[index] = seconds

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -174,29 +175,38 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     .. [1] J. Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode transformation and
        graph compilation", ASPLOS 2024, doi:10.1145/3620665.3640366, section 4.4 (fusion)
     """
-    if graph.columns:
-        raise ValueError("sizes are arrays; which kernels can be merged depends on them; compile one configuration")
     fusion = _Fusion(graph, phases)
     regions, called = fusion.order(), set[str]()
     labels, dtypes, touched = list[Label](), list[str](), list[tuple[float, ...]]()
-    features = graph.features[[region.members[0] for region in regions]]
+    heads = np.array([region.members[0] for region in regions])
+    features, columns = graph.features[heads], {name: values[heads] for name, values in graph.columns.items()}
     for row, region in enumerate(regions):
         places = region.members
         dtypes += graph.dtypes[places[0] : places[0] + 1]
-        touched += [(row, *rest) for rest in (fusion.touch(region) if len(places) > 1 else fusion.rows[places[0]])]
+        found = fusion.touch(region) if len(places) > 1 else fusion.rows[places[0]]
+        touched += [(row, *rest) for rest in found]
+        if graph.columns and len(places) > 1:
+            for name, values in columns.items():
+                values[row] = graph.columns[name][places].max(axis=0)
+            columns["traffic"][row] = sum(nbytes * _grow(graph.buffers[int(number)]) for number, nbytes, _ in found)
         labels.append(fusion.label(region) if len(places) > 1 else graph.labels[places[0]])
         if len(places) > 1:
             features[row] = graph.features[places].max(axis=0)
         if labels[row][3] in phases and labels[row][1] not in ("collective", "transfer"):
             features[row, _HOST] = min(features[row, _HOST[0]], 1.0), labels[row][3] not in called, 0.0
             called.add(labels[row][3])
-    heads, waits = np.array([region.members[0] for region in regions]), graph.waits
+    waits = graph.waits
     if waits is not None:
         waits = np.stack([[(heads < place).sum() for place in waits[:, 0]], waits[:, 1]], axis=1)
     return replace(
         graph, labels=tuple(labels), features=features, accesses=np.array(touched, dtype=float).reshape(-1, 4),
-        dtypes=tuple(dtypes), waits=waits, execution="compiled",
+        dtypes=tuple(dtypes), waits=waits, columns=columns, execution="compiled",
     )  # fmt: skip
+
+
+def _grow(sizes: Any) -> Any:
+    """Sizes of configurations relative to that of the first one, whose structure all have [-]."""
+    return sizes / max(np.ravel(sizes)[0], 1.0)
 
 
 def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:

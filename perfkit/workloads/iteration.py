@@ -107,7 +107,7 @@ def finish(tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tup
     if ranks > 1 and not (tape.overlap or tape.shards):
         average(tape)
     step(tape, model.optimizer, lists=lists, fused=model.fused)
-    make = _make_together if count_configurations(model) else make_graph
+    make = make_together if count_configurations(model) else make_graph
     return make(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
 
 
@@ -178,12 +178,16 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     outside = [(places[weight.storage], weight in tape.tables) for weight in tape.trained if weight.layer < 0]
     about["weights"] = np.array(outside, dtype=int).reshape(-1, 2)
     parameters = sum(weight.numel * _count(tape, weight) for weight in tape.trained)
-    if about.get("dtype") == "fp8":
-        about["dtypes"] = tuple("fp8" if label[0] == "_scaled_mm" else "bf16" for label in labels)
+    about["dtypes"] = _list_formats(labels, about.get("dtype"))
     return Graph(tuple(labels), features, accesses, tuple(tape.tables.values()), parameters, **about)
 
 
-def _make_together(tape: Tape, **about: Any) -> Graph:
+def _list_formats(labels: Sequence[Label], dtype: str | None) -> tuple[str, ...]:
+    """Number formats of operations where products alone have that of the model."""
+    return tuple("fp8" if label[0] == "_scaled_mm" else "bf16" for label in labels) if dtype == "fp8" else ()
+
+
+def make_together(tape: Tape, **about: Any) -> Graph:
     """The graph of the first of several configurations, with the sizes that times depend on of all of them."""
     many = next(value.shape for value in tape.nbytes if isinstance(value, np.ndarray))
     columns = {name: np.zeros((len(tape.sizes), *many)) for name in _TIMED}
@@ -203,10 +207,10 @@ def _make_together(tape: Tape, **about: Any) -> Graph:
     accesses = np.insert(np.array(tape.touched, dtype=float)[:, :3], 2, first, axis=1)
     repeats = np.where(np.array(tape.layers) == tape.middle, float(tape.repeats), 1.0) if tape.repeats > 1 else None
     weights = np.array([(own.storage, own in tape.tables) for own in tape.trained], dtype=int).reshape(-1, 2)
-    tables = tuple(tape.tables.values())
+    tables, formats = tuple(tape.tables.values()), _list_formats(tape.labels, about.get("dtype"))
     return Graph(
         tuple(tape.labels), features, accesses, tables, weights=weights, repeats=repeats, columns=columns,
-        buffers=tuple(buffers), **about,
+        buffers=tuple(buffers), dtypes=formats, **about,
     )  # fmt: skip
 
 

@@ -101,11 +101,16 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return y
 
 
-def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, kernel: str = "") -> Tensor:
-    """Scaled dot-product attention in one kernel, left open unless named; the backward recomputes the scores."""
+def attention(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, kernel: str = "", context: Any = 1
+) -> Tensor:
+    """Scaled dot-product attention in one kernel, left open unless named; the backward recomputes the scores.
+
+    Of a sequence that `context` ranks share, each works on its part with keys and values of all.
+    """
     batch, sequence, hidden = q.shape
-    flops = attention_flops(batch, heads, sequence, hidden // heads, causal=causal)
-    sizes = {"flops": flops, "batch": batch * heads, "m": sequence, "n": sequence, "k": hidden // heads}
+    flops = attention_flops(batch, heads, sequence, hidden // heads, causal=causal) * context
+    sizes = {"flops": flops, "batch": batch * heads, "m": sequence, "n": sequence * context, "k": hidden // heads}
     statistics = tape.tensor(batch, heads, sequence)
     name = "attention" + "_causal" * causal + f".{kernel}" * bool(kernel)
     return tape.record(name, q, k, v, statistics, **sizes)

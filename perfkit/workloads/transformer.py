@@ -2,16 +2,15 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from perfkit.ground.units import check_choice, check_positive
-from perfkit.workloads import layers
+from perfkit.workloads.blocks import UNFUSED, Cut, record_forward
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish, record_graphs
-from perfkit.workloads.operations import ATTENTION, Tensor
+from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.shards import PARALLEL, Units
 from perfkit.workloads.sizes import check_size, count_configurations
@@ -39,11 +38,10 @@ PRESETS: dict[str, dict[str, int]] = {
     key: dict(zip(_COLUMNS, (*own, *rest), strict=False)) for own, held in _SHAPES.items() for key, rest in held.items()
 }  # fmt: skip
 _LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
-_UNFUSED = ("eager", "math")
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 _CHOICES = {
-    "attention": (*_UNFUSED, "fused", *ATTENTION), "dtype": (*ITEMSIZE, "fp8"), "optimizer": ("adamw", "sgd"),
+    "attention": (*UNFUSED, "fused", *ATTENTION), "dtype": (*ITEMSIZE, "fp8"), "optimizer": ("adamw", "sgd"),
     "parallel": PARALLEL, "norm": ("layer", "rms"),
 }  # fmt: skip
 _SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias")
@@ -305,92 +303,17 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
     settings: dict[str, Any] = {"mixed": model.mixed and not sharded, "overlap": overlap}
     tape, probe = (Tape(ITEMSIZE.get(model.dtype, 2), **settings) for _ in range(2))
     tape.middle, tape.repeats = min(most // 2, 1), max(model.layers - most + 1, 1)
+    cut = Cut(model.batch // (ranks * model.accumulate), model.sequence)
     open_unit: Any = nullcontext
     if sharded:
-        _forward(probe, model, ranks, most, nullcontext)
+        record_forward(probe, model, cut, most, nullcontext)
         open_unit = Units(tape, probe.trained, ranks, model.parallel, 4 if model.mixed else tape.itemsize).open
     for number in range(model.accumulate):
         if number:
             tape.backward()
             tape.kept, tape.gradients, tape.narrowed, tape.phase = tape.gradients, {}, {}, "forward"
         tape.last = number + 1 == model.accumulate
-        _forward(tape, model, ranks, most, open_unit)
+        record_forward(tape, model, cut, most, open_unit)
     if overlap and not sharded:
         tape.buckets = dict.fromkeys(tape.trained, 0)
     return (finish(tape, model, ranks=ranks, lists=accelerator),)
-
-
-def _forward(tape: Tape, model: Transformer, ranks: int, most: int, open_unit: Any) -> None:
-    """Record the forward pass of a micro-batch, of its layers the first ones; weights are met as units are opened."""
-    hidden, batch = model.hidden, model.batch // (ranks * model.accumulate)
-    tokens = batch * model.sequence
-    tape.module, tape.layer, tape.drawn = "embeddings", -1, 0
-    with open_unit(-1):
-        words = tape.parameter(model.vocabulary, hidden)
-        places = None if model.rotary else tape.parameter(model.positions, hidden)
-        x = layers.look_up(tape, words, tokens, batch, model.sequence)
-        if places:
-            x = tape.record("add", x, layers.look_up(tape, places, model.sequence, model.sequence))
-        if not model.causal:
-            types = layers.look_up(tape, tape.parameter(2, hidden), tokens, batch, model.sequence)
-            x = layers.norm(tape, model.norm, tape.record("add", x, types))
-        x = layers.dropout(tape, model.dropout, x)
-        for tape.layer in range(min(model.layers, most)):
-            run = partial(_layer, tape, model, module=f"layers.{tape.layer}")
-            with open_unit(tape.layer):
-                x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
-        tape.module, tape.layer = "head", -1
-        if not model.causal:
-            x = tape.record("gelu", _project(tape, model, x, hidden))
-        x = layers.norm(tape, model.norm, x)
-        weight = words if model.tie else tape.parameter(model.vocabulary, hidden)
-        logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(model.vocabulary))
-    layers.cross_entropy(tape, layers.cast(tape, logits, 4) if model.mixed and tape.shards else logits, tokens)
-
-
-def _project(tape: Tape, model: Transformer, x: Tensor, width: Any) -> Tensor:
-    """A linear layer of a model, with or without bias."""
-    weight = tape.parameter(width, x.shape[-1])
-    bias = tape.parameter(width) if model.bias else None
-    return layers.linear(tape, x, weight, bias, fp8=model.dtype == "fp8" and tape.layer >= 0)
-
-
-def _layer(tape: Tape, model: Transformer, x: Tensor, *, module: str) -> Tensor:
-    """One Transformer layer: normalised before (GPT-2) or after (BERT) each residual sum."""
-    for name, body in (("attention", _attention), ("mlp", _feed_forward)):
-        tape.module = f"{module}.{name}"
-        inner = body(tape, model, layers.norm(tape, model.norm, x) if model.causal else x)
-        x = tape.record("add", x, layers.dropout(tape, model.dropout, inner))
-        x = x if model.causal else layers.norm(tape, model.norm, x)
-    return x
-
-
-def _feed_forward(tape: Tape, model: Transformer, x: Tensor) -> Tensor:
-    """Two products with an activation between them, or three where one gates another."""
-    inner = model.inner or 4 * model.hidden
-    activation = "silu" if model.gated else "gelu_tanh" if model.causal else "gelu"
-    wide = tape.record(activation, _project(tape, model, x, inner))
-    if model.gated:
-        wide = tape.record("multiply", wide, _project(tape, model, x, inner))
-    return _project(tape, model, wide, model.hidden)
-
-
-def _attention(tape: Tape, model: Transformer, x: Tensor) -> Tensor:
-    """Self-attention with its projections."""
-    hidden, head = model.hidden, model.hidden // model.heads
-    width = head * model.kv_heads if model.kv_heads else hidden
-    if model.causal and not model.rotary and np.all(width == hidden):
-        q, k, v = layers.split(tape, _project(tape, model, x, 3 * hidden), 3)
-    else:
-        q, k, v = (_project(tape, model, x, size) for size in (hidden, width, width))
-    if model.rotary:
-        angles = tape.tensor(model.sequence, head // 2, itemsize=8)
-        q, k = (layers.rotate(tape, each, angles) for each in (q, k))
-    layers.count_views(tape, 6)  # each of the three by heads, and transposed
-    about: dict[str, Any] = {"heads": model.heads, "causal": model.causal}
-    if model.attention in _UNFUSED:
-        mixed = layers.eager_attention(tape, q, k, v, drop=model.dropout, **about)
-    else:
-        mixed = layers.attention(tape, q, k, v, kernel=model.attention.removeprefix("fused"), **about)
-    layers.count_views(tape, 2)
-    return _project(tape, model, mixed, hidden)

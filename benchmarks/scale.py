@@ -1,0 +1,218 @@
+"""Published steps of ranks that share layers, sequences and stages, beside predictions without any run of their source.
+
+    python -m benchmarks.scale [--json OUT]
+
+Rows come from the folder that PERFKIT_SHARED_DATA names: vTrain (single node), torchtitan, recipes of NVIDIA, the table
+of Megatron-core, and arXiv:2205.05198, table 5. Scales are fitted to reference_data/published/gpu_steps.csv but for the
+steps of the source that is judged.
+"""
+
+import csv
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import OUT, gpu_context, make_command, save_rows
+from benchmarks.gpu_bars import find_shared_data
+from perfkit.calibration.checks import summarize_errors
+from perfkit.calibration.published import add_published, fit_scales
+from perfkit.ground.units import format_table
+from perfkit.platform.platform import Platform
+from perfkit.prediction.strategies import price_strategies
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.transformer import Transformer
+
+#: Largest mean error [%] without any run of the source.
+BARS = {"vtrain": 12.0, "torchtitan": 15.0, "nvidia": 18.0, "megatron": 15.0, "seqsel": 8.0}
+_LLAMA = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
+_HALF: dict[str, Any] = {"dtype": "bf16", "mixed": True, "fused": True}
+#: Shapes of the models that sources name: layers, width, heads, heads of keys and values, inner width, vocabulary.
+#: arXiv:2005.14165, 2307.09288, 2407.21783, 2402.16819 and 2406.11704 (Nemotron), NeMo's configurations of 5b, 20b, 8b
+#: and 22b.
+_SHAPES = {
+    "gpt3-5b": (24, 4096, 32, 0, 0, 51200), "gpt3-20b": (44, 6144, 48, 0, 0, 51200),
+    "gpt3-175b": (96, 12288, 96, 0, 0, 51200), "llama2-7b": (32, 4096, 32, 32, 11008, 32000),
+    "llama2-13b": (40, 5120, 40, 40, 13824, 32000), "llama2-70b": (80, 8192, 64, 8, 28672, 32000),
+    "nemotron-8b": (32, 4096, 32, 0, 0, 256000), "nemotron-22b": (40, 6144, 48, 0, 0, 256000),
+    "nemotron-340b": (96, 18432, 96, 8, 73728, 256000), "llama3-8b": (32, 4096, 32, 8, 14336, 128256),
+    "llama3-70b": (80, 8192, 64, 8, 28672, 128256), "llama3.1-405b": (126, 16384, 128, 8, 53248, 128256),
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """A published step: its source, the model it is ranked in, device and ranks, what ran and how, and its time [s]."""
+
+    source: str
+    group: str
+    device: str
+    model: Transformer
+    strategy: Strategy
+    execution: str
+    seconds: float
+
+
+def _read(name: str) -> list[dict[str, str]]:
+    with open(find_shared_data() / "end_to_end" / name, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _make(name: str, batch: int, sequence: int, shape: Sequence[int], **about: Any) -> Transformer:
+    names = ("layers", "hidden", "heads", "kv_heads", "inner", "vocabulary")
+    sizes: dict[str, Any] = dict(zip(names, shape, strict=True))
+    return Transformer(name, True, batch, sequence, positions=sequence, **sizes, **about)
+
+
+def list_vtrain() -> Iterator[Row]:
+    """Megatron-DeepSpeed on a node of A100, with checkpoints; those without sharing are fitted to elsewhere."""
+    for row in _read("vtrain_singlenode_a100_half.csv"):
+        n = {key: int(row[key]) for key in list(row)[:10]}
+        tp, pp, dp = (n[f"{key}_parallelism"] for key in ("tensor", "pipeline", "data"))
+        if tp * pp > 1:
+            shape = (n["layers"], n["hidden_size"], n["attention_heads"], 0, 0, 51200)
+            about = {"dtype": "fp16", "attention": "eager", "fused": True}
+            model = _make("gpt", n["global_batch"], n["sequence_length"], shape, **about)
+            strategy = Strategy(tp=tp, pp=pp, dp=dp, micro_batch=n["micro_batch"], checkpoint="full", overlap=False)
+            group = f"{shape[:3]} {n['gpus']} {n['global_batch']}"
+            yield Row("vtrain", group, "a100-sxm", model, strategy, "eager", float(row["iteration_time_ms"]) / 1e3)
+
+
+def list_torchtitan() -> Iterator[Row]:
+    """Tables 2, 4, 5 and 6: Llama 3.1 with fp8 products, compiled, all of a layer computed again."""
+    for row in _read("torchtitan_h100.csv"):
+        words = row["parallelism"].split()
+        n = {key: int(words[words.index(key) + 1]) if key in words else 1 for key in ("fsdp", "tp", "pp", "cp")}
+        if n["tp"] * n["cp"] > 1:
+            batch, name = int(row["global_batch"]), row["model"].replace("llama-3.1-", "llama3-")
+            shape = _SHAPES[name.replace("llama3-405b", "llama3.1-405b")]
+            about = {**_HALF, **_LLAMA, "dtype": "fp8", "attention": "flash2"}
+            model = _make(name, batch, int(row["sequence"]), shape, **about)
+            many = "interleaved" in words  # else as by default
+            local, pp = int(row["local_batch"]), n["pp"]
+            strategy = Strategy(
+                tp=n["tp"], pp=pp, dp=n["fsdp"], cp=n["cp"], micro_batch=local if pp == 1 else 1, checkpoint="full",
+                zero=3 if pp == 1 else 1, sequence_parallel=n["tp"] > 1, schedule="interleaved" if many else "1f1b",
+                chunks=2 if many else 1, tiled="async" in words,
+            )  # fmt: skip
+            tokens = float(row["tokens_per_s_per_gpu"]) * int(row["gpus"])
+            group, device = f"{name} {row['sequence']}", "h100-sxm 2.4e12 5e10"
+            yield Row("torchtitan", group, device, model, strategy, "compiled", batch * int(row["sequence"]) / tokens)
+
+
+def list_recipes() -> Iterator[Row]:
+    """Dense models on H100 in fp8, by NeMo and Megatron-Bridge."""
+    for row in _read("nvidia_recipes.csv"):
+        if row["model"].lower().replace("_", "-") in _SHAPES and row["system"] == "DGX-H100":
+            name = row["model"].lower().replace("_", "-")
+            n = {k: int(row[k]) if row[k].isdigit() else 1 for k in ("gpus", "tp", "pp", "cp", "vp", "micro_batch")}
+            batch, sequence, fsdp = int(row["global_batch"]), int(row["sequence"]), row["fsdp"] == "1"
+            about = {**_HALF, "dtype": "fp8", "attention": "flash3", **(_LLAMA if "llama" in name else {})}
+            model = _make(name, batch, sequence, _SHAPES[name], **about)
+            dp = n["gpus"] // (n["tp"] * n["pp"] * n["cp"])
+            strategy = Strategy(
+                tp=n["tp"], pp=n["pp"], dp=dp, cp=n["cp"], micro_batch=n["micro_batch"], zero=3 if fsdp else 1,
+                schedule="interleaved" if n["vp"] > 1 and n["pp"] > 1 else "1f1b",
+                chunks=n["vp"] if n["pp"] > 1 else 1, sequence_parallel=n["tp"] > 1, tiled=n["tp"] > 1,
+            )  # fmt: skip
+            seconds = batch * sequence / (float(row["tokens_per_s_per_gpu"]) * n["gpus"])
+            yield Row("nvidia", f"{name} {n['gpus']}", "h100-sxm", model, strategy, "compiled", seconds)
+
+
+def list_megatron() -> Iterator[Row]:
+    """The table of Megatron-core on H100, whose times are derived from a count of FLOP (5 %)."""
+    for row in _read("megatron_core_h100_table.csv"):
+        n = {key: int(row[key]) for key in ("heads", "hidden", "layers", "vocab", "tp", "pp", "dp", "global_batch")}
+        shape = (n["layers"], n["hidden"], n["heads"], 0, 0, n["vocab"])
+        model = _make("gpt", n["global_batch"], int(row["seq"]), shape, **_HALF, attention="flash2")
+        chunks = n["layers"] // n["pp"] // 2 if n["pp"] > 1 else 1  # not stated; two layers each, as NeMo's GPT-3 175B
+        strategy = Strategy(
+            tp=n["tp"], pp=n["pp"], dp=n["dp"], micro_batch=4 if n["pp"] == 1 else 1, zero=1, tiled=n["tp"] > 1,
+            sequence_parallel=n["tp"] > 1, schedule="interleaved" if chunks > 1 else "1f1b", chunks=chunks,
+        )  # fmt: skip
+        yield Row("megatron", row["model"], "h100-sxm", model, strategy, "compiled", float(row["iter_time_s_derived"]))
+
+
+def list_recomputed() -> Iterator[Row]:
+    """arXiv:2205.05198, table 5: all of a layer computed again, and attention with sequence parallelism."""
+    for row in _read("seqsel_iteration_times.csv"):
+        n = {k: int(row[k]) for k in ("layers", "hidden", "heads", "tp", "pp", "dp", "global_batch", "interleave_m")}
+        shape = (n["layers"], n["hidden"], n["heads"], 0, 0, int(row["vocab"]))
+        about = {**_HALF, "dtype": "fp16", "attention": "eager", "dropout": 0.1}
+        model = _make(row["model"], n["global_batch"], int(row["seq"]), shape, **about)
+        many, selective = n["interleave_m"] > 1 and n["pp"] > 1, "selective" in row["variant"]
+        strategy = Strategy(
+            tp=n["tp"], pp=n["pp"], dp=n["dp"], micro_batch=int(row["micro_batch"]), overlap=False,
+            checkpoint="selective" if selective else "full", sequence_parallel=selective,
+            schedule="interleaved" if many else "1f1b", chunks=n["interleave_m"] if many else 1,
+        )  # fmt: skip
+        yield Row("seqsel", row["model"], "a100-sxm", model, strategy, "compiled", float(row["iter_time_s"]))
+
+
+@cache
+def _find_platform(device: str, ranks: int, source: str) -> Platform:
+    """A cluster whose context is fitted to the steps of all other sources."""
+    name, bandwidth, link = [*device.split(), "", ""][:3]
+    steps = [step for step in _list_steps() if step.source != source]
+    scales, generation = fit_scales(steps, gpu_context.GENERATIONS), name.partition("-")[0]
+    found = gpu_context.find_platform(name, ranks, bandwidth, link)
+    return add_published(found, scales, generation, source=f"all but {source}", date="2026-11-23")
+
+
+@cache
+def _list_steps() -> list[Any]:
+    steps = gpu_context.list_steps(gpu_context.read_rows())
+    return [step for step in steps if gpu_context.is_fitted(step)]
+
+
+def price_row(row: Row) -> dict[str, float]:
+    """Parts, time [s], spread and memory of a row."""
+    platform = _find_platform(row.device, row.strategy.ranks, row.source)
+    many = Strategy.stack([row.strategy])
+    found = {name: float(own[0]) for name, own in price_strategies(row.model, platform, many, row.execution).items()}
+    if row.model.dtype == "fp16" and not row.model.mixed:  # weights in half precision, updated as copies in fp32
+        wide = price_strategies(replace(row.model, mixed=True), platform, many, row.execution)
+        found["time"] += float(wide["update"][0]) - found["update"]
+    return found
+
+
+def judge(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Errors [%] by source, how many intervals of 80 % hold them, and how many pairs of a model are ranked rightly."""
+    out = []
+    for source in dict.fromkeys(row.source for row in rows):
+        own = [(row, one) for row, one in zip(rows, found, strict=True) if row.source == source]
+        logs = np.log([one["time"] / row.seconds for row, one in own])
+        inside = np.abs(logs) <= 1.2816 * np.array([one["spread"] for _, one in own])
+        pairs = [(a, b) for a, b in combinations(own, 2)
+                 if a[0].group == b[0].group and abs(np.log(a[0].seconds / b[0].seconds)) > 0.05]  # fmt: skip
+        right = [(a[0].seconds - b[0].seconds) * (a[1]["time"] - b[1]["time"]) > 0 for a, b in pairs]
+        figures = summarize_errors(np.exp(logs) - 1) | {"inside": 100 * float(np.mean(inside))}
+        out.append({"steps": source, **figures, "pairs": len(pairs), "ranked": sum(right)})
+    return out
+
+
+def list_rows() -> list[Row]:
+    """All rows."""
+    lists = (list_vtrain, list_torchtitan, list_recipes, list_megatron, list_recomputed)
+    return [row for each in lists for row in each()]
+
+
+def _run(given: Any) -> None:
+    judged = list_rows()
+    figures = judge(judged, [price_row(row) for row in judged])
+    heads = ("steps", "n", "geomean", "mean", "p95", "bias", "inside", "pairs", "ranked", "bar")
+    rows = [
+        tuple(f"{row[head]:.1f}" if head in heads[2:7] else f"{row[head]}" for head in heads[:-1]) for row in figures
+    ]
+    cells = [(*row, f"{BARS[row[0]]:g}") for row in rows]
+    print(format_table([heads, *cells]))
+    save_rows(given.json, figures)
+
+
+main = make_command("scale", "Published steps of ranks that share layers and stages, beside predictions.", _run, OUT)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""Strategies of parallel training: closed forms over what one rank does, on arrays with one size for each strategy."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from perfkit.ground.units import Array
+from perfkit.models.partitions import RECOMPUTED, activation_bytes, model_state_bytes
+from perfkit.models.pipelines import CHUNKED, bubble_time, exposed_time, held_batches
+from perfkit.platform.platform import Platform
+from perfkit.prediction.cost import classify, price_host, spread_classes, time_operations
+from perfkit.prediction.memory import WORKSPACE
+from perfkit.prediction.ranks import price_group
+from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
+from perfkit.workloads.blocks import UNFUSED, Cut, record_part
+from perfkit.workloads.execution import execute
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.tape import ITEMSIZE
+from perfkit.workloads.transformer import Transformer
+
+_REGIONS = ("embeddings", "layers", "head")
+#: Error of what ranks spend on each other [-], as in `perfkit.prediction.uncertainty.join_errors`.
+_WAITS = 0.3
+#: Tokens of three sequences on three ranks, the first of all sizes: what a compiler merges is read off these, where no
+#: two sizes are equal by chance [-].
+_ODD = 1031
+#: Bytes of a logit beside its own: as fp32, and its probability [B].
+_LOGIT = 2 * 4
+
+
+def price_strategies(
+    model: Transformer, platform: Platform, strategies: Strategy, execution: str | None = None
+) -> dict[str, Array]:
+    """Price an iteration for every one of many strategies.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model; its batch is over all ranks, and what it says of sharing, recomputation and micro-batches is not
+        asked for.
+    platform : Platform
+        Where it runs; ranks that share layers are neighbours, then those that share sequences, then replicas.
+    strategies : Strategy
+        Each field an array, with one value for each strategy.
+    execution : str, optional
+        ``eager`` or ``compiled``.
+
+    Returns
+    -------
+    columns : dict of str to array
+        ``time`` and its parts, which sum to it: ``work`` of the slowest stage, ``tensor``, ``context`` and ``stages``
+        (messages among these that nothing hides), ``host``, ``bubble``, ``replicas`` (gradients and weights), and
+        ``update`` [s]; ``spread`` of its logarithm [-]; and ``needs``, the memory of the fullest rank [B].
+
+    Notes
+    -----
+    Micro-batches times the slowest stage, the bubble, and what replicas exchange that no layer hides. A stage takes
+    what one rank's kernels take by the closed forms of `predict`, recorded with its part of each layer, and the
+    collectives among them; slower hosts show. Strategies that share the sizes of a layer share its price.
+    """
+    s, parts = strategies, dict[str, Array]()
+    structure = (s.checkpoint == "full") + 2 * (s.rows > 1) + 4 * (s.tp > 1)
+    for kind in np.unique(structure):
+        members = np.flatnonzero(structure == kind)
+        batch, tensor, context = (np.asarray(own, dtype=np.int64)[members] for own in (s.micro_batch, s.tp, s.cp))
+        codes, place = np.unique(batch << 40 | tensor << 20 | context, return_inverse=True)
+        first = (3, 3 if kind & 4 else 1, 1)
+        batch, tensor, context = (
+            np.append(odd, 1.0 * (codes >> shift & 0xFFFFF)) for odd, shift in zip(first, (40, 20, 0), strict=True)
+        )
+        sequence = np.append(_ODD, model.sequence // context[1:])
+        cut = Cut(batch, sequence, tensor, tensor if kind & 2 else 1, context)
+        for name, values in _price_part(replace(model, checkpoint=bool(kind & 1)), platform, cut, execution).items():
+            parts.setdefault(name, np.zeros(len(structure)))[members] = values[1 + place]
+    return _Iterations(model, platform, s, parts).add_up()
+
+
+def _price_part(model: Transformer, platform: Platform, cut: Cut, execution: str | None) -> dict[str, Array]:
+    """Times of a micro-batch on one rank by region and phase [s], trained numbers [-] and spread, for every cut."""
+    graph, weights = record_part(model, cut)
+    [graph] = execute([graph], execution)
+    classes, models, number = classify([graph], platform, graph.dtype)
+    seconds, hot, *_ = time_operations([graph], platform, graph.dtype, 1, models, number)
+    names, kinds, variants, phases, modules = (np.array(column) for column in zip(*graph.labels, strict=True))
+    exchange, added = np.zeros(seconds.shape), names == "add_"
+    for operation in np.unique(names[graph.collectives]):
+        rows = np.flatnonzero((names == operation) & (kinds == "collective"))
+        nbytes = graph.column("nbytes")[rows]
+        count = np.broadcast_to(cut.tensor, nbytes.shape)
+        exchange[rows] = _price_messages(platform, operation, nbytes, count, np.ones(nbytes.shape))
+    host = np.add(*price_host(replace(graph, columns={}), platform))
+    out = {}
+    for name in _REGIONS:
+        own = np.char.startswith(modules, name)
+        for phase in ("forward", "backward"):
+            here = own & (phases == phase)
+            out[f"{name}.{phase}"] = seconds[here & ~added].sum(axis=0)
+            out[f"{name}.tensor.{phase}"] = exchange[here].sum(axis=0)
+        out[f"{name}.added"], out[f"{name}.weights"] = seconds[own & added].sum(axis=0), weights[name]
+        out[f"{name}.host"] = host[own].sum()
+    inside = np.char.startswith(modules, "layers")
+    for phase in ("forward", "backward"):
+        cores = np.flatnonzero(inside & (phases == phase) & np.isin(kinds, ("bmm", "attention")))
+        out[f"attention.{phase}"] = seconds[cores.min() : cores.max() + 1].sum(axis=0)
+    out["delayed"] = seconds[inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")].sum(axis=0)
+    numbers, packing = sum(weights.values()), modules == "packing"
+    out["update"] = seconds[(phases == "update") & ~packing].sum(axis=0) / numbers
+    out["packing"] = seconds[packing].sum(axis=0) / numbers
+    often = np.where(inside, float(model.layers), 1.0)
+    whole = replace(graph, repeats=often)
+    times, spreads, _ = spread_classes(whole, platform, classes, models, number, often[:, None] * seconds, hot)
+    out["spread"] = join_errors(spreads * times / times.sum(axis=0), models[2]["assumed"] > 0, 0.0, 0.0)
+    return {name: np.broadcast_to(values, seconds.shape[1]) for name, values in out.items()}
+
+
+def _price_messages(platform: Platform, operation: str, nbytes: Array, count: Array, stride: Array) -> Array:
+    """Time of collectives of so many ranks at a distance [s]; where nobody timed pairs, both gather what both send."""
+    local, time = platform.network.ranks_per_node, np.zeros(nbytes.shape)
+    if operation == "send_recv" and not any(key.startswith(operation) for key in platform.collectives):
+        operation, nbytes = "all_gather", 2.0 * nbytes
+    codes = count.astype(np.int64) << 32 | stride.astype(np.int64)
+    for code in np.unique(codes[count > 1]):
+        ranks, apart = int(code >> 32), int(code & 0xFFFFFFFF)
+        own, most = codes == code, min(max(local // apart, 1), ranks)
+        time[own] = price_group(platform, operation, nbytes[own], ranks, -(-ranks // most), most).time
+    return time
+
+
+@dataclass(frozen=True)
+class _Iterations:
+    """Iterations from the parts of one rank as `_price_part` finds them, one for each strategy."""
+
+    model: Transformer
+    platform: Platform
+    s: Strategy
+    parts: dict[str, Array]
+
+    @cached_property
+    def micro(self) -> Array:
+        """Micro-batches of an iteration."""
+        return np.asarray(self.model.batch / (self.s.dp * self.s.micro_batch))
+
+    @cached_property
+    def layers(self) -> Array:
+        """Layers of the largest stage."""
+        return np.asarray(np.ceil(self.model.layers / self.s.pp))
+
+    @cached_property
+    def itemsize(self) -> int:
+        """Bytes of an activation and of a weight in use."""
+        return ITEMSIZE.get(self.model.dtype, 2)
+
+    @cached_property
+    def chunks(self) -> Array:
+        """Chunks of each stage; 0 where it has none, so that nothing hides its messages."""
+        return np.where(np.isin(self.s.schedule, CHUNKED), self.s.chunks, 0)
+
+    def gather(self, *names: str) -> tuple[Array, Array]:
+        """What the slowest stage has of some parts, and all stages together."""
+        first, one, last = (np.sum([self.parts[f"{region}.{name}"] for name in names], axis=0) for region in _REGIONS)
+        ends = np.where(self.s.pp > 1, np.maximum(first, last), first + last)
+        return self.layers * one + ends, self.model.layers * one + first + last
+
+    def hide(self, time: Array, compute: Array, pieces: Array, hidden: Array) -> Array:
+        """What is left of communication where it is hidden, and what it takes from the kernels beside it."""
+        overlap = self.platform.context.overlap
+        left = np.where(hidden, exposed_time(time, compute=compute, pieces=pieces), time)
+        return np.asarray(left + (overlap["contention"] if overlap else 0.0) * (time - left))
+
+    def share_stages(self) -> dict[str, Array]:
+        """Work of micro-batches on the slowest stage, what is among and around it, and the bubble."""
+        s, p, m, send = self.s, self.parts, self.model, partial(_price_messages, self.platform, "send_recv")
+        again = np.where(s.checkpoint == "selective", p["attention.forward"], 0.0)
+        work, works = (
+            own + n * again for own, n in zip(self.gather("forward", "backward"), (self.layers, m.layers), strict=True)
+        )
+        tensor, tensors = (self.hide(own, beside, s.tp, s.tiled) for own, beside in zip(
+            self.gather("tensor.forward", "tensor.backward"), (work, works), strict=True))  # fmt: skip
+        numbers = self.itemsize * s.micro_batch * m.sequence / s.cp
+        heads, ring = np.ceil((m.kv_heads or m.heads) / s.tp), np.zeros(len(work))
+        for often, phase in ((2.0, "forward"), (4.0, "backward")):  # keys and values, and then their gradients too
+            step = send(often * numbers * m.hidden / m.heads * heads, np.minimum(s.cp, 2), s.tp)
+            ring += self.layers * (s.cp - 1) * np.maximum(step - p[f"attention.{phase}"] / s.cp, 0.0)
+        message = 2.0 * send(numbers * m.hidden / s.rows, np.minimum(s.pp, 2), s.tp * s.cp * s.dp)
+        late = np.maximum(self.gather("host")[0] - work - tensor - ring, 0.0)
+        open_ends = np.where(self.chunks > 0, 0.0, message)
+        slowest = work + tensor + ring + late + open_ends
+        total = works + tensors + (ring + late) * s.pp + message * (s.pp - 1) * np.maximum(self.chunks, 1)
+        about = {"stages": s.pp, "chunks": np.maximum(self.chunks, 1)}
+        delayed = np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0)
+        return {
+            "work": self.micro * work + (self.micro - 1) * self.gather("added")[0], "tensor": self.micro * tensor,
+            "context": self.micro * ring, "host": self.micro * late, "stages": self.micro * open_ends,
+            "bubble": np.asarray(bubble_time(total, slowest=slowest, delayed=delayed, **about)),
+        }  # fmt: skip
+
+    def share_replicas(self, weights: Array) -> Array:
+        """What replicas exchange of gradients and weights, as far as nothing hides it, with the copies around it."""
+        s, wide, send = self.s, 4 if self.model.mixed else self.itemsize, partial(_price_messages, self.platform)
+        ranks, breadth = s.dp * s.cp, s.schedule == "breadth_first"
+        forward, backward = (self.gather(name)[0] for name in ("forward", "backward"))
+        reduce = np.where(
+            s.zero > 0, *(send(name, wide * weights, ranks, s.tp) for name in ("reduce_scatter", "all_reduce"))
+        )
+        gather, each = send("all_gather", self.itemsize * weights, ranks, s.tp), np.where(breadth, 1.0, self.micro)
+        chunks = np.maximum(self.chunks, 1)  # the last of which has one micro-batch to hide behind
+        window = (np.where(breadth, self.micro * (chunks - 1), 0.0) + 1) / chunks
+        reduced, gathered = np.where(s.zero > 1, each, 1.0), np.choose(s.zero, [0.0, 1.0, each, each])
+        again = np.where(s.zero > 2, each, 0.0)
+        time = reduced * self.hide(reduce, window * backward, self.layers, s.overlap)
+        time += gathered * self.hide(gather, forward, self.layers, s.overlap)
+        time += again * self.hide(gather, backward, self.layers, s.overlap)
+        copies = np.where(s.zero > 0, 1.0, 2.0) * reduced + gathered + again
+        time += np.where(ranks > 1, copies, 0.0) * self.parts["packing"] * weights
+        if self.model.tie:  # the first and the last stage have the same words
+            words = wide * np.ceil(self.model.vocabulary / s.tp) * self.model.hidden
+            time += send("all_reduce", words, np.minimum(s.pp, 2), ranks * s.tp)
+        return np.asarray(time)
+
+    def add_up(self) -> dict[str, Array]:
+        """Times and their parts [s], spread [-] and memory [B]."""
+        terms, weights = self.share_stages(), self.gather("weights")[0]
+        terms["replicas"] = self.share_replicas(weights)
+        terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.s.dp * self.s.cp, 1)
+        time: Any = sum(terms.values())
+        whole = self.platform.context.find_iteration(self.model.family, 2)
+        rest = sum(terms[name] for name in ("tensor", "context", "stages", "replicas")) / time
+        errors = (self.parts["spread"] * (1 - rest), _WAITS * rest, whole.spread if whole else CONTEXT,
+                  terms["host"] / time * np.log(find_host_error(self.platform)))  # fmt: skip
+        spread = np.sqrt(sum(np.square(error) for error in errors))
+        return {"time": time, **terms, "spread": spread, "needs": self.measure(weights)}
+
+    def measure(self, weights: Array) -> Array:
+        """Memory of the fullest rank [B]: model states, activations in flight, and logits of the last stage."""
+        s, m, wide = self.s, self.model, 4 if self.model.mixed else self.itemsize
+        sizes: dict[str, Any] = {
+            "heads": m.heads, "kv_share": (m.kv_heads or m.heads) / m.heads, "inner": m.inner, "gated": m.gated,
+            "fused": m.attention not in UNFUSED, "dropout": m.dropout > 0, "tensor": s.tp, "sharing": s.rows,
+            "itemsize": self.itemsize,
+        }  # fmt: skip
+        about = (s.micro_batch, m.sequence / s.cp, m.hidden)
+        kept = {name: activation_bytes(*about, recompute=name, **sizes) for name in RECOMPUTED}
+        each = np.select([s.checkpoint == name for name in kept], list(kept.values()))
+        states = wide * (2.0 * (m.optimizer == "adamw") + (m.mixed and self.itemsize < 4))
+        shared: dict[str, Any] = {"ranks": s.dp * s.cp, "zero": s.zero}
+        always = model_state_bytes(weights, weight=self.itemsize, gradient=0.0, states=states, **shared)
+        always += np.where(s.zero > 2, 2.0 * self.parts["layers.weights"] * self.itemsize, 0.0)  # gathered
+        always += np.where(s.checkpoint == "none", 0.0, kept["none"])  # of the layer that is computed again
+        sums = model_state_bytes(weights, weight=0.0, gradient=wide, states=0.0, **shared)
+        held = held_batches(self.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
+        logits = s.micro_batch * m.sequence / s.cp * m.vocabulary / s.tp * (self.itemsize + _LOGIT)
+        last = np.where(s.pp > 1, 1.0, held) * self.layers * each + logits
+        most = np.maximum(held * self.layers * each, last)
+        # gradients come while the activations of a single micro-batch go
+        return np.asarray(always + np.where(self.micro > 1, sums + most, np.maximum(sums, most)) + WORKSPACE)

@@ -1,0 +1,110 @@
+"""How ranks share the training of a Transformer: tensors, stages, replicas, sequences, and what each computes again."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from perfkit.ground.units import check_choice, check_positive, check_type
+from perfkit.models.partitions import RECOMPUTED
+from perfkit.models.pipelines import CHUNKED, SCHEDULES
+from perfkit.workloads.sizes import check_size
+
+_SIZES = ("tp", "pp", "dp", "cp", "micro_batch", "chunks")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How ranks share one training iteration; each field may be an array, with a value for each of many strategies.
+
+    Parameters
+    ----------
+    tp : int
+        Ranks that share the products of each layer (tensor parallel) [-].
+    pp : int
+        Stages of consecutive layers (pipeline parallel) [-].
+    dp : int
+        Replicas, which share the batch (data parallel) [-].
+    cp : int
+        Ranks that share the tokens of each sequence, and pass keys and values around a ring (context parallel) [-].
+    micro_batch : int
+        Sequences that a replica works on at once [-].
+    schedule : str
+        ``gpipe``, ``1f1b``, ``interleaved``, ``breadth_first`` or ``zero_bubble`` (H1).
+    chunks : int
+        Chunks of layers of each stage, where these are interleaved or breadth-first [-].
+    checkpoint : str
+        What the backward pass computes again: ``none``, ``selective`` (attention between its projections) or ``full``.
+    zero : int
+        What replicas share: nothing (0), states of the optimizer (1), gradients too, summed up with each micro-batch
+        (2), weights too, gathered for each (3) [-].
+    sequence_parallel : bool
+        Whether ranks that share products share the tokens of all else.
+    overlap : bool
+        Whether gradients are reduced and weights gathered while layers are at work.
+    tiled : bool
+        Whether ranks that share products exchange their tiles while others are at work (asynchronous tensor parallel).
+
+    Raises
+    ------
+    ValueError
+        For sizes that are no whole numbers above 0, unknown names, and chunks of a schedule that has none.
+
+    Examples
+    --------
+    >>> Strategy(tp=8, pp=8, dp=16, micro_batch=1, sequence_parallel=True).ranks
+    1024
+    """
+
+    tp: Any = 1
+    pp: Any = 1
+    dp: Any = 1
+    cp: Any = 1
+    micro_batch: Any = 1
+    schedule: Any = "1f1b"
+    chunks: Any = 1
+    checkpoint: Any = "none"
+    zero: Any = 0
+    sequence_parallel: Any = False
+    overlap: Any = True
+    tiled: Any = False
+
+    def __post_init__(self) -> None:
+        vars(self).update({key: check_size(key, getattr(self, key), 2.0**20) for key in _SIZES})
+        for key, known in (("schedule", SCHEDULES), ("checkpoint", RECOMPUTED)):
+            for value in np.unique(getattr(self, key)).tolist():
+                check_choice(key, value, known)
+        for value in np.unique(self.zero).tolist():
+            check_positive("zero", value, integer=True, zero=True, maximum=3)
+        for key in ("sequence_parallel", "overlap", "tiled"):
+            for value in np.unique(getattr(self, key)).tolist():
+                check_type(key, value, bool)
+        if np.any((self.chunks > 1) & ~np.isin(self.schedule, CHUNKED)):
+            fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
+            raise ValueError(f"{fault}; only {' and '.join(CHUNKED)} have several chunks; leave it at 1")
+
+    @property
+    def ranks(self) -> Any:
+        """Ranks that take part [-]."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def rows(self) -> Any:
+        """Ranks that share the tokens of what is not a product [-]."""
+        return np.where(self.sequence_parallel, self.tp, 1)
+
+    @classmethod
+    def stack(cls, strategies: Any) -> "Strategy":
+        """Many strategies as one whose fields are arrays.
+
+        Parameters
+        ----------
+        strategies : sequence of Strategy
+            Single ones.
+
+        Returns
+        -------
+        strategies : Strategy
+            All of them, in this order.
+        """
+        return cls(**{own.name: np.array([getattr(each, own.name) for each in strategies]) for own in fields(cls)})
