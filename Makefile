@@ -15,7 +15,7 @@ EXTRAS_run := measure
 EXTRAS_lab := measure,notebooks
 EXTRAS_test := measure,models,dev
 EXTRAS_gallery := kernel-database
-EXTRAS_docs := docs
+EXTRAS_docs := measure,docs
 
 # Jupyter refuses to run as root, which is what most containers are, unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)

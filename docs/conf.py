@@ -35,6 +35,8 @@ python_maximum_signature_line_length = 100
 html_theme = "furo"
 html_title = f"perfkit {release}"
 html_copy_source = html_show_sourcelink = False
+html_show_search_summary = False  # it would fetch pages, which browsers refuse for files
+html_static_path, html_css_files = ["static"], ["site.css"]
 html_math_renderer = "mathml"
 
 #: Charts whose sliders move without a kernel, see charts.md.

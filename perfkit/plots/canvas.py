@@ -37,15 +37,14 @@ _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down
 @alt.theme.register("perfkit", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
     ink = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), INK)
-    sizes = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
-    words = {"labelColor": INK, "titleColor": INK, **sizes}
+    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
     heading = {"color": INK, "subtitleColor": INK, "fontSize": 14, "subtitleFontSize": 11, "anchor": "start"}
     config: Any = {
         "background": "white",
         "font": "Inter, Helvetica Neue, Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif",
-        "axis": {**words, **ink, "titlePadding": 8, "gridOpacity": 0.12, "labelFlush": False},
-        "legend": {**words, "labelLimit": 240, "symbolOpacity": 1, "symbolSize": 70},
-        "header": {**words, "labelLimit": 240},
+        "axis": {**text, **ink, "titlePadding": 8, "gridOpacity": 0.12, "labelFlush": False},
+        "legend": {**text, "labelLimit": 240, "symbolOpacity": 1, "symbolSize": 70},
+        "header": {**text, "labelLimit": 240},
         "title": {**heading, "offset": 10},
         "view": {"stroke": None, "continuousWidth": 460, "continuousHeight": 300},
         "range": {"category": PALETTE},
