@@ -22,6 +22,7 @@ include_patterns = ["README.md", "docs/*.md", "notebooks/*.ipynb"]
 extensions = ["sphinx.ext.autodoc", "numpydoc", "myst_nb"]
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_code_prompt_show = "Show the answer"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 numpydoc_show_class_members = False
@@ -78,6 +79,11 @@ def write_math(translator: Any, node: nodes.math | nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def fold_answers(app: Sphinx, page: str, source: list[str]) -> None:
+    """Cells with the tag ``answer`` are folded, as in JupyterLab."""
+    source[0] = source[0].replace('"answer"', '"answer", "hide-cell"')
+
+
 def write_charts(app: Sphinx, error: Exception | None) -> None:
     """The charts with sliders, and the page that leads from the top of the site to its index."""
     out = Path(app.outdir)
@@ -91,4 +97,5 @@ def setup(app: Sphinx) -> None:
     plots.use_svg()
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
     app.add_post_transform(LinkNames)
+    app.connect("source-read", fold_answers)
     app.connect("build-finished", write_charts)
