@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,19 @@ CHARTS = {
     "roofline": plots.ask_roofline(peak=700e12, bandwidth=2.6e12),
     "unique_rows": plots.ask_unique_rows(rows=10**6, lookups=4096 * 20),
 }
+
+
+class NamePictures(SphinxPostTransform):
+    """Charts of lessons have their title as alternative text."""
+
+    default_priority = 4
+
+    def run(self, **kwargs: Any) -> None:
+        for picture in self.document.findall(nodes.image):
+            path = Path(self.env.srcdir, picture["uri"])
+            found = re.search(r"Title text '(.+?)'\"", path.read_text("utf-8")) if path.suffix == ".svg" else None
+            if found and "alt" not in picture:
+                picture["alt"] = unescape(found[1])
 
 
 class LinkNames(SphinxPostTransform):
@@ -96,6 +110,7 @@ def write_charts(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     plots.use_svg()
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
+    app.add_post_transform(NamePictures)
     app.add_post_transform(LinkNames)
     app.connect("source-read", fold_answers)
     app.connect("build-finished", write_charts)
