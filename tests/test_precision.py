@@ -448,7 +448,7 @@ def compare(seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.parametrize("first", range(0, 20, 10))
+@pytest.mark.parametrize("first", range(0, 30, 10))
 def test_random_steps_are_captured_as_they_run(first: int) -> None:
     for seed in range(first, first + 10):
         compare(seed)
