@@ -22,7 +22,7 @@ from benchmarks import OUT, make_command, save_rows
 from perfkit.calibration.checks import summarize_errors
 from perfkit.calibration.published import Scales, Step, fit_scales, predict_steps, split_step
 from perfkit.ground.files import find_reference, write_text
-from perfkit.ground.units import format_table
+from perfkit.ground.units import format_table, format_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers.datasheets import read_datasheet
@@ -39,6 +39,8 @@ _SIZES = ("layers", "hidden", "heads", "vocabulary", "kv_heads", "inner")
 _LLAMA = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
 #: Share of what recomputing whole layers adds that `selective` checkpoints do: every other product, no attention.
 _SELECTIVE = {"product": 0.5, "memory": 1.0, "memory.fused": 1.0, "host": 1.0}
+#: Steps on four GPUs with copies of the weights: stated, and in no group.
+_STATED = "neusight_dp4"
 #: Largest mean error [%] by what is judged and how.
 BARS = {
     ("mpt a100", "half of the groups"): 5.0, ("mpt h100", "half of the groups"): 6.0,
@@ -171,6 +173,18 @@ def judge(steps: Sequence[Step], how: str) -> list[dict[str, Any]]:
     return rows
 
 
+def state_steps(rows: Sequence[dict[str, str]], scales: Scales) -> list[dict[str, Any]]:
+    """Steps that belong to no group, one by one, by scales to which they add nothing [s]."""
+    times, spreads = predict_steps(list_steps(rows), scales)
+    found = []
+    for row, time, spread in zip(rows, times, spreads, strict=True):
+        measured, width = float(row["seconds"]), np.exp(1.2816 * spread)  # 80 %
+        about = {name: row[name] for name in ("device", "model", "ranks", "micro_batch")}
+        low, high = float(time / width), float(time * width)
+        found.append({**about, "measured_s": measured, "predicted_s": float(time), "low_s": low, "high_s": high})
+    return found
+
+
 def tabulate_scales(scales: Scales) -> str:
     """The fitted scales as a table that perfkit ships."""
     out = io.StringIO()
@@ -192,7 +206,8 @@ def read_scales() -> Scales:
 
 
 def _run(given: Any) -> None:
-    steps = list_steps(read_rows())
+    rows = read_rows()
+    steps = list_steps([row for row in rows if row["source"] != _STATED])
     figures = [row for how in dict.fromkeys(how for _, how in BARS) for row in judge(steps, how)]
     heads = ("steps", "judged", "n", "geomean", "mean", "p95", "bias", "inside", "bar")
     cells: list[tuple[str, ...]] = [heads]
@@ -200,11 +215,19 @@ def _run(given: Any) -> None:
         numbers = (f"{row[name]:.1f}" for name in heads[3:8])
         bar = BARS.get((row["steps"], row["judged"]))
         cells.append((row["steps"], row["judged"], f"{row['n']:.0f}", *numbers, f"{bar:g}" if bar else ""))
+    print(format_table(cells), end="\n\n")
+    scales = fit_scales([step for step in steps if is_fitted(step)], GENERATIONS)
+    stated = state_steps([row for row in rows if row["source"] == _STATED], scales)
+    cells = [("device", "model", "ranks", "batch of a rank", "measured", "predicted (80 %)", "error")]
+    for row in stated:
+        measured, time, low, high = (row[f"{name}_s"] for name in ("measured", "predicted", "low", "high"))
+        shown = f"{format_time(time)} ({format_time(low)} to {format_time(high)})"
+        about = (row["device"], row["model"], row["ranks"], row["micro_batch"])
+        cells.append((*about, format_time(measured), shown, f"{time / measured - 1:+.1%}"))
     print(format_table(cells))
     if given.write:
-        scales = fit_scales([step for step in steps if is_fitted(step)], GENERATIONS)
         write_text(find_reference("published") / "gpu_scales.csv", tabulate_scales(scales))
-    save_rows(given.json, figures)
+    save_rows(given.json, [*figures, *stated])
 
 
 WRITE = {"--write": {"action": "store_true", "help": "write reference_data/published/gpu_scales.csv again"}}

@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import MET, OUT, PLATFORM, make_command, save_rows
+from benchmarks.gpu_bars import find_shared_data
 from perfkit.calibration.fit import fit_platform
+from perfkit.calibration.traces import read_trace
 from perfkit.fitting import Fit
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import Network
@@ -95,6 +97,13 @@ def _read_system() -> None:
         read("h100_sxm")
 
 
+def _read_ranks(paths: Sequence[Path]) -> None:
+    """Where the time of all ranks went."""
+    trace = read_trace(paths)
+    for look in (trace.breakdown, trace.idle, trace.collectives, trace.stragglers):
+        look()
+
+
 def _compose(nbytes: np.ndarray) -> Any:
     """Two stages inside nodes of 8 and one between 8 of them."""
     curve = Fit("two_branch", {"alpha1": 1e-5, "beta1": 6e-12, "alpha2": 3e-5, "beta2": 3e-12})
@@ -159,6 +168,10 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
     with suppress(FileNotFoundError):
         find_database()
         jobs.append(Job("read one system of the kernel database", repeat(_read_system), bar=3.0, slow=True))
+    with suppress(ValueError):
+        paths = sorted((find_shared_data() / "traces" / "megatron_tp8_a100x8").glob("kineto*"))
+        read = partial(_read_ranks, paths)
+        jobs.append(Job("read and analyse traces of 8 ranks, 31 MB", repeat(read), bar=1.5, slow=True))
     if measurements is not None:
         jobs.append(Job("fit a platform", repeat(partial(fit_platform, measurements)), slow=True))
     return jobs

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu_context import GENERATIONS, build_workload, list_steps, read_rows, read_scales
+from benchmarks.gpu_context import GENERATIONS, build_workload, list_steps, read_rows, read_scales, state_steps
 from perfkit.calibration.published import Step, add_published, fit_scales, predict_steps
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
@@ -115,3 +115,9 @@ def test_files_of_the_gallery_hold_the_scales() -> None:
         context = load_platform(name).context
         for key, kind in (("gemm", "product"), ("copy", "memory"), ("attention.forward.triton", "attention.triton")):
             assert context.kernels[key]["scale"] == pytest.approx(math.exp(scales[kind, generation][0]), rel=1e-4)
+
+
+def test_steps_on_four_gpus_lie_in_their_intervals() -> None:
+    stated = state_steps([row for row in read_rows() if row["source"] == "neusight_dp4"], read_scales())
+    assert len(stated) == 3 and all(row["low_s"] < row["measured_s"] < row["high_s"] for row in stated)
+    assert max(abs(row["predicted_s"] / row["measured_s"] - 1) for row in stated) < 0.2
