@@ -4,6 +4,8 @@ import json
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -110,3 +112,36 @@ def test_a_comparison_is_quiet_in_its_own_thread_alone(monkeypatch: pytest.Monke
         assert seen == [(0, 1, True)] * 2
         assert [str(one.message) for one in caught[2:]] == ["; ".join(comparison.warnings)]
         assert list(warnings.filters) == before
+
+
+DLRM = pk.DLRM(rows=[10**5] * 8, dim=32, batch=1024)
+PLANS = [pk.Plan.round_robin(8, ranks=2), pk.Plan.round_robin(8, ranks=4)]
+PAIRS = {
+    "predictions": lambda: pk.compare(pk.predict(BERT, A100), pk.predict(BERT, H100)),
+    "workloads": lambda: pk.compare(BERT, replace(BERT, sequence=256), platform="h100-sxm-8", ranks=2),
+    "plans": lambda: pk.compare(*PLANS, DLRM, platform="h100-sxm-8"),
+    "priced plans": lambda: pk.compare(*(pk.price_plan(DLRM, "h100-sxm-8", plan) for plan in PLANS)),
+    "a plan and a search": lambda: pk.compare(pk.price_plan(DLRM, H100, PLANS[0]), pk.shard(DLRM, H100, ranks=2)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_results_are_compared_part_by_part(name: str, tmp_path: Path) -> None:
+    """The parts of either side add up to its time, which stands in the last row with its interval."""
+    found = PAIRS[name]()
+    *parts, whole = found.table().to_dicts()
+    for side in "ab":
+        assert sum(row[side] or 0.0 for row in parts) == pytest.approx(whole[side])
+        assert whole[f"{side}_low"] < whole[side] < whole[f"{side}_high"]
+    assert whole["ratio"] == whole["b"] / whole["a"] and f"time x {whole['ratio']:.3g}" in repr(found)
+    assert "time of an iteration" in found.explain() and found.chart().to_dict()["description"]
+    assert pk.report(found, path=tmp_path / "pair.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("given", "settings"), [
+    ((BERT, BERT), {}), ((A100, BERT), {"platform": A100}), ((5, BERT), {"platform": A100}),
+    (PLANS, {"platform": A100}), ((H100, DLRM), {}),
+])  # fmt: skip
+def test_what_cannot_be_compared_says_what_can(given: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"a or b is .*; compare two platforms, predictions or priced plans; or, with"):
+        pk.compare(*given, **settings)

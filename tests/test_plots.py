@@ -3,9 +3,11 @@
 import json
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import altair as alt
+import pandas
 import polars as pl
 import pytest
 import vl_convert
@@ -96,11 +98,31 @@ CHARTS = {
 
 @pytest.mark.parametrize("name", CHARTS)
 def test_chart_is_drawn_and_is_the_same_twice(name: str) -> None:
-    with alt.theme.enable("perfkit"):
-        spec, again = CHARTS[name]().to_dict(), CHARTS[name]().to_dict()
+    spec, again = CHARTS[name]().to_dict(), CHARTS[name]().to_dict()
     assert spec == again, "no session counters in names"
     assert "title" in spec and len(json.dumps(spec)) < 250_000
     assert vl_convert.vegalite_to_png(json.dumps(spec), scale=1).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_saved_as_a_file_keeps_its_theme_and_says_what_it_shows(name: str, tmp_path: Path) -> None:
+    with alt.theme.enable("default"):
+        chart = CHARTS[name]()
+        chart.save(tmp_path / "chart.json")
+        beside = alt.hconcat(chart, chart).to_dict() if isinstance(chart, alt.LayerChart) else {}
+    spec = json.loads((tmp_path / "chart.json").read_text())
+    assert spec["config"]["range"]["category"] == plots.PALETTE and spec["config"]["axis"]["titlePadding"] == 8
+    heading = spec["title"] if isinstance(spec["title"], str) else spec["title"]["text"]
+    assert spec["description"].startswith(heading) and len(spec["description"]) > 5
+    assert "axis" not in beside.get("config", {}), "inside a chart of another theme it has that one"
+    assert repr(chart) in ("alt.Chart(...)", "alt.LayerChart(...)", "alt.HConcatChart(...)"), "as notebooks hold it"
+    assert chart.properties(padding=9).to_dict()["description"] == spec["description"]
+
+
+def test_frames_of_any_kind_are_drawn_alike() -> None:
+    rows = kernels()
+    frames = (rows, pl.DataFrame(rows), pandas.DataFrame(rows), pl.DataFrame(rows).to_dict(as_series=False))
+    assert len({json.dumps(plots.roofline_chart(each, {"fp32": 1e11}, LEVELS).to_dict()) for each in frames}) == 1
 
 
 def values(chart: Any, layer: int | None = None) -> list[Row]:

@@ -93,6 +93,10 @@ def test_decision_figures() -> None:
     assert r.throughput == {name: n / r.time for name, n in (("iterations", 1), ("samples", 16), ("tokens", 16 * 512))}
     paid = r.cost(2.5, tokens=1e9)
     assert paid["cost"] == pytest.approx(2.5 * 4 * 1e9 / (16 * 512) * r.time / 3600) == 2.5 * paid["gpu_hours"]
+    drawn = r.cost(0, power=700, tokens=1e9)
+    assert drawn["energy_kwh"] == pytest.approx(0.7 * paid["gpu_hours"]) and "energy_kwh" not in paid
+    with pytest.raises(ValueError, match="power is -1"):
+        r.cost(0, power=-1, tokens=1e9)
     products = 4 * 12 * 768**2 + 50257 * 768  # weights that multiply tokens
     scores = 4 * 2 * 512 * 768  # products with keys and values, half of them in the future
     assert r.mfu == pytest.approx(3 * 16 * 512 * (2 * products + scores) / (r.time * 4 * 989.4e12), rel=1e-2)

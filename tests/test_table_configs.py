@@ -1,8 +1,10 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 import polars
 import pytest
 
@@ -215,3 +217,40 @@ def test_damaged_parquet_files_and_odd_names_are_told_in_one_line(tmp_path: Path
             told.append(str(error))
     assert len(told) > 100 and all(text.isprintable() and r"a\nb\x1b.parquet" in text for text in told)
     assert any("PanicException" in text for text in told)
+
+
+TORCHREC = {"num_embeddings": [1000, 10**6], "embedding_dim": [16, 64], "pooling": [2.0, 20.0], "name": ["a", "b"]}
+FBGEMM = {"E": [1000, 10**6], "D": [16, 64], "L": [2.0, 20.0], "name": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [TORCHREC, FBGEMM, dict(zip(("rows", "dim", "pooling", "name"), TORCHREC.values(), strict=True))],
+    ids=["TorchRec", "FBGEMM", "perfkit"],
+)
+def test_frames_and_files_with_names_of_others_are_the_same_tables(columns: dict[str, Any], tmp_path: Path) -> None:
+    known = {"num_embeddings", "E"} & {*columns}
+    wanted = (EmbeddingTable(1000, 16, 2.0, name="a"), EmbeddingTable(10**6, 64, 20.0, name="b"))
+    frame = polars.DataFrame(columns)
+    frame.write_csv(tmp_path / "mine.csv")
+    for source in (columns, frame, pandas.DataFrame(columns), frame.to_dicts(), tmp_path / "mine.csv"):
+        found = read_tables(source, batch=64)
+        assert found.tables == wanted and found.batch == 64
+        assert found.embedding == ("fused" if known else "separate")
+
+
+@pytest.mark.parametrize(("source", "settings", "message"), [
+    (5, {}, "source is 5; it must be a pandas or polars frame, or lists by name"),
+    (pandas.DataFrame({"rows": [10]}), {}, "source row 0 lacks dim; give"),
+    (polars.DataFrame({"rows": [10], "dims": [4]}), {}, "source row 0.dims is not known.*did you mean dim"),
+    (pandas.DataFrame({"rows": [10, -1], "dim": [4, 4]}), {}, "source row 1: rows is -1"),
+    (polars.DataFrame({"E": [10], "D": [4]}), {"dim": 4}, "source has rows and columns of its own"),
+])  # fmt: skip
+def test_frames_that_are_no_tables_are_refused(source: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_tables(source, **settings)
+
+
+def test_what_is_empty_in_a_frame_has_its_default() -> None:
+    frame = pandas.DataFrame({"rows": [1000, 2000], "dim": [16, 16], "exponent": [1.05, None]})
+    assert [table.exponent for table in read_tables(frame).tables] == [1.05, EmbeddingTable(1000, 16).exponent]

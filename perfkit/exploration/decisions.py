@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from perfkit.exploration.sweeps import Sweep, build
@@ -31,6 +32,12 @@ def _find_batch(workload: Any) -> int:
     if batch is None:
         raise ValueError(f"workload is {show(workload)}; it has no batch; give a DLRM, a Transformer or their class")
     return int(batch)
+
+
+def _predict(workload: Any, batch: int, where: Platform, ranks: int, execution: str | None) -> Prediction:
+    """Predict one of many."""
+    with keep_quiet():
+        return predict(build(workload, {"batch": batch}), where, ranks=ranks, execution=execution)
 
 
 def scaling(
@@ -74,8 +81,7 @@ def scaling(
     rows, before, notes = list[dict[str, Any]](), dict[str, float](), dict[str, None]()
     for count in counts:
         size = batch if strong else batch * check_positive("ranks", count, integer=True) // counts[0]
-        with keep_quiet():
-            r = predict(build(workload, {"batch": size}), where, ranks=count, execution=execution)
+        r = _predict(workload, size, where, count, execution)
         (low, high), memory, shares = r.interval(), r.memory(), defaultdict[str, float](float)
         for (_, kind), (_, seconds) in r.parts.items():
             shares[kind] += seconds / r.time
@@ -137,34 +143,24 @@ def solve_for(
     >>> batch, r.fits, pk.predict(pk.Transformer.bert("bert-large", batch=batch + 1, sequence=512), "v100-sxm-8").fits
     (1, True, False)
     """
-    where = load_platform(platform)
+    where, count = load_platform(platform), check_positive("ranks", ranks, integer=True)
     check_choice("unknown", unknown, ["batch", "ranks", *list_resources(where)])
-    batch, largest = _find_batch(workload), unknown == "batch"
-    count = check_positive("ranks", ranks, integer=True)
+    batch, largest, meets = _find_batch(workload), unknown == "batch", until or (lambda r: r.fits)
     values: Sequence[Any] = range(count, _BATCH * count + 1, count) if largest else _FACTORS
     if unknown == "ranks":
         values = [n for n in _count_ranks(where, where.network.ranks) if not strong or batch % n == 0]
 
     def attempt(value: Any) -> Prediction:
-        size, taking, at = batch, count, where
+        if unknown == "ranks":
+            return _predict(workload, batch if strong else batch * value, where, value, execution)
         if unknown == "batch":
-            size = value
-        elif unknown == "ranks":
-            size, taking = batch if strong else batch * value, value
-        else:
-            at = where.with_scale(**{unknown: value})
-        with keep_quiet():
-            return predict(build(workload, {"batch": size}), at, ranks=taking, execution=execution)
+            return _predict(workload, value, where, count, execution)
+        return _predict(workload, batch, where.with_scale(**{unknown: value}), count, execution)
 
-    def settles(value: Any) -> bool:
-        r = attempt(value)
-        return bool(until(r) if until else r.fits) != largest
-
-    place = bisect_left(values, True, key=settles) - largest
+    place = bisect_left(values, True, key=lambda value: bool(meets(attempt(value))) != largest) - largest
     if not 0 <= place < len(values) - largest:
-        every = f"every {unknown}" if place > 0 and largest else f"no {unknown}"
-        tried = f"{values[0]:.7g} to {values[-1]:.7g}"
-        raise ValueError(f"{every} from {tried} meets the condition; change it, the workload or the platform")
+        tried = f"{'every' if place > 0 and largest else 'no'} {unknown} from {values[0]:.7g} to {values[-1]:.7g}"
+        raise ValueError(f"{tried} meets the condition; change it, the workload or the platform")
     found = attempt(values[place])
     warn_once(found.warnings, 3)
     return values[place], found
@@ -204,22 +200,24 @@ def allocate(
     """
     import polars as pl
 
-    where, best = load_platform(platform), {0: (0.0, list[tuple[Any, ...]]())}
+    where, best = load_platform(platform), {0: tuple[tuple[Any, ...], ...]()}
     most = check_positive("ranks", ranks, integer=True, maximum=where.network.ranks)
     check_type("jobs", jobs, Mapping)
     for name, job in jobs.items():
-        batch, wider = _find_batch(job), dict[int, tuple[float, list[tuple[Any, ...]]]]()
-        with keep_quiet():
-            runs = [predict(job, where, ranks=n) for n in _count_ranks(where, most) if batch % n == 0]
-        for r in runs:
+        batch, counts, wider = _find_batch(job), _count_ranks(where, most), dict[int, tuple[tuple[Any, ...], ...]]()
+        runs = [_predict(job, batch, where, count, None) for count in counts if batch % count == 0]
+        for r, (used, chosen) in product(runs, best.items()):
             gain = worth(r) if worth else runs[0].time / r.time
-            row = (name, r.ranks, r.time, batch / r.time, gain)
-            for used, (total, rows) in best.items():
-                known = wider.get(used + r.ranks, (-math.inf,))[0]
-                if used + r.ranks <= most and total + gain > known:
-                    wider[used + r.ranks] = (total + gain, [*rows, row])
+            rows = (*chosen, (name, r.ranks, r.time, batch / r.time, gain))
+            if used + r.ranks <= most:
+                wider[used + r.ranks] = max(wider.get(used + r.ranks, rows), rows, key=_add_up)
         best = wider
     if not jobs or not best:
         raise ValueError(f"ranks is {ranks} for {len(jobs)} jobs; give jobs, and at least one rank for each")
-    chosen = max(best.values(), key=lambda entry: entry[0])[1]
-    return pl.DataFrame(chosen, schema=("job", "ranks", "time", "samples_per_s", "worth"), orient="row")
+    schema = ("job", "ranks", "time", "samples_per_s", "worth")
+    return pl.DataFrame(max(best.values(), key=_add_up), schema=schema, orient="row")
+
+
+def _add_up(rows: tuple[tuple[Any, ...], ...]) -> float:
+    """What rows of jobs are worth together."""
+    return math.fsum(row[-1] for row in rows)

@@ -120,6 +120,14 @@ def read_columns(name: str, frame: Any) -> dict[str, list[Any]]:
     return {str(key): [*values] for key, values in data.items()}
 
 
+def read_records(name: str, frame: Any) -> list[dict[str, Any]]:
+    """Rows of a polars or pandas frame, of a mapping of columns, or of a list of mappings; a ValueError for others."""
+    if isinstance(frame, list | tuple) and all(isinstance(row, Mapping) for row in frame):
+        return [dict(row) for row in frame]
+    columns = read_columns(name, frame)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def check_target(name: str, path: str | Path) -> Path:
     """Let a file through that can be written, so that no long measurement ends with nowhere to go.
 

@@ -1,9 +1,10 @@
 """Charts from frames: Altair values, returned and never shown, in colours that colour-blind readers can tell apart."""
 
-from perfkit.plots.canvas import INK, PALETTE, Chart, Frame, use_svg
+from perfkit.plots.canvas import Chart, Frame
 from perfkit.plots.iterations import breakdown_bars, module_bars, predicted_vs_measured, sweep_lines, timeline_lanes
 from perfkit.plots.machines import collective_curves, plan_bars, platform_ratios, roofline_chart, tornado_bars
 from perfkit.plots.sliders import ask_alpha_beta, ask_roofline, ask_unique_rows
+from perfkit.plots.theme import INK, PALETTE, use_svg
 
 __all__ = [
     "INK", "PALETTE", "Chart", "Frame", "ask_alpha_beta", "ask_roofline", "ask_unique_rows", "breakdown_bars",

@@ -1,4 +1,4 @@
-"""What all charts share: colours, theme, axes with SI units, rows that JSON can hold."""
+"""What all charts share: colours of classes, axes with SI units, rows that JSON can hold."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,15 +7,14 @@ from typing import Any, TypeAlias
 
 import altair as alt
 
-from perfkit.ground.results import Table
+from perfkit.ground.results import Table, read_records
+from perfkit.plots import theme
+from perfkit.plots.theme import PALETTE, Row
 
-#: A polars or pandas-like frame with ``to_dicts``, or rows as mappings.
+#: A polars or pandas frame, or rows as mappings.
 Frame: TypeAlias = Any
-Row: TypeAlias = dict[str, Any]
 Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart
 
-#: Okabe and Ito, "Color Universal Design", 2008; black gives way to grey, and pale yellow comes last.
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#F0E442"]
 #: Colours of phases and of classes of operations, the same in every chart: Okabe and Ito's, and where these end the
 #: muted ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021. What shares a colour means the same.
 PHASES = {"forward": "#0072B2", "backward": "#D55E00", "update": "#009E73", "optimizer": "#009E73"}
@@ -29,53 +28,7 @@ CLASSES = {
     "host": "#8C8C8C", "queued": "#B5B5B5", "synchronisation": "#666666", "loading": "#CC6677",
     "other": "#D9D9D9", "everything else": "#D9D9D9",
 }  # fmt: skip
-#: Text, axes and reference lines.
-INK = "#24292f"
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
-
-
-@alt.theme.register("perfkit", enable=False)
-def _theme() -> alt.theme.ThemeConfig:
-    ink = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), INK)
-    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
-    heading = {"color": INK, "subtitleColor": INK, "fontSize": 14, "subtitleFontSize": 11, "anchor": "start"}
-    config: Any = {
-        "background": "white",
-        "font": "Inter, Helvetica Neue, Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif",
-        "axis": {**text, **ink, "titlePadding": 8, "gridOpacity": 0.12, "labelFlush": False},
-        "legend": {**text, "labelLimit": 240, "symbolOpacity": 1, "symbolSize": 70},
-        "header": {**text, "labelLimit": 240},
-        "title": {**heading, "offset": 10},
-        "view": {"stroke": None, "continuousWidth": 460, "continuousHeight": 300},
-        "range": {"category": PALETTE},
-    }
-    return {"config": config}
-
-
-def _show(spec: Row, **options: Any) -> Row:
-    """The picture; where there are sliders, the chart too, under the newest name that JupyterLab 4 draws it by."""
-    import vl_convert
-
-    live = {"application/vnd.vegalite.v5+json": spec} if any("bind" in each for each in spec.get("params", ())) else {}
-    return {"image/svg+xml": vl_convert.vegalite_to_svg(spec), **live}
-
-
-alt.renderers.register("perfkit", _show)
-
-
-def use_svg() -> None:
-    """Show charts as SVG in notebooks, with perfkit's theme: small, stored in the file, and readable without a network.
-
-    A chart with sliders is stored beside its picture, so that they move in JupyterLab.
-
-    Examples
-    --------
-    >>> use_svg()
-    >>> alt.renderers.active, alt.theme.active
-    ('perfkit', 'perfkit')
-    """
-    alt.renderers.enable("perfkit")
-    alt.theme.enable("perfkit")
 
 
 def read_rows(frame: Frame) -> list[Row]:
@@ -91,10 +44,9 @@ def read_rows(frame: Frame) -> list[Row]:
     rows : list of dict
         New dictionaries.
     """
-    rows = frame.to_dicts() if hasattr(frame, "to_dicts") else frame
     return [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-        for row in rows
+        for row in read_records("frame", frame)
     ]
 
 
@@ -135,7 +87,7 @@ def draw(rows: Sequence[Row], **settings: Any) -> alt.Chart:
     chart : altair.Chart
         Without a mark.
     """
-    return alt.Chart(alt.InlineData(values=list(rows)), **settings)
+    return theme.Chart(alt.InlineData(values=list(rows)), **settings)
 
 
 def layer(*charts: alt.Chart) -> alt.LayerChart:
@@ -151,7 +103,7 @@ def layer(*charts: alt.Chart) -> alt.LayerChart:
     chart : altair.LayerChart
         All of them.
     """
-    return alt.LayerChart(layer=list(charts))
+    return theme.LayerChart(layer=list(charts))
 
 
 def order(values: Iterable[Any]) -> list[Any]:

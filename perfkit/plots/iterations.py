@@ -9,7 +9,8 @@ import numpy as np
 from perfkit.ground.results import Table
 from perfkit.ground.units import format_time
 from perfkit.plots import canvas
-from perfkit.plots.canvas import INK, Frame, draw, layer, order, read_frame, read_rows, tips
+from perfkit.plots.canvas import Frame, draw, layer, order, read_frame, read_rows, tips
+from perfkit.plots.theme import INK
 
 #: Order in which an iteration goes through its phases; others come after.
 _PHASES = ("forward", "backward", "exchange", "optimizer", "update")

@@ -9,7 +9,8 @@ import altair as alt
 from perfkit.ground.units import format_bytes, format_rate, format_time
 from perfkit.models.collectives import bus_bandwidth
 from perfkit.plots import canvas
-from perfkit.plots.canvas import INK, Frame, Row, draw, layer, order, read_rows, tips
+from perfkit.plots.canvas import Frame, Row, draw, layer, order, read_rows, tips
+from perfkit.plots.theme import INK, HConcatChart
 
 _MOST = 32  # ranks drawn: those with most to do, and the fullest one
 _LINE = "M-1.4,-0.2H1.4V0.2H-1.4Z"  # in the legend, of what has no points
@@ -154,7 +155,7 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
         panels.append(layer(lines, *dots).properties(width=310, height=280))
     dots_mean = "" if not measured else "dots and bars: measured, with quartiles; " if ranged else "dots: measured; "
     note = f"{dots_mean}{'lines: modelled' if fitted else ''}".removesuffix("; ")
-    return alt.hconcat(*panels, title=alt.Title(title, subtitle=note), spacing=36)
+    return HConcatChart(hconcat=panels, title=alt.Title(title, subtitle=note), spacing=36)
 
 
 def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
@@ -280,4 +281,4 @@ def plan_bars(
         _panel(kept, "_bytes", capacity, ("B", f"Memory{room}", "fullest")),
     ]
     heading = alt.Title("What every rank does and holds", subtitle=[line for line in (*notes, cut) if line])
-    return alt.HConcatChart(hconcat=panels, title=heading).resolve_scale(color="independent")
+    return HConcatChart(hconcat=panels, title=heading).resolve_scale(color="independent")

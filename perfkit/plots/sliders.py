@@ -10,7 +10,8 @@ from perfkit.models.collectives import alpha_beta
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.models.roofline import roofline_time
 from perfkit.plots import canvas
-from perfkit.plots.canvas import INK, Row, label_si
+from perfkit.plots.canvas import Row, label_si
+from perfkit.plots.theme import INK
 
 _DOUBLINGS = 10  # that a slider allows on either side, and the axis shows
 

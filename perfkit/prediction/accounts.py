@@ -285,7 +285,7 @@ def find_mfu(prediction: Any) -> float | None:
     return flops / (prediction.time * prediction.ranks * peak) or None
 
 
-def find_cost(prediction: Any, price_per_gpu_hour: float, **amount: float) -> dict[str, float]:
+def find_cost(prediction: Any, price_per_gpu_hour: float, power: float = 0.0, **amount: float) -> dict[str, float]:
     """What training takes and costs.
 
     Parameters
@@ -294,13 +294,15 @@ def find_cost(prediction: Any, price_per_gpu_hour: float, **amount: float) -> di
         Of one iteration.
     price_per_gpu_hour : float
         Price of one rank for an hour, in any currency [1/h].
+    power : float, optional
+        What one rank draws, with its share of what else counts, such as the node and the cooling [W].
     **amount : float
         One of ``samples``, ``tokens`` and ``iterations``: how many [-].
 
     Returns
     -------
     cost : dict of str to float
-        ``hours`` and ``gpu_hours`` [h], and ``cost`` in the currency of the price.
+        ``hours`` and ``gpu_hours`` [h], ``cost`` in the currency of the price, and, with `power`, ``energy_kwh`` [kWh].
 
     Raises
     ------
@@ -310,7 +312,9 @@ def find_cost(prediction: Any, price_per_gpu_hour: float, **amount: float) -> di
     unit, count = next(iter(amount.items())) if len(amount) == 1 else (", ".join(amount), 0.0)
     rate = prediction.throughput[check_choice("amount", unit, prediction.throughput)]
     hours, price = check_positive(unit, count) / rate / 3600, check_positive("price", price_per_gpu_hour, zero=True)
-    return {"hours": hours, "gpu_hours": hours * prediction.ranks, "cost": hours * prediction.ranks * price}
+    taken = hours * prediction.ranks
+    energy = {"energy_kwh": taken * check_positive("power", power, zero=True) / 1000} if power else {}
+    return {"hours": hours, "gpu_hours": taken, "cost": taken * price, **energy}
 
 
 def make_events(lanes: Sequence[Lane], sources: Mapping[int, int]) -> list[Event]:
@@ -378,10 +382,8 @@ def _list_flows(lanes: Sequence[Lane], sources: Mapping[int, int]) -> Iterator[E
         lane, seen = lanes[source], Counter[int]()
         graph, waiters = lane.kind.graph, {number: place for place, number in reversed(lane.awaited)}
         for number, place in enumerate(graph.collectives.tolist()):
-            before, after = (
-                lane.compute[lane.compute < place],
-                lane.compute[lane.compute >= waiters.get(number, len(graph))],
-            )
+            before = lane.compute[lane.compute < place]
+            after = lane.compute[lane.compute >= waiters.get(number, len(graph))]
             pairs += [("launch", (rank, int(other)), (rank, place)) for other in before[-1:]]
             pairs += [("wait", (rank, place), (rank, int(other))) for other in after[:1]]
             group = int(graph.column("group")[place])

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
-from perfkit.ground.units import check_positive, format_bytes, format_table
+from perfkit.ground.units import check_positive, format_bytes, format_table, show
 from perfkit.platform.estimates import Estimate, keep_quiet, warn_once
-from perfkit.platform.gallery import load_platform
+from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import Workload
-from perfkit.prediction.result import Prediction, predict
+from perfkit.prediction.result import predict
+from perfkit.workloads.placement import Plan
 
 #: Matrix products that stand for others: a large square, a feed-forward layer of BERT-large on 4,096 tokens, a layer of
 #: a DLRM on 2,048 samples, and one that only moves weights.
@@ -24,12 +26,12 @@ SIZES = (64 * 2**10, 4 * 2**20, 256 * 2**20)
 
 @dataclass(frozen=True)
 class PlatformComparison(Tabular):
-    """Two platforms side by side.
+    """Two platforms, predictions or priced plans side by side.
 
     Parameters
     ----------
-    a, b : Platform
-        The platforms [-].
+    a, b : Platform, Prediction or PlanPrice
+        Those of one kind [-].
     rows : tuple of dict
         Quantity by quantity, see `table` [-].
     warnings : tuple of str
@@ -43,8 +45,8 @@ class PlatformComparison(Tabular):
     3.17
     """
 
-    a: Platform
-    b: Platform
+    a: Any
+    b: Any
     rows: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...] = ()
 
@@ -99,7 +101,8 @@ class PlatformComparison(Tabular):
         """
         from perfkit import plots
 
-        return plots.platform_ratios(self.rows, a=self.a.name, b=self.b.name)
+        a, b = self._names
+        return plots.platform_ratios(self.rows, a=a, b=b)
 
     def explain(self) -> str:
         """The comparison in words: a line per quantity, then the warnings.
@@ -113,7 +116,7 @@ class PlatformComparison(Tabular):
 
     def _write(self) -> list[Sequence[str]]:
         """Every quantity of both as text, with heads."""
-        lines: list[Sequence[str]] = [("quantity", self.a.name, self.b.name, "ratio")]
+        lines: list[Sequence[str]] = [("quantity", *self._names, "ratio")]
         for row in self.rows:
             shown = [write_cell("", row[side], row["unit"]) for side in "ab"]
             lines.append((row["quantity"], *shown, "" if row["ratio"] is None else f"{row['ratio']:.3g}"))
@@ -127,20 +130,33 @@ class PlatformComparison(Tabular):
     def __repr__(self) -> str:
         last, said = self.rows[-1], f"{len(self.rows)} quantities"
         said = f"{last['quantity']}, time x {last['ratio']:.3g}" if last["group"] == "iteration" else said
-        return f"PlatformComparison({self.b.name} against {self.a.name}: {said})"
+        return f"PlatformComparison({' against '.join(self._names[::-1])}: {said})"
+
+    @property
+    def _names(self) -> list[str]:
+        """What the sides are called: platforms by name, predictions by what is computed where."""
+        work = [(getattr(each, "workload", None), each, side) for each, side in ((self.a, "a"), (self.b, "b"))]
+        return [f"{what.description} on {each.platform.name}" if what else getattr(each, "name", side)
+                for what, each, side in work]  # fmt: skip
 
 
-def compare(a: Any, b: Any, workload: Workload | None = None, *, ranks: int | None = None) -> Any:
-    """Compare two platforms: datasheets, kernels, collectives and, with a workload, whole iterations; or two traces.
+def compare(
+    a: Any, b: Any, workload: Workload | None = None, *, ranks: int | None = None, platform: Named | None = None
+) -> Any:
+    """Compare two platforms, workloads, placements, predictions or traces.
 
     Parameters
     ----------
-    a, b : Platform, str or Path; or Trace
-        Platforms, names of the gallery or files; or traces, or a trace and a prediction, see `Trace.compare`.
+    a, b : two of one kind
+        Platforms, names of the gallery or files: datasheets, kernels, collectives and, with a workload, whole
+        iterations. Workloads or plans, which are predicted on `platform`. Predictions, priced plans or results of
+        `shard`: time and its parts. Traces, or a trace and a prediction, see `Trace.compare`.
     workload : Workload, optional
-        An iteration to predict on both.
+        An iteration to predict on both platforms, or with both plans.
     ranks : int, optional
-        Ranks that take part on either; by default all that each has [-].
+        Ranks that take part on either; by default all that each platform has, and those that `predict` takes [-].
+    platform : Platform, str or Path, optional
+        Where workloads and plans are predicted.
 
     Returns
     -------
@@ -150,10 +166,14 @@ def compare(a: Any, b: Any, workload: Workload | None = None, *, ranks: int | No
     Raises
     ------
     ValueError
-        For an unknown platform, more ranks than one of them has, or a workload that one cannot price.
+        For two that cannot be compared, an unknown platform, more ranks than one of them has, or a workload that one
+        cannot price.
     """
-    if own := getattr(a, "compare", None):
-        return own(b)
+    if hasattr(a, "compare") and not hasattr(a, "prediction"):
+        return a.compare(b)
+    if not all(isinstance(each, Platform | str | Path) for each in (a, b)):
+        sides = _predict_side(a, workload, platform, ranks), _predict_side(b, workload, platform, ranks)
+        return _put_together(sides, [*_list_parts(*sides)])
     pair = load_platform(a), load_platform(b)
     most = min(platform.network.ranks for platform in pair)
     if ranks is not None and check_positive("ranks", ranks, integer=True) > most:
@@ -161,13 +181,41 @@ def compare(a: Any, b: Any, workload: Workload | None = None, *, ranks: int | No
     counts = [ranks or platform.network.ranks for platform in pair]
     with keep_quiet():
         found = [each for each in _list_quantities(pair, counts, workload) if any(x is not None for x in each[-1])]
+    return _put_together(pair, found)
+
+
+def _predict_side(given: Any, workload: Any, platform: Named | None, ranks: int | None) -> Any:
+    """A result: the one that is given, or that of a workload or plan."""
+    result = getattr(given, "prediction", given)
+    if hasattr(result, "parts"):
+        return result
+    plan = given if isinstance(given, Plan) else None
+    what = given if plan is None else workload
+    if not hasattr(what, "graphs") or platform is None:
+        wanted = "two platforms, predictions or priced plans; or, with platform=, two workloads, or two plans of one"
+        raise ValueError(f"a or b is {show(given)}, platform is {show(platform)}; compare {wanted}")
+    with keep_quiet():
+        return predict(what, platform, ranks=plan.ranks if plan else ranks, plan=plan)
+
+
+def _list_parts(a: Any, b: Any) -> Iterator[tuple[str, str, str, list[Any]]]:
+    """Parts of the time of two results, and the time."""
+    for part in dict.fromkeys([*a.parts, *b.parts]):
+        name = " ".join(filter(None, part)) if isinstance(part, tuple) else part
+        found = [result.parts.get(part) for result in (a, b)]
+        yield "parts", name, "s", [each[1] if isinstance(each, tuple) else each for each in found]
+    yield "iteration", "time of an iteration", "s", [a, b]
+
+
+def _put_together(pair: tuple[Any, Any], found: Sequence[tuple[str, str, str, list[Any]]]) -> PlatformComparison:
+    """A comparison of quantities that both sides, or one, have."""
     rows = []
     for group, quantity, unit, items in found:
         one, other = (getattr(item, "value", getattr(item, "time", item)) for item in items)
         row = {"group": group, "quantity": quantity, "unit": unit, "a": one, "b": other}
         row["ratio"] = other / one if one and other is not None else None
         for side, item in zip("ab", items, strict=True):
-            ends = item.interval() if isinstance(item, Estimate | Prediction) else (None, None)
+            ends = item.interval() if hasattr(item, "interval") else (None, None)
             row[f"{side}_low"], row[f"{side}_high"] = ends
         rows.append(row)
     notes = tuple(dict.fromkeys(text for *_, items in found for x in items for text in getattr(x, "warnings", ())))

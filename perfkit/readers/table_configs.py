@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, group_rows, reading
+from perfkit.ground.results import read_records
 from perfkit.ground.units import check_choice, check_positive, escape, join_place
 from perfkit.models.distributions import ReuseHistogram, Zipf
 from perfkit.models.skew import fit_zipf
@@ -21,6 +22,7 @@ from perfkit.readers.tbe_configs import parse_tbe_config
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 _COLUMNS = ("rows", "dim", "pooling", "exponent", "itemsize", "name")
+_FOREIGN = {"num_embeddings": "rows", "embedding_dim": "dim", "E": "rows", "D": "dim", "L": "pooling"}
 _ARRAYS = (".npy", ".npz", ".pt", ".pth", ".pt.gz")
 _SUFFIXES = (".csv", ".parquet", ".json", *_ARRAYS)
 #: Tables of a file, and what else is known of the set.
@@ -28,18 +30,19 @@ _Tables: TypeAlias = tuple[list[EmbeddingTable], dict[str, Any]]
 
 
 def read_tables(
-    source: str | Path, *, batch: int | None = None, dim: int | None = None, rows: int | Sequence[int] | None = None,
+    source: Any, *, batch: int | None = None, dim: int | None = None, rows: int | Sequence[int] | None = None,
     tables: int | None = None, itemsize: int = 4, law: str = "histogram",
 ) -> TableSet:  # fmt: skip
     """Read a set of embedding tables.
 
     Parameters
     ----------
-    source : str or Path
-        A CSV, Parquet or JSON file with the columns ``rows`` and ``dim`` and, where they differ from those of
-        `EmbeddingTable`, ``pooling``, ``exponent``, ``itemsize`` [B] and ``name``; a TBEDataConfig of FBGEMM,
-        or a list of them, as JSON; recorded indices as `perfkit.readers.index_arrays.read_indices` takes them; or a
-        name from `list_published`.
+    source : str, Path or frame
+        A pandas or polars frame, or a CSV, Parquet or JSON file, with the columns ``rows`` and ``dim`` and, where they
+        differ from those of `EmbeddingTable`, ``pooling``, ``exponent``, ``itemsize`` [B] and ``name``, or the names of
+        TorchRec, ``num_embeddings`` and ``embedding_dim``, or of FBGEMM, ``E``, ``D`` and ``L``; a TBEDataConfig of
+        FBGEMM, or a list of them, as JSON; recorded indices as `perfkit.readers.index_arrays.read_indices` takes them;
+        or a name from `list_published`.
     batch : int, optional
         Samples of one iteration over all ranks; by default from the file, otherwise 65,536 [-].
     dim : int, optional
@@ -56,8 +59,8 @@ def read_tables(
     Returns
     -------
     tables : TableSet
-        The tables, named after the source, as fused kernels where they are those of TBE or MLPerf; change embedding,
-        optimizer and the like with `dataclasses.replace`.
+        The tables, named after the source, as fused kernels where they are those of TBE, TorchRec or MLPerf; change
+        embedding, optimizer and the like with `dataclasses.replace`.
 
     Raises
     ------
@@ -75,9 +78,17 @@ def read_tables(
     >>> read_tables("dlrm-datasets-2021", dim=64, rows=1_000_000)
     TableSet('dlrm-datasets-2021': 856 tables, 219 GB, 13,535 lookups a sample)
     """
-    path, name = Path(source), str(source)
     check_choice("law", law, ("histogram", "zipf"))
     _check_itemsize(itemsize)
+    if not isinstance(source, str | Path):
+        known_rows = enumerate(read_records("source", source))  # where a frame of pandas is empty, it holds NaN
+        places = ((f"source row {i}", {k: v for k, v in row.items() if v == v}) for i, row in known_rows)
+        if (dim, rows, tables) != (None, None, None):
+            raise ValueError("source has rows and columns of its own; leave dim, rows and tables out")
+        with reading("source", "change the tables"):
+            found, known = _make_tables(places, "source", itemsize)
+            return TableSet(tuple(found), **known | ({} if batch is None else {"batch": batch}))
+    path, name = Path(source), str(source)
     suffix = next((s for s in sorted(_SUFFIXES, key=len, reverse=True) if path.name.lower().endswith(s)), "")
     published, shown = not suffix and not os.path.exists(path), escape(name, 200)
     if published:
@@ -112,19 +123,22 @@ def _check_itemsize(itemsize: Any) -> None:
 
 
 def _make_tables(records: Iterable[tuple[str, Mapping[str, Any]]], name: str, itemsize: int) -> _Tables:
-    """Tables by their columns, each with its place in errors; what is empty has its default."""
-    found = []
+    """Tables by their columns, each with its place in errors; what is empty has its default. TorchRec's are fused."""
+    found, foreign = [], set[str]()
     for place, record in islice(records, MOST_ROWS + 1):
-        values = {"itemsize": itemsize} | {key: value for key, value in record.items() if value not in (None, "")}
-        for key in record:
-            join_place(place, str(key), _COLUMNS)
+        given = {_FOREIGN.get(key, str(key)): value for key, value in record.items()}
+        known = {key: value for key, value in given.items() if value not in (None, "")}
+        values = {"itemsize": itemsize} | known
+        foreign |= _FOREIGN.keys() & record
+        for key in given:
+            join_place(place, key, _COLUMNS)
         if missing := [key for key in ("rows", "dim") if key not in values]:
             raise ValueError(f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table")
         with reading(place, "change the table"):
             _check_itemsize(values["itemsize"])
             found.append(EmbeddingTable(**values))
     _check_count(len(found), name)
-    return found, {}
+    return found, {"embedding": "fused"} if foreign else {}
 
 
 def _check_count(count: int, name: str) -> None:

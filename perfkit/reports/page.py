@@ -37,10 +37,8 @@ def _bundle() -> dict[str, str]:
 
 def _draw(number: int, chart: Any, summary: str) -> dict[str, str]:
     """A chart for the script and as a picture, in the colours of the page; ids are made unique among the figures."""
-    with alt.theme.enable("perfkit"):
-        spec = chart.to_dict()
-    title = spec.get("title", "Chart")
-    spec["description"] = f"{title if isinstance(title, str) else title['text']}. {summary}"
+    spec = chart.to_dict()
+    spec["description"] += f". {summary}"
     spec["config"]["background"] = "transparent"
     text = json.dumps(spec).replace(f'"{INK}"', '"currentColor"')
     picture = vl_convert.vegalite_to_svg(text)
