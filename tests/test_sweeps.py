@@ -33,7 +33,8 @@ def test_every_row_is_one_prediction(build: Any, grid: dict[str, list[Any]], set
     rows = pandas.DataFrame({name: found[name].to_list() for name in grid})
     alone = pk.sweep(build, rows, progress=False, events=True, **settings).table()
     for name in ("time", "low", "high", "needs", "samples_per_s"):
-        assert found[name].to_list() == pytest.approx(alone[name].to_list(), rel=1e-9), name
+        estimated = "ranks" in grid and name in ("low", "high")  # where the host of several ranks sets the pace
+        assert found[name].to_list() == pytest.approx(alone[name].to_list(), rel=0.05 if estimated else 1e-9), name
     assert found.select("bottleneck", "fits").equals(alone.select("bottleneck", "fits"))
     given = {name: found[name].to_list()[0] for name in grid}
     at = {"platform": None, "ranks": 1, "execution": None} | settings

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any, TypeAlias
+from warnings import catch_warnings
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from perfkit.prediction.result import predict
 from perfkit.workloads.sizes import check_size, select_sizes
 
 #: Arguments that may be arrays over configurations: numbers, and lists of numbers.
-_NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "dim", "features")
+_NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "features")
 _LISTS = ("rows", "pooling", "bottom", "top")
 #: What is found of each configuration, and its value where there is none.
 _FOUND: dict[str, Any] = dict.fromkeys(("time", "low", "high", "needs", "samples_per_s"), np.nan)
@@ -137,10 +139,11 @@ def sweep(
 
     Notes
     -----
-    On one rank of a GPU, configurations that differ in batch and other sizes alone are priced together as arrays, with
-    the same closed forms: times, intervals and bottlenecks are those of `predict` to rounding. All others are predicted
-    one by one. A configuration that cannot be, such as a batch that does not divide, has no time, and ``error`` says
-    why.
+    On GPUs, configurations that differ in batch and other sizes alone are priced together as arrays, with the same
+    closed forms: times, memory, intervals and bottlenecks are those of `predict` to rounding, but that the interval is
+    an estimate where the host sets the pace of several ranks. All others, such as compiled ones, those on CPUs, and
+    DLRMs on several ranks, are predicted one by one. A configuration that cannot be, such as a batch that does not
+    divide, has no time, and ``error`` says why.
 
     Examples
     --------
@@ -150,7 +153,9 @@ def sweep(
     [True, False]
     """
     import polars as pl
-    from tqdm.auto import tqdm
+
+    with catch_warnings(action="ignore"):  # a notebook without widgets shows a bar of text
+        from tqdm.auto import tqdm
 
     columns = read_columns("grid", grid)
     if isinstance(grid, Mapping):
@@ -158,7 +163,7 @@ def sweep(
     usual: dict[str, Any] = {"platform": platform, "ranks": ranks, "execution": execution}
     if not _count(columns) or (platform is None and "platform" not in columns):
         raise ValueError(f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, and where")
-    groups, parts = [*_group(columns, usual, events)], []
+    groups, parts = [*_group(workload, columns, usual, events)], []
     tasks = ({name: [values[i] for i in members] for name, values in columns.items()} for members in groups)
     done = (executor.map if executor else map)(partial(_price, workload, usual, events), tasks)
     with tqdm(total=_count(columns), delay=2, disable=not progress, unit="configuration") as bar:
@@ -181,7 +186,7 @@ def _count(columns: _Columns) -> int:
     return len(next(iter(columns.values()), ()))
 
 
-def _group(columns: _Columns, usual: Mapping[str, Any], events: bool) -> Iterator[np.ndarray]:
+def _group(workload: Any, columns: _Columns, usual: Mapping[str, Any], events: bool) -> Iterator[np.ndarray]:
     """Numbers of configurations that differ in sizes alone, in pieces that one task prices."""
     number = np.zeros(_count(columns), dtype=int)
     for name, values in columns.items():
@@ -191,22 +196,36 @@ def _group(columns: _Columns, usual: Mapping[str, Any], events: bool) -> Iterato
             number = np.unique(number * len(known) + codes, return_inverse=True)[1]
     order = np.argsort(number, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
-        at = {**usual} | {name: values[members[0]] for name, values in columns.items() if name in usual}
-        size = _MANY if not events and _is_together(at) else _FEW
-        yield from np.split(members, range(size, len(members), size))
+        given, at = _take(columns, usual, members[0])
+        size = _MANY if not events and _is_together(workload, given, at) else _FEW
+        batch = np.array(columns.get("batch", [0] * len(number)), dtype=object)[members]
+        odd = np.array(
+            [isinstance(b, int) and isinstance(at["ranks"], int) and b % max(at["ranks"], 1) > 0 for b in batch]
+        )
+        for part in filter(len, (members[~odd], members[odd])):  # which no builder finds
+            yield from np.split(part, range(size, len(part), size))
+
+
+def _take(columns: _Columns, usual: Mapping[str, Any], place: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a configuration gives to the builder, and to `predict`."""
+    given = {name: values[place] for name, values in columns.items()}
+    return given, {name: given.pop(name, value) for name, value in usual.items()}
 
 
 def _identify(name: str, value: Any) -> Any:
     """The same for values of one structure: of lists of sizes, their length."""
-    if name in _LISTS and isinstance(value, list | tuple):
-        return "length", len(value)
+    if name in _LISTS and isinstance(value, int | float | list | tuple):
+        return "length", len(value) if isinstance(value, list | tuple) else 0
     return value if isinstance(value, str | int | float | None) else id(value)
 
 
-def _is_together(at: Mapping[str, Any]) -> bool:
-    """Whether configurations there can be priced as arrays."""
-    alone = at["ranks"] == 1 and at["execution"] in (None, "eager")
-    return alone and load_platform(at["platform"]).device.kind != "cpu"
+def _is_together(workload: Any, given: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
+    """Whether configurations like this one can be priced as arrays: on GPUs, all of which do the same."""
+    if at["execution"] not in (None, "eager", "graphs") or load_platform(at["platform"]).device.kind == "cpu":
+        return False
+    with suppress(ValueError):
+        return at["ranks"] == 1 or not hasattr(build(workload, given), "tables")
+    return True
 
 
 def build(workload: Any, given: Mapping[str, Any]) -> Any:
@@ -224,19 +243,19 @@ def build(workload: Any, given: Mapping[str, Any]) -> Any:
 
 def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Columns) -> dict[str, np.ndarray]:
     """What is found of configurations of one group; halves of them tell which one cannot be priced."""
-    count, given = _count(columns), {name: values[0] for name, values in columns.items()}
-    at, found = {name: given.pop(name, value) for name, value in usual.items()}, dict[str, Any]()
-    together = count > 1 and not events and _is_together(at)
+    count, (given, at), found = _count(columns), _take(columns, usual, 0), dict[str, Any]()
+    together = count > 1 and not events and _is_together(workload, given, at)
+    about: dict[str, Any] = {"ranks": at["ranks"], "execution": at["execution"]}
     with keep_quiet():
         try:
-            if count == 1 or together:
-                one = predict(build(workload, given), at["platform"], ranks=at["ranks"], execution=at["execution"])
-                found = {"time": one.time, "bottleneck": one.bottleneck, "needs": one.memory().total}
-                spread, batch = one.spread, getattr(one.workload, "batch", np.nan)  # of a graph nobody knows
             if together:
                 many = _build_together(workload, columns, given)
-                found, batch = dict[str, Any](price_configurations(many, one.platform)), many.batch
-                spread = found.pop("spread")
+                found = dict[str, Any](price_configurations(many, load_platform(at["platform"]), **about))
+            if count == 1 or together:
+                one = predict(build(workload, given), at["platform"], **about)
+                found = found or {"time": one.time, "bottleneck": one.bottleneck, "needs": one.memory().total}
+                spread = found.pop("spread", one.spread)
+                batch = many.batch if together else getattr(one.workload, "batch", np.nan)  # of a graph nobody knows
         except ValueError as error:
             found = {"error": escape(error, 500)} if count == 1 else {}
     if not found:
@@ -257,8 +276,11 @@ def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Colu
 def _build_together(workload: Any, columns: _Columns, given: Mapping[str, Any]) -> Any:
     """A workload whose sizes are arrays; a ValueError where the builder makes something else of them."""
     arrays = {name: np.array(columns[name]) for name in given if name in _NUMBERS}
-    lists = {name: [np.array(sizes) for sizes in zip(*columns[name], strict=True)]
-             for name in given if name in _LISTS and isinstance(given[name], list | tuple)}  # fmt: skip
+    tables, lists = getattr(build(workload, given), "tables", ()), dict[str, list[np.ndarray]]()
+    for name in given.keys() & {*_LISTS}:
+        listed = isinstance(given[name], list | tuple)
+        rows = zip(*columns[name], strict=True) if listed else [columns[name]] * len(tables)
+        lists[name] = [np.array(sizes) for sizes in rows]
     many = build(workload, {**given, **arrays, **lists})
     for index in (0, -1):
         alone = build(workload, {name: columns[name][index] for name in given})

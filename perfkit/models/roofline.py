@@ -48,6 +48,8 @@ def smooth_maximum(*terms: Values, sharpness: float) -> Values:
         largest = np.maximum(largest, term)
     if np.all(sharpness == np.inf):
         return largest
+    if len(terms) == 2:
+        return largest * (1.0 + (np.minimum(*terms) / (largest + _TINY)) ** sharpness) ** (1 / sharpness)
     # Adding the smallest normal number leaves numbers above 1e-290 as they are, and makes 0 / 0 a zero.
     return largest * sum((term / (largest + _TINY)) ** sharpness for term in terms) ** (1 / sharpness)
 
@@ -121,7 +123,8 @@ def round_up(x: Values, multiple: float) -> Values:
     >>> round_up(100, 32)
     128
     """
-    return -(-x // multiple) * multiple
+    # of floats a quotient is rounded up much sooner than a whole division is done
+    return np.ceil(x / multiple) * multiple if isinstance(x, np.ndarray) else -(-x // multiple) * multiple
 
 
 def gemm_flops(m: Values, n: Values, k: Values, *, batch: Values = 1) -> Values:

@@ -158,6 +158,8 @@ def _roofline(
     sizes: Mapping[str, Array], *, launch: float, compute_efficiency: float, memory_efficiency: float, sharpness: float
 ) -> Array:
     peak, bandwidth = compute_efficiency * sizes["peak"], memory_efficiency * sizes["bandwidth"]
+    if not np.any(sizes["flops"]):
+        return np.asarray(launch + sizes["nbytes"] / bandwidth)
     rates: dict[str, Any] = {"peak": peak, "bandwidth": bandwidth, "launch": launch, "sharpness": sharpness}
     return np.asarray(roofline_time(sizes["flops"], sizes["nbytes"], **rates))
 

@@ -102,7 +102,8 @@ def find_unaligned(platform: Any, kind: str, variant: str, dtype: str, sizes: Ma
     if platform.device.kind == "cpu" or kind not in ("gemm", "bmm") or dtype not in _TENSOR:
         return np.zeros(np.shape(sizes["n"]), dtype=bool)
     rows = 16 / DTYPES[dtype]  # numbers
-    return (np.asarray(sizes["n"]) % rows > 0) | (np.asarray(sizes["m" if variant == "tn" else "k"]) % rows > 0)
+    columns, depth = (np.asarray(sizes[name]) / rows for name in ("n", "m" if variant == "tn" else "k"))
+    return (columns != np.floor(columns)) | (depth != np.floor(depth))
 
 
 def say_unaligned(dtype: str) -> str:

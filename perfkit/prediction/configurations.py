@@ -5,19 +5,28 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.accounts import BOUND, PACE
 from perfkit.prediction.cost import classify, spread_classes, time_operations, time_rank
-from perfkit.prediction.memory import measure_together
-from perfkit.prediction.ranks import Kind, Workload
+from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
+from perfkit.prediction.ranks import Workload, cast_ranks, time_collectives
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
+from perfkit.workloads.execution import execute
+from perfkit.workloads.graph import COLUMN, Graph
 from perfkit.workloads.sizes import count_configurations, select_sizes
 
-_TOGETHER = 1000  # configurations in one pass: calls of numpy weigh little, and what they fill stays near
+_TOGETHER = 2000  # configurations in one pass: calls of numpy weigh little, and what they fill stays near
+#: Sizes that times on a GPU depend on.
+_TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes", "table", "launches")
+#: Sizes that on several ranks decide on what is sent together.
+_WEIGHTS = ("hidden", "heads", "vocabulary", "positions")
 
 
-def price_configurations(workload: Workload, platform: Platform) -> dict[str, np.ndarray]:
-    """Price an iteration on one rank of a GPU for every configuration of a workload whose sizes are arrays.
+def price_configurations(
+    workload: Workload, platform: Platform, ranks: int = 1, execution: str | None = None
+) -> dict[str, np.ndarray]:
+    """Price an iteration on GPUs for every configuration of a workload whose sizes are arrays.
 
     Parameters
     ----------
@@ -25,6 +34,10 @@ def price_configurations(workload: Workload, platform: Platform) -> dict[str, np
         A DLRM or a Transformer of one structure; sizes are numbers, or arrays with one for each configuration.
     platform : Platform
         Where it runs.
+    ranks : int
+        Ranks that take part, all of which do the same [-].
+    execution : str, optional
+        See `predict`; not compiled.
 
     Returns
     -------
@@ -35,54 +48,157 @@ def price_configurations(workload: Workload, platform: Platform) -> dict[str, np
     Raises
     ------
     ValueError
-        On a CPU: there the order of operations decides, and one configuration is priced after the other.
+        On a CPU, where the order of operations decides, and for ranks that differ: there one configuration is priced
+        after the other.
 
     Notes
     -----
-    On one rank the slower of host and device sets the pace.
+    The slower of host and device sets the pace. A device waits for collectives as in `simulate`; where the host is
+    slower, what it leaves them is taken off.
     """
     if platform.device.kind == "cpu":
         raise ValueError("sizes are arrays; on a CPU configurations are priced one after the other")
     found: dict[str, np.ndarray] = {}
     count = max(count_configurations(workload), 1)
-    widths = np.broadcast_to(getattr(workload, "hidden", 1) / getattr(workload, "heads", 1), count)
-    for width in np.unique(widths):  # which decides on the kernel of attention
-        members = np.flatnonzero(widths == width)
+    sizes: Any = {name: np.broadcast_to(getattr(workload, name, 1), count) for name in _WEIGHTS}
+    width = sizes["hidden"] / sizes["heads"]  # which decides on the kernel of attention
+    shared = sizes["heads"] * (getattr(workload, "kv_heads", 0) > 0)
+    settings = [width, shared, *(sizes[name] for name in _WEIGHTS if ranks > 1)]
+    kinds = np.unique(np.array(settings, dtype=float), axis=1, return_inverse=True)[1]
+    for kind in range(kinds.max() + 1):
+        members = np.flatnonzero(kinds == kind)
+        structure: _Structure | None = None
         for chosen in np.split(members, range(_TOGETHER, len(members), _TOGETHER)):
-            for name, values in _price_together(select_sizes(workload, chosen), platform).items():
+            graphs = execute(select_sizes(workload, chosen).graphs(ranks, accelerator=True), execution)
+            if any(graph is not graphs[0] for graph in graphs):
+                raise ValueError("sizes are arrays and ranks differ; configurations are priced one after the other")
+            structure = structure or _Structure(graphs[0], platform, workload, ranks)
+            for name, values in structure.price(graphs[0]).items():
                 found.setdefault(name, np.empty(count, values.dtype))[chosen] = values
     return found
 
 
-def _price_together(workload: Workload, platform: Platform) -> dict[str, np.ndarray]:
-    """Price configurations that fit into one pass."""
-    [graph] = workload.graphs(1, accelerator=True)
-    classes, models, number = classify([graph], platform, workload.dtype)
-    seconds, hot, *_ = time_operations([graph], platform, workload.dtype, 1, models, number)
-    often: Any = 1.0 if graph.repeats is None else graph.repeats[:, None]
-    whole = platform.context.find_iteration(workload.family, 1)
-    times, spreads, _ = spread_classes(graph, platform, classes, models, number, often * seconds, hot)
-    times *= whole["scale"] if whole else 1.0
-    order = replace(graph, columns={})
-    rank = time_rank(Kind(order, (0,), 1.0, {}, []), np.zeros(len(graph)), platform, whole)
-    host, busy = float(np.sum(np.ravel(often) * (rank.host + rank.spacing))), times.sum(axis=0)
-    error = find_host_error(platform)
-    time = np.maximum(busy, host)
-    if whole and "per_operation" in whole:
-        spread = np.full(len(time), whole.spread)
-    else:
-        around = (whole.spread if whole else CONTEXT) * np.minimum(busy / time, 1.0)
-        known = join_errors(spreads * times / time, models[2]["assumed"] > 0, 0.0, around)
-        slower = np.log(np.maximum(busy, host * error) / np.maximum(busy, host / error)) / 2
-        spread = np.hypot(known, slower)
-    bottleneck = _find_bottleneck([key[0] for key in classes], times, time)
-    needs = measure_together(graph, platform, getattr(workload, "optimizer", "sgd"))
-    return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}
+class _Structure:
+    """What configurations of one structure share, on the ranks of a platform.
+
+    Different numbers in features and accesses are `values`; less than zero, those of sizes that are open. Of operations
+    that are alike the `first` is priced, which comes so `often`; `work` is how many there are in each piece. `sums` has
+    a row for the traffic of each of these, for the bytes of all buffers, and for what is held when memory may be
+    fullest: how often each value is in it.
+    """
+
+    def __init__(self, graph: Graph, platform: Platform, workload: Workload, ranks: int) -> None:
+        from scipy.sparse import csr_array
+
+        self.one, self.platform, self.workload = (one := graph.fill(graph.sizes[:, 0])), platform, workload
+        operations, buffers = graph.accesses[:, :2].T.astype(int)
+        self.values, places = np.unique([*graph.features.ravel(), *graph.accesses[:, 2]], return_inverse=True)
+        features, touched = np.split(places, [graph.features.size])
+        features, traffic = features.reshape(graph.features.shape), np.zeros((len(graph), len(self.values)))
+        np.add.at(traffic, (operations, touched), 1.0)
+        has = (one.column(name) > 0 for name in ("flops", "lookups"))  # neighbours are priced in one go
+        formats = np.unique(graph.dtypes or [""] * len(graph), return_inverse=True)[1]
+        timed = features[:, [COLUMN[name] for name in _TIMED]]
+        keys = np.column_stack([*has, graph.classes[1], formats, timed, traffic])
+        _, first, number, often = np.unique(keys, axis=0, return_index=True, return_inverse=True, return_counts=True)
+        self.first, self.often, self.features = first, often.astype(float), features[first]
+        kinds, example = (
+            np.zeros(1 + max(buffers.max(), graph.weights[:, 0].max(initial=0)), int),
+            self.size(graph)[:, 0],
+        )
+        order = np.lexsort([example[touched], buffers])
+        kinds[buffers[order]] = touched[order]  # the last one, what all of a buffer takes
+        whole = np.bincount(kinds[np.unique(buffers)], minlength=len(example))
+        self.sums = csr_array(np.concatenate([traffic[first], [whole], list_peaks(one, kinds, example)]))
+        self.time_host(ranks, self.features[:, COLUMN["nbytes"]])
+        begins, ends, *_ = self.rank.pieces
+        work = np.zeros((len(begins), len(first)))
+        np.add.at(work, (np.repeat(np.arange(len(begins)), ends - begins), number), 1.0)
+        self.work = csr_array(work)
+
+    def time_host(self, ranks: int, messages: np.ndarray) -> None:
+        """Time the host and the collectives, which all configurations share; their messages are numbers of values."""
+        one, platform = self.one, self.platform
+        [kind, *others] = cast_ranks([one], ranks, {})
+        if others or len({*kind.communicators}) > 1 or len(one.transfers) or (self.values[messages] < 0).any():
+            raise ValueError("sizes are arrays and ranks wait for more; configurations are priced one after the other")
+        self.whole, overlap = platform.context.find_iteration(self.workload.family, ranks), platform.context.overlap
+        delay = self.whole.get("per_collective", 0.0) if self.whole and ranks > 1 else 0.0
+        self.scale = self.whole["scale"] if self.whole else 1.0
+        self.durations = self.scale * time_collectives([kind], platform)[0][0] + delay
+        self.rank = time_rank(kind, np.zeros(len(one)), platform, self.whole)
+        self.host = float(np.sum(self.rank.host + self.rank.spacing))
+        self.contention = overlap["contention"] if overlap and self.whole else 0.0
+
+    def size(self, graph: Graph) -> Array:
+        """Values of every configuration."""
+        count, many = np.searchsorted(self.values, 0.0), graph.sizes.shape[1]
+        fixed = np.repeat(self.values[count:, None], many, axis=1)
+        return np.concatenate([graph.sizes[(-1 - self.values[:count]).astype(int)], fixed])
+
+    def reduce(self, graph: Graph) -> tuple[Graph, Array]:
+        """One operation of each kind, with the sizes of all configurations, and the memory that they need [B]."""
+        sizes, one, count = self.size(graph), self.one, len(self.first)
+        sums = self.sums @ sizes
+        known = ((name, self.features[:, COLUMN[name]]) for name in _TIMED)
+        columns = {name: sizes[own] for name, own in known if name == "lookups" or (self.values[own] < 0).any()}
+        found = replace(
+            one, labels=tuple(one.labels[n] for n in self.first), features=one.features[self.first], columns=columns,
+            dtypes=tuple(one.dtypes[n] for n in self.first) if one.dtypes else (), tables=graph.tables,
+            repeats=self.often,
+        )  # fmt: skip
+        vars(found).update(traffic=sums[:count], footprint=sums[count])
+        tables = sum_untouched(one, graph.tables, getattr(self.workload, "optimizer", "sgd")) if graph.tables else ()
+        return found, sums[count + 1 :].max(axis=0) + sum(tables) + WORKSPACE
+
+    def wait(self, seconds: Array) -> Array:
+        """Time that collectives add to operations of these times, or to what they slow down [s], see `simulate`."""
+        work, pieces = self.scale * (self.work @ seconds), self.rank.pieces[2:].T.tolist()
+        count, share = len(self.durations), self.contention
+        front = begin = network = np.zeros(work.shape[1])
+        ended, before = [front] * count, [front] * count
+        for _ in range(1 + 2 * any(wait < 0 for wait, _ in pieces)):  # what is waited for later ends in a next one
+            ended, before, begin = [front] * count, ended, front
+            for own, (wait, launched) in zip(work, pieces, strict=True):
+                if wait != count:
+                    front = np.maximum(front, before[wait] if wait < 0 else ended[wait])
+                if share:
+                    left = np.maximum(network - front, 0.0)
+                    own = own + share * np.minimum(own / max(1.0 - share, 1e-12), left)
+                front = front + own
+                if launched != count:
+                    ended[launched] = network = np.maximum(network, front) + self.durations[launched]
+        return front - begin - work.sum(axis=0)
+
+    def price(self, many: Graph) -> dict[str, np.ndarray]:
+        """Price configurations that fit into one pass."""
+        graph, needs = self.reduce(many)
+        classes, models, number = classify([graph], self.platform, self.workload.dtype)
+        if "additive" in models[2]["form"]:
+            raise ValueError("sizes are arrays; of kernels in terms one configuration is priced after the other")
+        seconds, hot, *_ = time_operations([graph], self.platform, self.workload.dtype, 1, models, number)
+        own = (graph, self.platform, classes, models, number, self.often[:, None] * seconds, hot)
+        times, spreads, _ = spread_classes(*own)
+        times, whole, host, error = self.scale * times, self.whole, self.host, find_host_error(self.platform)
+        busy, waits = times.sum(axis=0), self.wait(seconds) if len(self.durations) else np.zeros(len(needs))
+        device = busy + waits
+        time = np.maximum(device, host)
+        waits = np.maximum(waits - (time - device), 0.0)
+        if whole and "per_operation" in whole:
+            spread = np.full(len(time), whole.spread)
+        else:
+            around = (whole.spread if whole else CONTEXT) * np.minimum(busy / time, 1.0)
+            known = join_errors(spreads * times / time, models[2]["assumed"] > 0, waits / time, around)
+            slower = np.log(np.maximum(device, host * error) / np.maximum(device, host / error)) / 2
+            spread = np.hypot(known, slower)
+        kinds = [key[0] for key in classes]
+        bottleneck = _find_bottleneck([*kinds, "collective"], [*times, waits], time)
+        return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}
 
 
-def _find_bottleneck(kinds: list[str], times: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def _find_bottleneck(kinds: list[str], times: list[Array], whole: Array) -> np.ndarray:
     """What sets the pace of each configuration, see `Prediction.bottleneck`; what kinds do not take is the host's."""
-    busy = times.sum(axis=0)
+    busy = np.sum(times, axis=0)
     names = [f"{BOUND.get(kind, 'memory')}-bound" for kind in kinds] + ["host-bound"]
     totals = {name: np.zeros(len(whole)) for name in names}
     for name, part in zip(names, [*times, whole - busy], strict=True):

@@ -72,7 +72,8 @@ def _size_rows(
         return dict.fromkeys(names, np.zeros((len(graph), *[1] * (lookups.ndim - 1))))
     out = {name: np.zeros(lookups.shape) for name in names}
     itemsize = graph.tables[0].itemsize if graph.tables else itemsize
-    counts, dim = lookups[touched], graph.column("dim")[touched]
+    counts = lookups[touched]
+    dim = np.broadcast_to(graph.column("dim")[touched], counts.shape)
     out["row_bytes"][touched] = counts * row_traffic(dim, itemsize, granularity)
     distant = miss_share(graph.traffic / PAGE, capacity=entries)  # rows of a gradient that was zeroed just before
     kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
@@ -141,7 +142,7 @@ def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", r
     Every operand comes from the memory level that its reuse distance in the iteration asks for: that is the difference
     between ``hot`` and ``cold``. What an iteration adds beyond is in `perfkit.models.kernels.in_context`.
     """
-    if any(graph.columns for graph in graphs):
+    if any(graph.columns or graph.sizes is not None for graph in graphs):
         raise ValueError("sizes are arrays; find their times with perfkit.sweep")
     classes, models, number = classify(graphs, platform, dtype)
     columns = (*time_operations(graphs, platform, dtype, ranks, models, number), models[2]["assumed"][number], number)
@@ -195,7 +196,7 @@ def _size_operations(
     graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, models: _Models, number: np.ndarray
 ) -> dict[str, Array]:
     """Sizes of every operation, and the parameters of what prices its class."""
-    more = [1] * bool(graphs[0].columns)  # an axis of configurations
+    more = [1] * bool(graphs[0].columns or graphs[0].repeats is not None)  # an axis of configurations
     sizes = {name: values[number].reshape(-1, *more) for name, values in models[2].items()}
     caches, granularity = platform.share_caches(ranks), 64.0 if platform.device.kind == "cpu" else 32.0
     rows = [_size_rows(graph, caches, platform.page_entries, granularity, DTYPES[dtype]) for graph in graphs]
@@ -231,12 +232,22 @@ def time_operations(
     return sizes["timed"] * found, hot, cold, sizes["page_walks"]
 
 
+def find_members(chosen: Any) -> Any:
+    """Places of what is chosen: a slice of neighbours, which nobody copies, or their numbers."""
+    places = np.flatnonzero(chosen)
+    begin, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+    return slice(begin, end) if end - begin == len(places) else places
+
+
 def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Array]:
     """Time of the isolated kernels with near operands, and what distant ones add: nothing under a roofline."""
     hot = np.zeros(sizes["nbytes"].shape)
     cold = np.zeros(hot.shape if "additive" in sizes["form"] else sizes["timed"].shape)
-    for form in {*FORMS, ""} & set(sizes["form"].ravel().tolist()):
-        members = np.flatnonzero(sizes["form"] == form)
+    # of configurations apart by what they have: nothing is computed for what has none
+    has = [sizes[name].any(axis=1) for name in ("flops", "row_bytes") if hot.ndim > 1]
+    keys: list[Any] = [*zip(sizes["form"].ravel().tolist(), *(own.tolist() for own in has), strict=True)]
+    for key in dict.fromkeys(keys):
+        form, members = key[0], find_members([each == key for each in keys])
         part = {name: values[members] for name, values in sizes.items() if form == "additive" or name in _ROOFLINE}
         if not form:  # without a model
             moved = (part["nbytes"] + part["row_bytes"]) / float(platform.device.bandwidth(1e12))
@@ -263,6 +274,8 @@ def find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]
     """Traffic of kernels under a roofline and its bandwidth; the last cache serves rows alone (formulas, table 3.2)."""
     main, *near = (level.bandwidth for level in platform.device.memory[:-3:-1])
     slow = main.value if main else 1e9
+    if not part["row_bytes"].any():
+        return {"nbytes": part["again"] * part["nbytes"], "bandwidth": np.asarray(slow)}
     nbytes, far = (part["again"] * part["nbytes"] + part["passes"] * part[rows] for rows in ("row_bytes", "rows_l3"))
     if not (near and near[0]):
         return {"nbytes": nbytes, "bandwidth": np.broadcast_to(slow, nbytes.shape)}
@@ -278,7 +291,7 @@ def spread_classes(
     """Time of each class [s], spread of its logarithm: the mean over operations by time, and time of odd sizes [s]."""
     totals, spreads, odd = found = np.zeros((3, len(classes), *hot.shape[1:]))
     for index, ((kind, variant, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
-        members = np.flatnonzero(number == index)
+        members = find_members(number == index)
         fitted = context and (not context.dtypes or own in context.dtypes)  # to iterations in this format
         times, alone = hot[members], np.asarray(fit.spread if fit else 1.0)
         totals[index] = seconds[members].sum(axis=0)

@@ -11,6 +11,7 @@ from perfkit.ground.units import Array, format_bytes
 from perfkit.models.embedding import STATE, state_bytes
 from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import PHASES, Graph
+from perfkit.workloads.tables import EmbeddingTable
 
 #: Workspaces of cuBLAS, of a handle for each way [B]; docs/formulas.md, table 9.2.
 WORKSPACE = 2 * 32 * 2.0**20
@@ -115,37 +116,35 @@ def _list_events(lives: np.ndarray) -> np.ndarray:
     return events.T[np.argsort(events[0], kind="stable"), 1:]
 
 
-def measure_together(graph: Graph, platform: Platform, optimizer: str) -> Array:
-    """Memory of a rank for each of several configurations, as `measure_memory` finds it for one [B].
+def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array) -> Array:
+    """Moments of an iteration one of which is the fullest, whatever the sizes: how many buffers of each kind are held.
 
-    A layer that stands for several is looked at twice: its last copy, which the backward pass comes to first, finds
-    what all copies keep for it and no gradient of others; its first one finds the gradients of all others.
+    `kinds` are those of all buffers, which have the same size whatever it is, and `sizes` one example of it [B].
     """
-    often = np.ones(len(graph)) if graph.repeats is None else graph.repeats
-    begin, end, buffer, _ = _find_lives(graph, _sort_buffers(graph, len(graph.buffers)))
-    updates = graph.accesses[[graph.labels[int(place)][3] == PHASES[2] for place in graph.accesses[:, 0]], 1]
-    copies = np.where(begin < 0, 1.0, often[np.maximum(begin // 2, 0).astype(int)])
-    listed = np.isin(buffer, updates)  # the optimizer has met those of all copies together
-    whole, rest = np.where(listed, 1.0, copies), np.where(listed, 1.0 - 1.0 / copies, copies - 1.0)
-    layer = [np.flatnonzero((often > 1) & [label[3] == phase for label in graph.labels]) for phase in PHASES[:2]]
-    (first, _), (opens, closes) = [
-        (2.0 * own.min(initial=len(graph)), 2.0 * own.max(initial=-1) + 1.5) for own in layer
-    ]
-    last, most = 2.0 * layer[0].max(initial=-1) + 1.5, np.zeros(1)
-    alone = (begin >= first) & (end < last) | (begin >= opens) & (end < closes)  # needed by its own copy only
-    for turn in (closes, opens):  # the last copy, then the first one
-        others = np.stack(
-            [np.where(begin < opens, begin, turn), np.where(np.isfinite(end), turn - 0.25, np.inf), buffer, rest]
-        )
-        lives = np.concatenate([np.stack([begin, end, buffer, whole - rest]), others[:, ~alone]], axis=1)
-        held: Any = 0.0
-        for number, share in _list_events(lives[:, lives[3] > 0]).tolist():
-            held = held + share * graph.buffers[int(number)]
-            most = np.maximum(most, held)
-    for table, number in zip(graph.tables, graph.weights[graph.weights[:, 1] == 1, 0], strict=False):
-        if number not in graph.accesses[:, 1]:
-            most = most + table.nbytes + state_bytes(table.rows, table.dim, table.itemsize, optimizer=optimizer)
-    return most + WORKSPACE
+    lives = _find_lives(graph, _sort_buffers(graph, len(kinds)))
+    lives[3] = 1.0
+    buffers, shares = _list_events(lives).T
+    held = np.zeros((len(buffers), len(sizes)))
+    held[np.arange(len(buffers)), kinds[buffers.astype(int)]] = shares
+    rest = np.cumsum(held, axis=0)[(shares > 0) & (np.append(shares[1:], -1.0) < 0)]
+    found, left = list[int](), np.arange(len(rest))
+    while len(left):
+        found.append(left[np.argmax(rest[left] @ sizes)])
+        left = left[(rest[left] > rest[found[-1]]).any(axis=1)]  # the others are never fuller
+    peaks = rest[sorted(found)]
+    ends = np.ones(len(peaks), dtype=bool)
+    for apart in range(1, (len(peaks) + 1) // 2):  # of moments on a line, as in layer after layer, one of the ends is
+        ends[apart:-apart] &= (2.0 * peaks[apart:-apart] > peaks[: -2 * apart] + peaks[2 * apart :]).any(axis=1)
+    return peaks[ends]
+
+
+def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable], optimizer: str) -> list[Any]:
+    """Tables whose rows are looked up and updated one by one, and what the optimizer keeps of them [B]."""
+    numbers = graph.weights[graph.weights[:, 1] == 1, 0].tolist()
+    met = set(graph.accesses[:, 1].tolist())
+    own = [table for table, number in zip(tables, numbers, strict=False) if number not in met]
+    states = (state_bytes(t.rows, t.dim, t.itemsize, optimizer=optimizer) for t in own)
+    return [sum((table.nbytes for table in own), start=0.0), sum(states, start=0.0)]
 
 
 def measure_memory(graphs: Sequence[Graph], platform: Platform, optimizer: str) -> Memory:
@@ -176,10 +175,8 @@ def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
     events = _list_events(_find_lives(graph, part)) if len(graph.accesses) and not captured else graph.allocations
     peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
     held = np.bincount(part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS))
-    for table, number in zip(graph.tables, graph.weights[graph.weights[:, 1] == 1, 0], strict=False):
-        if not captured and number not in graph.accesses[:, 1]:  # its rows are looked up and updated one by one
-            held[_AT["tables"]] += table.nbytes
-            held[_AT["states"]] += state_bytes(table.rows, table.dim, table.itemsize, optimizer=optimizer)
+    if not captured:
+        held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables, optimizer)
     held[_AT["workspace"]] += WORKSPACE * (platform.device.kind != "cpu")
     return Memory(dict(zip(PARTS, held.tolist(), strict=True)), find_capacity(platform))
 

@@ -175,6 +175,8 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     .. [1] J. Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode transformation and
        graph compilation", ASPLOS 2024, doi:10.1145/3620665.3640366, section 4.4 (fusion)
     """
+    if graph.sizes is not None:
+        raise ValueError("sizes are open; which kernels can be merged depends on them; compile one configuration")
     fusion = _Fusion(graph, phases)
     regions, called = fusion.order(), set[str]()
     labels, dtypes, touched = list[Label](), list[str](), list[tuple[float, ...]]()

@@ -90,12 +90,15 @@ class Graph(Tabular):
         that collective in program order, less their count for one of the iteration before [-]; None where every
         collective is waited for at once.
     repeats : array or None
-        How often each operation runs where one of a layer stands for those of several; None for once [-].
+        How often each operation runs where one stands for several that are alike; None for once [-].
     columns : mapping of str to array
-        Of several configurations, the first of which the graph is of: what their times depend on, a row per operation,
-        by the name of the feature, and ``traffic`` [B].
+        Of several configurations, one of which the graph is of: sizes that differ, a row per operation, by the name of
+        the feature.
     buffers : tuple of float or array
         Bytes of each of their buffers; of a layer that stands for several, those of one [B].
+    sizes : array or None
+        Of several configurations: sizes that were not known when it was recorded, a row for each, whose numbers stand
+        in features and accesses.
     weights : array
         Buffer number and 1 for an embedding table [-], one row per trained tensor that may be looked up alone.
     allocations : array
@@ -122,6 +125,7 @@ class Graph(Tabular):
     repeats: np.ndarray | None = None
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     buffers: tuple[Any, ...] = ()
+    sizes: Any = None
     weights: np.ndarray = field(default_factory=partial(np.zeros, (0, 2), int))
     allocations: np.ndarray = field(default_factory=partial(np.zeros, (0, 2)))
     notes: tuple[str, ...] = ()
@@ -156,7 +160,7 @@ class Graph(Tabular):
             One number per operation, in the unit of the feature; of several configurations, a row per operation.
         """
         found = self.features[:, FEATURES.index(name)]
-        return self.columns.get(name, found[:, None]) if self.columns else found
+        return self.columns.get(name, found[:, None]) if self.columns or self.repeats is not None else found
 
     @cached_property
     def content(self) -> int:
@@ -252,7 +256,7 @@ class Graph(Tabular):
         for array, (places, numbers) in zip((self.features, self.accesses), self._holes, strict=True):
             filled.append(array.copy())
             filled[-1].ravel()[places] = sizes[numbers]
-        found = replace(self, features=filled[0], accesses=filled[1])
+        found = replace(self, features=filled[0], accesses=filled[1], sizes=None)
         vars(found).update({name: getattr(self, name) for name in _STRUCTURE})
         return found
 

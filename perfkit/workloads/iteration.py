@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.shards import list_waits
-from perfkit.workloads.sizes import Program, count_configurations
+from perfkit.workloads.sizes import Program, Size, count_configurations, map_sizes
 from perfkit.workloads.tape import PIECE, Tape
 
 #: Bytes at which DistributedDataParallel sends off the first bucket of gradients, and every later one [B].
@@ -43,8 +44,8 @@ _Record = Callable[..., tuple[Graph, ...]]
 
 
 def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: Any) -> tuple[Graph, ...]:
-    """Graphs of a model: recorded once for all values of the sizes of these names, and at once for arrays of sizes."""
-    found = (record if count_configurations(model) else partial(_recall, record, names))(model, *given)
+    """Graphs of a model: recorded once for all values of the sizes of these names, and of those that are arrays."""
+    found = (_fill_together if count_configurations(model) else _recall)(record, names, model, *given)
     return tuple(execute(found, "compiled" if model.compiled else None))
 
 
@@ -52,25 +53,45 @@ def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: A
 def _recall(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
     """Graphs with the sizes of the model in place of those that were not known when its structure was recorded."""
     structure = copy(model)
-    vars(structure).update(dict.fromkeys(names, 0))
+    vars(structure).update({name: -1 - place for place, name in enumerate(names)})
     known = _remember(record, structure, *given)
     if not known:  # sizes that stay open cost more to record, and few structures are met again
-        known.append(None)
+        known.append(True)
         return record(model, *given)
-    if known[0] is None:
-        program = Program()
-        vars(structure).update({name: program.add(None, name) for name in names})
-        known[0] = program, record(structure, *given)
-    program, forms = known[0]
+    program, forms = _record_open(record, structure, *given)
     values = program.run(*(getattr(model, name) for name in names))
     found = {number: form.fill(values) for number, form in {id(form): form for form in forms}.items()}
     return tuple(found[id(form)] for form in forms)
 
 
 @lru_cache(maxsize=128)
-def _remember(record: _Record, structure: Any, *given: Any) -> list[Any]:
-    """What is known of a structure: nothing, that it was met, or a program for its open sizes and graphs with these."""
+def _remember(record: _Record, structure: Any, *given: Any) -> list[bool]:
+    """Whether a structure was met: nothing says that it was not."""
     return []
+
+
+@lru_cache(maxsize=128)
+def _record_open(record: _Record, structure: Any, *given: Any) -> tuple[Program, tuple[Graph, ...]]:
+    """A program for the sizes of a structure that stay open, numbers below 0 in it, and graphs with these."""
+    program = Program()
+    return program, record(map_sizes(structure, int, lambda n: program.add(None, -1 - n) if n < 0 else n), *given)
+
+
+def _fill_together(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
+    """Graphs of several configurations, beside what the sizes are that their structure leaves open."""
+    count, many, known = count_configurations(model), copy(model), dict[int, np.ndarray]()
+    vars(many).update({name: np.broadcast_to(getattr(model, name), count) for name in names})
+
+    def number(sizes: np.ndarray) -> int:
+        """The same for the same array."""
+        known.setdefault(id(sizes), sizes)
+        return -1 - [*known].index(id(sizes))
+
+    structure = map_sizes(many, np.ndarray, number)
+    program, forms = _record_open(record, structure, *given)
+    values = program.run(*known.values())
+    held = [map_sizes(form.tables, Size, lambda size: values[size.number]) for form in forms]
+    return tuple(replace(form, sizes=values, tables=own) for form, own in zip(forms, held, strict=True))
 
 
 def average(tape: Tape) -> None:
@@ -107,8 +128,7 @@ def finish(tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tup
     if ranks > 1 and not (tape.overlap or tape.shards):
         average(tape)
     step(tape, model.optimizer, lists=lists, fused=model.fused)
-    make = make_together if count_configurations(model) else make_graph
-    return make(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
+    return make_graph(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
 
 
 def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: bool) -> None:

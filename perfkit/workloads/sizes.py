@@ -27,18 +27,27 @@ def check_size(name: str, value: Any, maximum: float | None = None) -> Any:
     return sizes
 
 
-def select_sizes(value: Any, index: Any) -> Any:
-    """A workload with the sizes of some configurations in place of those of all; whole numbers where it is one."""
-    if isinstance(value, np.ndarray):
-        part = value[index]
-        return part if part.ndim else int(part) if part == int(part) else float(part)
+def map_sizes(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """A workload with other sizes in place of those of one kind, such as arrays, also of what it holds."""
+    if isinstance(value, kind):
+        return change(value)
     if isinstance(value, tuple):
-        return tuple(select_sizes(each, index) for each in value)
+        return tuple(map_sizes(each, kind, change) for each in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
     part = copy(value)
-    vars(part).update({name: select_sizes(each, index) for name, each in vars(value).items()})
+    vars(part).update({name: map_sizes(each, kind, change) for name, each in vars(value).items()})
     return part
+
+
+def select_sizes(value: Any, index: Any) -> Any:
+    """A workload with the sizes of some configurations in place of those of all; whole numbers where it is one."""
+
+    def select(sizes: np.ndarray) -> Any:
+        part = sizes[index]
+        return part if part.ndim else int(part) if part == int(part) else float(part)
+
+    return map_sizes(value, np.ndarray, select)
 
 
 def count_configurations(value: Any) -> int:
@@ -80,8 +89,11 @@ class Size:
     def __floordiv__(self, other: Any) -> "Size":
         return self.program.add(operator.floordiv, self, other)
 
+    def __rfloordiv__(self, other: Any) -> "Size":
+        return self.program.add(operator.floordiv, other, self)
+
     def __round__(self) -> "Size":
-        return self.program.add(round, self)
+        return self.program.add(np.rint, self)
 
     __rmul__, __radd__ = __mul__, __add__
 
@@ -92,7 +104,7 @@ class Program:
     Examples
     --------
     >>> program = Program()
-    >>> batch, sequence = program.add(None, "batch"), program.add(None, "sequence")
+    >>> batch, sequence = program.add(None, 0), program.add(None, 1)
     >>> float(batch * sequence * 4)
     -4.0
     >>> program.run(8, 128).tolist()
@@ -104,16 +116,21 @@ class Program:
         self.known: dict[tuple[Any, ...], Size] = {}
 
     def add(self, function: Callable[..., Any] | None, *given: Any) -> Size:
-        """A size that a function finds from others, the same for the same ones; no function for one that is given."""
+        """A size that a function finds from others, the same for the same ones; no function for the number of a given
+        one.
+        """
         step = (function, *given)
         if step not in self.known:
             self.known[step] = Size(self, len(self.steps))
             self.steps.append(step)
         return self.known[step]
 
-    def run(self, *sizes: float) -> Array:
-        """All sizes, in the order of their numbers."""
-        values: list[Any] = [*sizes]
-        for function, *given in self.steps[len(sizes) :]:
-            values.append(function(*(values[g.number] if isinstance(g, Size) else g for g in given)))
+    def run(self, *sizes: Any) -> Array:
+        """All sizes, in the order of their numbers: a number each, or a row over the configurations of given arrays."""
+        values: list[Any] = []
+        for function, *given in self.steps:
+            plain: list[Any] = [
+                g if isinstance(g, int | float) else map_sizes(g, Size, lambda g: values[g.number]) for g in given
+            ]
+            values.append(function(*plain) if function else sizes[plain[0]])
         return np.array(values, dtype=float)

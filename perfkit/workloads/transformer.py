@@ -13,7 +13,7 @@ from perfkit.workloads.iteration import finish, record_graphs
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.shards import PARALLEL, Units
-from perfkit.workloads.sizes import check_size, count_configurations
+from perfkit.workloads.sizes import check_size
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
 _COLUMNS = ("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "inner")
@@ -298,8 +298,8 @@ class Transformer:
 
 def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
     """Record one rank's iteration."""
-    sharded, most = ranks > 1 and model.parallel != "ddp", 1 if count_configurations(model) else 3
-    most, overlap = most + sharded, model.overlap and ranks > 1 and (accelerator or not sharded)  # streams of a GPU
+    sharded = ranks > 1 and model.parallel != "ddp"
+    most, overlap = 3 + sharded, model.overlap and ranks > 1 and (accelerator or not sharded)  # streams of a GPU
     settings: dict[str, Any] = {"mixed": model.mixed and not sharded, "overlap": overlap}
     tape, probe = (Tape(ITEMSIZE.get(model.dtype, 2), **settings) for _ in range(2))
     tape.middle, tape.repeats = min(most // 2, 1), max(model.layers - most + 1, 1)
