@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perfkit.calibration.checks import Comparison
     from perfkit.calibration.traces import Trace, read_trace
     from perfkit.exploration.decisions import allocate, scaling, solve_for
+    from perfkit.exploration.strategies import Exploration, explore
     from perfkit.exploration.sweeps import Sweep, sweep
     from perfkit.fitting import Fit
     from perfkit.ground import units
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from perfkit.workloads.dlrm import DLRM
     from perfkit.workloads.graph import Graph
     from perfkit.workloads.placement import Placement, Plan
+    from perfkit.workloads.strategy import Strategy
     from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
     from perfkit.workloads.transformer import Transformer
 
@@ -47,8 +49,8 @@ _HOMES = {
     "perfkit": "fitting models plots workloads", "perfkit.calibration.campaign": "calibrate check",
     "perfkit.calibration.checks": "Comparison", "perfkit.calibration.traces": "Trace read_trace",
     "perfkit.exploration.decisions": "allocate scaling solve_for",
-    "perfkit.exploration.sweeps": "Sweep sweep", "perfkit.fitting": "Fit",
-    "perfkit.ground": "units", "perfkit.ground.hardware": "Device Network",
+    "perfkit.exploration.strategies": "Exploration explore", "perfkit.exploration.sweeps": "Sweep sweep",
+    "perfkit.fitting": "Fit", "perfkit.ground": "units", "perfkit.ground.hardware": "Device Network",
     "perfkit.measure.timing": "time_loader", "perfkit.platform.estimates": "Estimate ExtrapolationWarning",
     "perfkit.platform.gallery": "load_platform platforms", "perfkit.platform.platform": "Platform",
     "perfkit.prediction.contrast": "PlatformComparison compare", "perfkit.prediction.result": "Prediction predict",
@@ -57,7 +59,8 @@ _HOMES = {
     "perfkit.sharding.planner": "price_plan shard",
     "perfkit.sharding.result": "PlanPrice ShardingResult", "perfkit.workloads.dlrm": "DLRM",
     "perfkit.workloads.graph": "Graph", "perfkit.workloads.placement": "Placement Plan",
-    "perfkit.workloads.tables": "EmbeddingTable TableSet draw_tables", "perfkit.workloads.transformer": "Transformer",
+    "perfkit.workloads.strategy": "Strategy", "perfkit.workloads.tables": "EmbeddingTable TableSet draw_tables",
+    "perfkit.workloads.transformer": "Transformer",
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = list(_HOME)

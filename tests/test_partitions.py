@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfkit.models.partitions import activation_bytes, expert_bytes, model_state_bytes
+from perfkit.models.partitions import activation_bytes, model_state_bytes
 from perfkit.models.pipelines import SCHEDULES, bubble_time, exposed_time, held_batches
 
 DATA = Path(os.environ.get("PERFKIT_SHARED_DATA", "../shared/data")) / "end_to_end" / "seqsel_memory.csv"
@@ -93,7 +93,6 @@ def test_activations_by_what_is_kept(changes: dict[str, float], share: float) ->
     assert found / 1024**2 == pytest.approx(share * np.array([1.0, 8.0]))
 
 
-def test_states_and_experts() -> None:
+def test_states_are_those_of_the_paper() -> None:
     stages = [float(model_state_bytes(7.5e9, ranks=64, zero=stage)) / 1e9 for stage in range(4)]
     assert stages == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.02)  # arXiv:1910.02054, figure 1
-    assert expert_bytes(4096, 2048, chosen=2, capacity=1.25) == 2 * 2 * 1.25 * 4096 * 2048

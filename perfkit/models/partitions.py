@@ -1,4 +1,4 @@
-"""What a rank keeps where ranks share a Transformer: model states and activations; and what experts exchange."""
+"""What a rank keeps where ranks share a Transformer: model states and activations."""
 
 import numpy as np
 
@@ -106,36 +106,3 @@ def activation_bytes(
     shared = itemsize * tokens * (hidden * (2 + 2 * kv_share) + wide * (3 if gated else 2)) / tensor
     scores = 0.0 if fused or recompute == "selective" else heads * sequence * tokens * (itemsize * (1 + mask) + mask)
     return rest + shared + scores / tensor
-
-
-def expert_bytes(
-    tokens: Values, hidden: Values, *, chosen: Values, capacity: Values = 1.0, itemsize: float = 2.0
-) -> Values:
-    """Message of an all_to_all that takes tokens to experts or back, in the convention of nccl-tests.
-
-    Parameters
-    ----------
-    tokens, hidden : int or array
-        Tokens of the rank and width [-].
-    chosen : int or array
-        Experts that each token goes to [-].
-    capacity : float or array, optional
-        Places of experts for each token that would come if all were alike; 1 where none is padded or dropped [-].
-    itemsize : float, optional
-        Bytes of one number [B].
-
-    Returns
-    -------
-    nbytes : same kind as `tokens`
-        Message of each of two all_to_alls forward and two backward [B].
-
-    References
-    ----------
-    .. [1] C. Hwang et al., "Tutel: adaptive mixture-of-experts at scale", MLSys 2023, arXiv:2206.03382, section 2
-
-    Examples
-    --------
-    >>> expert_bytes(4096, 2048, chosen=2)
-    33554432.0
-    """
-    return 1.0 * itemsize * chosen * capacity * tokens * hidden

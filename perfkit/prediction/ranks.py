@@ -221,16 +221,16 @@ def _number(values: Iterable[object]) -> list[int]:
     return [found.setdefault(value, len(found)) for value in values]
 
 
-def price_group(platform: Platform, operation: str, nbytes: Array, count: int, nodes: int, most: int) -> CollectiveTime:
+def price_group(where: Platform, operation: str, nbytes: Array, count: int, nodes: int, most: int) -> CollectiveTime:
     """Price collectives of so many ranks on nodes of which each holds at most some of them."""
-    if nodes == 1 or most == platform.network.ranks_per_node:
-        return platform.price_collective(operation, nbytes, count)
+    if nodes == 1 or most == where.network.ranks_per_node:
+        return where.price_collective(operation, nbytes, count)
     if most == 1:
-        return platform.price_collective(operation, nbytes, count, "rail")
-    found = platform.memo.get((nodes, most)) or platform.memo.setdefault(
-        (nodes, most), resize_nodes(platform, nodes, most)
-    )
-    return found.price_collective(operation, nbytes, most * nodes)
+        return where.price_collective(operation, nbytes, count, "rail")
+    if (nodes, most) not in where.memo:
+        where.memo[nodes, most] = resize_nodes(where, nodes, most)
+    found: CollectiveTime = where.memo[nodes, most].price_collective(operation, nbytes, most * nodes)
+    return found
 
 
 def time_collectives(kinds: Sequence[Kind], platform: Platform) -> tuple[list[Array], tuple[str, ...]]:

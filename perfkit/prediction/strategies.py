@@ -1,7 +1,7 @@
 """Strategies of parallel training: closed forms over what one rank does, on arrays with one size for each strategy."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
+#: Parts of the time of an iteration.
+PARTS = ("work", "tensor", "context", "host", "stages", "bubble", "replicas", "update")
 _REGIONS = ("embeddings", "layers", "head")
 #: Error of what ranks spend on each other [-], as in `perfkit.prediction.uncertainty.join_errors`.
 _WAITS = 0.3
@@ -66,15 +68,16 @@ def price_strategies(
         members = np.flatnonzero(structure == kind)
         batch, tensor, context = (np.asarray(own, dtype=np.int64)[members] for own in (s.micro_batch, s.tp, s.cp))
         codes, place = np.unique(batch << 40 | tensor << 20 | context, return_inverse=True)
-        first = (3, 3 if kind & 4 else 1, 1)
-        batch, tensor, context = (
-            np.append(odd, 1.0 * (codes >> shift & 0xFFFFF)) for odd, shift in zip(first, (40, 20, 0), strict=True)
-        )
+        odd = ((3, 40), (3 if kind & 4 else 1, 20), (1, 0))
+        batch, tensor, context = (np.append(first, 1.0 * (codes >> bits & 0xFFFFF)) for first, bits in odd)
         sequence = np.append(_ODD, model.sequence // context[1:])
         cut = Cut(batch, sequence, tensor, tensor if kind & 2 else 1, context)
         for name, values in _price_part(replace(model, checkpoint=bool(kind & 1)), platform, cut, execution).items():
             parts.setdefault(name, np.zeros(len(structure)))[members] = values[1 + place]
-    return _Iterations(model, platform, s, parts).add_up()
+    parts["layers.backward"] += np.where(s.checkpoint == "selective", parts["attention.forward"], 0.0)
+    micro, layers = model.batch / (s.dp * s.micro_batch), np.ceil(model.layers / s.pp)
+    chunks = np.where(np.isin(s.schedule, CHUNKED), s.chunks, 0)
+    return _Iterations(model, platform, s, parts, micro, layers, chunks, ITEMSIZE.get(model.dtype, 2)).add_up()
 
 
 def _price_part(model: Transformer, platform: Platform, cut: Cut, execution: str | None) -> dict[str, Array]:
@@ -88,8 +91,7 @@ def _price_part(model: Transformer, platform: Platform, cut: Cut, execution: str
     for operation in np.unique(names[graph.collectives]):
         rows = np.flatnonzero((names == operation) & (kinds == "collective"))
         nbytes = graph.column("nbytes")[rows]
-        count = np.broadcast_to(cut.tensor, nbytes.shape)
-        exchange[rows] = _price_messages(platform, operation, nbytes, count, np.ones(nbytes.shape))
+        exchange[rows] = _price_messages(platform, operation, nbytes, cut.tensor + 0 * nbytes, 1 + 0 * nbytes)
     host = np.add(*price_host(replace(graph, columns={}), platform))
     out = {}
     for name in _REGIONS:
@@ -105,9 +107,8 @@ def _price_part(model: Transformer, platform: Platform, cut: Cut, execution: str
         cores = np.flatnonzero(inside & (phases == phase) & np.isin(kinds, ("bmm", "attention")))
         out[f"attention.{phase}"] = seconds[cores.min() : cores.max() + 1].sum(axis=0)
     out["delayed"] = seconds[inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")].sum(axis=0)
-    numbers, packing = sum(weights.values()), modules == "packing"
-    out["update"] = seconds[(phases == "update") & ~packing].sum(axis=0) / numbers
-    out["packing"] = seconds[packing].sum(axis=0) / numbers
+    for name, own in (("update", (phases == "update") & (modules != "packing")), ("packing", modules == "packing")):
+        out[name] = seconds[own].sum(axis=0) / sum(weights.values())
     often = np.where(inside, float(model.layers), 1.0)
     whole = replace(graph, repeats=often)
     times, spreads, _ = spread_classes(whole, platform, classes, models, number, often[:, None] * seconds, hot)
@@ -137,25 +138,10 @@ class _Iterations:
     s: Strategy
     parts: dict[str, Array]
 
-    @cached_property
-    def micro(self) -> Array:
-        """Micro-batches of an iteration."""
-        return np.asarray(self.model.batch / (self.s.dp * self.s.micro_batch))
-
-    @cached_property
-    def layers(self) -> Array:
-        """Layers of the largest stage."""
-        return np.asarray(np.ceil(self.model.layers / self.s.pp))
-
-    @cached_property
-    def itemsize(self) -> int:
-        """Bytes of an activation and of a weight in use."""
-        return ITEMSIZE.get(self.model.dtype, 2)
-
-    @cached_property
-    def chunks(self) -> Array:
-        """Chunks of each stage; 0 where it has none, so that nothing hides its messages."""
-        return np.where(np.isin(self.s.schedule, CHUNKED), self.s.chunks, 0)
+    micro: Array  # micro-batches
+    layers: Array  # of the largest stage
+    chunks: Array  # of each stage; 0 where nothing hides its messages
+    itemsize: int  # of activations and of weights in use
 
     def gather(self, *names: str) -> tuple[Array, Array]:
         """What the slowest stage has of some parts, and all stages together."""
@@ -172,10 +158,7 @@ class _Iterations:
     def share_stages(self) -> dict[str, Array]:
         """Work of micro-batches on the slowest stage, what is among and around it, and the bubble."""
         s, p, m, send = self.s, self.parts, self.model, partial(_price_messages, self.platform, "send_recv")
-        again = np.where(s.checkpoint == "selective", p["attention.forward"], 0.0)
-        work, works = (
-            own + n * again for own, n in zip(self.gather("forward", "backward"), (self.layers, m.layers), strict=True)
-        )
+        work, works = self.gather("forward", "backward")
         tensor, tensors = (self.hide(own, beside, s.tp, s.tiled) for own, beside in zip(
             self.gather("tensor.forward", "tensor.backward"), (work, works), strict=True))  # fmt: skip
         numbers = self.itemsize * s.micro_batch * m.sequence / s.cp
@@ -187,13 +170,13 @@ class _Iterations:
         late = np.maximum(self.gather("host")[0] - work - tensor - ring, 0.0)
         open_ends = np.where(self.chunks > 0, 0.0, message)
         slowest = work + tensor + ring + late + open_ends
-        total = works + tensors + (ring + late) * s.pp + message * (s.pp - 1) * np.maximum(self.chunks, 1)
-        about = {"stages": s.pp, "chunks": np.maximum(self.chunks, 1)}
+        chunks = np.maximum(self.chunks, 1)
+        total = works + tensors + (ring + late) * s.pp + message * (s.pp - 1) * chunks
         delayed = np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0)
         return {
             "work": self.micro * work + (self.micro - 1) * self.gather("added")[0], "tensor": self.micro * tensor,
             "context": self.micro * ring, "host": self.micro * late, "stages": self.micro * open_ends,
-            "bubble": np.asarray(bubble_time(total, slowest=slowest, delayed=delayed, **about)),
+            "bubble": np.asarray(bubble_time(total, slowest=slowest, stages=s.pp, chunks=chunks, delayed=delayed)),
         }  # fmt: skip
 
     def share_replicas(self, weights: Array) -> Array:
@@ -214,9 +197,6 @@ class _Iterations:
         time += again * self.hide(gather, backward, self.layers, s.overlap)
         copies = np.where(s.zero > 0, 1.0, 2.0) * reduced + gathered + again
         time += np.where(ranks > 1, copies, 0.0) * self.parts["packing"] * weights
-        if self.model.tie:  # the first and the last stage have the same words
-            words = wide * np.ceil(self.model.vocabulary / s.tp) * self.model.hidden
-            time += send("all_reduce", words, np.minimum(s.pp, 2), ranks * s.tp)
         return np.asarray(time)
 
     def add_up(self) -> dict[str, Array]:
@@ -240,8 +220,8 @@ class _Iterations:
             "fused": m.attention not in UNFUSED, "dropout": m.dropout > 0, "tensor": s.tp, "sharing": s.rows,
             "itemsize": self.itemsize,
         }  # fmt: skip
-        about = (s.micro_batch, m.sequence / s.cp, m.hidden)
-        kept = {name: activation_bytes(*about, recompute=name, **sizes) for name in RECOMPUTED}
+        keep = partial(activation_bytes, s.micro_batch, m.sequence / s.cp, m.hidden, **sizes)
+        kept = {name: keep(recompute=name) for name in RECOMPUTED}
         each = np.select([s.checkpoint == name for name in kept], list(kept.values()))
         states = wide * (2.0 * (m.optimizer == "adamw") + (m.mixed and self.itemsize < 4))
         shared: dict[str, Any] = {"ranks": s.dp * s.cp, "zero": s.zero}
@@ -251,7 +231,7 @@ class _Iterations:
         sums = model_state_bytes(weights, weight=0.0, gradient=wide, states=0.0, **shared)
         held = held_batches(self.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
         logits = s.micro_batch * m.sequence / s.cp * m.vocabulary / s.tp * (self.itemsize + _LOGIT)
-        last = np.where(s.pp > 1, 1.0, held) * self.layers * each + logits
-        most = np.maximum(held * self.layers * each, last)
+        most = self.layers * each * held
+        most = np.maximum(most, np.where(s.pp > 1, self.layers * each, most) + logits)
         # gradients come while the activations of a single micro-batch go
         return np.asarray(always + np.where(self.micro > 1, sums + most, np.maximum(sums, most)) + WORKSPACE)

@@ -68,9 +68,8 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
         columns = cut.part(model.vocabulary)
         weight = words if model.tie else tape.parameter(columns, hidden)
         logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(columns))
-    if np.any(cut.tensor > 1):
-        for _ in range(3):  # largest logit, sum of exponentials, and that of the label
-            tape.emit("all_reduce", "collective", [], [], nbytes=4 * tokens)
+    for _ in range(3 * bool(np.any(cut.tensor > 1))):  # largest logit, sum of exponentials, and that of the label
+        tape.emit("all_reduce", "collective", [], [], nbytes=4 * tokens)
     layers.cross_entropy(tape, layers.cast(tape, logits, 4) if model.mixed and tape.shards else logits, tokens)
 
 
@@ -80,13 +79,9 @@ def _enter(tape: Tape, x: Tensor, cut: Cut) -> Tensor:
         return x
     whole, operation = x, "all_reduce"
     if np.any(cut.rows > 1):
-        whole, operation = (
-            tape.tensor(cut.batch, cut.sequence, x.shape[-1], itemsize=x.itemsize, grad=True),
-            "all_gather",
-        )
-        whole.root = x.root
-        tape.emit(operation, "collective", [x], [whole], nbytes=whole.nbytes)
-        operation = "reduce_scatter"
+        whole = tape.tensor(cut.batch, cut.sequence, x.shape[-1], itemsize=x.itemsize, grad=True)
+        whole.root, operation = x.root, "reduce_scatter"
+        tape.emit("all_gather", "collective", [x], [whole], nbytes=whole.nbytes)
     tape.node(lambda: tape.emit(operation, "collective", [], [], nbytes=whole.nbytes))
     return whole
 

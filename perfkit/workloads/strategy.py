@@ -1,6 +1,6 @@
 """How ranks share the training of a Transformer: tensors, stages, replicas, sequences, and what each computes again."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -108,3 +108,18 @@ class Strategy:
             All of them, in this order.
         """
         return cls(**{own.name: np.array([getattr(each, own.name) for each in strategies]) for own in fields(cls)})
+
+    def select(self, index: Any) -> "Strategy":
+        """Some of many strategies.
+
+        Parameters
+        ----------
+        index : array
+            Their places, or whether each is taken [-].
+
+        Returns
+        -------
+        strategies : Strategy
+            These.
+        """
+        return replace(self, **{name: own[index] for name, own in vars(self).items()})

@@ -1,0 +1,176 @@
+"""Exploring strategies: those that fit, ranked; the front of time, memory and ranks; and why the best one is best."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from perfkit.ground.results import Table, Tabular
+from perfkit.ground.units import Array, check_positive, check_type, format_bytes, format_time, show
+from perfkit.models.partitions import RECOMPUTED
+from perfkit.platform.estimates import find_interval
+from perfkit.platform.gallery import Named, load_platform
+from perfkit.prediction.memory import find_capacity
+from perfkit.prediction.strategies import PARTS, price_strategies
+from perfkit.workloads.blocks import UNFUSED
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.transformer import Transformer
+
+_FIELDS = tuple(own.name for own in fields(Strategy))
+#: Schedules that are tried, with their chunks; 0 stands for chunks of one layer [-].
+_SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 0))
+#: Most sequences of a micro-batch, and ranks of one sequence, that are tried [-].
+_MOST = 16
+
+
+@dataclass(frozen=True)
+class Exploration(Tabular):
+    """Strategies that fit, the fastest first.
+
+    Parameters
+    ----------
+    frame : polars.DataFrame
+        See `table`.
+    tried : int
+        Strategies that were priced, those included that do not fit [-].
+
+    Examples
+    --------
+    >>> import perfkit as pk
+    >>> gpt = pk.Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True, fused=True)
+    >>> pk.explore(gpt, "a100-sxm-8", ranks=8).best.ranks
+    8
+    """
+
+    frame: Table
+    tried: int
+
+    def table(self) -> Table:
+        """A row for every strategy that fits, the fastest first.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            Fields of `Strategy`; ranks [-]; time, low and high end of its 80 % interval, and its parts as
+            `perfkit.prediction.strategies.price_strategies` has them [s]; needs, the memory of the fullest rank [B];
+            tokens_per_s [1/s].
+        """
+        return self.frame
+
+    @property
+    def best(self) -> Strategy:
+        """The fastest strategy."""
+        return Strategy(**self.frame.select(_FIELDS).row(0, named=True))
+
+    def front(self) -> Table:
+        """Strategies than which none is better in time, memory and ranks together, the fastest first."""
+        rows, kept = self.frame.select("needs", "ranks").rows(), list[int]()
+        for place, (needs, ranks) in enumerate(rows):
+            if not any(rows[other][0] <= needs and rows[other][1] <= ranks for other in kept):
+                kept.append(place)
+        return self.frame[kept]
+
+    def explain(self) -> str:
+        """The best strategy in words, where its time goes, and what is lost if one of its choices is another."""
+        best, texts = self.frame.row(0, named=True), [repr(self)]
+        texts.append("  " + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in PARTS))
+        for name in _FIELDS:
+            for other in self.frame.unique(name, keep="first", maintain_order=True).to_dicts()[1:]:
+                share, grown = other["time"] / best["time"] - 1, max(PARTS, key=lambda own: other[own] - best[own])
+                texts.append(f"  {name} {other[name]} instead of {best[name]}: {share:+.1%}, mostly {grown}")
+        return "\n".join(texts)
+
+    def __repr__(self) -> str:
+        best = self.frame.row(0, named=True)
+        time, low, high = (format_time(best[name]) for name in ("time", "low", "high"))
+        best_takes = f"the best takes {time} ({low}–{high}) and {format_bytes(best['needs'])} a rank"
+        return f"{len(self.frame)} of {self.tried} strategies fit; {best_takes}: {self.best}"
+
+
+def explore(
+    model: Transformer, platform: Named, ranks: int | Sequence[int], *, memory: float | None = None,
+    strategies: Sequence[Strategy] | None = None, execution: str | None = None,
+) -> Exploration:  # fmt: skip
+    """Find how ranks train a Transformer fastest.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model; its batch is over all ranks. What it says of sharing, checkpoints and micro-batches is not asked for.
+    platform : Platform, str or Path
+        Where, such as ``h100-sxm-8x128``.
+    ranks : int or sequence of int
+        Ranks that take part, or several counts to choose from [-].
+    memory : float, optional
+        What a rank may use; all that the device has unless given [B].
+    strategies : sequence of Strategy, optional
+        What to choose from; powers of two of ranks that divide what they share, unless given.
+    execution : str, optional
+        ``eager`` or ``compiled``.
+
+    Returns
+    -------
+    exploration : Exploration
+        Strategies that fit, the fastest first.
+
+    Raises
+    ------
+    ValueError
+        For more ranks than the platform has, and where no strategy can be or none fits.
+
+    Notes
+    -----
+    Times are closed forms, see `perfkit.prediction.strategies.price_strategies`; the order of events is not simulated.
+
+    Examples
+    --------
+    >>> import perfkit as pk
+    >>> gpt = pk.Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True, fused=True)
+    >>> pk.explore(gpt, "a100-sxm-8", 8, memory=30e9).best.tp
+    2
+    """
+    import polars
+
+    check_type("model", model, Transformer)
+    where, counts = load_platform(platform), [ranks] if isinstance(ranks, int) else list(ranks)
+    counts = [int(check_positive("ranks", count, integer=True, maximum=where.network.ranks)) for count in counts]
+    capacity = find_capacity(where) if memory is None else check_positive("memory", memory)
+    listed = Strategy.stack(strategies) if strategies else _list_strategies(model, where.network.ranks_per_node, counts)
+    if not (can := _can_be(model, listed, counts)).any():
+        raise ValueError(f"no strategy on {show(ranks)} ranks divides the model and its batch; take other ranks")
+    tried = listed.select(can)
+    found = price_strategies(model, where, tried, execution)
+    if not (fits := found["needs"] <= (capacity or np.inf)).any():
+        least = format_bytes(found["needs"].min())
+        raise ValueError(f"no strategy on {show(ranks)} ranks fits; the least takes {least}; take more ranks")
+    order = np.flatnonzero(fits)[np.argsort(found["time"][fits], kind="stable")]
+    best, time = tried.select(order), found.pop("time")[order]
+    low, high = find_interval(time, found["spread"][order], 0.8)
+    columns = vars(best) | {"ranks": best.ranks, "time": time, "low": low, "high": high}
+    columns |= {name: own[order] for name, own in found.items()}
+    return Exploration(polars.DataFrame(columns | {"tokens_per_s": model.batch * model.sequence / time}), len(fits))
+
+
+def _can_be(model: Transformer, s: Strategy, counts: Sequence[int]) -> Array:
+    """Which strategies divide what they share; interleaved stages take micro-batches in rounds of all stages."""
+    micro, kv = model.batch / (s.dp * s.micro_batch), model.kv_heads or model.heads
+    shared = (model.heads % s.tp == 0) & ((kv % s.tp == 0) | (s.tp % kv == 0)) & (model.sequence % (s.cp * s.rows) == 0)
+    rounds = ((s.schedule != "interleaved") | (micro % s.pp == 0)) & (s.pp * s.chunks <= model.layers)
+    return np.asarray(shared & rounds & np.equal(micro % 1, 0) & np.isin(s.ranks, counts), dtype=bool)
+
+
+def _list_strategies(model: Transformer, local: int, counts: Sequence[int]) -> Strategy:
+    """All of powers of two: ranks of a node share products, and weights are gathered where there are no stages."""
+    most = (local, min(model.layers, max(counts)), _MOST, _MOST)
+    sizes = [2 ** np.arange(own.bit_length()) for own in most]
+    axes = [*sizes, range(len(_SCHEDULES)), RECOMPUTED, (0, 1, 3), counts]
+    tp, pp, cp, micro, way, again, zero, ranks = map(np.ravel, np.meshgrid(*map(np.array, axes), indexing="ij"))
+    names, chunks = (np.array(own)[way] for own in zip(*_SCHEDULES, strict=True))
+    each, dp = -(-model.layers // pp), np.maximum(ranks // (tp * pp * cp), 1)
+    parts = np.where(chunks == 0, each, chunks)
+    own = (tp * pp * cp * dp == ranks) & ((way == 0) | (pp > 1) & (parts > 1) & (each % parts == 0))
+    own &= np.where(dp * cp > 1, (zero == 1) | (zero == 3) & (pp == 1), zero == 0)
+    own &= (again != "selective") | (model.attention in UNFUSED)
+    ways = {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch": micro, "chunks": parts, "zero": zero}
+    whole = Strategy(**ways, schedule=names, checkpoint=again, sequence_parallel=tp > 1, overlap=tp > 0, tiled=tp < 0)
+    return whole.select(own)

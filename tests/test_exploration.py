@@ -1,0 +1,49 @@
+"""Exploring strategies: what fits is ranked, the front holds what nothing beats, and faults are named."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfkit.exploration.strategies import explore
+from perfkit.platform.gallery import load_platform
+from perfkit.prediction.strategies import PARTS, price_strategies
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.transformer import Transformer
+
+GPT = Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True, fused=True)
+
+
+def test_what_fits_is_ranked_and_priced_as_alone() -> None:
+    found = explore(GPT, "a100-sxm-8x2", [8, 16], memory=40e9)
+    frame = found.table()
+    assert 20 < len(frame) < found.tried and frame["needs"].max() <= 40e9 and frame["time"].is_sorted()
+    assert {*frame["ranks"].unique()} == {8, 16} and (frame["low"] < frame["time"]).all()
+    assert frame.select(PARTS).sum_horizontal().to_list() == pytest.approx(frame["time"].to_list())
+    alone = price_strategies(GPT, load_platform("a100-sxm-8x2"), Strategy.stack([found.best]))
+    assert float(alone["time"][0]) == pytest.approx(frame["time"][0]) and found.best.ranks == 16
+    one = explore(GPT, "a100-sxm-8x2", 16, strategies=[found.best, replace(found.best, micro_batch=64)])
+    assert one.tried == len(one.table()) == 1 and one.best == found.best
+
+
+def test_the_front_holds_what_nothing_beats_in_time_memory_and_ranks() -> None:
+    found = explore(GPT, "a100-sxm-8x2", [8, 16])
+    rows, front = found.table().select("time", "needs", "ranks").rows(), found.front().select("time", "needs", "ranks")
+    for row in front.rows():
+        assert not any(other != row and all(a <= b for a, b in zip(other, row, strict=True)) for other in rows)
+    assert front.rows()[0] == rows[0] and {*front["ranks"]} == {8, 16} and len(front) < len(rows)
+
+
+def test_words_say_why_the_best_one_is_best() -> None:
+    text = explore(GPT, "a100-sxm-8", 8).explain()
+    assert "strategies fit; the best takes" in text and "instead of" in text and "mostly" in text
+    assert all(f"{part} " in text for part in PARTS)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "message"),
+    [(64, {}, "ranks is 64"), (8, {"memory": 1e9}, "no strategy on 8 ranks fits; the least takes"),
+     (8, {"strategies": [Strategy(dp=3)]}, "no strategy on 8 ranks divides the model"), ([8, 0], {}, "ranks is 0")],
+)  # fmt: skip
+def test_what_cannot_be_explored(ranks: int, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        explore(GPT, "a100-sxm-8", ranks, **changes)  # type: ignore[arg-type]
