@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks import OUT, gpu_context, make_command, save_rows
 from benchmarks.gpu_bars import find_shared_data
-from benchmarks.published import add_published, fit_scales
 from perfkit.calibration.checks import summarize_errors
+from perfkit.calibration.published import add_published, fit_scales
 from perfkit.ground.units import format_table
 from perfkit.platform.platform import Platform
 from perfkit.prediction.strategies import price_strategies

@@ -71,7 +71,7 @@ def test_tidy_removes_what_one_session_leaves(refresh: ModuleType) -> None:
 
 
 #: Lessons are the notebooks that have exercises. Those that capture or measure need torch.
-LESSONS = [path for path in NOTEBOOKS if '"## Exercises' in path.read_text(encoding="utf-8")]
+LESSONS = NOTEBOOKS
 TORCH = {"07_any_module", "10_read_a_trace", "11_calibrate_this_machine"}
 UNITS = r"(%|times|x|[munµ]?s|[kMGT]i?B(?:/s)?|[kMGT]FLOP(?:/s)?)"
 NUMBER = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?{UNITS}(?![\w/]))?")

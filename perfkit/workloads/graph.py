@@ -98,7 +98,7 @@ class Graph(Tabular):
         Bytes of each of their buffers; of a layer that stands for several, those of one [B].
     sizes : array or None
         Of several configurations: sizes that were not known when it was recorded, a row for each, whose numbers stand
-        in features and accesses.
+        in features and accesses [-].
     weights : array
         Buffer number and 1 for an embedding table [-], one row per trained tensor that may be looked up alone.
     allocations : array
