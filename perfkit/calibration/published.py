@@ -163,6 +163,8 @@ def _list_priors(keys: Sequence[tuple[str, str]]) -> tuple[Array, Array, Array]:
 def _tabulate(steps: Sequence[Step], keys: Sequence[tuple[str, str]]) -> dict[str, Array]:
     """Parts by step, those with a scale by step and scale; and which scales hosts and collectives have."""
     tables = {name: np.array([step.parts[name] for step in steps]) for name in _BESIDE}
+    known = {name for name, _ in keys} | {*_BESIDE}
+    tables["rest"] += [sum(time for name, time in step.parts.items() if name not in known) for step in steps]
     own = np.array([name not in ("host", "exchange") for name, _ in keys])
     tables["parts"] = own * np.array([[_weigh(step, key) for key in keys] for step in steps])
     for name in ("host", "exchange"):
