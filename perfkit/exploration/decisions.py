@@ -71,7 +71,8 @@ def scaling(
     Examples
     --------
     >>> import perfkit as pk
-    >>> pk.scaling(pk.Transformer.gpt2(batch=8, dtype="bf16"), "h100-sxm-8", [1, 8]).table()["grew"].to_list()
+    >>> gpt = pk.Transformer.gpt2(batch=8, vocabulary=50304, dtype="bf16")
+    >>> pk.scaling(gpt, "a100-sxm-8", [1, 8]).table()["grew"].to_list()
     [None, 'collective']
     """
     import polars as pl
@@ -138,10 +139,9 @@ def solve_for(
     Examples
     --------
     >>> import perfkit as pk
-    >>> bert = pk.Transformer.bert("bert-large", sequence=512, dtype="fp16")
-    >>> batch, r = pk.solve_for("batch", bert, "v100-sxm-8")
-    >>> batch, r.fits, pk.predict(pk.Transformer.bert("bert-large", batch=batch + 1, sequence=512), "v100-sxm-8").fits
-    (1, True, False)
+    >>> batch, r = pk.solve_for("batch", pk.Transformer.gpt2(vocabulary=50304, dtype="bf16"), "a100-sxm-8")
+    >>> batch, r.fits
+    (128, True)
     """
     where, count = load_platform(platform), check_positive("ranks", ranks, integer=True)
     check_choice("unknown", unknown, ["batch", "ranks", *list_resources(where)])

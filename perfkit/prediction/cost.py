@@ -275,7 +275,8 @@ def find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]
     main, *near = (level.bandwidth for level in platform.device.memory[:-3:-1])
     slow = main.value if main else 1e9
     if not part["row_bytes"].any():
-        return {"nbytes": part["again"] * part["nbytes"], "bandwidth": np.asarray(slow)}
+        nbytes = part["again"] * part["nbytes"]
+        return {"nbytes": nbytes, "bandwidth": np.broadcast_to(slow, nbytes.shape)}
     nbytes, far = (part["again"] * part["nbytes"] + part["passes"] * part[rows] for rows in ("row_bytes", "rows_l3"))
     if not (near and near[0]):
         return {"nbytes": nbytes, "bandwidth": np.broadcast_to(slow, nbytes.shape)}
