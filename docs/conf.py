@@ -23,6 +23,7 @@ include_patterns = ["README.md", "docs/*.md", "notebooks/*.ipynb"]
 extensions = ["sphinx.ext.autodoc", "numpydoc", "myst_nb"]
 nb_execution_mode = "off"
 nb_merge_streams = True
+suppress_warnings = ["mystnb.unknown_mime_type"]  # of charts with sliders, a picture is stored beside
 nb_code_prompt_show = "Show the answer"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
