@@ -56,6 +56,13 @@ def test_a_workload_is_predicted_on_both() -> None:
     assert "collective" not in set(single.table()["group"])
 
 
+def test_what_changed_is_asked_of_platforms() -> None:
+    a, b = (pk.predict(BERT, platform) for platform in (A100, H100))
+    with pytest.raises(ValueError, match="is of no platforms, whose numbers change; see table"):
+        pk.compare(a, b).changes()
+    assert pk.compare(A100, A100).changes().is_empty()
+
+
 def test_a_prediction_on_another_datasheet_says_so() -> None:
     with pytest.warns(ExtrapolationWarning, match="kernels: transferred from h100-sxm-8: datasheet of h200-sxm"):
         other = pk.predict(BERT, H100.with_datasheet("h200-sxm"))

@@ -63,6 +63,13 @@ def test_standard_errors_cover_the_truth_and_fall_with_more_measurements() -> No
     assert many < 0.45 * few
 
 
+def test_as_many_measurements_as_parameters_say_nothing_of_their_errors() -> None:
+    for noise in (0.0, 0.02, 0.1):
+        found = fit(*measured(1, 4, noise=noise))
+        assert not found.stderr and found.spread >= 0.11 and "as many measurements as parameters" in found.notes[-1]
+    assert fit(*measured(1, 5, noise=0.02)).stderr
+
+
 @pytest.mark.parametrize("n", [8, 32, 400])
 def test_intervals_hold_what_was_not_fitted(n: int) -> None:
     """Noise that falls with the time, as that of real kernels does: four fifths of unseen ones lie inside."""

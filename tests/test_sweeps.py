@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas
 import polars
 import pytest
@@ -68,6 +69,20 @@ def test_charts_have_a_line_for_each_of_the_others() -> None:
     rows = [row for values in chart["datasets"].values() for row in values]
     assert {row["series"] for row in rows} == {"platform h100-sxm-8", "platform a100-sxm-8"}
     assert found.chart("platform", "needs").to_dict()["layer"][-1]["encoding"]["x"]["field"] == "platform"
+    one = pk.sweep(SMALL, {"batch": [2, 4]}, "h100-sxm-8", progress=False).chart().to_dict()
+    assert all(layer["encoding"][look]["legend"] is None for layer in one["layer"][-1:] for look in ("color", "shape"))
+
+
+def test_closed_sums_are_the_event_loop() -> None:
+    """200 random configurations, each by itself in the event loop of `predict`."""
+    rng, shares = np.random.default_rng(15), []
+    for ranks in (1, 4, 8, 64):
+        heads, batch, length = rng.integers(2, 17, 50), rng.integers(1, 65, 50), rng.integers(8, 1025, 50)
+        drawn = {"heads": heads, "hidden": 64 * heads, "batch": ranks * batch, "sequence": length, "dtype": "bf16"}
+        grid, build = pandas.DataFrame(drawn), partial(pk.Transformer.gpt2, layers=2)
+        both = [pk.sweep(build, grid, "h100-sxm-8x8", ranks=ranks, progress=False, events=e) for e in (False, True)]
+        shares += (both[0].table()["time"] / both[1].table()["time"] - 1).abs().to_list()
+    assert len(shares) == 200 and max(shares) <= 1e-9
 
 
 @pytest.mark.parametrize(("grid", "message"), [

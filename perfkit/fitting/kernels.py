@@ -24,6 +24,9 @@ _ROOFLINE = {
 _MOST = 3  # levels that are looked for
 #: A parameter is not known from the data if its standard error is over this share of the prior's width [-].
 _KNOWN = 0.7
+#: Least spread of a fit of as many measurements as parameters, whose residuals say nothing [-]; docs/formulas.md,
+#: table 2.2: a mean error of 8.7 % on other shapes.
+_EXACT = 0.11
 
 
 def fit_additive(
@@ -112,7 +115,8 @@ def fit_roofline(
     Every parameter has a weak prior at its value for GEMMs of A100 and H100. The prior counts as one measurement. What
     the measurements cannot show, such as the share of the arithmetic peak of kernels that only move data, stays at the
     prior, without a standard error and with a note. So few shapes are enough: 4 instead of thousands raise the mean
-    error of held-out bf16 GEMMs from 7.2 to 8.7 % (docs/formulas.md, table 2.2).
+    error of held-out bf16 GEMMs from 7.2 to 8.7 % (docs/formulas.md, table 2.2). Four measurements cannot show their
+    own errors: there are no standard errors then, and the spread is at least that of those GEMMs.
 
     Examples
     --------
@@ -141,17 +145,18 @@ def fit_roofline(
     noise = max(find_spread(np.expm1(left_out))[0], 1e-9)
     doubt = np.sqrt(np.diag(np.linalg.inv(rows.T @ rows / noise**2 + np.diag(width**-2.0))))
     stopped = np.minimum(found - np.log(low), np.log(high) - found) < 1e-3
-    unknown = (doubt > _KNOWN * width) & ~stopped
+    unknown, exact = (doubt > _KNOWN * width) & ~stopped, len(seconds) == len(_ROOFLINE)
     lean = "is hardly known from these measurements: it leans on {:g}, where bf16 GEMMs of A100 and H100 are"
     pairs = zip(_ROOFLINE.items(), unknown, strict=True)
     leans = [f"{name} {lean.format(row[0])}" for (name, row), open_ in pairs if open_]
+    leans += ["as many measurements as parameters: how far the parameters are off is not known; measure more"] * exact
     few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)  # Student's t: few points say little of the spread
     about: dict[str, Any] = {"source": source, "date": date, "notes": (*notes, *leans)}
     rates = {"flops": "peak", "nbytes": "bandwidth"}  # which take a visible part of the time?
     seen = [name for name, rate in rates.items() if np.max(work[name] / work[rate] / predicted) > 0.05]
     about["ranges"] = {name: (float(work[name].min()), float(work[name].max())) for name in seen}
-    about |= {"spread": float(few * find_spread(level)[0]), "spread_time": middle}
-    errors = np.where(stopped | unknown, np.nan, doubt) * np.exp(found)
+    about |= {"spread": max(float(few * find_spread(level)[0]), _EXACT * exact), "spread_time": middle}
+    errors = np.where(stopped | unknown | exact, np.nan, doubt) * np.exp(found)
     units = {name: unit for name, (*_, unit) in _ROOFLINE.items()}
     fit = build_fit("roofline", units, np.exp(found), errors, np.expm1(left_out), **about)
     return replace(fit, at_bounds=tuple(name for name, at in zip(_ROOFLINE, stopped, strict=True) if at))

@@ -152,12 +152,16 @@ class Network(Typed):
         ``intra`` and, between nodes, ``inter`` [-].
     rails : int, optional
         Network adapters of a node [-].
+    starts : float, optional
+        How many times as long as those that were measured the start-ups of the library are, in collectives that are
+        composed over nodes [-].
     """
 
     ranks_per_node: int
     nodes: int = 1
     links: Mapping[str, Link] = field(default_factory=dict)
     rails: int = 1
+    starts: float = 1.0
 
     @property
     def ranks(self) -> int:

@@ -102,17 +102,18 @@ class Match:
 
 @dataclass(frozen=True)
 class _Fabric:
-    """A platform, the largest message that is priced on it [B], and the ranks of its nodes [-]."""
+    """A platform, the largest message that is priced on it [B], ranks of its nodes, and `Network.starts` [-]."""
 
     platform: Any
     largest: float
     local: int
+    starts: float
 
     def start(self, operation: str, ranks: int, way: str = "") -> float:
         """Start-up of what a library takes for vanishing messages [s]."""
         local, link = 1 if way == "rail" else min(ranks, self.local), self.platform.network.links.get("inter")
-        sizes = {"alpha_rail": link.latency.value} if link else {}
-        return float(hierarchy.start_across(operation, ranks_per_node=local, nodes=ranks / local, **sizes))
+        far = {"alpha_rail": link.latency.value / self.starts} if link else {}
+        return self.starts * float(hierarchy.start_across(operation, ranks_per_node=local, nodes=ranks / local, **far))
 
     def lacks(self, operation: str, what: str) -> ValueError:
         """Make the error for what is missing, with what there is."""
@@ -166,7 +167,7 @@ def price_collective(
         where = "with one on each node " * (way == "rail") + f"platform {platform.name!r}"
         raise ValueError(f"ranks is {ranks}; {where} has {most}; choose fewer ranks or a larger platform")
     sizes = np.asarray(nbytes, dtype=float)
-    at = _Fabric(platform, float(np.max(sizes, initial=0.0)), local)
+    at = _Fabric(platform, float(np.max(sizes, initial=0.0)), local, platform.network.starts)
     known = any(Key.parse(key).operation == operation for key in platform.collectives)
     if not known and not (way and operation in forms.OPERATIONS):
         raise at.lacks(operation, f"model for the collective {show(operation)}")
@@ -335,7 +336,7 @@ def _ring(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveT
     numbers = f"alpha_hop = {hop:.4g} s, beta_intra = {inside:.4g} s/B, beta_rail = {rail:.4g} s/B"
     formula = f"rings over all ranks, {numbers}, q = {hierarchy.OVERLAP:g}"
     steps, far = (float(forms.ring_steps(operation, count)) for count in (local * nodes, nodes))
-    hop = hierarchy.STEP + far / steps * max(hop - hierarchy.STEP, 0.0)
+    hop = at.starts * hierarchy.STEP + far / steps * max(hop - at.starts * hierarchy.STEP, 0.0)
     links = {"ranks_per_node": local, "nodes": nodes, "alpha_hop": hop, "beta_intra": inside, "beta_rail": rail}
     step = _price_rail(at, operation, nbytes / local, nodes)  # in messages as long as those of this ring
     form: Callable[[Any], Any] = partial(hierarchy.ring_across_nodes, operation=operation, **links)
@@ -367,14 +368,14 @@ def _choose_protocol(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> 
         return found
     tree = hierarchy.start_across(operation, ranks_per_node=at.local, nodes=nodes, call=0.0, **hierarchy.CHUNKS)
     flags = _two_level(at, operation, hierarchy.FLAGS * nbytes, nodes).time
-    time = np.minimum(flags, hierarchy.overlap_levels(found.time, tree))
+    time = np.minimum(flags, hierarchy.overlap_levels(found.time, at.starts * tree))
     spread = np.hypot(found.spread, UNSEEN * (1.0 - found.time / time))
     return replace(found, time=time, terms={**found.terms, "protocol": time - found.time}, spread=spread)
 
 
 def _two_level(at: _Fabric, operation: str, nbytes: Array, nodes: int, *, flat: bool = False) -> CollectiveTime:
     """Price stages inside nodes and what crosses between them; flat, all pairs exchange their messages at once."""
-    local, parts = at.local, []
+    local, message, parts = at.local, at.starts * hierarchy.MESSAGE, []
     stages, share = hierarchy.split_levels(operation, nbytes, ranks_per_node=local)
     for stage, size in ([(operation, nbytes / nodes)] if flat else stages) if local > 1 else ():
         match = at.find(stage, local)
@@ -384,8 +385,8 @@ def _two_level(at: _Fabric, operation: str, nbytes: Array, nodes: int, *, flat: 
     inside, between = sum((part.time for part in parts), start=0.0 * nbytes), _price_rail(at, operation, share, nodes)
     spread = np.maximum.reduce([np.broadcast_to(part.spread, nbytes.shape) for part in (between, *parts)])
     if flat:
-        time = hierarchy.flat_all_to_all(inside, between.time, ranks_per_node=local, nodes=nodes)
-        rule = f"max(intra, inter + (g - 1) (N - 1) alpha_m), alpha_m = {hierarchy.MESSAGE:g} s"
+        time = hierarchy.flat_all_to_all(inside, between.time, ranks_per_node=local, nodes=nodes, alpha_message=message)
+        rule = f"max(intra, inter + (g - 1) (N - 1) alpha_m), alpha_m = {message:g} s"
         rest = "more messages, less overlap"
     elif operation == "all_to_all":
         memory = at.platform.device.main_bandwidth

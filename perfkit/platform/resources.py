@@ -84,7 +84,7 @@ def with_scale(platform: P, **scales: float) -> P:
     variant : Platform
         Fitted shares of peaks and bandwidths are kept; times per byte, per operation and per start follow. Three tenths
         of the logarithm of each change are added to the spread of what it changes, as in `with_link`. Transfers to and
-        from the host stay as they are, and so do the few constants of NCCL in collectives that are composed.
+        from the host stay as they are.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def with_scale(platform: P, **scales: float) -> P:
     scaled = derive(
         platform, f"{platform.name}, {change}" if at else platform.name, change, kernels=kernels, context=context,
         collectives=collectives, device=replace(device, peaks=peaks, memory=tuple(levels)),
-        network=replace(platform.network, links=links),
+        network=replace(platform.network, links=links, starts=platform.network.starts / at.get("latency", 1.0)),
     )  # fmt: skip
     return replace(with_host(scaled, 1 / at["host"]), name=scaled.name) if "host" in at else scaled
 

@@ -131,7 +131,8 @@ def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] 
     across: Any = alt.X(f"{x}:N", sort=None, title=x)
     if all(isinstance(row[x], int | float) for row in rows):
         across = canvas.log_axis(x, x, canvas.log_domain(row[x] for row in rows), "")
-    looks = canvas.mark_series("series", order(row["series"] for row in rows), title=", ".join(series))
+    legend = alt.Undefined if series else None
+    looks = canvas.mark_series("series", order(row["series"] for row in rows), legend=legend, title=", ".join(series))
     shown = tips(*dict.fromkeys((x, *series, "bottleneck")), **{y: ".3s"})
     lines = draw(rows).mark_line(strokeWidth=2).encode(x=across, y=tall, color=looks["color"])
     points = canvas.draw_points(rows, across, tall, looks, shown, {"y": ("low", "high")} if y == "time" else {})

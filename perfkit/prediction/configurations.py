@@ -69,7 +69,10 @@ def price_configurations(
         members = np.flatnonzero(kinds == kind)
         structure: _Structure | None = None
         for chosen in np.split(members, range(_TOGETHER, len(members), _TOGETHER)):
-            graphs = execute(select_sizes(workload, chosen).graphs(ranks, accelerator=True), execution)
+            part = select_sizes(workload, chosen)
+            fixed = [name for name in _WEIGHTS if ranks > 1 and hasattr(part, name)]  # numbers, as messages are
+            vars(part).update({name: int(sizes[name][chosen[0]]) for name in fixed})
+            graphs = execute(part.graphs(ranks, accelerator=True), execution)
             if any(graph is not graphs[0] for graph in graphs):
                 raise ValueError("sizes are arrays and ranks differ; configurations are priced one after the other")
             structure = structure or _Structure(graphs[0], platform, workload, ranks)

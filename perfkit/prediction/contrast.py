@@ -78,9 +78,16 @@ class PlatformComparison(Tabular):
         table : polars.DataFrame
             group and name of every fitted or measured number that changed so much, a, b [unit], unit, slower: how many
             times as slow the second platform is by this number, and errors [-]; the largest changes first.
+
+        Raises
+        ------
+        ValueError
+            For what is compared by its parts, not by numbers with errors: predictions and priced plans.
         """
         import polars as pl
 
+        if not isinstance(self.a, Platform):
+            raise ValueError(f"{self!r} is of no platforms, whose numbers change; see table() for parts of the time")
         ours, theirs = (each.numbers().rename({"value": side}) for each, side in ((self.a, "a"), (self.b, "b")))
         both = ours.join(theirs, on=("group", "name", "unit"), suffix="_b").select(
             "group", "name", "a", "b", "unit",
