@@ -45,7 +45,10 @@ _SHAPES = {
 
 
 class Row(NamedTuple):
-    """A published step: its source, the model it is ranked in, device and ranks, what ran and how, and its time [s]."""
+    """A published step: its source, the model it is ranked in, device and ranks, what ran and how, and its time [s].
+
+    Also the memory that was reserved [B], and whether every other product was kept, with attention.
+    """
 
     source: str
     group: str
@@ -54,6 +57,8 @@ class Row(NamedTuple):
     strategy: Strategy
     execution: str
     seconds: float
+    reserved: float = 0.0
+    selective: bool = False
 
 
 def _read(name: str) -> list[dict[str, str]]:
@@ -81,26 +86,30 @@ def list_vtrain() -> Iterator[Row]:
             yield Row("vtrain", group, "a100-sxm", model, strategy, "eager", float(row["iteration_time_ms"]) / 1e3)
 
 
-def list_torchtitan() -> Iterator[Row]:
-    """Tables 2, 4, 5 and 6: Llama 3.1 with fp8 products, compiled, all of a layer computed again."""
+def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
+    """Tables 2, 4, 5 and 6: Llama 3.1 with fp8 products, compiled; with `alone` those of one kind of sharing too.
+
+    Their pipelines have as many micro-batches as ranks, as by default until January 2025 (torchtitan, pull 781). In
+    tables 1 and 3, whose checkpoints are selective, all is computed again here; `count_kept` says what they keep.
+    """
     for row in _read("torchtitan_h100.csv"):
         words = row["parallelism"].split()
         n = {key: int(words[words.index(key) + 1]) if key in words else 1 for key in ("fsdp", "tp", "pp", "cp")}
-        if n["tp"] * n["cp"] > 1:
+        if alone or n["tp"] * n["cp"] > 1:
             batch, name = int(row["global_batch"]), row["model"].replace("llama-3.1-", "llama3-")
             shape = _SHAPES[name.replace("llama3-405b", "llama3.1-405b")]
-            about = {**_HALF, **_LLAMA, "dtype": "fp8", "attention": "flash2"}
+            about = {**_HALF, **_LLAMA, "dtype": "fp8" if "fp8" in row["precision"] else "bf16", "attention": "flash2"}
             model = _make(name, batch, int(row["sequence"]), shape, **about)
-            many = "interleaved" in words  # else as by default
-            local, pp = int(row["local_batch"]), n["pp"]
+            many, pp = "interleaved" in words, n["pp"]
             strategy = Strategy(
-                tp=n["tp"], pp=pp, dp=n["fsdp"], cp=n["cp"], micro_batch=local if pp == 1 else 1, checkpoint="full",
+                tp=n["tp"], pp=pp, dp=n["fsdp"], cp=n["cp"], micro_batch=int(row["local_batch"]) // pp,
                 zero=3 if pp == 1 else 1, sequence_parallel=n["tp"] > 1, schedule="interleaved" if many else "1f1b",
-                chunks=2 if many else 1, tiled="async" in words,
+                chunks=2 if many else 1, tiled="async" in words, checkpoint="full",
             )  # fmt: skip
-            tokens = float(row["tokens_per_s_per_gpu"]) * int(row["gpus"])
-            group, device = f"{name} {row['sequence']}", "h100-sxm 2.4e12 5e10"
-            yield Row("torchtitan", group, device, model, strategy, "compiled", batch * int(row["sequence"]) / tokens)
+            seconds = batch * int(row["sequence"]) / (float(row["tokens_per_s_per_gpu"]) * int(row["gpus"]))
+            group, way = f"{name} {row['sequence']}", "compiled" if row["compiled"] == "yes" else "eager"
+            kept, held = row["checkpointing"] == "selective", float(row["memory_gib_max"]) * 2**30
+            yield Row("torchtitan", group, "h100-sxm 2.4e12 5e10", model, strategy, way, seconds, held, kept)
 
 
 def list_recipes() -> Iterator[Row]:
@@ -179,6 +188,13 @@ def price_row(row: Row) -> dict[str, float]:
     return found
 
 
+def count_kept(row: Row) -> float:
+    """What selective checkpoints of torchtitan keep: every other product of a layer, and attention [B]."""
+    m, s = row.model, row.strategy
+    numbers = m.hidden * 3 + m.hidden // m.heads * m.kv_heads + m.inner  # queries, values, attention, gate and output
+    return row.selective * m.layers * s.micro_batch * m.sequence * numbers * 2.0
+
+
 def judge(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
     """Errors [%] by source, how many intervals of 80 % hold them, and how many pairs of a model are ranked rightly."""
     out = []
@@ -200,6 +216,16 @@ def list_rows() -> list[Row]:
     return [row for each in lists for row in each()]
 
 
+def _print_memory() -> None:
+    held = [(row, price_row(row)["needs"] + count_kept(row)) for row in list_torchtitan(alone=True)]
+    errors = np.array([found / row.reserved - 1 for row, found in held])
+    middle, most = np.median(np.abs(errors)), np.abs(errors).max()
+    print(f"\nMemory of {len(held)} steps of torchtitan: error {middle:.1%} in median, {most:.1%} at most")
+    about = ((row.model.name, row.strategy.ranks, row.model.sequence, f"{row.reserved / 2**30:.1f}") for row, _ in held)
+    heads = ("model", "ranks", "sequence", "reserved GiB", "error")
+    print(format_table([heads, *((*map(str, own), f"{e:+.1%}") for own, e in zip(about, errors, strict=True))]))
+
+
 def _run(given: Any) -> None:
     judged = list_rows()
     figures = judge(judged, [price_row(row) for row in judged])
@@ -209,6 +235,7 @@ def _run(given: Any) -> None:
     ]
     cells = [(*row, f"{BARS[row[0]]:g}") for row in rows]
     print(format_table([heads, *cells]))
+    _print_memory()
     save_rows(given.json, figures)
 
 

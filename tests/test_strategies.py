@@ -58,7 +58,9 @@ def test_replicas_take_what_the_event_loop_takes() -> None:
             wanted = predict(model, "a100-sxm-8", ranks=8, execution=execution)
             found = price(model, strategy, execution=execution)
             ratios.append(found["time"] / wanted.time)
-            assert found["needs"] == pytest.approx(wanted.memory().total, rel=0.35)
+            # streams of their own reserve gradients that are shared, and what is gathered of embeddings
+            own = (4 if model.mixed else 2) * 1.32e9 / 8 + 2 * (50257 + 1024) * 2048
+            assert found["needs"] == pytest.approx(wanted.memory().total + (zero > 0) * own, rel=0.3)
     assert np.abs(np.log(ratios)).max() < 0.07 and np.abs(np.log(ratios)).mean() < 0.035, ratios
 
 
@@ -72,6 +74,14 @@ def test_published_steps_that_no_scale_was_fitted_to(shared_data: Any, source: s
         with_context = replace(platform, context=load_platform(gpu_context.NODES[name.partition("-")[0]]).context)
         errors.append(price(row.model, row.strategy, with_context, row.execution)["time"] / row.seconds - 1)
     assert len(rows) == least and np.abs(errors).mean() <= bar, errors
+
+
+def test_published_memory_is_what_streams_and_the_loss_hold(shared_data: Any) -> None:
+    errors = []
+    for row in scale.list_torchtitan(alone=True):
+        where = gpu_context.find_platform("h100-sxm", row.strategy.ranks, *row.device.split()[1:])
+        errors.append((price(row.model, row.strategy, where)["needs"] + scale.count_kept(row)) / row.reserved - 1)
+    assert len(errors) == 18 and np.abs(errors).max() <= 0.15 and np.median(np.abs(errors)) <= 0.08, errors
 
 
 def test_shared_layers_hold_and_move_less() -> None:

@@ -28,8 +28,6 @@ _WAITS = 0.3
 #: Tokens of three sequences on three ranks, the first of all sizes: what a compiler merges is read off these, where no
 #: two sizes are equal by chance [-].
 _ODD = 1031
-#: Bytes of a logit beside its own: as fp32, and its probability [B].
-_LOGIT = 2 * 4
 
 
 def price_strategies(
@@ -213,7 +211,10 @@ class _Iterations:
         return {"time": time, **terms, "spread": spread, "needs": self.measure(weights)}
 
     def measure(self, weights: Array) -> Array:
-        """Memory of the fullest rank [B]: model states, activations in flight, and logits of the last stage."""
+        """Memory that the fullest rank reserves [B]: states, activations in flight, a layer at work, and the loss.
+
+        docs/formulas.md, table 9.3, says what PyTorch holds at once.
+        """
         s, m, wide = self.s, self.model, 4 if self.model.mixed else self.itemsize
         sizes: dict[str, Any] = {
             "heads": m.heads, "kv_share": (m.kv_heads or m.heads) / m.heads, "inner": m.inner, "gated": m.gated,
@@ -224,14 +225,20 @@ class _Iterations:
         kept = {name: keep(recompute=name) for name in RECOMPUTED}
         each = np.select([s.checkpoint == name for name in kept], list(kept.values()))
         states = wide * (2.0 * (m.optimizer == "adamw") + (m.mixed and self.itemsize < 4))
-        shared: dict[str, Any] = {"ranks": s.dp * s.cp, "zero": s.zero}
-        always = model_state_bytes(weights, weight=self.itemsize, gradient=0.0, states=states, **shared)
-        always += np.where(s.zero > 2, 2.0 * self.parts["layers.weights"] * self.itemsize, 0.0)  # gathered
-        always += np.where(s.checkpoint == "none", 0.0, kept["none"])  # of the layer that is computed again
-        sums = model_state_bytes(weights, weight=0.0, gradient=wide, states=0.0, **shared)
+        ranks, tokens = s.dp * s.cp, s.micro_batch * m.sequence / s.cp
+        always = model_state_bytes(weights, ranks=ranks, zero=s.zero, weight=self.itemsize, gradient=0.0, states=states)
+        sums = model_state_bytes(weights, ranks=ranks, zero=s.zero, weight=0.0, gradient=wide, states=0.0)
+        sums += np.where(s.zero == 1, wide * weights / ranks, 0.0)  # what the optimizer reads
+        two, ends = 2.0 * self.parts["layers.weights"], weights - self.layers * self.parts["layers.weights"]
+        gathered = np.where(s.zero > 0, np.maximum(ends, two), 0.0) + np.where(s.zero > 2, ends + two, 0.0)
         held = held_batches(self.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
-        logits = s.micro_batch * m.sequence / s.cp * m.vocabulary / s.tp * (self.itemsize + _LOGIT)
-        most = self.layers * each * held
-        most = np.maximum(most, np.where(s.pp > 1, self.layers * each, most) + logits)
-        # gradients come while the activations of a single micro-batch go
-        return np.asarray(always + np.where(self.micro > 1, sums + most, np.maximum(sums, most)) + WORKSPACE)
+        messages = np.where(s.pp > 1, (2.0 * s.chunks - 1.0) * self.micro + s.chunks * held, 0.0) / s.rows
+        whole = np.where(s.rows > 1, 1.0, 0.0)
+        always += self.itemsize * (gathered + tokens * m.hidden * messages)
+        loss = tokens * m.vocabulary / s.tp * (self.itemsize + wide * np.where(s.tp > 1, 4, 3))
+        work = np.where(s.checkpoint == "none", 0.0, kept["none"]) + 3.0 * self.itemsize * tokens * m.hidden * whole
+        most, last = self.layers * each * held, self.layers * each * np.where(s.pp > 1, 1.0, held)
+        most = np.maximum(most + work, last + loss) + self.itemsize * tokens * m.hidden * whole
+        # gradients come while the activations of a single micro-batch go, but for what streams of their own hold
+        most = np.where((self.micro > 1) | (s.zero > 1), sums + most, np.maximum(sums, most))
+        return np.asarray(always + most + WORKSPACE)
