@@ -201,6 +201,11 @@ OUT_OF_RANGE = {
             r"kernel gemm: range of 'flops' is \(2.0, 1.0\)": {"ranges": {"flops": (2.0, 1.0)}},
         }.items()
     },
+    "kernel gemm.nn: lookups is not a parameter of this fit; additive takes launch, tiled_flops": {
+        "kernels": {"gemm.nn": odd("additive", launch=1e-6, lookups=1e-9)}
+    },
+    "kernel transfer: flops is not a parameter of this fit": {"kernels": {"transfer": odd("additive", flops=1e-9)}},
+    "form of the kernel is 'tiled'": {"kernels": {"embedding_forward": replace(GEMM, form="tiled")}},
     "kernel right of it right is -1.0": {"kernels": {"right of it": odd("additive", right=-1.0)}},
     "collective all_reduce.2 beta is 0.0; .* above 0": {
         "collectives": {"all_reduce.2": replace(CURVE, parameters={**CURVE, "beta": 0.0})}

@@ -63,6 +63,7 @@ KERNEL_TERMS: dict[str, tuple[str, ...]] = {
         "launch", "lookups", "sorted_lookups", "rows", "row_bytes", "unique_bytes", "page_walks", "nbytes", *_MEMORY,
     ),
     "embedding_backward.dense_rows": ("launch", "lookups", "row_bytes", "page_walks", "nbytes", *_MEMORY),
+    "transfer": ("launch", "nbytes"),
 }  # fmt: skip
 
 
@@ -82,6 +83,23 @@ def term_names(kind: str, variant: str) -> tuple[str, ...]:
         Keys of `TERMS`.
     """
     return KERNEL_TERMS.get(f"{kind}.{variant}") or KERNEL_TERMS[kind]
+
+
+@lru_cache
+def list_terms(kind: str) -> list[str]:
+    """Names of all terms that the variants of an operation class have; none for a class that is not known.
+
+    Parameters
+    ----------
+    kind : str
+        Operation class.
+
+    Returns
+    -------
+    names : list of str
+        Keys of `TERMS`.
+    """
+    return [*dict.fromkeys(n for key, names in KERNEL_TERMS.items() if key.split(".")[0] == kind for n in names)]
 
 
 def additive(sizes: _Sizes, **parameters: float) -> Array:

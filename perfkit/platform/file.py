@@ -19,6 +19,7 @@ from perfkit.ground.files import find_reference, reading, write_text
 from perfkit.ground.hardware import DTYPES, KINDS
 from perfkit.ground.results import Sections, Table
 from perfkit.ground.units import check_choice, check_positive, show, significant
+from perfkit.models.kernels import list_terms
 from perfkit.platform.estimates import KNOWN_FORMS
 
 #: Version of the file format that this perfkit writes; it reads format 1 too.
@@ -177,7 +178,11 @@ def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
     if group == "collective":
         Key.parse(key, collective=True)
     own = {form: names for form, (owner, *names, _) in KNOWN_FORMS.items() if owner == group}
+    if (kind := key.partition(".")[0]) not in ("gemm", "bmm"):
+        own.pop("tiled", None)  # other classes have no tiles
     needed, others = (names.split() for names in own[check_choice(f"form of the {group}", fit.form, own)])
+    if fit.form == "additive":  # its class says which terms there are sizes for
+        others = list_terms(kind) or others
     known, about = {*needed, *others}, {*fit.units, *fit.stderr}
     for parameter in sorted({*needed} - {*fit} | {*fit} - known | about - {*fit}):
         fault = "missing" if parameter in needed else "not a parameter of this fit"

@@ -10,7 +10,7 @@ from perfkit.models.distributions import distinct_rows
 from perfkit.models.embedding import STATE, exact_backward_bytes, row_traffic
 from perfkit.models.roofline import attention_flops
 from perfkit.workloads.operations import Tensor
-from perfkit.workloads.sizes import Size
+from perfkit.workloads.sizes import Size, round_size
 from perfkit.workloads.tables import EmbeddingTable, list_laws
 from perfkit.workloads.tape import Tape, copy
 
@@ -247,8 +247,7 @@ def embedding_bags(
 
 def count_lookups(bags: Any, table: EmbeddingTable) -> Any:
     """Lookups of one iteration into a table: a whole number."""
-    lookups = bags * table.pooling
-    return np.rint(lookups) if isinstance(lookups, np.ndarray) else round(lookups)
+    return round_size(bags * table.pooling)
 
 
 def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:

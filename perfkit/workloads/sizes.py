@@ -69,6 +69,17 @@ def count_configurations(value: Any) -> int:
     return found.pop() if found else 0
 
 
+def round_size(value: Any) -> Any:
+    """The nearest whole number, of whatever size: known, open, or an array.
+
+    Examples
+    --------
+    >>> round_size(2**70) == 2**70, round_size(2.5), round_size(np.array([2.5, 3.5]))
+    (True, 2, array([2., 4.]))
+    """
+    return np.rint(value) if isinstance(value, np.ndarray) else round(value)
+
+
 class Size:
     """A size that is found later, by a program; in arrays it stands as a negative number."""
 
@@ -93,7 +104,7 @@ class Size:
         return self.program.add(operator.floordiv, other, self)
 
     def __round__(self) -> "Size":
-        return self.program.add(np.rint, self)
+        return self.program.add(round_size, self)
 
     __rmul__, __radd__ = __mul__, __add__
 
