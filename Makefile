@@ -9,6 +9,8 @@ ARGS ?=
 PLATFORM ?=
 VENV := .venv
 BIN := $(VENV)/bin
+# Many containers forbid Python to store what it compiles: every process would compile torch anew, three times as long.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The extras of pyproject.toml that a target needs; a stamp file remembers that they are installed.
 EXTRAS_run := measure
