@@ -174,10 +174,12 @@ def sweep(
     found = {name: np.concatenate([part[name] for part in parts])[place] for name in _FOUND}
     if None not in found["error"]:
         raise ValueError(f"no configuration of the grid can be predicted; the first: {found['error'][0]}")
-    shown = {name: [getattr(value, "name", value) for value in values] for name, values in columns.items()}
+    shown = {name: values if name in _NUMBERS else [getattr(value, "name", value) for value in values]
+             for name, values in columns.items()}  # fmt: skip
     notes = dict.fromkeys(text for texts in found.pop("warnings") for text in texts or ())
     types = {"bottleneck": pl.String, "error": pl.String, "fits": pl.Boolean}
-    series = [pl.Series(name, values.tolist(), types.get(name), strict=False) for name, values in found.items()]
+    found |= {name: found[name].tolist() for name in types}
+    series = [pl.Series(name, values, types.get(name), strict=False) for name, values in found.items()]
     frame = pl.DataFrame(shown, strict=False).with_columns(series).with_columns(pl.selectors.float().fill_nan(None))
     return Sweep(frame, tuple(columns), warn_once(tuple(notes)[:_NOTES], 3))
 
@@ -192,16 +194,15 @@ def _group(workload: Any, columns: _Columns, usual: Mapping[str, Any], events: b
     for name, values in columns.items():
         if name not in _NUMBERS:
             known: dict[Any, int] = {}
-            codes = [known.setdefault(_identify(name, value), len(known)) for value in values]
-            number = np.unique(number * len(known) + codes, return_inverse=True)[1]
-    order = np.argsort(number, kind="stable")
+            _, first, same = np.unique([*map(id, values)], return_index=True, return_inverse=True)
+            codes = [known.setdefault(_identify(name, values[place]), len(known)) for place in first]
+            number = np.unique(number * len(known) + np.array(codes)[same], return_inverse=True)[1]
+    order, batch = np.argsort(number, kind="stable"), np.array(columns.get("batch", [0] * len(number)))
     for members in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
         given, at = _take(columns, usual, members[0])
         size = _MANY if not events and _is_together(workload, given, at) else _FEW
-        batch = np.array(columns.get("batch", [0] * len(number)), dtype=object)[members]
-        odd = np.array(
-            [isinstance(b, int) and isinstance(at["ranks"], int) and b % max(at["ranks"], 1) > 0 for b in batch]
-        )
+        whole = isinstance(at["ranks"], int) and at["ranks"] > 1 and batch.dtype.kind == "i"
+        odd = batch[members] % at["ranks"] > 0 if whole else np.zeros(len(members), dtype=bool)
         for part in filter(len, (members[~odd], members[odd])):  # which no builder finds
             yield from np.split(part, range(size, len(part), size))
 

@@ -42,14 +42,12 @@ class _Tables:
 
     def touch(self, times: Array) -> tuple[Array, Array]:
         """Distinct rows of each table that are touched in times of groups, and how fast they grow."""
-        gone, starts = np.expm1(self.decay(times)), self.buckets.starts
-        growth = np.add.reduceat(self.rows * self.rates * (1 + gone), starts, axis=-1)
-        return -np.add.reduceat(self.rows * gone, starts, axis=-1), growth
+        found = -self.rows * np.expm1(self.decay(times))
+        return self.buckets.add_up(found), self.buckets.add_up(self.rates * (self.rows - found))
 
     def missed(self, times: Array) -> Array:
         """Share of each table's lookups whose row was not touched for times of groups."""
-        left = self.buckets.shares * np.exp(self.decay(times))
-        return np.asarray(np.add.reduceat(left, self.buckets.starts, axis=-1))
+        return self.buckets.add_up(self.buckets.shares * np.exp(self.decay(times)))
 
     def fill(self, cover: _Cover, capacities: npt.ArrayLike, dense: npt.ArrayLike) -> Array:
         """Time of each group after which what its rows cover, and dense data, fill a cache; infinite if all fits."""
@@ -57,7 +55,7 @@ class _Tables:
         def used(rows: Array, growth: Array) -> Iterator[Array]:
             return (np.add.reduceat(part, self.first, axis=-1) for part in cover(rows, growth))
 
-        rows, rates = (np.add.reduceat(part, self.buckets.starts) for part in (self.rows, self.rows * self.rates))
+        rows, rates = (self.buckets.add_up(part) for part in (self.rows, self.rows * self.rates))
         (most, _), (_, fastest) = used(rows, rates), used(0.0 * rows, rates)
         capacities, dense = np.asarray(capacities, dtype=float)[..., None], np.asarray(dense, dtype=float)
         fits, empty = capacities >= (most + dense) * (1 - 1e-13), capacities <= 0
@@ -72,6 +70,10 @@ class _Tables:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             soonest = np.log(goal / (fastest + dense)) - 1e-6  # it never fills faster than at first
             low, high = np.where(early, soonest, 0.0), np.where(early, 0.0, np.log(latest))
+            first = np.log(-np.log1p((once - goal) / most) * most / (fastest + more))  # as if all rows were alike
+            logs = np.where((first > low) & (first < high) & (goal == capacities), first, 0.0)
+            times = np.exp(logs)
+            amount, growth = used(*self.touch(times))
             for _ in range(100):  # Newton's method in logarithms, bisection where it leaves the bracket
                 total = amount + once + more * times
                 gap = np.log(total / goal)
@@ -186,7 +188,7 @@ def page_walks(
     if entries == math.inf:
         return np.zeros(np.shape(lookups))
     tables = _Tables(distributions, lookups, groups)
-    nbytes = np.add.reduceat(tables.buckets.rows, tables.buckets.starts) * np.asarray(row_bytes, dtype=float)
+    nbytes = tables.buckets.add_up(tables.buckets.rows) * np.asarray(row_bytes, dtype=float)
     pages = np.maximum(nbytes / PAGE, 1.0)
     times = tables.fill(
         lambda rows, growth: (cover_pages(rows, nbytes), growth * np.exp(-rows / pages)),

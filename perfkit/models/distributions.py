@@ -46,17 +46,12 @@ class Distribution:
         return _buckets(self, n)
 
     def resize(self, rows: int) -> "Distribution":
-        """The law of a random part of the rows.
+        """The law, of whichever kind, of a random part of the rows.
 
         Parameters
         ----------
         rows : int
             Rows of the part, at most all [-].
-
-        Returns
-        -------
-        law : Uniform, Zipf, ReuseHistogram or Part
-            With this number of rows.
         """
         return self if rows == self.rows else Part(self, rows)
 
@@ -319,7 +314,7 @@ def distinct_rows(distributions: "Sequence[Distribution] | Buckets", lookups: np
     """
     lookups, buckets = np.asarray(lookups, dtype=float), join_buckets(distributions)
     gone = np.expm1(-np.repeat(lookups, buckets.sizes, axis=-1) * buckets.rates)
-    found = np.minimum(np.add.reduceat(-gone * buckets.rows, buckets.starts, axis=-1), lookups)
+    found = np.minimum(buckets.add_up(-gone * buckets.rows), lookups)
     for i, law in enumerate(() if distributions is buckets else distributions):
         if isinstance(law, ReuseHistogram):
             found[..., i] = _unique_of_histogram(law, lookups[..., i] / law.lookups)
@@ -334,6 +329,10 @@ class Buckets(NamedTuple):
     shares: Array
     sizes: Index
     starts: Index
+
+    def add_up(self, values: Array) -> Array:
+        """Sum values of buckets by table; where each has one bucket there is nothing to sum."""
+        return values if len(self.starts) == len(self.rows) else np.add.reduceat(values, self.starts, axis=-1)
 
 
 def join_buckets(distributions: "Sequence[Distribution] | Buckets") -> Buckets:

@@ -305,7 +305,7 @@ def _size(
     lookups, width, members, *batches = map(np.array, given)
     dense, row = np.array(dense), row_traffic(width, 1.0, least)
     buckets, unique, known = join_buckets(laws), distinct_rows(laws, lookups), list(dict.fromkeys(capacities))
-    rows = np.add.reduceat(buckets.rows, buckets.starts)
+    rows = buckets.add_up(buckets.rows)
     shared, beside = (np.arange(len(rows)), np.zeros(1)) if cold else (members, dense)
     misses = lru_misses(laws, lookups, row, capacity=known, dense_bytes=beside, groups=shared, cold=cold)
     misses = misses[[known.index(capacity) for capacity in capacities]]  # a single cache counts for both

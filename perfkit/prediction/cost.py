@@ -73,7 +73,7 @@ def _size_rows(
     out = {name: np.zeros(lookups.shape) for name in names}
     itemsize = graph.tables[0].itemsize if graph.tables else itemsize
     counts = lookups[touched]
-    dim = np.broadcast_to(graph.column("dim")[touched], counts.shape)
+    dim = graph.column("dim")[touched]
     out["row_bytes"][touched] = counts * row_traffic(dim, itemsize, granularity)
     distant = miss_share(graph.traffic / PAGE, capacity=entries)  # rows of a gradient that was zeroed just before
     kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
@@ -88,7 +88,7 @@ def _size_rows(
     number, given = number.reshape(len(number), -1)[:, 0].astype(int), counts[forward].T  # by configuration
     laws = list_laws([graph.tables[t] for t in number[forward]], len(given) if given.ndim > 1 else 0)
     found = size_lookup(
-        laws, given.ravel(), dim[forward].T.ravel(),
+        laws, given.ravel(), np.broadcast_to(dim, counts.shape)[forward].T.ravel(),
         capacities=capacities, entries=entries, itemsize=itemsize, granularity=granularity,
         dense_bytes=graph.footprint, groups=np.repeat(np.arange(given.size // len(given.T)), len(given.T)),
         cold=fused,  # a fused kernel goes from table to table

@@ -127,15 +127,16 @@ def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array) -> Array:
     held = np.zeros((len(buffers), len(sizes)))
     held[np.arange(len(buffers)), kinds[buffers.astype(int)]] = shares
     rest = np.cumsum(held, axis=0)[(shares > 0) & (np.append(shares[1:], -1.0) < 0)]
-    found, left = list[int](), np.arange(len(rest))
+    moves = (rest != rest[:1]).any(axis=0)
+    whole, rest = rest, rest[:, moves]
+    found, left, totals = list[int](), np.arange(len(rest)), rest @ sizes[moves]
     while len(left):
-        found.append(left[np.argmax(rest[left] @ sizes)])
+        found.append(left[np.argmax(totals[left])])
         left = left[(rest[left] > rest[found[-1]]).any(axis=1)]  # the others are never fuller
-    peaks = rest[sorted(found)]
-    ends = np.ones(len(peaks), dtype=bool)
+    peaks, ends = rest[sorted(found)], np.ones(len(found), dtype=bool)
     for apart in range(1, (len(peaks) + 1) // 2):  # of moments on a line, as in layer after layer, one of the ends is
         ends[apart:-apart] &= (2.0 * peaks[apart:-apart] > peaks[: -2 * apart] + peaks[2 * apart :]).any(axis=1)
-    return peaks[ends]
+    return whole[sorted(found)][ends]
 
 
 def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable], optimizer: str) -> list[Any]:
