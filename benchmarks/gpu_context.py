@@ -111,8 +111,9 @@ def list_steps(rows: Sequence[dict[str, str]]) -> list[Step]:
             whole = split_step(replace(models[0], checkpoint=True), platform, **about)
             parts = {name: value + _SELECTIVE.get(name, 0.0) * (whole[name] - value) for name, value in parts.items()}
         if row["mixed"] == "master":  # weights in half precision, updated as copies in fp32
-            wide = split_step(replace(build_workload(row, 1), mixed=True), platform, **about)
-            parts["memory"] += wide["update"] - first["update"]
+            alone = build_workload({**row, "ranks": "1"}, 1)
+            narrow, wide = (split_step(replace(alone, mixed=mixed), platform) for mixed in (False, True))
+            parts["memory"] += wide["update"] - narrow["update"]
         node = row["device"].partition("-")[0]
         generation = _GENERATION.get(node, node if node in GENERATIONS else "others")
         text = ",".join(value for name, value in row.items() if name not in ("seconds", "citation"))

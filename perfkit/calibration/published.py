@@ -3,7 +3,8 @@
 A generation of devices has a scale for products, for each kernel of attention, for memory-bound work (plain, and fused
 by a compiler), for its host, and for what collectives take from the kernels beside them. All are fitted together, in
 logarithms: a scale is that of all generations, and how far this one is from it. So a generation without steps takes
-what the others have, with a wide interval. Priors and evidence stand in docs/formulas.md, table 4.3.
+what the others have, with a wide interval. What a program fuses and copies is its own: each source has a factor of
+memory-bound work beside. Priors and evidence stand in docs/formulas.md, table 4.3.
 """
 
 import math
@@ -27,11 +28,14 @@ from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.transformer import Transformer
 
 #: Scale of a class before any step is seen, and standard deviation of its logarithm: of what all generations have in
-#: common, and of one generation among them. A host is that of its generation alone.
+#: common, and of one generation among them. A host is that of its generation alone, and a source that of its programs.
 _PRIORS = {"product": (1.0, 0.05, 0.05), "exchange": (0.4, 0.7, 0.4)}
 _PRIORS |= dict.fromkeys(("attention", "memory"), (1.0, 0.4, 0.2))
 _HOSTS = {"v100": (1.0, 0.1), "a100": (0.85, 0.18)}
 _HOST = (0.6, 0.4)  # of newer generations
+_SOURCE = (1.0, 0.2)
+#: How sharply the slower of host and device sets the pace of a step: the exponent of `smooth_maximum` [-].
+_JOIN = 4.0
 #: How many times longer the backward of fused attention takes than its arithmetic at the rate of the forward [-].
 BACKWARD = 1.9
 #: Spread of steps of one source [-], the least spread of what was borrowed [-], and the steps that a source counts at
@@ -48,7 +52,8 @@ _FAR, _SAID = 2.5, 0.8
 _BESIDE = ("rest", "host", "flight", "exposed", "update", "doubt")  # parts without a scale of their own
 _MEMORY = ("elementwise", "rowwise", "copy")
 _CLASSES = {"gemm": "product", "bmm": "product", **dict.fromkeys(_MEMORY, "memory")}
-#: Logarithm, its standard error and configurations behind each scale, by class and generation [-].
+#: Logarithm, its standard error and configurations behind each scale, by class and generation; of a ``source``, by its
+#: name, which is empty for any other [-].
 Scales = Mapping[tuple[str, str], tuple[float, float, int]]
 
 
@@ -117,6 +122,7 @@ def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
     """
     names = sorted({name for step in steps for name in step.parts} - {*_BESIDE})
     keys = [(name, generation) for name in (*names, "exchange", "host") for generation in generations]
+    keys += [("source", name) for name in ("", *sorted({step.source for step in steps}))]
     mean, width, matrix = _list_priors(keys)
     tables, logs = _tabulate(steps, keys), np.log([step.seconds for step in steps])
     often = Counter((step.source, step.generation) for step in steps)
@@ -152,9 +158,10 @@ def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
 
 def _list_priors(keys: Sequence[tuple[str, str]]) -> tuple[Array, Array, Array]:
     """Mean and deviation of what is fitted: what each scale has of its own, and what all of a class have in common."""
-    classes = list(dict.fromkeys(name for name, _ in keys if name != "host"))
+    alone = {"host": {g: _HOSTS.get(g, _HOST) for _, g in keys}, "source": {g: _SOURCE for _, g in keys}}
+    classes = list(dict.fromkeys(name for name, _ in keys if name not in alone))
     priors = [_PRIORS[name.partition(".")[0]] for name in classes]
-    own = [_HOSTS.get(g, _HOST) if name == "host" else (1.0, _PRIORS[name.partition(".")[0]][2]) for name, g in keys]
+    own = [alone[name][g] if name in alone else (1.0, _PRIORS[name.partition(".")[0]][2]) for name, g in keys]
     mean, width = zip(*own, *(prior[:2] for prior in priors), strict=True)
     common = np.array([[float(name == other) for other in classes] for name, _ in keys])
     return np.log(mean), np.array(width), np.hstack([np.eye(len(keys)), common])
@@ -165,26 +172,32 @@ def _tabulate(steps: Sequence[Step], keys: Sequence[tuple[str, str]]) -> dict[st
     tables = {name: np.array([step.parts[name] for step in steps]) for name in _BESIDE}
     known = {name for name, _ in keys} | {*_BESIDE}
     tables["rest"] += [sum(time for name, time in step.parts.items() if name not in known) for step in steps]
-    own = np.array([name not in ("host", "exchange") for name, _ in keys])
+    own = np.array([name not in ("host", "exchange", "source") for name, _ in keys])
     tables["parts"] = own * np.array([[_weigh(step, key) for key in keys] for step in steps])
+    tables["memory"] = np.array([name.startswith("memory") for name, _ in keys])
     for name in ("host", "exchange"):
         tables[f"of {name}"] = np.array([keys.index((name, step.generation)) for step in steps])
+    sources = [("source", step.source) for step in steps]
+    tables["of source"] = np.array([keys.index(key if key in keys else ("source", "")) for key in sources])
     return tables
 
 
 def _weigh(step: Step, key: tuple[str, str]) -> float:
     """Time of a step that a scale multiplies [s]."""
     name, generation = key
+    if name == "source":
+        return step.parts["memory"] * (generation == step.source)
     return step.parts.get({"exchange": "flight"}.get(name, name), 0.0) if generation == step.generation else 0.0
 
 
 def _time(tables: Mapping[str, Array], logs: Array) -> Array:
     """Times of steps: the slower of device and host; collectives in flight take a share from the kernels."""
     scales = np.exp(logs)
+    parts = tables["parts"] * np.where(tables["memory"], scales[tables["of source"], None], 1.0)
     share = np.minimum(scales[tables["of exchange"]], 1.0)
     slowed = share * (tables["flight"] - tables["exposed"]) + tables["exposed"]
-    device, host = tables["rest"] + tables["parts"] @ scales + slowed, tables["host"] * scales[tables["of host"]]
-    return np.asarray(smooth_maximum(device, host, sharpness=8.0))
+    device, host = tables["rest"] + parts @ scales + slowed, tables["host"] * scales[tables["of host"]]
+    return np.asarray(smooth_maximum(device, host, sharpness=_JOIN))
 
 
 def predict_steps(steps: Sequence[Step], scales: Scales) -> tuple[Array, Array]:
@@ -217,6 +230,8 @@ def add_published(platform: Platform, scales: Scales, generation: str, *, source
         return Fit(form, parameters, spread=spread or error, stderr=dict.fromkeys(parameters, error), **about)
 
     known = {key: values for key, values in scales.items() if key[1] == generation}
+    for key, (log, error, count) in known.items():  # the reader's programs are those of no source
+        known[key] = (log, math.hypot(error, scales["source", ""][1] * key[0].startswith("memory")), count)
     middle = float(np.mean([values[0] for (name, _), values in known.items() if name.startswith("attention")]))
     for kernel in ATTENTION:  # flash3 is what was measured alone on devices that have it
         known.setdefault((f"attention.{kernel}", generation), (middle * (kernel != "flash3"), _BORROWED, 0))
@@ -228,7 +243,8 @@ def add_published(platform: Platform, scales: Scales, generation: str, *, source
         fits |= {one + end: make(name, "in_context", {"scale": scale}) for one in kinds for end in ends}
         if kind == "attention":
             fits[f"attention.backward.{finer}"] = make(name, "in_context", {"scale": BACKWARD * scale})
-    whole = {"transformer": make("spread", "iteration", {"scale": 1.0}, scales["spread", generation][0])}
+    joined = {"scale": 1.0, "sharpness": _JOIN}
+    whole = {"transformer": make("spread", "iteration", joined, scales["spread", generation][0])}
     share = min(math.exp(scales["exchange", generation][0]), 1.0)
     overlap, (host, error, count) = make("exchange", "overlap", {"contention": share}), scales["host", generation]
     hosts = {}

@@ -34,7 +34,7 @@ KNOWN_FORMS: Mapping[str, tuple[str, str, str, str]] = {
                    "t = min over i of (alpha_i^q + (beta_i n)^q)^(1/q)"),
     "over_ranks": ("collective", "alpha0 alpha1 beta0 beta1", "sharpness", _LAW),
     "in_context": ("context", "", "scale cold_scale launch page_walks", ""),
-    "iteration": ("context", "scale", "per_operation per_collective per_resume", ""),
+    "iteration": ("context", "scale", "per_operation per_collective per_resume sharpness", ""),
     "pace": ("context", " ".join((*REFERENCES, *(f"{name}_weight" for name in REFERENCES))), "", ""),
     "overlap": ("context", "contention", "", ""),
     "caches": ("context", "l2 l3", "pages l3_share", ""),

@@ -224,7 +224,10 @@ def encode(value: Any) -> Any:
     if is_dataclass(value):
         needed = {item.name for item in fields(value) if item.default is item.default_factory is MISSING}
         entries = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
-        return {k: v for k, v in entries.items() if k in needed or not (v is None or v is False or v in ("", [], {}))}
+        empty = {
+            k for k, v in entries.items() if v is None or v is False or v in ("", [], {}) or (k, v) == ("starts", 1)
+        }
+        return {k: v for k, v in entries.items() if k in needed or k not in empty}
     if isinstance(value, Mapping):
         return {str(key): encode(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):

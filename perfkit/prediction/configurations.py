@@ -8,7 +8,7 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.accounts import BOUND, PACE
-from perfkit.prediction.cost import classify, spread_classes, time_operations, time_rank
+from perfkit.prediction.cost import classify, join_host, spread_classes, time_operations, time_rank
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, cast_ranks, time_collectives
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
@@ -56,8 +56,8 @@ def price_configurations(
 
     Notes
     -----
-    The slower of host and device sets the pace. A device waits for collectives as in `simulate`; where the host is
-    slower, what it leaves them is taken off.
+    Host and device set the pace as in `join_host`. A device waits for collectives as in `simulate`, and as long where
+    the host is slower.
     """
     if platform.device.kind == "cpu":
         raise ValueError("sizes are arrays; on a CPU configurations are priced one after the other")
@@ -188,17 +188,16 @@ class _Structure:
         times, whole, host, error = self.scale * times, self.whole, self.host, find_host_error(self.platform)
         busy, waits = times.sum(axis=0), self.wait(seconds) if len(self.durations) else np.zeros(len(needs))
         device = busy + waits
-        time = np.maximum(device, host)
-        waits = np.maximum(waits - (time - device), 0.0)
+        time = join_host(device, host, whole)
         if whole and "per_operation" in whole:
             spread = np.full(len(time), whole.spread)
         else:
             around = (whole.spread if whole else CONTEXT) * np.minimum(busy / time, 1.0)
             known = join_errors(spreads * times / time, models[2]["assumed"] > 0, waits / time, around)
-            slower = np.log(np.maximum(device, host * error) / np.maximum(device, host / error)) / 2
+            slower = np.log(join_host(device, host * error, whole) / join_host(device, host / error, whole)) / 2
             spread = np.hypot(known, slower)
         kinds = [key[0] for key in classes]
-        bottleneck = _find_bottleneck([*kinds, "collective"], [*times, waits], time)
+        bottleneck = _find_bottleneck([*kinds, "collective"], [*times, waits], np.maximum(device, host))
         return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}
 
 

@@ -370,6 +370,11 @@ def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
     return first, np.maximum(launches - 1, 0.0) * (between + launch)
 
 
+def join_host(device: Any, host: Any, whole: Fit | None) -> Any:
+    """Time of iterations from that of device and host [s]: of the slower; where steps were fitted, of both softly."""
+    return smooth_maximum(device, host, sharpness=whole.get("sharpness", np.inf) if whole else np.inf)
+
+
 def time_rank(kind: Kind, seconds: Array, platform: Platform, whole: Fit | None) -> RankTimes:
     """Put the host time of every operation beside its own [s]; from the fit of whole iterations where there is one."""
     graph, slowdown, cpu = kind.graph, kind.slowdown, platform.device.kind == "cpu"

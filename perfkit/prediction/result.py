@@ -17,7 +17,7 @@ from perfkit.platform.estimates import check_time, find_interval, warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts
-from perfkit.prediction.cost import list_attention, price, time_rank
+from perfkit.prediction.cost import join_host, list_attention, price, time_rank
 from perfkit.prediction.memory import Memory, find_shortage, measure_memory
 from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
 from perfkit.prediction.sensitivity import find_sensitivity
@@ -109,7 +109,7 @@ class Prediction(Tabular):
         if ("", "loading") in self.parts:
             return "input-bound"
         device = self.time - self.parts.get(("", "host"), (0, 0.0))[1]
-        if self.lower_bound > max(accounts.PACE * device, 0.98 * self.time):
+        if self.lower_bound > max(accounts.PACE * device, 0.82 * self.time):  # both together take 1.19 at most
             return "host-bound"
         totals: dict[str, float] = {}
         for (_, kind), (_, seconds) in self.parts.items():
@@ -360,11 +360,13 @@ def predict(
         times, durations, device=device, contention=shared,
         slower=() if whole and (not device or "per_operation" in whole) else (error, 1 / error),
     )  # fmt: skip
-    natural, timeline.period = timeline.period, max(timeline.period, loading)
-    timeline.slower = [max(period, loading) for period in timeline.slower]
+    natural, free = timeline.period, device and not any(len(kind.graph.transfers) for kind in kinds)  # else it stops
+    paces = [float(free * join_host(timeline.device, x * max(timeline.hosts), whole)) for x in (1.0, error, 1 / error)]
+    timeline.period = max(ready := max(natural, paces[0]), loading)
+    timeline.slower = [max(pair) for pair in zip(timeline.slower, paces[1:], (loading, loading), strict=False)]
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
     mine, cost, lane = times[slowest], costs[slowest], timeline.measure(slowest)
-    parts = accounts.split_period(lane, timeline.period - natural)
+    parts = accounts.split_period(lane, timeline.period - ready)
     busy, hosts = float(mine.seconds.sum()), float(mine.host.sum() + mine.spacing.sum())
     lengths = (lane.ends - lane.starts)[lane.kind.graph.collectives]
     moving = np.bincount(np.array(lane.kind.communicators, dtype=int), weights=lengths, minlength=1)
@@ -377,8 +379,8 @@ def predict(
     spread = whole.spread if whole else CONTEXT if device or not where.context else 0.0
     if timeline.slower:
         waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
-        known = find_spread(cost, mine.seconds, waits, timeline.period, spread)
-        spread = math.hypot(known, math.log(timeline.slower[0] / timeline.slower[1]) / 2)
+        around = find_spread(cost, mine.seconds, waits, timeline.period, spread)
+        spread = math.hypot(around, math.log(timeline.slower[0] / timeline.slower[1]) / 2)
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
         lower_bound=min(max(busy, float(moving.max()), hosts if device else 0.0, loading), timeline.period),

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.fitting import Fit
 from perfkit.ground.units import Array
 from perfkit.models.partitions import RECOMPUTED, activation_bytes, model_state_bytes
 from perfkit.models.pipelines import CHUNKED, bubble_time, exposed_time, held_batches
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import classify, price_host, spread_classes, time_operations
+from perfkit.prediction.cost import classify, join_host, price_host, spread_classes, time_operations
 from perfkit.prediction.memory import WORKSPACE
 from perfkit.prediction.ranks import price_group
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
@@ -141,6 +142,11 @@ class _Iterations:
     chunks: Array  # of each stage; 0 where nothing hides its messages
     itemsize: int  # of activations and of weights in use
 
+    @property
+    def whole(self) -> Fit | None:
+        """What was fitted to whole iterations of several ranks."""
+        return self.platform.context.find_iteration(self.model.family, 2)
+
     def gather(self, *names: str) -> tuple[Array, Array]:
         """What the slowest stage has of some parts, and all stages together."""
         first, one, last = (np.sum([self.parts[f"{region}.{name}"] for name in names], axis=0) for region in _REGIONS)
@@ -165,7 +171,7 @@ class _Iterations:
             step = send(often * numbers * m.hidden / m.heads * heads, np.minimum(s.cp, 2), s.tp)
             ring += self.layers * (s.cp - 1) * np.maximum(step - p[f"attention.{phase}"] / s.cp, 0.0)
         message = 2.0 * send(numbers * m.hidden / s.rows, np.minimum(s.pp, 2), s.tp * s.cp * s.dp)
-        late = np.maximum(self.gather("host")[0] - work - tensor - ring, 0.0)
+        late = join_host(work + tensor + ring, self.gather("host")[0], self.whole) - (work + tensor + ring)
         open_ends = np.where(self.chunks > 0, 0.0, message)
         slowest = work + tensor + ring + late + open_ends
         chunks = np.maximum(self.chunks, 1)
@@ -203,7 +209,7 @@ class _Iterations:
         terms["replicas"] = self.share_replicas(weights)
         terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.s.dp * self.s.cp, 1)
         time: Any = sum(terms.values())
-        whole = self.platform.context.find_iteration(self.model.family, 2)
+        whole = self.whole
         rest = sum(terms[name] for name in ("tensor", "context", "stages", "replicas")) / time
         errors = (self.parts["spread"] * (1 - rest), _WAITS * rest, whole.spread if whole else CONTEXT,
                   terms["host"] / time * np.log(find_host_error(self.platform)))  # fmt: skip
