@@ -37,7 +37,7 @@ lab: $(VENV)/installed-lab  ## open the notebooks in JupyterLab
 # Types are checked beside the tests. What is marked serial follows alone, from the files that have such tests.
 test: $(VENV)/installed-test style  ## lint, types, unit and property tests, doctests, notebooks
 	@$(BIN)/mypy & types=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not serial" -n auto --dist loadfile; tests=$$?; wait $$types && exit $$tests
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest -m "not serial" -n auto --dist loadfile; tests=$$?; wait $$types && exit $$tests
 	$(BIN)/python -m pytest -m serial notebooks $$(grep -l mark.serial tests/*.py)
 
 fuzz: $(VENV)/installed-test  ## 100,000 hostile inputs for everything that reads files or takes arguments

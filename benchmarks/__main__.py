@@ -47,6 +47,7 @@ def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[str, list[str]
     if count_cores() > 1:
         yield "imbalance", [*here, *keep("imbalance"), *shorten("--models", "1", "--seconds", "0.5")]
     yield "speed", [*here, *keep("speed"), *shorten("--rounds", "5")]
+    yield "peers", keep("peers")
     yield "placement", [*keep("placement"), *shorten("--quick")]
     yield "captures", keep("captures")
     try:

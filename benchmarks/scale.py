@@ -21,7 +21,9 @@ from benchmarks import OUT, gpu_context, make_command, save_rows
 from benchmarks.gpu_bars import find_shared_data
 from perfkit.calibration.checks import summarize_errors
 from perfkit.calibration.published import add_published, fit_scales
+from perfkit.calibration.runs import tune
 from perfkit.ground.units import format_table
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.platform import Platform
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
@@ -29,6 +31,9 @@ from perfkit.workloads.transformer import Transformer
 
 #: Largest mean error [%] without any run of the source.
 BARS = {"vtrain": 12.0, "torchtitan": 15.0, "nvidia": 18.0, "megatron": 15.0, "seqsel": 8.0}
+_HALVES = "half of the models"
+#: The same where the platform was tuned to at most 30 runs of other models of the source.
+TUNED = {("vtrain", _HALVES): 8.0, ("vtrain", "one left out"): 11.0, ("nvidia", _HALVES): 12.0}
 _LLAMA = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
 _HALF: dict[str, Any] = {"dtype": "bf16", "mixed": True, "fused": True}
 #: Shapes of the models that sources name: layers, width, heads, heads of keys and values, inner width, vocabulary.
@@ -72,19 +77,19 @@ def _make(name: str, batch: int, sequence: int, shape: Sequence[int], **about: A
     return Transformer(name, True, batch, sequence, positions=sequence, **sizes, **about)
 
 
-def list_vtrain() -> Iterator[Row]:
-    """Megatron-DeepSpeed on a node of A100; the last stage keeps its activations, the others compute layers again.
+def list_vtrain(*, alone: bool = False) -> Iterator[Row]:
+    """Megatron-DeepSpeed on a node of A100; with `alone` those without sharing too, which are fitted to elsewhere.
 
-    So its authors' simulator has it (VIA-Research/vTrain, src/predictor.py). Rows without sharing are fitted elsewhere.
+    Nothing is computed again: what a micro-batch adds is the same for layers of one stage and of several.
     """
     for row in _read("vtrain_singlenode_a100_half.csv"):
         n = {key: int(row[key]) for key in list(row)[:10]}
         tp, pp, dp = (n[f"{key}_parallelism"] for key in ("tensor", "pipeline", "data"))
-        if tp * pp > 1:
+        if alone or tp * pp > 1:
             shape = (n["layers"], n["hidden_size"], n["attention_heads"], 0, 0, 51200)
             about = {"dtype": "fp16", "attention": "eager", "fused": True, "dropout": 0.1}
             model = _make("gpt", n["global_batch"], n["sequence_length"], shape, **about)
-            strategy = Strategy(tp=tp, pp=pp, dp=dp, micro_batch=n["micro_batch"], checkpoint="full", overlap=False)
+            strategy = Strategy(tp=tp, pp=pp, dp=dp, micro_batch=n["micro_batch"], overlap=False)
             group = f"{shape[:3]} {n['gpus']} {n['global_batch']}"
             yield Row("vtrain", group, "a100-sxm", model, strategy, "eager", float(row["iteration_time_ms"]) / 1e3)
 
@@ -181,16 +186,9 @@ def _list_steps() -> list[Any]:
 
 
 def price_row(row: Row) -> dict[str, float]:
-    """Parts, time [s], spread and memory of a row; of vTrain's stages as many compute layers again as but the last."""
-    if row.source == "vtrain" and row.strategy.checkpoint == "full":
-        none, full = (_price(row, replace(row.strategy, checkpoint=kept)) for kept in ("none", "full"))
-        return {name: none[name] + (1 - 1 / row.strategy.pp) * (full[name] - none[name]) for name in full}
-    return _price(row, row.strategy)
-
-
-def _price(row: Row, strategy: Strategy) -> dict[str, float]:
+    """Parts, time [s], spread and memory of a row."""
     platform = _find_platform(row.device, row.strategy.ranks, row.source)
-    many = Strategy.stack([strategy])
+    many = Strategy.stack([row.strategy])
     found = {name: float(own[0]) for name, own in price_strategies(row.model, platform, many, row.execution).items()}
     if row.model.dtype == "fp16" and not row.model.mixed:  # weights in half precision, updated as copies in fp32
         wide = price_strategies(replace(row.model, mixed=True), platform, many, row.execution)
@@ -220,10 +218,53 @@ def judge(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> list[dic
     return out
 
 
+def list_runs(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows as `perfkit.calibration.runs.tune` takes them."""
+    sizes = ("batch", "sequence", "positions", "layers", "hidden", "heads", "kv_heads", "inner", "vocabulary", "norm",
+             "gated", "rotary", "tie", "bias")  # fmt: skip
+    about = ({name: getattr(row.model, name) for name in sizes} | vars(row.strategy) for row in rows)
+    return [own | {"execution": row.execution, "seconds": row.seconds} for own, row in zip(about, rows, strict=True)]
+
+
+def judge_tuned(rows: Sequence[Row], how: str) -> dict[str, Any]:
+    """Errors [%] of runs of models that a platform was not tuned to, by at most 30 runs of the others.
+
+    Those are of half of the models in ten draws, or of all but one. Rows are of one device; the platform is fitted to
+    all other sources.
+    """
+    runs, models = list_runs(rows), [f"{row.model.layers} {row.model.hidden} {row.model.name}" for row in rows]
+    platform = _find_platform(rows[0].device, max(row.strategy.ranks for row in rows), rows[0].source)
+    logs, inside, said, names = list[float](), list[bool](), list[float](), sorted(set(models))
+    for seed in range(10 if how == _HALVES else len(names)):
+        rng = np.random.default_rng(seed)
+        left_out = {names[seed]} if how != _HALVES else {*rng.permutation(names)[: (len(names) + seed % 2) // 2]}
+        known = [run for run, own in zip(runs, models, strict=True) if own not in left_out]
+        with keep_quiet():
+            tuning = tune(rows[0].model, platform, [known[n] for n in rng.permutation(len(known))[:30]])
+            found = tuning.price([run for run, own in zip(runs, models, strict=True) if own in left_out])
+        logs += (found["predicted"] / found["seconds"]).log().to_list()
+        inside += found["seconds"].is_between(found["low"], found["high"]).to_list()
+        said.append(100 * tuning.error)
+    share, about = 100 * float(np.mean(inside)), {"steps": rows[0].source, "judged": how}
+    return about | summarize_errors(np.exp(logs) - 1) | {"inside": share, "expected": float(np.mean(said))}
+
+
 def list_rows() -> list[Row]:
     """All rows."""
     lists = (list_vtrain, list_torchtitan, list_recipes, list_megatron, list_recomputed)
     return [row for each in lists for row in each()]
+
+
+def _print_tuned() -> list[dict[str, Any]]:
+    vtrain, recipes = list(list_vtrain(alone=True)), list(list_recipes())
+    asked = [(vtrain, _HALVES), (vtrain, "one left out"), (recipes, _HALVES)]
+    figures = [judge_tuned(rows, how) for rows, how in asked]
+    heads = ("steps", "judged", "geomean", "mean", "p95", "bias", "inside", "expected")
+    numbers = ([f"{row[name]:.1f}" for name in heads[2:]] for row in figures)
+    cells = [(row["steps"], row["judged"], *own, f"{TUNED[row['steps'], row['judged']]:g}")
+             for row, own in zip(figures, numbers, strict=True)]  # fmt: skip
+    print(f"\nTuned to at most 30 runs of other models\n{format_table([(*heads, 'bar'), *cells])}")
+    return figures
 
 
 def _print_memory() -> None:
@@ -246,6 +287,7 @@ def _run(given: Any) -> None:
     cells = [(*row, f"{BARS[row[0]]:g}") for row in rows]
     print(format_table([heads, *cells]))
     _print_memory()
+    figures += _print_tuned()
     save_rows(given.json, figures)
 
 

@@ -24,6 +24,7 @@ from benchmarks import MET, OUT, PLATFORM, make_command, save_rows
 from benchmarks.gpu_bars import find_shared_data
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.traces import read_trace
+from perfkit.exploration.sweeps import sweep
 from perfkit.fitting import Fit
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import Network
@@ -48,6 +49,7 @@ from perfkit.workloads.tables import TableSet, draw_tables
 from perfkit.workloads.transformer import Transformer
 
 _N = 1_000_000  # sizes in one array
+_EACH = {"Transformers": 1e-5, "DLRMs": 1e-4 / 3}  # most that one of many configurations may take [s]
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,13 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
         run = partial(simulate, ranks, [np.full(99, 1e-3)] * 8, device=how[0], contention=how[1])
         jobs.append(Job(f"simulate 8 ranks of 10,000 operations on {name}", repeat(run), bar=1.0))
     for name, many in _draw_many(rng, 10_000).items():
-        call, bar = partial(price_configurations, many, load_platform("h100-sxm-8")), 1e-5 if name[0] == "T" else 3e-5
-        jobs.append(Job(f"{name} of one structure, on h100-sxm-8", repeat(call), 10_000, bar, slow=True))
+        price = partial(price_configurations, many, load_platform("h100-sxm-8"))
+        jobs.append(Job(f"{name} of one structure, on h100-sxm-8", repeat(price), 10_000, _EACH[name], slow=True))
+    grids: dict[str, tuple[Any, str]] = {"Transformers": (Transformer.bert, "sequence"), "DLRMs": (DLRM, "pooling")}
+    for name, (build, other) in grids.items():
+        grid = {"batch": [*range(8, 808, 8)], other: [*range(1, 101)]}
+        call = partial(sweep, build, grid, "h100-sxm-8", progress=False)
+        jobs.append(Job(f"sweep of {name} on h100-sxm-8", repeat(call), 10_000, _EACH[name], slow=True))
     search = partial(
         shard, TableSet(draw_tables(856), embedding="fused"), load_platform("h100-sxm-8").with_nodes(8),
         ranks=64, objective="additive", seconds=0.35,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from perfkit import fitting, models, plots, workloads
     from perfkit.calibration.campaign import calibrate, check
     from perfkit.calibration.checks import Comparison
+    from perfkit.calibration.runs import Tuning, tune
     from perfkit.calibration.traces import Trace, read_trace
     from perfkit.exploration.decisions import allocate, scaling, solve_for
     from perfkit.exploration.strategies import Exploration, explore
@@ -47,7 +48,8 @@ __version__ = "0.2.0"
 #: Module: the names it gives to the facade.
 _HOMES = {
     "perfkit": "fitting models plots workloads", "perfkit.calibration.campaign": "calibrate check",
-    "perfkit.calibration.checks": "Comparison", "perfkit.calibration.traces": "Trace read_trace",
+    "perfkit.calibration.checks": "Comparison", "perfkit.calibration.runs": "Tuning tune",
+    "perfkit.calibration.traces": "Trace read_trace",
     "perfkit.exploration.decisions": "allocate scaling solve_for",
     "perfkit.exploration.strategies": "Exploration explore", "perfkit.exploration.sweeps": "Sweep sweep",
     "perfkit.fitting": "Fit", "perfkit.ground": "units", "perfkit.ground.hardware": "Device Network",

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import accuracy, learning, placement, speed
+from benchmarks import accuracy, learning, peers, placement, speed
 from benchmarks.bars import BARS, evaluate, format_accuracy
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.fit import judge_kernels
 from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.samples import draw_check, dump
+from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.result import predict
+from perfkit.workloads.transformer import Transformer
 
 Patch, Capture = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 
@@ -145,10 +147,27 @@ def test_learning_from_nothing_and_from_something(checks, tmp_path, monkeypatch,
 def test_speed_lists_jobs_that_run(toy: Platform) -> None:
     jobs = speed.list_jobs([toy], None)
     known = {job.bar for job in jobs} - {3.0, 1.5}  # to read an installed database, and traces that are not committed
-    assert known == {0.5, 0.05, 5e-3, 1e-5, 3e-5, 1e-6, 1.0, None}
+    assert known == {0.5, 0.05, 5e-3, 1e-5, 1e-4 / 3, 1e-6, 1.0, None}
     for job in jobs:
         if not job.slow:
             next(job.calls)()
+
+
+@pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+def test_peers_are_asked_what_perfkit_is(monkeypatch: Patch, capsys: Capture, tmp_path: Path) -> None:
+    asked: list[list[tuple[int, int]]] = []
+
+    def ask(questions: Any) -> list[float]:
+        asked.append(list(questions))
+        return [1e-3 * batch for batch, _ in questions]
+
+    rows = peers.time_peers({"perfkit": peers._ask_perfkit, "another": ask}, rounds=1)
+    assert set(asked[0]) < {*product(range(1, 101), range(128, 1024, 16))} and asked[1] == [(8, 512)]
+    assert [row["name"] for row in rows] == ["perfkit", "another"] and rows[1]["answer_s"] == 8e-3
+    gpt = predict(Transformer.gpt2(batch=8, sequence=512, dtype="bf16"), load_platform("a100-sxm-8"))
+    assert rows[0]["answer_s"] == pytest.approx(gpt.time) and "batch 8, sequence 512 takes" in peers.format_peers(rows)
+    monkeypatch.setattr(peers.subprocess, "run", lambda words: SimpleNamespace(returncode=1))
+    assert peers.main(["--json", str(tmp_path / "x.json")]) == 0 and "nothing is compared" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -170,8 +189,8 @@ def test_all_benchmarks_calibrate_only_without_a_platform(given, tmp_path, monke
     )
     words = ["--quick", *(["--platform", "mine.toml"] if given else [])]
     assert everything.main(words) == 0
-    own = "accuracy imbalance speed placement captures gpu_forms" if given else (
-        "calibrate accuracy learning imbalance speed placement captures"
+    own = "accuracy imbalance speed peers placement captures gpu_forms" if given else (
+        "calibrate accuracy learning imbalance speed peers placement captures"
     )  # fmt: skip
     saved = "gpu_iterations gpu_networks mlperf_dlrm sharding_study sharding_study left_out"
     assert asked == f"{own} {saved}".split()

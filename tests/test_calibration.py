@@ -282,3 +282,10 @@ def test_repeated_batches_of_indices_stay_near() -> None:
     assert few["beyond_l3"] < eight["beyond_l3"] and few["beyond_l2"] <= eight["beyond_l2"]
     assert all(case.sizes["index_batches"] == 8 for case in draw_cases(1) if case.kind.startswith("embedding"))
     assert size(index_batches=8)["page_walks"] == eight["page_walks"]  # what measurements without the number mean
+
+
+def test_sizes_have_the_order_of_the_measurements() -> None:
+    """Files of one fit are alike, whatever number Python draws for the hashes of its names."""
+    names = "rows bags dim lookups elements flops".split()
+    row = {"kind": "copy", "variant": "cat", "nbytes": 8.0, "sizes": dict.fromkeys(names, 1.0)}
+    assert list(size_cases([row], (1e6, 1e7), 1e3))[: len(names)] == names

@@ -56,9 +56,17 @@ def test_what_cannot_be_priced_says_why_beside_the_rest() -> None:
     assert repr(found).startswith("Sweep(32 configurations over batch, ranks, hidden: ")
 
 
+class Lists(ThreadPoolExecutor):
+    """An executor as Dask's is: it maps over lists, and refuses what can be gone through once."""
+
+    def map(self, task: Any, *parts: Any, **settings: Any) -> Any:
+        assert all(isinstance(part, list) for part in parts)
+        return super().map(task, *parts, **settings)
+
+
 def test_an_executor_gives_the_same_rows() -> None:
     grid = {"batch": [*range(1, 20)], "ranks": [1, 2]}
-    with ThreadPoolExecutor(2) as pool:
+    with Lists(2) as pool:
         shared = pk.sweep(SMALL, grid, "h100-sxm-8", executor=pool, progress=False)
     assert shared.table().equals(pk.sweep(SMALL, grid, "h100-sxm-8", progress=False).table())
 

@@ -68,7 +68,7 @@ def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: fl
     sizes : dict of str to array
         As `perfkit.prediction.cost.size_operations` returns for the operations of an iteration.
     """
-    names = {name for row in rows for name in row["sizes"]}
+    names = dict.fromkeys(name for row in rows for name in row["sizes"])
     # files of early campaigns hold places that come out of a pooling as numbers below zero
     sizes = {name: np.array([abs(float(row["sizes"].get(name, 0.0))) for row in rows]) for name in names}
     kind, nbytes = rows[0]["kind"], np.array([float(row["nbytes"]) for row in rows])

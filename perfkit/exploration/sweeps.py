@@ -164,7 +164,7 @@ def sweep(
     if not _count(columns) or (platform is None and "platform" not in columns):
         raise ValueError(f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, and where")
     groups, parts = [*_group(workload, columns, usual, events)], []
-    tasks = ({name: [values[i] for i in members] for name, values in columns.items()} for members in groups)
+    tasks = [{name: [values[i] for i in members] for name, values in columns.items()} for members in groups]
     done = (executor.map if executor else map)(partial(_price, workload, usual, events), tasks)
     with tqdm(total=_count(columns), delay=2, disable=not progress, unit="configuration") as bar:
         for members, part in zip(groups, done, strict=True):

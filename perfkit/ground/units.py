@@ -332,7 +332,7 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     ...
     ValueError: file.sizes[1] is '2'; it must be a number
     """
-    if hint in (str, float) and type(value) is hint:
+    if type(value) is hint and (not read or hint in (str, float)):
         return value
     (parts, kind, known), union = _take_apart(hint), isinstance(hint, UnionType)
     if union and NoneType in parts and (value is None or len(parts) == 2):

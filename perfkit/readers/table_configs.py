@@ -127,8 +127,7 @@ def _make_tables(records: Iterable[tuple[str, Mapping[str, Any]]], name: str, it
     found, foreign = [], set[str]()
     for place, record in islice(records, MOST_ROWS + 1):
         given = {_FOREIGN.get(key, str(key)): value for key, value in record.items()}
-        known = {key: value for key, value in given.items() if value not in (None, "")}
-        values = {"itemsize": itemsize} | known
+        values = {"itemsize": itemsize} | {key: value for key, value in given.items() if value not in (None, "")}
         foreign |= _FOREIGN.keys() & record
         for key in given:
             join_place(place, key, _COLUMNS)
@@ -181,6 +180,7 @@ def _read_parquet(path: Path, itemsize: int) -> _Tables:
     import polars
 
     frame = polars.scan_parquet(path).limit(MOST_ROWS + 1).collect()
+    _check_count(len(frame), path.name)
     rows = enumerate(frame.iter_rows(named=True))
     return _make_tables(((f"{path.name} row {i}", row) for i, row in rows), path.name, itemsize)
 
