@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -24,6 +24,7 @@ from benchmarks import MET, OUT, PLATFORM, make_command, save_rows
 from benchmarks.gpu_bars import find_shared_data
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.traces import read_trace
+from perfkit.exploration.strategies import explore
 from perfkit.exploration.sweeps import sweep
 from perfkit.fitting import Fit
 from perfkit.ground.files import find_reference
@@ -39,12 +40,14 @@ from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.prediction.result import predict
 from perfkit.prediction.simulation import simulate
+from perfkit.prediction.strategies import price_strategies
 from perfkit.readers.kernel_database import find_database, read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import parse_nccl_tests
 from perfkit.recording.nets import Net
 from perfkit.sharding.planner import shard
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tables import TableSet, draw_tables
 from perfkit.workloads.transformer import Transformer
 
@@ -166,6 +169,15 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
         grid = {"batch": [*range(8, 808, 8)], other: [*range(1, 101)]}
         call = partial(sweep, build, grid, "h100-sxm-8", progress=False)
         jobs.append(Job(f"sweep of {name} on h100-sxm-8", repeat(call), 10_000, _EACH[name], slow=True))
+    gpt = Transformer.preset("gpt3-175b", batch=1536, dtype="bf16", mixed=True, fused=True)
+    where, most = load_platform("a100-sxm-8x128"), 100_000
+    found = explore(gpt, where, 1024).table().select(field.name for field in fields(Strategy)).to_dict(as_series=False)
+    tiled = Strategy(**{name: np.resize(np.array(own), most) for name, own in found.items()})
+    price = partial(price_strategies, gpt, where, tiled)
+    jobs += [
+        Job("strategies of GPT-3 175B on 1,024 A100", repeat(price), most, 1e-5, slow=True),
+        Job("explore the same", repeat(partial(explore, gpt, where, 1024)), bar=2.0, slow=True),
+    ]
     search = partial(
         shard, TableSet(draw_tables(856), embedding="fused"), load_platform("h100-sxm-8").with_nodes(8),
         ranks=64, objective="additive", seconds=0.35,

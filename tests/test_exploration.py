@@ -33,6 +33,23 @@ def test_the_front_holds_what_nothing_beats_in_time_memory_and_ranks() -> None:
     assert front.rows()[0] == rows[0] and {*front["ranks"]} == {8, 16} and len(front) < len(rows)
 
 
+def test_days_and_money_of_a_training() -> None:
+    found = explore(GPT, "a100-sxm-8x2", [8, 16])
+    costs, best = found.cost(2.0, tokens=1e11), found.table().row(0, named=True)
+    assert costs["cost"].is_sorted() and len(costs) == len(found.table())
+    fastest = costs.sort("time").row(0, named=True)
+    assert fastest["days"] == pytest.approx(1e11 / (64 * 2048) * best["time"] / 86400)
+    assert fastest["cost"] == pytest.approx(2.0 * fastest["days"] * 24 * 16) and costs["ranks"][0] == 8
+
+
+def test_one_strategy_needs_no_count_of_ranks() -> None:
+    one = Strategy(tp=8, dp=2, sequence_parallel=True, zero=1)
+    row = explore(GPT, "a100-sxm-8x2", strategies=[one]).table().row(0, named=True)
+    assert row["ranks"] == 16 and sum(row[part] for part in PARTS) == pytest.approx(row["time"])
+    with pytest.raises(ValueError, match="ranks is None; give"):
+        explore(GPT, "a100-sxm-8x2")
+
+
 def test_words_say_why_the_best_one_is_best() -> None:
     text = explore(GPT, "a100-sxm-8", 8).explain()
     assert "strategies fit; the best takes" in text and "instead of" in text and "mostly" in text

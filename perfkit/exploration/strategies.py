@@ -70,6 +70,27 @@ class Exploration(Tabular):
                 kept.append(place)
         return self.frame[kept]
 
+    def cost(self, price_per_gpu_hour: float, *, tokens: float) -> Table:
+        """What a pre-training takes and costs.
+
+        Parameters
+        ----------
+        price_per_gpu_hour : float
+            Price of one rank for an hour, in any currency [1/h].
+        tokens : float
+            Tokens that are trained on [-].
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            Rows of `table` with ``days`` [d], ``gpu_hours`` [h] and ``cost`` in that currency, the cheapest first.
+        """
+        count, price = check_positive("tokens", tokens), check_positive("price", price_per_gpu_hour, zero=True)
+        days = count / self.frame["tokens_per_s"] / 86400
+        hours = (24 * days * self.frame["ranks"]).alias("gpu_hours")
+        found = self.frame.with_columns(days.alias("days"), hours, (price * hours).alias("cost"))
+        return found.sort("cost", maintain_order=True)
+
     def explain(self) -> str:
         """The best strategy in words, where its time goes, and what is lost if one of its choices is another."""
         best, texts = self.frame.row(0, named=True), [repr(self)]
@@ -88,7 +109,7 @@ class Exploration(Tabular):
 
 
 def explore(
-    model: Transformer, platform: Named, ranks: int | Sequence[int], *, memory: float | None = None,
+    model: Transformer, platform: Named, ranks: int | Sequence[int] | None = None, *, memory: float | None = None,
     strategies: Sequence[Strategy] | None = None, execution: str | None = None,
 ) -> Exploration:  # fmt: skip
     """Find how ranks train a Transformer fastest.
@@ -99,8 +120,8 @@ def explore(
         The model; its batch is over all ranks. What it says of sharing, checkpoints and micro-batches is not asked for.
     platform : Platform, str or Path
         Where, such as ``h100-sxm-8x128``.
-    ranks : int or sequence of int
-        Ranks that take part, or several counts to choose from [-].
+    ranks : int or sequence of int, optional
+        Ranks that take part, or several counts to choose from; those of `strategies` unless given [-].
     memory : float, optional
         What a rank may use; all that the device has unless given [B].
     strategies : sequence of Strategy, optional
@@ -132,7 +153,10 @@ def explore(
     import polars
 
     check_type("model", model, Transformer)
+    ranks = [*{int(own.ranks): 0 for own in strategies or ()}] if ranks is None else ranks
     where, counts = load_platform(platform), [ranks] if isinstance(ranks, int) else list(ranks)
+    if not counts:
+        raise ValueError("ranks is None; give a count of ranks, or strategies")
     counts = [int(check_positive("ranks", count, integer=True, maximum=where.network.ranks)) for count in counts]
     capacity = find_capacity(where) if memory is None else check_positive("memory", memory)
     listed = Strategy.stack(strategies) if strategies else _list_strategies(model, where.network.ranks_per_node, counts)
