@@ -42,6 +42,55 @@ def test_uneven_stages_take_the_slowest_each_time_and_all_once(stages: list[floa
     assert time == pytest.approx(last)
 
 
+def order(schedule: str, m: int, p: int, v: int, rank: int) -> list[tuple[str, int, int]]:
+    """What a rank does in turn: forward or backward, the chunk of all stages, and the micro-batch."""
+    turns = (
+        [((k // p % v) * p, k // (p * v) * p + k % p) for k in range(m * v)] if v > 1 else [(0, k) for k in range(m)]
+    )
+    forward = [("F", chunk + rank, batch) for chunk, batch in turns]
+    backward = [("B", (v - 1) * p - chunk + rank, batch) for chunk, batch in turns]
+    warm = m if schedule == "gpipe" else 2 * (p - rank - 1) + (v - 1) * p if v > 1 else p - rank - 1
+    warm = min(warm, m * v)
+    paired = zip(forward[warm:], backward, strict=False)
+    return [*forward[:warm], *(one for pair in paired for one in pair), *backward[m * v - warm :]]
+
+
+def run(orders: list[list[tuple[str, int, int]]], cost: dict[str, list[float]], message: float) -> float:
+    """When the last rank is done, if each does the next of its turns as soon as it can."""
+    done, clock, places, last = {}, [0.0] * len(orders), [0] * len(orders), len(cost["F"]) - 1
+    while any(place < len(turns) for place, turns in zip(places, orders, strict=True)):
+        for rank, turns in enumerate(orders):
+            while places[rank] < len(turns):
+                kind, stage, batch = turns[places[rank]]
+                before = (kind, stage + (1 if kind == "B" else -1), batch)
+                if (kind, stage) == ("B", last):
+                    before = ("F", last, batch)
+                if (kind, stage) != ("F", 0) and before not in done:
+                    break
+                ready = done.get(before, 0.0) + message * (before[1] != stage)
+                clock[rank] = done[kind, stage, batch] = max(clock[rank], ready) + cost[kind][stage]
+                places[rank] += 1
+    return max(clock)
+
+
+def test_closed_forms_agree_with_200_simulated_pipelines() -> None:
+    rng, ratios = np.random.default_rng(0), []
+    for _ in range(200):
+        p, v = int(rng.integers(2, 17)), int(rng.choice([1, 1, 2, 4]))
+        m = p * int(rng.integers(1, 9))
+        backward, message = rng.uniform(1.7, 3.0), rng.choice([0.0, 0.02])
+        each = np.ones(p * v) / v
+        each[[0, -1]] += rng.uniform(0.0, 0.3, 2) * [0.2, 1.0]  # embeddings, and a head
+        cost = {"F": each.tolist(), "B": (backward * each).tolist()}
+        schedule = "interleaved" if v > 1 else str(rng.choice(["gpipe", "1f1b"]))
+        wanted = run([order(schedule, m, p, v, rank) for rank in range(p)], cost, message / v)
+        whole = (1 + backward) * each.reshape(v, p).sum(axis=0)
+        slowest = whole.max() + (2 * message if v == 1 else 0.0)
+        total = whole.sum() + 2 * message / v * (p - 1) * v
+        ratios.append((m * slowest + bubble_time(total, slowest=slowest, stages=p, chunks=v)) / wanted)
+    assert np.mean(np.abs(np.log(ratios)) < 0.05) >= 0.95, np.sort(ratios)
+
+
 @given(count, count, st.integers(1, 8))
 def test_schedules_hold_no_more_than_all_and_no_less_than_one(m: int, p: int, v: int) -> None:
     held = {name: float(held_batches(m, stages=p, schedule=name, chunks=v)) for name in SCHEDULES}
