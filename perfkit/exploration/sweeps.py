@@ -174,8 +174,7 @@ def sweep(
     found = {name: np.concatenate([part[name] for part in parts])[place] for name in _FOUND}
     if None not in found["error"]:
         raise ValueError(f"no configuration of the grid can be predicted; the first: {found['error'][0]}")
-    shown = {name: values if name in _NUMBERS else [getattr(value, "name", value) for value in values]
-             for name, values in columns.items()}  # fmt: skip
+    shown = {name: [getattr(value, "name", value) for value in values] for name, values in columns.items()}
     notes = dict.fromkeys(text for texts in found.pop("warnings") for text in texts or ())
     types = {"bottleneck": pl.String, "error": pl.String, "fits": pl.Boolean}
     found |= {name: found[name].tolist() for name in types}

@@ -154,14 +154,14 @@ class Network(Typed):
         Network adapters of a node [-].
     starts : float, optional
         How many times as long as those that were measured the start-ups of the library are, in collectives that are
-        composed over nodes [-].
+        composed over nodes; as long, if not given [-].
     """
 
     ranks_per_node: int
     nodes: int = 1
     links: Mapping[str, Link] = field(default_factory=dict)
     rails: int = 1
-    starts: float = 1.0
+    starts: float | None = None
 
     @property
     def ranks(self) -> int:

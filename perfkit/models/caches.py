@@ -61,8 +61,7 @@ class _Tables:
         fits, empty = capacities >= (most + dense) * (1 - 1e-13), capacities <= 0
         if np.all(fits):
             return np.full(fits.shape, np.inf)
-        times, logs = np.ones(fits.shape), np.zeros(fits.shape)
-        amount, growth = used(*self.touch(times))
+        amount, _ = used(*self.touch(np.ones(fits.shape)))
         goal = np.where(fits | empty, amount + dense, capacities)  # there is nothing to solve
         early = amount + dense >= goal  # dense data is the same in every iteration: it grows during the first only
         once, more = np.where(early, 0.0, dense), np.where(early, dense, 0.0)
@@ -72,20 +71,18 @@ class _Tables:
             low, high = np.where(early, soonest, 0.0), np.where(early, 0.0, np.log(latest))
             first = np.log(-np.log1p((once - goal) / most) * most / (fastest + more))  # as if all rows were alike
             logs = np.where((first > low) & (first < high) & (goal == capacities), first, 0.0)
-            times = np.exp(logs)
-            amount, growth = used(*self.touch(times))
             for _ in range(100):  # Newton's method in logarithms, bisection where it leaves the bracket
+                times = np.exp(logs)
+                amount, growth = used(*self.touch(times))
                 total = amount + once + more * times
                 gap = np.log(total / goal)
                 low, high = np.where(gap < 0, logs, low), np.where(gap > 0, logs, high)
                 new = logs - gap * total / ((growth + more) * times)
                 new = np.where((new >= low) & (new <= high), new, (low + high) / 2)
                 step, logs = new - logs, new
-                times = np.exp(logs)
                 if not np.any(abs(step) >= 1e-9):
                     break
-                amount, growth = used(*self.touch(times))
-        return np.where(fits, np.inf, np.where(empty, 0.0, times))
+        return np.where(fits, np.inf, np.where(empty, 0.0, np.exp(logs)))
 
 
 def lru_misses(

@@ -167,7 +167,7 @@ def price_collective(
         where = "with one on each node " * (way == "rail") + f"platform {platform.name!r}"
         raise ValueError(f"ranks is {ranks}; {where} has {most}; choose fewer ranks or a larger platform")
     sizes = np.asarray(nbytes, dtype=float)
-    at = _Fabric(platform, float(np.max(sizes, initial=0.0)), local, platform.network.starts)
+    at = _Fabric(platform, float(np.max(sizes, initial=0.0)), local, platform.network.starts or 1.0)
     known = any(Key.parse(key).operation == operation for key in platform.collectives)
     if not known and not (way and operation in forms.OPERATIONS):
         raise at.lacks(operation, f"model for the collective {show(operation)}")

@@ -137,7 +137,7 @@ def check_numbers(platform: Any) -> None:
     check_choice("device.kind", device.kind, ("cpu", "cuda"))
     for name in ("ranks_per_node", "nodes", "rails"):
         check_positive(f"network.{name}", getattr(network, name), integer=True)
-    check_positive("network.starts", network.starts)
+    check_positive("network.starts", 1.0 if network.starts is None else network.starts)
     for place, names, known in (
         ("device.peaks", device.peaks, DTYPES), ("network.links", network.links, ("intra", "inter")),
     ):  # fmt: skip

@@ -111,7 +111,8 @@ def with_scale(platform: P, **scales: float) -> P:
     if caches := context.caches:
         sizes = {name: caches[name] * at.get("cache", 1.0) for name in ("l2", "l3")}
         context = replace(context, caches=replace(caches, parameters={**caches, **sizes}))
-    device, links = platform.device, platform.network.links
+    device, links, starts = platform.device, platform.network.links, platform.network.starts
+    starts = (starts or 1.0) / at["latency"] if "latency" in at else starts
     *near, main = device.memory
     levels = [replace(x, capacity=_scale(x.capacity, at, "cache"), bandwidth=_scale(x.bandwidth, at, "peak"))
               for x in near]  # fmt: skip
@@ -122,7 +123,7 @@ def with_scale(platform: P, **scales: float) -> P:
     scaled = derive(
         platform, f"{platform.name}, {change}" if at else platform.name, change, kernels=kernels, context=context,
         collectives=collectives, device=replace(device, peaks=peaks, memory=tuple(levels)),
-        network=replace(platform.network, links=links, starts=platform.network.starts / at.get("latency", 1.0)),
+        network=replace(platform.network, links=links, starts=starts),
     )  # fmt: skip
     return replace(with_host(scaled, 1 / at["host"]), name=scaled.name) if "host" in at else scaled
 

@@ -171,13 +171,13 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     y = alt.Y("module:N", title=None, sort=bars["module"].to_list(), axis=alt.Axis(labelLimit=260))
     color, tooltip = canvas.colour("phase", phases, title="Phase"), tips("module", "phase", seconds=".3s", time_s=".3s")
     time = canvas.draw_bars(parts, canvas.amount_axis("seconds", "Time", "s"), y, color, tooltip)
-    line = draw(bars.select("module", "idle_s").filter(pl.col("idle_s") > 0).to_dicts())
-    line = line.mark_bar(color=INK, height={"band": 0.16})
+    idle = bars.select("module", "idle_s").filter(pl.col("idle_s") > 0).to_dicts()
+    line = draw(idle).mark_bar(color=INK, height={"band": 0.16})
     line = line.encode(x="idle_s:Q", y=y, tooltip=tips("module", idle_s=".3s"))
     total, waits = (format_time(float(bars[key].sum())) for key in ("time_s", "idle_s"))
     subtitle = f"{total} in all; thin line: the device is idle, {waits} in all"
     heading = alt.Title("Where the time goes, by module", subtitle=subtitle)
-    return layer(time, line).properties(width=460, height=alt.Step(18), title=heading)
+    return layer(time, *[line] * bool(idle)).properties(width=460, height=alt.Step(18), title=heading)
 
 
 def _join(rows: Table, gap: float) -> Table:

@@ -141,10 +141,12 @@ class PlatformComparison(Tabular):
 
     @property
     def _names(self) -> list[str]:
-        """What the sides are called: platforms by name, predictions by what is computed where."""
-        work = [(getattr(each, "workload", None), each, side) for each, side in ((self.a, "a"), (self.b, "b"))]
-        return [f"{what.description} on {each.platform.name}" if what else getattr(each, "name", side)
-                for what, each, side in work]  # fmt: skip
+        """What the sides are called: platforms by name, predictions by what is computed where, if not the same."""
+        if not hasattr(self.a, "workload"):
+            return [getattr(each, "name", side) for each, side in ((self.a, "a"), (self.b, "b"))]
+        what, where = zip(*((each.workload.description, each.platform.name) for each in (self.a, self.b)), strict=True)
+        names = [each for each in (what, where) if each[0] != each[1]] or [("a", "b")]
+        return [" on ".join(each) for each in zip(*names, strict=True)]
 
 
 def compare(

@@ -64,7 +64,8 @@ def _list_results(given: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
         about = [getattr(result, name, {}) for name in ("provenance", "machine")]
         disturbed = [f"{each['disturbances']} (disturbed measurements)" for each in about if "disturbances" in each]
         yield {
-            "heading": (type(result).__doc__ or "").partition("\n")[0].rstrip("."), "summary": repr(result),
+            "heading": (type(result).__doc__ or "").partition("\n")[0].rstrip("."),
+            "summary": re.sub(r"^\w+\((.*)\)$", r"\1", repr(result)),
             "warnings": [*getattr(result, "warnings", ()), *disturbed], "parts": parts, "asked": place < len(given),
             "words": result.explain() if hasattr(result, "explain") else "",
         }  # fmt: skip
