@@ -99,6 +99,12 @@ def fold_answers(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = source[0].replace('"answer"', '"answer", "hide-cell"')
 
 
+def draw_charts(app: Sphinx) -> None:
+    """The charts with sliders as pictures, where these stand at first: for print, and where no script runs."""
+    for name, chart in CHARTS.items():
+        chart.save(Path(app.srcdir, "docs", f"chart_{name}.svg"))
+
+
 def write_charts(app: Sphinx, error: Exception | None) -> None:
     """The charts with sliders, and the page that leads from the top of the site to its index."""
     out = Path(app.outdir)
@@ -113,5 +119,6 @@ def setup(app: Sphinx) -> None:
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
     app.add_post_transform(NamePictures)
     app.add_post_transform(LinkNames)
+    app.connect("builder-inited", draw_charts)
     app.connect("source-read", fold_answers)
     app.connect("build-finished", write_charts)

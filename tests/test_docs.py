@@ -5,6 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import vl_convert
+
+from perfkit import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -51,3 +54,14 @@ def test_charts_of_the_site_are_shown_on_its_page() -> None:
     made = set(re.findall(r'"(\w+)": plots\.ask_', (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")))
     shown = re.findall(r'src="charts/(\w+)\.html"', (ROOT / "docs" / "charts.md").read_text(encoding="utf-8"))
     assert made == set(shown) and len(shown) == 3
+
+
+def test_pictures_of_charts_with_sliders_are_those_that_are_drawn() -> None:
+    source = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+    for name, call in re.findall(r'"(\w+)": plots\.(ask_.+\)),\n', source):
+        maker, given = call.split("(", 1)
+        chart = getattr(plots, maker)(**eval(f"dict({given}"))
+        stored = (ROOT / "docs" / f"chart_{name}.svg").read_text(encoding="utf-8")
+        pictures = vl_convert.vegalite_to_svg(chart.to_json()), stored
+        drawn, kept = (re.findall(r"<text[^>]*>([^<]*)</text>", svg) for svg in pictures)
+        assert drawn == kept and len(kept) > 10, name
