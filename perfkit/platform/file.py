@@ -181,8 +181,7 @@ def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
     if (kind := key.partition(".")[0]) not in ("gemm", "bmm"):
         own.pop("tiled", None)  # other classes have no tiles
     needed, others = (names.split() for names in own[check_choice(f"form of the {group}", fit.form, own)])
-    if fit.form == "additive":  # its class says which terms there are sizes for
-        others = list_terms(kind) or others
+    others = (fit.form == "additive" and list_terms(kind)) or others  # those that its class has sizes for
     known, about = {*needed, *others}, {*fit.units, *fit.stderr}
     for parameter in sorted({*needed} - {*fit} | {*fit} - known | about - {*fit}):
         fault = "missing" if parameter in needed else "not a parameter of this fit"
