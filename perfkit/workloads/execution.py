@@ -24,20 +24,22 @@ class _Region:
     """Operations that one kernel works out, what they need and who needs them, by their positions.
 
     `loop` is what the kernel loops over: the stretch of the iteration, elements, and columns where these are summed up;
-    empty where it stays alone. `sums` is how many sums it makes, and `ready` the last position that it needs [-].
+    empty where it stays alone. `sums` is how many sums it makes, `ready` the last position that it needs, and `first`
+    orders what needs the same one [-].
     """
 
     loop: tuple[float, ...]
     members: list[int]
     needs: set[int]
     ready: float
+    first: float = -1.0
     sums: float = -1.0
     users: set[int] = field(default_factory=set)
 
     @property
-    def place(self) -> tuple[float, int]:
+    def place(self) -> tuple[float, float]:
         """Order among all kernels: each comes after what it needs."""
-        return self.ready, self.members[0] if self.loop else -1
+        return self.ready, self.first
 
 
 class _Fusion:
@@ -88,7 +90,9 @@ class _Fusion:
             self.home[one].users |= {*members}
         if self.stretch[root] < 0:
             return
-        region.ready = max([self.stretch[root] - 0.5, *(self.home[one].ready for one in region.needs)])
+        places = [self.home[one].place for one in region.needs]
+        region.ready = max([self.stretch[root] - 0.5, *(ready for ready, _ in places)])
+        region.first = max([members[0], *(first + 0.5 for ready, first in places if ready == region.ready)])
         elements, rows, n = self.graph.features[root, [_ELEMENTS, _ROWS, _N]].tolist()
         region.loop = self.stretch[root], elements
         if self.graph.labels[root][2] in _SUMS:
@@ -113,9 +117,9 @@ class _Fusion:
             return
         members = sorted([*one.members, *other.members])
         needs, users = (one.needs | other.needs) - {*members}, (one.users | other.users) - {*members}
-        place = max(one.ready, other.ready), members[0]
+        place = max(one.ready, other.ready), min(one.first, other.first)
         if all(self.home[n].place < place for n in needs) and all(self.home[u].place > place for u in users):
-            one.members, one.needs, one.users, one.ready = members, needs, users, place[0]
+            one.members, one.needs, one.users, (one.ready, one.first) = members, needs, users, place
             one.sums = max(one.sums, other.sums)
             for member in other.members:
                 self.home[member] = one

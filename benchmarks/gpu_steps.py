@@ -1,0 +1,234 @@
+"""Training steps on one NVIDIA GPU: predicted before anything ran, then timed; models of transformers and the DLRM.
+
+python -m benchmarks.gpu_steps --platform h100-sxm-8 --predictions FILE      (anywhere; needs no GPU)
+python -m benchmarks.gpu_steps --predictions FILE --measure FOLDER           (on the GPU)
+python -m benchmarks.gpu_steps --predictions FILE --measured FILE [--json OUT]
+"""
+
+import gc
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import OUT, make_command
+from benchmarks.captures import build
+from perfkit.ground.files import write_text
+from perfkit.measure.timing import clock, summarize_samples
+
+#: Sizes by model, as `benchmarks.captures.build` names them; published ones where nothing is said.
+_LARGE = {"layers": 24, "hidden": 1024, "heads": 16}
+
+
+class Step(NamedTuple):
+    """A model with sizes that differ from the published ones, the format of autocast, and how it runs."""
+
+    model: str
+    sizes: dict[str, int]
+    amp: str = ""
+    execution: str = "eager"
+
+    @property
+    def name(self) -> str:
+        """Short and unique."""
+        sizes = "-".join(f"{key[0]}{size}" for key, size in self.sizes.items())
+        return "-".join(filter(None, (self.model, sizes, self.amp or "fp32", self.execution)))
+
+
+def list_steps() -> list[Step]:
+    """All steps, those that compile last."""
+    bert, gpt = {**_LARGE, "batch": 32, "sequence": 128}, {"batch": 8}
+    steps = [Step("bert", size, amp) for size in ({"batch": 16, "sequence": 128}, bert) for amp in ("", "bf16")]
+    steps += [Step("bert", {**_LARGE, "batch": 8, "sequence": 512}, "bf16")]
+    steps += [Step("gpt2", gpt, amp) for amp in ("", "bf16")]
+    steps += [Step("gpt2", {"batch": 2, "sequence": 256}, "bf16"), Step("gpt2", {**_LARGE, "batch": 8}, "bf16")]
+    steps += [Step("llama", {"layers": 16, "hidden": 2048, "heads": 16, "batch": 2}, "bf16")]
+    steps += [Step("vit", {"batch": 64}, amp) for amp in ("", "bf16")]
+    steps += [Step("resnet", {"batch": batch}, amp) for batch in (32, 128) for amp in ("", "bf16")]
+    tables = ({}, {"batch": 16384}, {"layers": 26, "hidden": 128, "sequence": 1, "batch": 8192})
+    steps += [Step("dlrm", size) for size in tables]
+    few = {"layers": 26, "hidden": 32, "sequence": 20, "batch": 512, "vocabulary": 100_000}
+    steps += [Step("dlrm", few), Step("t5", {"batch": 8}, "bf16"), Step("whisper", {"batch": 16}, "bf16")]
+    small = (("vit", {"batch": 16}), ("gpt2", {"batch": 2, "sequence": 256}))
+    steps += [Step("vit", {"batch": 16}, "bf16"), *(Step(model, size, "bf16", "graphs") for model, size in small)]
+    compiled = (("bert", bert), ("gpt2", gpt), ("vit", {"batch": 64}), ("resnet", {"batch": 128}))
+    return steps + [Step(model, size, "bf16", "compiled") for model, size in compiled]
+
+
+def make_step(step: Step, device: str = "cuda") -> Callable[[], None]:
+    """The training step, with AdamW, or SGD for the sparse gradients of the DLRM."""
+    import torch
+
+    make, inputs = build(step.model, **step.sizes)
+    torch.manual_seed(0)
+    given = {key: [t.to(device) for t in one] if isinstance(one, list) else one.to(device)
+             for key, one in inputs.items()}  # fmt: skip
+    with torch.device(device) if torch.cuda.is_available() else nullcontext():  # which draws weights there
+        model = make().to(device).train()
+    replayed = step.execution == "graphs" and torch.cuda.is_available()  # only a real step
+    kind: Any = torch.optim.SGD if step.model == "dlrm" else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=1e-4, **({"capturable": True} if replayed else {}))
+    run = torch.compile(model) if step.execution == "compiled" else model
+    region: Any = nullcontext()
+    if step.amp:
+        region = torch.autocast("cuda", torch.bfloat16, cache_enabled=not replayed)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        with region:
+            loss = run(**given).loss
+        loss.backward()
+        optimizer.step()
+
+    return train
+
+
+def predict_steps(platform: Any) -> list[dict[str, Any]]:
+    """Price all steps on a platform: times [s], with their interval, and memory [B]."""
+    from perfkit.platform.gallery import load_platform
+    from perfkit.prediction.result import predict
+    from perfkit.recording.steps import capture
+
+    where, rows = load_platform(platform), []
+    for step in list_steps():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = capture(partial(make_step, step), device="cuda", name=step.name, family=_find_family(step))
+            found = predict(graph, where, execution="graphs" if step.execution == "graphs" else None)
+        low, high = found.interval(0.8)
+        rows.append({
+            "family": step.model, "name": step.name, "config": step._asdict(), "ranks": 1, "predicted_s": found.time,
+            "low_s": low, "high_s": high, "device_s": found.device_time, "bottleneck": found.bottleneck,
+            "execution": found.execution, "operations": len(graph), "predicted_peak": found.memory().total,
+        })  # fmt: skip
+        print(f"{step.name:<60} {1e3 * found.time:8.2f} ms  {found.bottleneck}", flush=True)
+    return rows
+
+
+def _find_family(step: Step) -> str:
+    return {"dlrm": "dlrm", "resnet": "convolution"}.get(step.model, "transformer")
+
+
+def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
+    """Time a step in a row and one by one [s], with its memory [B]; a trace of four is kept in a folder."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before, train, numbers, wait = torch.cuda.memory_allocated(), make_step(step), count(), torch.cuda.synchronize
+    aside = torch.cuda.Stream()
+    with torch.cuda.stream(aside):
+        for _ in range(4):
+            train()
+    wait()
+    if step.execution == "graphs":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=aside):
+            train()
+        train = graph.replay
+    once = min(clock([train], wait) for _ in range(2))
+    peak, reserved = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_reserved()
+    each = int(np.clip(0.2 / once, 4, 40))
+    blocks = [clock([train] * each, wait) / each for _ in range(8)]
+    spaced = [clock([train], wait) for _ in range(2 * each)]
+    timing = {"in_a_row": summarize_samples(blocks), "one_by_one": summarize_samples(spaced)}
+    result = {"name": step.name, **timing, "peak": peak, "reserved": reserved}
+    if folder is None:
+        return result
+
+    def mark() -> None:
+        with record_function(f"ProfilerStep#{next(numbers)}"):
+            train()
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as found:
+        profiled = clock([mark] * 4, wait) / 4
+    folder.mkdir(parents=True, exist_ok=True)
+    found.export_chrome_trace(str(folder / f"{step.name}.json.gz"))
+    return {**result, "profiled": profiled}
+
+
+def measure_steps(out: Path, names: list[str]) -> None:
+    """Time the steps of these names; each is written when it is finished, with the reason where it failed."""
+    import torch
+
+    from perfkit.measure.machine import describe_machine, list_versions
+
+    device, rows = torch.cuda.get_device_properties(0), list[dict[str, Any]]()
+    facts = {"device": device.name, "memory": device.total_memory, "cache": device.L2_cache_size}
+    facts |= {"machine": describe_machine(), "versions": {**list_versions(), "cuda": torch.version.cuda}}
+    for number in range(2):
+        for step in (step for step in list_steps() if step.name in names):
+            if number and step.execution == "compiled":
+                continue
+            try:
+                rows.append({"pass": number, **time_step(step, None if number else out / "traces")})
+                print(f"{step.name:<60} {1e3 * rows[-1]['in_a_row']['median']:8.2f} ms", flush=True)
+            except (RuntimeError, ValueError, AttributeError, TypeError) as error:
+                rows.append({"pass": number, "name": step.name, "failed": f"{type(error).__name__} {error}"[:300]})
+                print(step.name, rows[-1]["failed"], flush=True)
+            write_text(out / "steps.json", json.dumps({**facts, "rows": rows}, indent=1))
+
+
+def join_runs(predicted: dict[str, Any], measured: dict[str, Any]) -> Any:
+    """Predictions and measurements as a `Comparison`: iterations in a row, the mean of both passes."""
+    from perfkit.calibration.checks import Comparison
+
+    runs = []
+    for row in predicted["rows"]:
+        timed = [one for one in measured["rows"] if one["name"] == row["name"] and "failed" not in one]
+        if timed:
+            own = {key: float(np.mean([one["in_a_row"][key] for one in timed])) for key in ("median", "q1", "q3")}
+            passes = [one["in_a_row"]["median"] for one in timed]
+            runs.append({
+                **row, "measured_s": own["median"], "measured_q1_s": own["q1"], "measured_q3_s": own["q3"],
+                "flagged": False, "passes_s": passes, "noise": max(passes) / min(passes) - 1,
+                "one_by_one_s": float(np.mean([one["one_by_one"]["median"] for one in timed])),
+                "peak": timed[0]["peak"],
+            })  # fmt: skip
+    machine = {**measured["machine"], "device": measured["device"], "predicted": predicted["date"]}
+    return Comparison(tuple(runs), predicted["platform"], machine, measured["versions"])
+
+
+def _run(given: Any) -> None:
+    if given.platform:
+        from datetime import date
+
+        from perfkit.platform.gallery import load_platform
+
+        where = load_platform(given.platform)
+        about = {"platform": where.name, "date": date.today().isoformat()}
+        write_text(given.predictions, json.dumps({**about, "rows": predict_steps(where)}, indent=1) + "\n")
+        return
+    predicted = json.loads(given.predictions.read_text())
+    if given.measure:
+        measure_steps(given.measure, [row["name"] for row in predicted["rows"]])
+        return
+    comparison = join_runs(predicted, json.loads(given.measured.read_text()))
+    print(comparison.as_text())
+    if given.json:
+        comparison.save(given.json)
+
+
+main = make_command(
+    "gpu_steps", "Training steps on one GPU, predicted beforehand.", _run,
+    {
+        "--platform": {"metavar": "P.toml", "help": "platform to predict on"},
+        "--predictions": {"type": Path, "required": True, "metavar": "FILE", "help": "what was predicted"},
+        "--measure": {"type": Path, "metavar": "FOLDER", "help": "time the steps here, into steps.json and traces"},
+        "--measured": {"type": Path, "metavar": "FILE", "help": "steps.json of the GPU"},
+        **OUT,
+    },
+)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
