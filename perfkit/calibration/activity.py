@@ -188,7 +188,8 @@ def time_host(file: TraceFile) -> Table:
         rank; overhead, named as in `Platform.host`: gap (T1, before the next call of PyTorch), before_launch (T2),
         after_launch (T3), launch (T4), between_launches (T5), bare (a call without a launch); n [-]; median_s, mean_s
         [s]. A node of autograd is one call, as in a `Graph`. Times in which the host waits for its device or loads
-        data are left out. observers: what else was recorded, which slows the host.
+        data are left out; while one thread waits for another, the calls of that one count. observers: what else was
+        recorded, which slows the host.
 
     References
     ----------
@@ -200,7 +201,8 @@ def time_host(file: TraceFile) -> Table:
     loading = pl.col("name").str.contains("DataLoader")
     calls = host.filter((pl.col("cat") == "cpu_op") | loading)
     calls = calls.filter(ts >= end.cum_max().shift(1).fill_null(0).over(threads))  # those that nothing is around
-    calls = calls.select("index", "name", *threads, "ts", "end", before=end.shift(1).over(threads)).filter(~loading)
+    calls = calls.sort(ts).with_columns(before=end.cum_max().shift(1).over("pid")).filter(~loading)
+    calls = calls.select("index", "name", *threads, "ts", "end", "before")
     launches = host.filter(pl.col("index_correlation") >= 0, ~pl.col("name").str.contains(BLOCKING))
     launches = launches.select(*threads, "ts", "end", begin="ts")
     launches = launches.join_asof(calls, on="ts", by=threads, check_sortedness=False).filter(ts < pl.col("end_right"))
@@ -214,7 +216,7 @@ def time_host(file: TraceFile) -> Table:
     }  # fmt: skip
     pairs = {"gap": calls.select("before", after=ts), "between_launches": launches.select(between, after="begin")}
     for name, pair in pairs.items():
-        pair = pair.drop_nulls()
+        pair = pair.drop_nulls().filter(pl.col("before") <= pl.col("after"))
         free = waits.search_sorted(pair["before"]) == waits.search_sorted(pair["after"])
         times[name] = pair.filter(free).select(pl.col("after") - pl.col("before"))
     series = ((name, 1e-9 * frame.to_series().drop_nulls()) for name, frame in times.items())

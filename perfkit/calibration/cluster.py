@@ -1,5 +1,6 @@
 """GPUs calibrated through probes, a plan that a live or a recorded device answers, or through traces of their steps."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,22 +12,26 @@ import numpy as np
 import polars as pl
 
 from perfkit.calibration.activity import time_host
+from perfkit.calibration.context import expect_spread
 from perfkit.calibration.meetings import read_ranks
-from perfkit.fitting import Fit, fit_roofline
+from perfkit.calibration.traced import record_step
+from perfkit.fitting import Fit, fit_context, fit_roofline
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Quantity
 from perfkit.ground.units import Array
 from perfkit.measure.folders import Campaign
-from perfkit.measure.probes import Probe, Recording, list_probes
+from perfkit.measure.probes import LARGE, Probe, Recording, list_probes
 from perfkit.measure.processes import join_ranks, run_processes
 from perfkit.measure.samples import load
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, find_similar, load_platform
-from perfkit.platform.platform import Platform
+from perfkit.platform.kernels import find_unaligned
+from perfkit.platform.platform import ANY, Platform
 from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
-from perfkit.prediction.cost import find_traffic, size_operations
+from perfkit.prediction.cost import classify, find_traffic, price, size_operations
 from perfkit.prediction.result import predict
 from perfkit.readers.trace import read_kineto
+from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 
 #: Time of the calls of one sample, and assumed ones to prepare a probe, to build and trace an iteration, and to compile
@@ -112,11 +117,18 @@ def measure_cluster(
     return {**about, **found, "probes": rows, "host": _time_host(rows)}
 
 
+def _list_traced(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Eager iterations whose traces are still there."""
+    return [row for row in rows if row["variant"] == "eager" and os.path.exists(row.get("trace", ""))]
+
+
 def _time_host(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Overheads of the host in eager iterations [s]: name, mean and its error, at their pace without the profiler."""
     frames = [pl.DataFrame(schema={"overhead": pl.String, "s": pl.Float64})]
-    for row in (row for row in rows if row["variant"] == "eager" and os.path.exists(row.get("trace", ""))):
-        file, pace = read_kineto(row["trace"]), row["seconds"] / row["profiled"]
+    for row in (row for row in _list_traced(rows) if row["kind"] not in LARGE):
+        file, pace, number = read_kineto(row["trace"]), row["seconds"] / row["profiled"], pl.col("iteration")
+        if len(marked := file.events.filter(number >= 0)["iteration"].unique()) > 1:
+            file = replace(file, events=file.events.filter(number > marked.min()))  # the profiler starts in the first
         frames.append(time_host(file).select("overhead", s=pace * pl.col("mean_s")))
     value, every = pl.col("s"), pl.concat(frames).group_by("overhead")
     means = every.agg(value.mean(), error=value.std() / value.len().sqrt())
@@ -152,20 +164,21 @@ def fit_cluster(measurements: Mapping[str, Any], base: Named | None = None, *, n
     if not timed:
         raise ValueError(f"no probe was timed; the first failed with: {rows[0]['failed']}")
     frame = pl.DataFrame([{column: row.get(column) for column in _COLUMNS} for row in timed], infer_schema_length=None)
-    platform = replace(base, device=_describe(base.device, measurements["facts"], frame, day))
+    platform = replace(base, device=_describe(base.device, measurements["facts"], day))
     frame = frame.filter(pl.len().over("kind", "dtype", "ranks", "nodes") >= _LEAST, pl.col("cold"))
     if len(sent := frame.filter(stage="collectives").with_columns(operation="kind")):
         platform = add_curves(platform, sent, source=source, date=day)
     kernels = _fit_kernels(frame.filter(stage="kernels"), platform.device, source, day)
     platform = assemble(platform, name=name or f"{base.name}, measured", kernels=kernels)
     host = {key: Quantity(mean, "s", "measured", source, day, e) for key, mean, e in measurements["host"]} or base.host
+    platform = _add_context(replace(platform, host=host), _list_traced(rows), source, day)
     parts = ((platform.kernels, base.kernels), (platform.collectives, base.collectives))
     kept = [key for new, old in parts for key, fit in new.items() if fit == old.get(key)]
-    kept += ["host"] if host is base.host else []
+    kept += ["host"] if platform.host is base.host else []
     lost = Counter(f"{row['kind']} in {row['dtype']} ({row['failed']})" for row in rows if "failed" in row)
     story = {"id": source, "measured": day, "base": base.name, "as in the base": ", ".join(kept)}
     story["without a time"] = "; ".join(f"{count} of {label}" for label, count in lost.items())
-    return replace(platform, host=host, provenance=story)
+    return replace(platform, provenance=story)
 
 
 def _fit_kernels(frame: pl.DataFrame, device: Device, source: str, day: str) -> dict[str, Fit]:
@@ -176,19 +189,91 @@ def _fit_kernels(frame: pl.DataFrame, device: Device, source: str, day: str) -> 
         work = pl.col("flops"), pl.col("nbytes")
         fit = fit_kernel(rows, ("flops", "nbytes"), *work, device, str(dtype), source, day)
         fits[str(kind)] = replace(fit, dtypes=(str(dtype),))
+        own = rows.filter(pl.len().over("variant") >= 2 * _LEAST, pl.col("kind").is_in(("attention", "convolution")))
+        for (variant,), part in own.group_by("variant", maintain_order=True):
+            fit = fit_kernel(part, ("flops", "nbytes"), *work, device, str(dtype), source, day)
+            fits[f"{kind}.{variant}"] = replace(fit, dtypes=(str(dtype),))
     return fits
 
 
-def _describe(device: Device, facts: Mapping[str, Any], frame: pl.DataFrame, day: str) -> Device:
-    """The device as its driver describes it; its last cache is as fast as the fastest stream that fits into it."""
+def _describe(device: Device, facts: Mapping[str, Any], day: str) -> Device:
+    """The device as its driver describes it."""
     if not facts:
         return device
     *rest, near, main = device.memory
-    said, warm = ("measured", "torch.cuda.get_device_properties", day), frame.filter(~pl.col("cold"))
-    rate = Quantity(max(warm["nbytes"] / warm["seconds"]), "B/s", "measured", "fastest sum inside the cache", day)
-    near = replace(near, capacity=Quantity(facts["cache"], "B", *said), bandwidth=rate)
-    main = replace(main, capacity=Quantity(facts["memory"], "B", *said))
+    said = "measured", "torch.cuda.get_device_properties", day
+    near, main = (
+        replace(level, capacity=Quantity(facts[name], "B", *said))
+        for level, name in ((near, "cache"), (main, "memory"))
+    )
     return replace(device, name=facts["name"], memory=(*rest, near, main))
+
+
+def _add_context(platform: Platform, rows: Sequence[Mapping[str, Any]], source: str, day: str) -> Platform:
+    """What traced iterations add to isolated kernels, how fast their host is, and how far they are from both.
+
+    What the base says belongs to its own kernels; that of classes which no iteration here has run stays.
+    """
+    if not rows:
+        return platform
+    kept = {key: fit for key, fit in platform.context.kernels.items() if key.endswith((".fused", ".triton"))}
+    bare = replace(platform, context=replace(platform.context, kernels={}))
+    parts: dict[str, list[Array]] = {}
+    for row in (row for row in rows if row["kind"] in LARGE):  # time between small kernels counts as theirs in probes
+        for key, columns in _put_beside(row, bare).items():
+            parts.setdefault(key, []).append(columns)
+    learned = {key: replace(fit_context(*np.concatenate(columns, axis=1), pull=1.0, source=source), date=day)
+               for key, columns in parts.items()}  # fmt: skip
+    where = replace(platform, context=replace(platform.context, kernels={**kept, **learned}, iterations={}))
+    with keep_quiet():
+        found = [predict(load(dict(row["sizes"])), where) for row in rows]
+        logs = [math.log(row["seconds"] / one.time) for row, one in zip(rows, found, strict=True)]
+        if paced := [log for log, one in zip(logs, found, strict=True) if one.bottleneck == "host-bound"]:
+            factor, error = math.exp(np.mean(paced)), float(np.std(paced))
+            host = {key: replace(q, value=factor * q.value, stderr=error * factor * q.value)
+                    for key, q in where.host.items()}  # fmt: skip
+            where = replace(where, host=host)
+            logs = [math.log(row["seconds"] / predict(load(dict(row["sizes"])), where).time) for row in rows]
+    own: dict[str, list[float]] = {ANY: logs}
+    for row, log in zip(rows, logs, strict=True):
+        own.setdefault(load(dict(row["sizes"])).family, []).append(log)
+    about: dict[str, Any] = {"units": {"scale": "-"}, "source": source, "date": day}
+    fits = {family: Fit("iteration", {"scale": 1.0}, spread=expect_spread(some), n=len(some), **about)
+            for family, some in own.items()}  # fmt: skip
+    context = replace(where.context, iterations=fits, parallel={**fits, **where.context.parallel})
+    return replace(where, context=context)
+
+
+def _put_beside(row: Mapping[str, Any], platform: Platform) -> dict[str, Array]:
+    """Isolated times of the operations of a traced iteration, and those that were traced, by class [s].
+
+    A class counts in its number format, its variant, and as a whole. A sparse update is called as a sum: what a whole
+    update phase takes beyond its dense part tells its time.
+    """
+    (graph, seconds), workload = record_step(read_kineto(row["trace"])), load(dict(row["sizes"]))
+    graphs, parts = [graph], dict[str, list[Array]]()
+    updates = np.array([label[3] == "update" for label in graph.labels])
+    if sparse := isinstance(workload, DLRM) and workload.sparse:
+        graphs += workload.graphs(1, None, accelerator=True)
+    for step, times in zip(graphs, (seconds, None), strict=False):
+        classes, _, number = classify([step], platform, step.dtype)
+        costs = price([step], platform, dtype=step.dtype)[0]
+        columns = np.stack([costs.hot, costs.cold, costs.page_walks])
+        if times is None:
+            rows = np.array([label[1] == "embedding_update" for label in step.labels])
+            dense = ~rows & [label[3] == "update" for label in step.labels]
+            left = np.nansum(seconds[updates]) - columns[0, dense].sum()
+            parts["embedding_update"] = [np.append(columns[:, rows].sum(axis=1), max(left, 1e-7))[:, None]]
+            continue
+        sizes = {name: step.column(name) for name in "mnk"}
+        for index, (kind, variant, dtype) in enumerate(classes):
+            odd = find_unaligned(platform, kind, variant, dtype, sizes)
+            chosen = (number == index) & (times > 0) & ~odd & ~(sparse & updates)
+            if kind in ("collective", "transfer", "other") or not chosen.any():
+                continue
+            for key in dict.fromkeys((f"{kind}.{variant}.{dtype}", f"{kind}.{variant}", f"{kind}.{dtype}", kind)):
+                parts.setdefault(key, []).append(np.vstack([columns[:, chosen], times[chosen]]))
+    return {key: np.concatenate(each, axis=1) for key, each in parts.items()}
 
 
 def fit_traced(recorded: Sequence[tuple[Graph, Array]], platform: Platform, *, source: str = "") -> dict[str, Fit]:
@@ -261,8 +346,6 @@ def calibrate_traces(
     UserWarning
         If the traces are of another device than the base.
     """
-    from perfkit.calibration.traced import record_step
-
     files = read_ranks([traces] if isinstance(traces, str | Path) else traces)
     names = [str(each.get("name", "")) for file in files for each in file.devices[:1]]
     where = load_platform(base or find_similar(names[0] if names else ""))

@@ -113,6 +113,10 @@ class _Step:
             above = self.launches[row["index"]] if row["operation"] < 0 else row["operation"]
             while above >= 0 and (cats[above] != "cpu_op" or "evaluate_function" in self.names[above]):
                 above = parents[above]
+            inner = self.launches[row["index"]]
+            while inner not in (-1, above) and (cats[inner], self.names[inner]) != ("cpu_op", self.names[above]):
+                inner = parents[inner]
+            above = max(above, inner)  # autocast calls an operation again, on what it has cast
             key = row["index"] if above < 0 or row["index"] in found else above
             self.calls.setdefault(key, []).append({**row, **found.get(key, {})})
         busy = {self.outer[self.find_host(key)] for key in self.calls}
@@ -162,7 +166,7 @@ def _run(recorder: Recorder, name: str, given: Mapping[str, Any]) -> None:
     packet = getattr(torch.ops.aten, name, None)
     for func in (getattr(packet, overload) for overload in packet.overloads()) if packet else ():
         takes = func._schema.arguments
-        values = [_adapt(a, *(part[i] if i < len(part) else "" for part in columns)) for i, a in enumerate(takes)]
+        values = [_adapt(name, a, *(part[i] if i < len(part) else "" for part in columns)) for i, a in enumerate(takes)]
         if any(value is _MISFIT for value in values):
             continue
         named = {a.name: v for a, v in zip(takes, values, strict=True) if a.kwarg_only and v is not None}
@@ -176,7 +180,7 @@ def _run(recorder: Recorder, name: str, given: Mapping[str, Any]) -> None:
             recorder.on = False
 
 
-def _adapt(argument: Any, dims: Any, kind: str, stride: Any, text: Any) -> Any:
+def _adapt(name: str, argument: Any, dims: Any, kind: str, stride: Any, text: Any) -> Any:
     """An argument of an overload, if it takes what the trace has."""
     takes, several, value = str(argument.type), kind[:10] == "TensorList", argument.default_value
     if kind in _TYPES or several:
@@ -184,8 +188,10 @@ def _adapt(argument: Any, dims: Any, kind: str, stride: Any, text: Any) -> Any:
             return _MISFIT
         made = [_make(each, kind[11:-1]) if each else None for each in dims] if several else _make(dims, kind, stride)
         return [made] if "List" in takes and not several else made
+    if takes == "Tensor":  # one that backward passes are given where there is none
+        return torch.empty(0) if "backward" in name else _MISFIT
     if "Tensor" in takes or argument.name in _ABOUT:
-        return _MISFIT if takes == "Tensor" else None
+        return None
     with suppress(ValueError, SyntaxError):
         value = ast.literal_eval(str(text)) if text else value
     return value

@@ -1,7 +1,7 @@
 """The plan of a GPU's calibration as data: kernels, collectives and small iterations; and a device in a file."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -11,15 +11,30 @@ from perfkit.ground.results import Table
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.samples import draw_calibration, dump
 from perfkit.models.embedding import forward_bytes
+from perfkit.recording.nets import Net
+from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import COLLECTIVES
+from perfkit.workloads.transformer import Transformer
 from perfkit.workloads.vocabulary import size_product
 
 #: Number formats of matrix products in the order of a plan; the first one that a device has is used for other kernels.
 FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 #: Classes of kernels that are timed beside products and sums.
 _TIMED = ("attention", "convolution", "embedding_forward")
-#: Families whose small iterations also run compiled: sparse gradients are not compiled.
-_COMPILED = ("transformer", "convolution")
+#: Small iterations, which the host paces; those that also run compiled; and larger ones, which the device paces.
+_SMALL, _COMPILED = ("dlrm-0", "gpt2-0", "bert-1", "resnet-0", "mobilenet-1", "xlnet-4"), ("gpt2-0", "resnet-0")
+LARGE = {
+    "gpt2-large": Transformer.gpt2("gpt2-medium", layers=2, batch=4, sequence=1024, vocabulary=50304),
+    "gpt2-mixed": Transformer.gpt2(
+        "gpt2-medium", layers=4, batch=8, sequence=1024, vocabulary=50304, dtype="bf16", mixed=True
+    ),
+    "bert-mixed": Transformer.bert(
+        "bert-large", layers=4, batch=32, sequence=256, vocabulary=30528, dtype="bf16", mixed=True
+    ),
+    "dlrm-large": DLRM(rows=[1_000_000] * 8, dim=64, pooling=32, exponent=0.5, batch=8192),
+    "resnet-large": Net("resnet", 64, size=224, width=64, depth=3, classes=1000),
+    "resnet-half": Net("resnet", 64, size=224, width=64, depth=3, classes=1000, dtype="bf16"),
+}
 
 
 class Probe(NamedTuple):
@@ -103,11 +118,15 @@ def list_probes(
     """
     yield from _draw_kernels([dtype for dtype in FORMATS if dtype in formats] or ["fp32"], memory, cache)
     yield from _draw_collectives(local, nodes, min(2.0**30, memory / 4))
-    samples = draw_calibration(models="all", hybrid=False)
-    for place, sample in enumerate(samples):
-        if sum(other.family == sample.family for other in samples[:place]) < 2:
-            for how in ("eager", "compiled") if sample.family in _COMPILED else ("eager",):
-                yield Probe("iterations", sample.name, how, sample.workload.dtype, dump(sample.workload))
+    drawn = {sample.name: sample.workload for sample in draw_calibration(models="all", hybrid=False)}
+    half = [dtype for dtype in FORMATS[:2] if dtype in formats]
+    for name, workload in ({name: drawn[name] for name in _SMALL} | LARGE).items():
+        if workload.dtype != "fp32":
+            if not half:
+                continue
+            workload = replace(workload, dtype=half[0])
+        for how in ("eager", "compiled") if name in _COMPILED else ("eager",):
+            yield Probe("iterations", name, how, workload.dtype, dump(workload))
 
 
 #: Sizes that are looked up, of products and of messages.

@@ -88,20 +88,21 @@ class Context(Typed):
 
         return Context(**{part.name: apply(getattr(self, part.name)) for part in fields(self)})
 
-    def find(self, kind: str, variant: str) -> Fit | None:
-        """Find the fit of a class of kernels: that of its variant, causal or not, else of all of its kind.
+    def find(self, kind: str, variant: str, dtype: str = "") -> Fit | None:
+        """Find the fit of a class of kernels: of its variant in a format, of its variant, causal or not, of its kind.
 
         Parameters
         ----------
-        kind, variant : str
-            Class and finer class [-].
+        kind, variant, dtype : str
+            Class, finer class and number format [-].
 
         Returns
         -------
         fit : Fit or None
             Parameters of `perfkit.models.kernels.in_context`; None where neither was calibrated.
         """
-        names = (f"{kind}.{variant}", f"{kind}.{variant.replace('_causal', '')}", kind)
+        both = f"{kind}.{variant}", f"{kind}.{variant.replace('_causal', '')}"
+        names = (*(f"{name}.{dtype}" for name in both), *both, f"{kind}.{dtype}", kind)
         return next((self.kernels[name] for name in names if name in self.kernels), None)
 
     def find_iteration(self, family: str, ranks: int) -> Fit | None:

@@ -19,7 +19,7 @@ from perfkit.models.kernels import in_context
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import FORMS, check_time
 from perfkit.platform.kernels import UNALIGNED, find_stand_in, find_unaligned, say_unaligned
-from perfkit.platform.platform import Platform
+from perfkit.platform.platform import ANY, Platform
 from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.tables import list_laws
@@ -111,7 +111,7 @@ def _size_rows(
 def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) -> _Models:
     """What prices these classes: fits, contexts if they are `scaled`, and their numbers as arrays over classes."""
     fits = [find_stand_in(platform.kernels, kind, variant=variant, dtype=own) for kind, variant, own in classes]
-    contexts = [platform.context.find(kind, variant) if scaled else None for kind, variant, _ in classes]
+    contexts = [platform.context.find(*key) if scaled else None for key in classes]
     rows = []
     for (kind, variant, own), fit, context in zip(classes, fits, contexts, strict=True):
         assumed = fit is None or fit.kind == "assumed"
@@ -171,7 +171,7 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[t
         numbers.append(np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.intp)[of])
     classes = tuple(known)
     family = graphs[0].family if graphs else ""  # scales of a GPU are those of the families they were fitted to
-    scaled = platform.device.kind == "cpu" or not family or family in platform.context.iterations
+    scaled = platform.device.kind == "cpu" or not family or bool({family, ANY} & {*platform.context.iterations})
     models = platform.memo.get((scaled, classes))
     models = models or platform.memo.setdefault((scaled, classes), _find_models(platform, classes, scaled))
     return classes, models, np.concatenate(numbers)

@@ -29,7 +29,7 @@ OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD
 
 #: Settings of a workload that can be predicted, with the only value that is built here.
 _BUILT = {
-    "embedding": "separate", "fused": False, "mixed": False, "compiled": False, "checkpoint": False, "accumulate": 1,
+    "embedding": "separate", "fused": False, "compiled": False, "checkpoint": False, "accumulate": 1,
     "parallel": "ddp", "kv_heads": 0, "inner": 0, "dropout": 0.0, "norm": "layer", "gated": False, "rotary": False,
     "tie": True, "bias": True}  # fmt: skip
 
@@ -334,7 +334,8 @@ def build_step(
         module, loss_of = _build_words(workload), lambda x, y: F.cross_entropy(x.view(-1, x.shape[-1]), y.view(-1))
     else:
         module = build_net(workload)
-    module = module.to(device, DTYPES[check_choice("dtype", workload.dtype, DTYPES)])
+    dtype, mixed = DTYPES[check_choice("dtype", workload.dtype, DTYPES)], getattr(workload, "mixed", False)
+    module = module.to(device, torch.float32 if mixed else dtype)
     batches = itertools.cycle([_draw_batch(workload, ranks, device, rng, tables) for _ in range(8)])
     averaged = [p for part in (parts or [""]) for p in module.get_submodule(part).parameters()]
     if overlap := ranks > 1 and workload.overlap:
@@ -349,7 +350,9 @@ def build_step(
     def step() -> None:
         inputs, labels = next(batches)
         optimizer.zero_grad()
-        loss_of(module(*inputs), labels).backward()
+        with torch.autocast(torch.device(device).type, dtype, enabled=mixed):
+            loss = loss_of(module(*inputs), labels)
+        loss.backward()
         if ranks > 1 and not overlap:
             _all_reduce(averaged)
         optimizer.step()

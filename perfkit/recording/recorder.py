@@ -219,7 +219,8 @@ class Recorder(TorchDispatchMode):
     def _find_table(self, name: str, args: list[Any], sizes: dict[str, float]) -> dict[str, float]:
         """Number of the table that rows are looked up in, which is noted when it is first seen."""
         if name == "_embedding_bag_backward":
-            return {"table": self._looked_up[self.values.number(args[1]), args[6]][0]}
+            known = (own for key, own in self._looked_up.items() if key[1:] == (args[6],))  # all that a trace tells
+            return {"table": self._looked_up.get((self.values.number(args[1]), args[6]), next(known, (0,)))[0]}
         weight = self.values.number(args[0])
         number, bags = self._looked_up.get((weight,), (0, sizes["lookups"]))
         if name != "_embedding_bag":
