@@ -15,7 +15,8 @@ from perfkit.calibration.activity import time_host
 from perfkit.calibration.context import expect_spread
 from perfkit.calibration.meetings import read_ranks
 from perfkit.calibration.traced import record_step
-from perfkit.fitting import Fit, fit_context, fit_roofline
+from perfkit.calibration.traces import read_trace
+from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Quantity
 from perfkit.ground.units import Array
@@ -222,8 +223,7 @@ def _add_context(platform: Platform, rows: Sequence[Mapping[str, Any]], source: 
     for row in (row for row in rows if row["kind"] in LARGE):  # time between small kernels counts as theirs in probes
         for key, columns in _put_beside(row, bare).items():
             parts.setdefault(key, []).append(columns)
-    learned = {key: replace(fit_context(*np.concatenate(columns, axis=1), pull=1.0, source=source), date=day)
-               for key, columns in parts.items()}  # fmt: skip
+    learned = {key: _compare(np.concatenate(columns, axis=1), source, day) for key, columns in parts.items()}
     where = replace(platform, context=replace(platform.context, kernels={**kept, **learned}, iterations={}))
     with keep_quiet():
         found = [predict(load(dict(row["sizes"])), where) for row in rows]
@@ -244,35 +244,44 @@ def _add_context(platform: Platform, rows: Sequence[Mapping[str, Any]], source: 
     return replace(where, context=context)
 
 
+def _compare(columns: Array, source: str, day: str) -> Fit:
+    """What a class takes in iterations over what its kernels take alone: long operations decide."""
+    alone, seconds = columns
+    scale, weights = seconds.sum() / alone.sum(), seconds / seconds.sum()
+    spread = float(np.sqrt(weights @ np.log(seconds / (scale * alone)) ** 2))
+    about: dict[str, Any] = {"n": len(seconds), "units": {"scale": "-"}, "source": source, "date": day}
+    return Fit("in_context", {"scale": float(scale)}, spread=spread, **about)
+
+
 def _put_beside(row: Mapping[str, Any], platform: Platform) -> dict[str, Array]:
     """Isolated times of the operations of a traced iteration, and those that were traced, by class [s].
 
     A class counts in its number format, its variant, and as a whole. A sparse update is called as a sum: what a whole
     update phase takes beyond its dense part tells its time.
     """
-    (graph, seconds), workload = record_step(read_kineto(row["trace"])), load(dict(row["sizes"]))
-    graphs, parts = [graph], dict[str, list[Array]]()
+    trace, workload, parts = read_trace(row["trace"]), load(dict(row["sizes"])), dict[str, list[Array]]()
+    busy, queued = trace.idle().select("busy_s", "queued_s").row(0)
+    graph, seconds = record_step(trace.files[0])
+    seconds = seconds * (1 + queued / busy)  # kernels that follow one another start late
     updates = np.array([label[3] == "update" for label in graph.labels])
-    if sparse := isinstance(workload, DLRM) and workload.sparse:
-        graphs += workload.graphs(1, None, accelerator=True)
-    for step, times in zip(graphs, (seconds, None), strict=False):
-        classes, _, number = classify([step], platform, step.dtype)
-        costs = price([step], platform, dtype=step.dtype)[0]
-        columns = np.stack([costs.hot, costs.cold, costs.page_walks])
-        if times is None:
-            rows = np.array([label[1] == "embedding_update" for label in step.labels])
-            dense = ~rows & [label[3] == "update" for label in step.labels]
-            left = np.nansum(seconds[updates]) - columns[0, dense].sum()
-            parts["embedding_update"] = [np.append(columns[:, rows].sum(axis=1), max(left, 1e-7))[:, None]]
+    sparse = isinstance(workload, DLRM) and workload.sparse
+    classes, _, number = classify([graph], platform, graph.dtype)
+    alone, sizes = price([graph], platform, dtype=graph.dtype)[0].hot, {name: graph.column(name) for name in "mnk"}
+    for index, (kind, variant, dtype) in enumerate(classes):
+        odd = find_unaligned(platform, kind, variant, dtype, sizes)
+        chosen = (number == index) & (seconds > 0) & ~odd & ~(sparse & updates)
+        if kind in ("collective", "transfer", "other") or not chosen.any():
             continue
-        sizes = {name: step.column(name) for name in "mnk"}
-        for index, (kind, variant, dtype) in enumerate(classes):
-            odd = find_unaligned(platform, kind, variant, dtype, sizes)
-            chosen = (number == index) & (times > 0) & ~odd & ~(sparse & updates)
-            if kind in ("collective", "transfer", "other") or not chosen.any():
-                continue
-            for key in dict.fromkeys((f"{kind}.{variant}.{dtype}", f"{kind}.{variant}", f"{kind}.{dtype}", kind)):
-                parts.setdefault(key, []).append(np.vstack([columns[:, chosen], times[chosen]]))
+        finer = f"{kind}.{variant.replace('_causal', '')}"
+        for key in dict.fromkeys((f"{finer}.{dtype}", finer, f"{kind}.{dtype}", kind)):
+            parts.setdefault(key, []).append(np.stack([alone[chosen], seconds[chosen]]))
+    if sparse:
+        (known,) = workload.graphs(1, None, accelerator=True)
+        alone = price([known], platform, dtype=known.dtype)[0].hot
+        rows = np.array([label[1] == "embedding_update" for label in known.labels])
+        dense = ~rows & [label[3] == "update" for label in known.labels]
+        left = max(float(np.nansum(seconds[updates]) - alone[dense].sum()), 1e-7)
+        parts["embedding_update"] = [np.array([[alone[rows].sum()], [left]])]
     return {key: np.concatenate(each, axis=1) for key, each in parts.items()}
 
 

@@ -19,15 +19,16 @@ from perfkit.platform.estimates import FORMS, Estimate, fill_in, find_extrapolat
 Fits: TypeAlias = Mapping[str, Fit]
 _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
 #: Formats that run on tensor cores of a GPU; those of a device that has none are the general one there.
-_TENSOR = {"tf32", "fp8", "fp4", "int8", *_HALF}
+TENSOR = {"tf32", "fp8", "fp4", "int8", *_HALF}
 #: Extra spread of a fit of products in fp8 or fp4, and in other formats, that were not measured [-]; docs/formulas.md,
 #: table 2.4.
 NARROW, FORMAT = 1.0, 0.25
 #: Share of the peak of tf32 beside the share that half precision reaches of its own [-]; docs/formulas.md, table 2.4.
 TF32 = 1 / 1.2
-#: Extra spread of products in formats of tensor cores whose rows in memory are no multiple of 16 B [-];
+#: Products in formats of tensor cores whose rows in memory are no multiple of 4 B, and of 16 B, take so many times as
+#: long by generation, others as the last; extra spread where there is no such number, and where there is one [-];
 #: docs/formulas.md, table 2.4.
-UNALIGNED = 0.7
+UNALIGNED, _UNALIGNED_SPREAD = {0: (1.0, 1.0), 8: (2.9, 1.7), 9: (5.7, 2.9)}, (0.7, 0.3)
 #: Class that prices one that was not measured, share of its rate on a CPU core, on a GPU and on tensor cores, and
 #: extra spread; docs/formulas.md, table 2.4.
 _STAND_INS = {"convolution": ("gemm", 0.8, 1.0, 0.7, 0.4), "pooling": ("elementwise", 0.05, 0.6, 0.6, 0.8)}
@@ -70,7 +71,7 @@ def find_stand_in(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "
     if fit is None:
         return None
     slower = fit.form == "additive"
-    share = shares[0 if slower else 2 if dtype in _TENSOR else 1]
+    share = shares[0 if slower else 2 if dtype in TENSOR else 1]
     rates = set(fit) if slower else {"compute_efficiency", "memory_efficiency"}
     changed = {name: fit[name] / share if slower else fit[name] * share for name in rates}
     spread *= 2.0 if variant.endswith(("_depthwise", "_grouped")) else 1.0
@@ -99,18 +100,39 @@ def _widen(fit: Fit, dtype: str) -> Fit:
 
 def find_unaligned(platform: Any, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]) -> np.ndarray:
     """Which products run in a format of tensor cores, and have rows in memory that are no multiple of 16 B."""
-    if platform.device.kind == "cpu" or kind not in ("gemm", "bmm") or dtype not in _TENSOR:
+    if platform.device.kind == "cpu" or kind not in ("gemm", "bmm") or dtype not in TENSOR:
         return np.zeros(np.shape(sizes["n"]), dtype=bool)
     rows = 16 / DTYPES[dtype]  # numbers
     columns, depth = (np.asarray(sizes[name]) / rows for name in ("n", "m" if variant == "tn" else "k"))
     return (columns != np.floor(columns)) | (depth != np.floor(depth))
 
 
-def say_unaligned(dtype: str) -> str:
-    """Why the interval of such products is wider."""
-    rows = 16 / DTYPES[dtype]
-    text = f"products in {dtype} with rows that are no multiple of {rows:g} numbers may take twice as long"
-    return f"{text}: none was measured; pad these sizes"
+def list_unaligned(platform: Any) -> tuple[float, float, float]:
+    """How many times longer products with rows off 4 B and off 16 B take, and the spread of that [-]."""
+    device = platform.device
+    known = min(9, int(device.capability.value)) if device.capability else 0
+    odd, even = UNALIGNED.get(known, (1.0, 1.0))
+    return odd, even, _UNALIGNED_SPREAD[odd > 1]
+
+
+def slow_unaligned(sizes: Mapping[str, Any]) -> Any:
+    """How many times longer products take for their rows in memory [-].
+
+    Of ``m``, ``n`` and ``k`` those that rows have: not the inner one where the first operand is ``turned``. `itemsize`
+    is 0 for other operations [B]; ``odd`` and ``even`` are of `list_unaligned`.
+    """
+    rows = [sizes["n"] * sizes["itemsize"], np.where(sizes["turned"], sizes["m"], sizes["k"]) * sizes["itemsize"]]
+    far, near = ((rows[0] % step > 0) | (rows[1] % step > 0) for step in (4, 16))
+    return np.where(far, sizes["odd"], np.where(near, sizes["even"], 1.0))
+
+
+def say_unaligned(platform: Any, dtype: str) -> str:
+    """Why such products take longer, or have a wider interval."""
+    rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(platform)
+    text = f"products in {dtype} with rows that are no multiple of {rows} numbers"
+    if odd > 1:
+        return f"{text} are taken to be {even if DTYPES[dtype] > 2 else odd:g} times slower; pad these sizes"
+    return f"{text} may take twice as long: none was measured; pad these sizes"
 
 
 def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32") -> Array:
@@ -236,6 +258,11 @@ def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Value
         raise lacks(platform, f"kernel model for {show(kind)}", platform.kernels)
     fit, sizes = found[1], _put_on_device(platform, features, dtype)
     times = np.atleast_1d(FORMS[fit.form](sizes, **fit))
+    unaligned = kind in ("gemm", "bmm") and np.any(find_unaligned(platform, kind, "nn", dtype, features))
+    if unaligned and kind == "gemm":
+        odd, even, _ = list_unaligned(platform)
+        slower = slow_unaligned({**sizes, "itemsize": DTYPES[dtype], "turned": False, "odd": odd, "even": even})
+        times = times + (slower - 1) * np.maximum(times - fit.get("launch", 0.0), 0.0)
     time = float(times.sum())
     compute, memory = sizes["flops"] / sizes["peak"], sizes["nbytes"] / sizes["bandwidth"]
     name = "arithmetic" if np.sum(compute) > np.sum(memory) else "memory traffic"
@@ -247,8 +274,9 @@ def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Value
     formula = f"{title} on {platform.name}: {fill_in(fit)}; {rates}"
     spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
     notes = find_extrapolations(title, fit, features) + find_transfers(title.split()[0], fit)
-    if kind in _PRODUCTS and np.any(find_unaligned(platform, kind, "nn", dtype, features)):
-        spread, notes = math.hypot(spread, UNALIGNED), (*notes, say_unaligned(dtype))
+    if unaligned:
+        spread = math.hypot(spread, list_unaligned(platform)[2])
+        notes = (*notes, say_unaligned(platform, dtype))
     estimate = Estimate(time, spread, terms, formula, notes)  # which refuses what no machine takes
     warn_once(notes, 4)
     return estimate

@@ -18,7 +18,14 @@ from perfkit.models.embedding import row_traffic, size_lookup
 from perfkit.models.kernels import in_context
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import FORMS, check_time
-from perfkit.platform.kernels import UNALIGNED, find_stand_in, find_unaligned, say_unaligned
+from perfkit.platform.kernels import (
+    TENSOR,
+    find_stand_in,
+    find_unaligned,
+    list_unaligned,
+    say_unaligned,
+    slow_unaligned,
+)  # fmt: skip
 from perfkit.platform.platform import ANY, Platform
 from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.workloads.graph import FEATURES, Graph
@@ -112,7 +119,7 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
     """What prices these classes: fits, contexts if they are `scaled`, and their numbers as arrays over classes."""
     fits = [find_stand_in(platform.kernels, kind, variant=variant, dtype=own) for kind, variant, own in classes]
     contexts = [platform.context.find(*key) if scaled else None for key in classes]
-    rows = []
+    rows, (odd, even, _) = [], list_unaligned(platform)
     for (kind, variant, own), fit, context in zip(classes, fits, contexts, strict=True):
         assumed = fit is None or fit.kind == "assumed"
         row = {
@@ -123,6 +130,10 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
             "passes": 2.0 if {kind, f"{kind}.{variant}"} & _UPDATES else 1.0,
             "windows": assumed and kind == "convolution",
             "assumed": context.kind == "assumed" if context else assumed,
+            "itemsize": DTYPES[own] * (kind == "gemm" and own in TENSOR and platform.device.kind != "cpu"),
+            "turned": variant == "tn",
+            "odd": odd,
+            "even": even,
             "launch": fit.get("launch", 0.0) if fit and platform.device.kind != "cpu" else 0.0,
         }
         row |= {f"{row['form']}.{name}": value for name, value in (fit or {}).items()}
@@ -225,6 +236,8 @@ def time_operations(
     """Time of every operation inside an iteration, of the kernel alone, of distant operands [s], and page walks."""
     sizes = _size_operations(graphs, platform, dtype, ranks, models, number)
     hot, cold = _price_alone(sizes, platform)
+    if sizes["itemsize"].any():
+        hot = hot + (slow_unaligned(sizes) - 1.0) * np.maximum(hot - sizes["launch"], 0.0)
     # further kernels of the operation, or none where it is a part of the one before
     hot = sizes["timed"] * np.maximum(hot + (sizes["launches"] - 1) * sizes["launch"], 0.0)
     context: dict[str, Any] = {name: sizes[f"context.{name}"] for name in _USUAL}
@@ -304,7 +317,8 @@ def spread_classes(
         if kind in ("gemm", "bmm") and platform.device.kind != "cpu":
             sizes = {name: graph.column(name)[members] for name in "mnk"}
             odd[index] = (seconds[members] * find_unaligned(platform, kind, variant, own, sizes)).sum(axis=0)
-            spreads[index] = np.hypot(spreads[index], UNALIGNED * odd[index] / np.maximum(totals[index], _TINY))
+            share = odd[index] / np.maximum(totals[index], _TINY)
+            spreads[index] = np.hypot(spreads[index], list_unaligned(platform)[2] * share)
     return found
 
 
@@ -319,7 +333,7 @@ def _account(
         if kind == "collective":
             continue
         if odd[index]:
-            stand_ins[say_unaligned(own)] += float(odd[index])
+            stand_ins[say_unaligned(platform, own)] += float(odd[index])
         check_time(f"{kind} on {platform.name!r}", float(totals[index]), float(spreads[index]), ())
         if fit is None:
             for member in np.flatnonzero(number == index):

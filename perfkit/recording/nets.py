@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from perfkit.ground.units import check_choice, check_positive
 from perfkit.workloads.graph import Graph
@@ -108,13 +109,14 @@ class Net:
             If the batch does not divide by the ranks or a plan is given.
         """
         ranks = check_ranks(self.batch, ranks, plan)
-        return (_record(self, ranks),) * ranks
+        return (_record(self, ranks, "cuda" if accelerator else "cpu"),) * ranks
 
 
 @lru_cache(maxsize=64)
-def _record(net: Net, ranks: int) -> Graph:
+def _record(net: Net, ranks: int, device: str) -> Graph:
     """Capture one rank's iteration."""
     from perfkit.recording.modules import build_step
     from perfkit.recording.steps import capture
 
-    return capture(lambda: build_step(net, ranks=ranks)[0], ranks=ranks, family=net.family, name=net.name)
+    about: dict[str, Any] = {"ranks": ranks, "family": net.family, "name": net.name, "device": device}
+    return capture(lambda: build_step(net, ranks=ranks, device=device)[0], **about)
