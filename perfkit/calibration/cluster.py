@@ -31,7 +31,7 @@ from perfkit.platform.platform import ANY, Platform
 from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
 from perfkit.prediction.cost import classify, find_traffic, price, size_operations
 from perfkit.prediction.result import predict
-from perfkit.readers.trace import read_kineto
+from perfkit.readers.trace import find_iterations, read_kineto
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 
@@ -127,10 +127,12 @@ def _time_host(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Overheads of the host in eager iterations [s]: name, mean and its error, at their pace without the profiler."""
     frames = [pl.DataFrame(schema={"overhead": pl.String, "s": pl.Float64})]
     for row in (row for row in _list_traced(rows) if row["kind"] not in LARGE):
-        file, pace, number = read_kineto(row["trace"]), row["seconds"] / row["profiled"], pl.col("iteration")
-        if len(marked := file.events.filter(number >= 0)["iteration"].unique()) > 1:
-            file = replace(file, events=file.events.filter(number > marked.min()))  # the profiler starts in the first
-        frames.append(time_host(file).select("overhead", s=pace * pl.col("mean_s")))
+        file, number, slowed = read_kineto(row["trace"]), pl.col("iteration"), row["profiled"]
+        marks = find_iterations(file.events)
+        if len(marks) > 1:  # the profiler starts in the first
+            file = replace(file, events=file.events.filter(number > marks["iteration"].min()))
+            slowed = 1e-9 * float(marks["dur"][1:].mean())
+        frames.append(time_host(file).select("overhead", s=row["seconds"] / slowed * pl.col("mean_s")))
     value, every = pl.col("s"), pl.concat(frames).group_by("overhead")
     means = every.agg(value.mean(), error=value.std() / value.len().sqrt())
     return [list(row) for row in means.sort("overhead").rows()]
@@ -226,14 +228,7 @@ def _add_context(platform: Platform, rows: Sequence[Mapping[str, Any]], source: 
     learned = {key: _compare(np.concatenate(columns, axis=1), source, day) for key, columns in parts.items()}
     where = replace(platform, context=replace(platform.context, kernels={**kept, **learned}, iterations={}))
     with keep_quiet():
-        found = [predict(load(dict(row["sizes"])), where) for row in rows]
-        logs = [math.log(row["seconds"] / one.time) for row, one in zip(rows, found, strict=True)]
-        if paced := [log for log, one in zip(logs, found, strict=True) if one.bottleneck == "host-bound"]:
-            factor, error = math.exp(np.mean(paced)), float(np.std(paced))
-            host = {key: replace(q, value=factor * q.value, stderr=error * factor * q.value)
-                    for key, q in where.host.items()}  # fmt: skip
-            where = replace(where, host=host)
-            logs = [math.log(row["seconds"] / predict(load(dict(row["sizes"])), where).time) for row in rows]
+        logs = [math.log(row["seconds"] / predict(load(dict(row["sizes"])), where).time) for row in rows]
     own: dict[str, list[float]] = {ANY: logs}
     for row, log in zip(rows, logs, strict=True):
         own.setdefault(load(dict(row["sizes"])).family, []).append(log)

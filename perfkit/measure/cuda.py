@@ -1,6 +1,6 @@
 """The part of a calibration that only a GPU can run: probes timed by events, small iterations under the profiler.
 
-Read with care, and run on a CPU with the calls of CUDA replaced, but never yet on a GPU. Of PyTorch's private parts it
+Run on an H100 (PyTorch 2.11, CUDA 13.0), and on a CPU with the calls of CUDA replaced. Of PyTorch's private parts it
 needs ``torch.cuda._sleep``, a kernel that spins, and ``torch._scaled_mm``, products in fp8.
 """
 
@@ -23,8 +23,8 @@ from perfkit.measure.timing import clock, make_collective
 from perfkit.recording.modules import DTYPES, build_step
 
 #: Samples of a probe; cycles that the device spins while the host queues one call; most sets of operands that rotate;
-#: iterations at a time [-].
-_SAMPLES, _AHEAD, _MOST_SETS, _ITERATIONS = 5, 400_000, 64, 10
+#: iterations at a time, and how often they are timed after they have warmed up [-].
+_SAMPLES, _AHEAD, _MOST_SETS, _ITERATIONS, _ROUNDS = 5, 400_000, 64, 10, 3
 
 
 def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
@@ -90,7 +90,9 @@ def _time_iteration(probe: Probe, device: str, trace: Path) -> dict[str, Any]:
             run()
 
     time = partial(clock, [mark] * _ITERATIONS, torch.cuda.synchronize)
-    _, plain, kinds = time(), time(), (torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA)
+    _, *rounds = [time() for _ in range(_ROUNDS + 1)]
+    plain = sorted(rounds)[_ROUNDS // 2]
+    kinds = torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA
     with torch.profiler.profile(activities=kinds, record_shapes=True, with_stack=False) as profile:
         profiled = time()
     trace.parent.mkdir(parents=True, exist_ok=True)

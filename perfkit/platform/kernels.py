@@ -43,7 +43,7 @@ def find_kernel(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp
     """
     check_type("kind", kind, str)
     check_choice("dtype", dtype, DTYPES)
-    names = dict.fromkeys((variant, variant.partition(".")[0])) if variant else {}
+    names = dict.fromkeys((variant, variant.partition(".")[0], variant.rpartition(".")[2])) if variant else {}
     keys = [*(f"{kind}.{name}" for name in names), f"{kind}.{dtype}", kind]
     key = next((key for key in keys if key in kernels), None)
     if key is None:

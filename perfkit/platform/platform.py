@@ -102,7 +102,8 @@ class Context(Typed):
             Parameters of `perfkit.models.kernels.in_context`; None where neither was calibrated.
         """
         both = f"{kind}.{variant}", f"{kind}.{variant.replace('_causal', '')}"
-        names = (*(f"{name}.{dtype}" for name in both), *both, f"{kind}.{dtype}", kind)
+        stem = f"{kind}.{variant.partition('.')[0]}"
+        names = (*(f"{name}.{dtype}" for name in both), *both, stem, f"{kind}.{dtype}", kind)
         return next((self.kernels[name] for name in names if name in self.kernels), None)
 
     def find_iteration(self, family: str, ranks: int) -> Fit | None:

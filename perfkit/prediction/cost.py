@@ -126,7 +126,7 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
             "form": fit.form if fit else "",
             "timed": float(kind != "collective"),
             "peak": platform.device.peaks[own].value,
-            "again": _AGAIN.get(variant, 1.0),
+            "again": _AGAIN.get(variant.removeprefix("fused."), 1.0),
             "passes": 2.0 if {kind, f"{kind}.{variant}"} & _UPDATES else 1.0,
             "windows": assumed and kind == "convolution",
             "assumed": context.kind == "assumed" if context else assumed,

@@ -146,7 +146,7 @@ class _Fusion:
         """Name, class, variant, phase and module of what a region computes; sums make it row by row."""
         names, kinds, variants, phases, modules = zip(*(self.graph.labels[m] for m in region.members), strict=True)
         kind = next(kind for kind in ("rowwise", "elementwise", "copy") if kind in kinds)
-        again = next((variant for variant in variants if "batch_norm" in variant), "fused")
+        again = next((f"fused.{variant}" for variant in variants if "batch_norm" in variant), "fused")
         return "fused_" + "_".join(dict.fromkeys(names)), kind, again, phases[0], modules[-1]
 
 
