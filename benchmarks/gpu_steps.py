@@ -184,7 +184,7 @@ def measure_steps(out: Path, names: list[str], passes: int = 2) -> None:
             if number and step.execution == "compiled":
                 continue
             try:
-    X
+                rows.append({"pass": number, **time_step(step, None if number or passes == 1 else out / "traces")})
                 print(f"{step.name:<60} {1e3 * rows[-1]['in_a_row']['median']:8.2f} ms", flush=True)
             except (RuntimeError, ValueError, AttributeError, TypeError) as error:
                 rows.append({"pass": number, "name": step.name, "failed": f"{type(error).__name__} {error}"[:300]})
