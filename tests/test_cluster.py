@@ -20,6 +20,7 @@ import perfkit as pk
 from perfkit.calibration.activity import time_host
 from perfkit.calibration.campaign import launched_ranks
 from perfkit.calibration.cluster import fit_cluster, measure_cluster, plan_probes
+from perfkit.calibration.traced import record_step
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array
@@ -27,9 +28,11 @@ from perfkit.measure.folders import Campaign
 from perfkit.measure.probes import Probe, Recording, list_probes
 from perfkit.measure.samples import dump
 from perfkit.models.roofline import gemm_bytes, gemm_flops
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import platforms
 from perfkit.platform.sources import assemble, fit_curves, fit_gemms
-from perfkit.readers.trace import read_kineto
+from perfkit.prediction.cost import price
+from perfkit.readers.trace import find_iterations, read_kineto
 
 H100, NONE = pk.load_platform("h100-sxm-8"), pl.DataFrame()
 GPUS = [name for name in platforms()["name"] if "x" not in name.rpartition("-")[2] and "zen" not in name]
@@ -343,6 +346,7 @@ class Imagined(Recording):
 
     platform: pk.Platform = H100
     seed: int = 0
+    traced: str = "resnet-0"
 
     def answer(self, probes: Sequence[Probe]) -> list[dict[str, Any] | None]:
         rng, answers = np.random.default_rng(self.seed), list[dict[str, Any] | None]()
@@ -358,9 +362,8 @@ class Imagined(Recording):
                 work = {"flops": sizes["flops"], "nbytes": nbytes}
                 seconds = self.platform.kernel_time(kind, work, dtype=probe.dtype)
             else:
-                answers.append(
-                    {"seconds": 0.05, "profiled": 0.1, "trace": self.source} if "resnet" in probe.kind else None
-                )
+                answer = {"seconds": 0.05, "profiled": 0.1, "trace": self.source}
+                answers.append(answer if (probe.kind, probe.variant) == (self.traced, "eager") else None)
                 continue
             answers.append({"samples": [float(seconds * noise)], "sizes": {**probe.sizes, "nbytes": nbytes}})
         return answers
@@ -394,13 +397,31 @@ def test_the_host_is_as_fast_as_without_the_profiler(shared_data: Path) -> None:
     path = shared_data / "traces" / "resnet50_v100x1_workers0.json.gz"
     found = calibrate(Imagined(str(path), NONE), H100)
     file = read_kineto(path)
-    table = time_host(file)
+    marks = find_iterations(file.events)
+    later = file.events.filter(pl.col("iteration") > marks["iteration"][0])
+    table, slowed = time_host(replace(file, events=later)), 1e-9 * marks["dur"][1:].mean()
     for name in ("gap", "before_launch", "launch", "between_launches"):
         rows = table.filter(overhead=name)
         mean = float((rows["mean_s"] * rows["n"]).sum() / rows["n"].sum())
-        assert found.host[name].value == pytest.approx(mean / 2) and found.host[name].kind == "measured"
+        assert found.host[name].value == pytest.approx(mean * 0.05 / slowed) and found.host[name].kind == "measured"
     assert "host" not in found.provenance["as in the base"]
     assert pk.predict(pk.DLRM("dlrm-mlperf", batch=2048), found).time > 0
+
+
+def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(shared_data: Path) -> None:
+    """Class by class: what isolated kernels take is what they took there, with the time between kernels."""
+    path, base = shared_data / "traces" / "resnet50_v100x1_workers0.json.gz", pk.load_platform("v100-sxm-8")
+    found = calibrate(Imagined(str(path), NONE, base, traced="resnet-large"), base)
+    graph, seconds = record_step(read_kineto(path))
+    busy, queued = pk.read_trace(path).idle().select("busy_s", "queued_s").row(0)
+    with keep_quiet():
+        priced = price([graph], found, dtype=graph.dtype)[0].seconds
+    kinds, timed = np.array([label[1] for label in graph.labels]), seconds > 0
+    for kind in ("convolution", "rowwise", "elementwise"):
+        own = timed & (kinds == kind)
+        assert priced[own].sum() == pytest.approx((1 + queued / busy) * seconds[own].sum(), rel=1e-6), kind
+    assert {"convolution.forward", "convolution", "rowwise"} <= {*found.context.kernels}
+    assert {"convolution", "any"} <= {*found.context.iterations}
 
 
 def test_a_slower_link_or_device_is_named_and_nothing_else(found: pk.Platform) -> None:

@@ -131,7 +131,7 @@ def _time_host(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
         marks = find_iterations(file.events)
         if len(marks) > 1:  # the profiler starts in the first
             file = replace(file, events=file.events.filter(number > marks["iteration"].min()))
-            slowed = 1e-9 * float(marks["dur"][1:].mean())
+            slowed = 1e-9 * float(np.mean(marks["dur"].to_numpy()[1:]))
         frames.append(time_host(file).select("overhead", s=row["seconds"] / slowed * pl.col("mean_s")))
     value, every = pl.col("s"), pl.concat(frames).group_by("overhead")
     means = every.agg(value.mean(), error=value.std() / value.len().sqrt())

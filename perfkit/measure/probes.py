@@ -23,7 +23,7 @@ FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 _TIMED = ("attention", "convolution", "embedding_forward")
 #: Small iterations, which the host paces; those that also run compiled; and larger ones, which the device paces.
 _SMALL, _COMPILED = ("dlrm-0", "gpt2-0", "bert-1", "resnet-0", "mobilenet-1", "xlnet-4"), ("gpt2-0", "resnet-0")
-LARGE = {
+LARGE: dict[str, DLRM | Transformer | Net] = {
     "gpt2-large": Transformer.gpt2("gpt2-medium", layers=2, batch=4, sequence=1024, vocabulary=50304),
     "gpt2-mixed": Transformer.gpt2(
         "gpt2-medium", layers=4, batch=8, sequence=1024, vocabulary=50304, dtype="bf16", mixed=True
@@ -118,7 +118,7 @@ def list_probes(
     """
     yield from _draw_kernels([dtype for dtype in FORMATS if dtype in formats] or ["fp32"], memory, cache)
     yield from _draw_collectives(local, nodes, min(2.0**30, memory / 4))
-    drawn = {sample.name: sample.workload for sample in draw_calibration(models="all", hybrid=False)}
+    drawn: dict[str, Any] = {sample.name: sample.workload for sample in draw_calibration(models="all", hybrid=False)}
     half = [dtype for dtype in FORMATS[:2] if dtype in formats]
     for name, workload in ({name: drawn[name] for name in _SMALL} | LARGE).items():
         if workload.dtype != "fp32":
