@@ -66,11 +66,8 @@ def list_steps() -> list[Step]:
     steps += [Step("llama", {"layers": 16, "hidden": 2048, "heads": 16, "batch": 2}, "bf16")]
     steps += [Step("vit", {"batch": 64}, amp) for amp in ("", "bf16")]
     steps += [Step("resnet", {"batch": batch}, amp) for batch in (32, 128) for amp in ("", "bf16")]
-    tables: tuple[dict[str, int], ...] = (
-        {},
-        {"batch": 16384},
-        {"layers": 26, "hidden": 128, "sequence": 1, "batch": 8192},
-    )
+    wide = {"layers": 26, "hidden": 128, "sequence": 1, "batch": 8192}
+    tables: tuple[dict[str, int], ...] = ({}, {"batch": 16384}, wide)
     steps += [Step("dlrm", size) for size in tables]
     few = {"layers": 26, "hidden": 32, "sequence": 20, "batch": 512, "vocabulary": 100_000}
     steps += [Step("dlrm", few), Step("t5", {"batch": 8}, "bf16"), Step("whisper", {"batch": 16}, "bf16")]

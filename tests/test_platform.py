@@ -396,7 +396,7 @@ def test_gemm_grows_and_is_never_faster_than_the_hardware(m: int, n: int, k: int
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExtrapolationWarning)
         estimate = H100.gemm(m, n, k, dtype=dtype, batch=batch)
-        sizes = ((m + 1, n, k), (m, n + 1, k), (m, n, k + 1))
+        sizes = ((m + 1, n, k), (m, n + 16, k), (m, n, k + 16))  # rows aligned alike
         larger = [H100.gemm(*size, dtype=dtype, batch=batch).time for size in sizes]
     flops, nbytes = 2 * batch * m * n * k, DTYPES[dtype] * batch * (m * k + k * n + m * n)
     bound = max(flops / H100.device.peaks[dtype].value, nbytes / 3.35e12)

@@ -69,20 +69,28 @@ def test_tf32_reaches_less_of_its_peak_than_half_precision() -> None:
     assert own.kind == "fitted" and own["compute_efficiency"] < a100["compute_efficiency"]
 
 
-def test_products_with_odd_rows_on_tensor_cores_are_less_sure_and_say_why() -> None:
+def test_products_with_odd_rows_on_tensor_cores_take_longer_and_say_why() -> None:
     even, odd = PRODUCT, PRODUCT | {"n": 257, "flops": 2.0 * 4096 * 257 * 1152}
     for platform, dtype in ((GPU, "bf16"), (GPU, "tf32"), (GPU, "fp32"), (CPU, "fp32")):
         two = [price([make_graph(("mm", "gemm", "nt"), **sizes)], platform, dtype=dtype)[0] for sizes in (even, odd)]
-        assert (
-            (two[1].spread[0] > two[0].spread[0] + 0.4)
-            == (dtype != "fp32")
-            == any("pad" in note for note in two[1].stand_ins)
-        )
+        longer, unsure = two[1].seconds[0] > 1.3 * two[0].seconds[0], two[1].spread[0] > two[0].spread[0] + 0.05
+        assert longer == unsure == (dtype != "fp32") == any("pad" in note for note in two[1].stand_ins)
         assert not two[0].stand_ins
     rows = make_graph(("mm", "gemm", "tn"), **(PRODUCT | {"m": 4097}))  # of a gradient the first factor is turned
-    assert price([rows], GPU, dtype="bf16")[0].stand_ins
-    with pytest.warns(UserWarning, match="multiple of 8 numbers"):
-        assert GPU.gemm(4096, 50257, 1024, dtype="bf16").spread > 0.7 > GPU.gemm(4096, 50304, 1024, dtype="bf16").spread
+    inner = make_graph(("mm", "gemm", "tn"), **(PRODUCT | {"k": 1153}))  # and rows do not have the inner size
+    assert price([rows], GPU, dtype="bf16")[0].stand_ins and not price([inner], GPU, dtype="bf16")[0].stand_ins
+    unknown = replace(GPU, device=replace(GPU.device, capability=None))
+    with pytest.warns(UserWarning, match="may take twice as long: none was measured"):
+        assert unknown.gemm(4096, 50257, 1024, dtype="bf16").spread > 0.7
+
+
+@pytest.mark.filterwarnings("ignore:products in")
+@pytest.mark.parametrize(("words", "least", "most"), [(50256, 1, 1), (50257, 3.4, 9.0), (50258, 2.3, 4.0)])
+def test_unaligned_products_of_an_h100_take_as_many_times_as_measured(words: int, least: float, most: float) -> None:
+    """Ranges over 48 and 96 products in half precision with odd and with even rows: formulas, table 2.4."""
+    h100 = load_platform("h100-sxm-8")
+    ratio = h100.gemm(8192, words, 768, dtype="bf16").time / h100.gemm(8192, 50256, 768, dtype="bf16").time
+    assert least <= ratio <= most
 
 
 def test_functions_that_were_not_measured_take_the_middle_of_their_class() -> None:

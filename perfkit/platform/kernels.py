@@ -115,15 +115,18 @@ def list_unaligned(platform: Any) -> tuple[float, float, float]:
     return odd, even, _UNALIGNED_SPREAD[odd > 1]
 
 
-def slow_unaligned(sizes: Mapping[str, Any]) -> Any:
-    """How many times longer products take for their rows in memory [-].
+def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
+    """Time of kernels [s], longer for products whose rows in memory are not aligned; their ``launch`` is not.
 
     Of ``m``, ``n`` and ``k`` those that rows have: not the inner one where the first operand is ``turned``. `itemsize`
     is 0 for other operations [B]; ``odd`` and ``even`` are of `list_unaligned`.
     """
+    if not np.any(sizes["itemsize"]):
+        return seconds
     rows = [sizes["n"] * sizes["itemsize"], np.where(sizes["turned"], sizes["m"], sizes["k"]) * sizes["itemsize"]]
     far, near = ((rows[0] % step > 0) | (rows[1] % step > 0) for step in (4, 16))
-    return np.where(far, sizes["odd"], np.where(near, sizes["even"], 1.0))
+    slower = np.where(far, sizes["odd"], np.where(near, sizes["even"], 1.0))
+    return seconds + (slower - 1.0) * np.maximum(seconds - sizes["launch"], 0.0)
 
 
 def say_unaligned(platform: Any, dtype: str) -> str:
@@ -261,8 +264,8 @@ def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Value
     unaligned = kind in ("gemm", "bmm") and np.any(find_unaligned(platform, kind, "nn", dtype, features))
     if unaligned and kind == "gemm":
         odd, even, _ = list_unaligned(platform)
-        slower = slow_unaligned({**sizes, "itemsize": DTYPES[dtype], "turned": False, "odd": odd, "even": even})
-        times = times + (slower - 1) * np.maximum(times - fit.get("launch", 0.0), 0.0)
+        about = {"itemsize": DTYPES[dtype], "turned": False, "odd": odd, "even": even, "launch": fit.get("launch", 0.0)}
+        times = slow_unaligned(sizes | about, times)
     time = float(times.sum())
     compute, memory = sizes["flops"] / sizes["peak"], sizes["nbytes"] / sizes["bandwidth"]
     name = "arithmetic" if np.sum(compute) > np.sum(memory) else "memory traffic"

@@ -17,15 +17,8 @@ from perfkit.models.distributions import Uniform, distinct_rows
 from perfkit.models.embedding import row_traffic, size_lookup
 from perfkit.models.kernels import in_context
 from perfkit.models.roofline import smooth_maximum
+from perfkit.platform import kernels as isolated
 from perfkit.platform.estimates import FORMS, check_time
-from perfkit.platform.kernels import (
-    TENSOR,
-    find_stand_in,
-    find_unaligned,
-    list_unaligned,
-    say_unaligned,
-    slow_unaligned,
-)  # fmt: skip
 from perfkit.platform.platform import ANY, Platform
 from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.workloads.graph import FEATURES, Graph
@@ -117,9 +110,11 @@ def _size_rows(
 
 def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) -> _Models:
     """What prices these classes: fits, contexts if they are `scaled`, and their numbers as arrays over classes."""
-    fits = [find_stand_in(platform.kernels, kind, variant=variant, dtype=own) for kind, variant, own in classes]
+    fits = [
+        isolated.find_stand_in(platform.kernels, kind, variant=variant, dtype=own) for kind, variant, own in classes
+    ]
     contexts = [platform.context.find(*key) if scaled else None for key in classes]
-    rows, (odd, even, _) = [], list_unaligned(platform)
+    rows, (odd, even, _) = [], isolated.list_unaligned(platform)
     for (kind, variant, own), fit, context in zip(classes, fits, contexts, strict=True):
         assumed = fit is None or fit.kind == "assumed"
         row = {
@@ -130,7 +125,7 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
             "passes": 2.0 if {kind, f"{kind}.{variant}"} & _UPDATES else 1.0,
             "windows": assumed and kind == "convolution",
             "assumed": context.kind == "assumed" if context else assumed,
-            "itemsize": DTYPES[own] * (kind == "gemm" and own in TENSOR and platform.device.kind != "cpu"),
+            "itemsize": DTYPES[own] * (kind == "gemm" and own in isolated.TENSOR and platform.device.kind != "cpu"),
             "turned": variant == "tn",
             "odd": odd,
             "even": even,
@@ -236,8 +231,7 @@ def time_operations(
     """Time of every operation inside an iteration, of the kernel alone, of distant operands [s], and page walks."""
     sizes = _size_operations(graphs, platform, dtype, ranks, models, number)
     hot, cold = _price_alone(sizes, platform)
-    if sizes["itemsize"].any():
-        hot = hot + (slow_unaligned(sizes) - 1.0) * np.maximum(hot - sizes["launch"], 0.0)
+    hot = isolated.slow_unaligned(sizes, hot)
     # further kernels of the operation, or none where it is a part of the one before
     hot = sizes["timed"] * np.maximum(hot + (sizes["launches"] - 1) * sizes["launch"], 0.0)
     context: dict[str, Any] = {name: sizes[f"context.{name}"] for name in _USUAL}
@@ -316,9 +310,9 @@ def spread_classes(
         spreads[index] = np.hypot(context.spread if context else 0.0, 0.0 if fitted else alone)
         if kind in ("gemm", "bmm") and platform.device.kind != "cpu":
             sizes = {name: graph.column(name)[members] for name in "mnk"}
-            odd[index] = (seconds[members] * find_unaligned(platform, kind, variant, own, sizes)).sum(axis=0)
+            odd[index] = (seconds[members] * isolated.find_unaligned(platform, kind, variant, own, sizes)).sum(axis=0)
             share = odd[index] / np.maximum(totals[index], _TINY)
-            spreads[index] = np.hypot(spreads[index], list_unaligned(platform)[2] * share)
+            spreads[index] = np.hypot(spreads[index], isolated.list_unaligned(platform)[2] * share)
     return found
 
 
@@ -333,7 +327,7 @@ def _account(
         if kind == "collective":
             continue
         if odd[index]:
-            stand_ins[say_unaligned(platform, own)] += float(odd[index])
+            stand_ins[isolated.say_unaligned(platform, own)] += float(odd[index])
         check_time(f"{kind} on {platform.name!r}", float(totals[index]), float(spreads[index]), ())
         if fit is None:
             for member in np.flatnonzero(number == index):
