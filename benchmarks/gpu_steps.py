@@ -3,6 +3,7 @@
 python -m benchmarks.gpu_steps --platform h100-sxm-8 --predictions FILE      (anywhere; needs no GPU)
 python -m benchmarks.gpu_steps --predictions FILE --measure FOLDER           (on the GPU)
 python -m benchmarks.gpu_steps --predictions FILE --measured FILE [--json OUT]
+python -m benchmarks.gpu_steps --saved FILE
 """
 
 import gc
@@ -207,13 +208,22 @@ def join_runs(predicted: dict[str, Any], measured: dict[str, Any]) -> Any:
                 **row, "measured_s": own["median"], "measured_q1_s": own["q1"], "measured_q3_s": own["q3"],
                 "flagged": False, "passes_s": passes, "noise": max(passes) / min(passes) - 1,
                 "one_by_one_s": float(np.mean([one["one_by_one"]["median"] for one in timed])),
-                "peak": timed[0]["peak"],
+                "peak": timed[0]["peak"], "reserved": timed[0]["reserved"],
             })  # fmt: skip
     machine = {**measured["machine"], "device": measured["device"], "predicted": predicted["date"]}
     return Comparison(tuple(runs), predicted["platform"], machine, measured["versions"])
 
 
 def _run(given: Any) -> None:
+    from perfkit.calibration.checks import Comparison
+
+    if given.saved:
+        found = Comparison.load(given.saved)
+        print(found.summary_as_text())
+        peaks = np.array([run["predicted_peak"] / run["peak"] - 1 for run in found.runs])
+        near, mean = int(np.sum(np.abs(peaks) <= 0.1)), 100 * np.mean(np.abs(peaks))
+        print(f"peak of allocated memory: {near} of {len(peaks)} within 10 %, mean error {mean:.1f} %")
+        return
     if given.platform:
         from datetime import date
 
@@ -238,7 +248,8 @@ main = make_command(
     {
         "--platform": {"metavar": "P.toml", "help": "platform to predict on"},
         "--more": {"action": "store_true", "help": "the second set of steps"},
-        "--predictions": {"type": Path, "required": True, "metavar": "FILE", "help": "what was predicted"},
+        "--predictions": {"type": Path, "metavar": "FILE", "help": "what was predicted"},
+        "--saved": {"metavar": "FILE", "help": "print saved runs"},
         "--measure": {"type": Path, "metavar": "FOLDER", "help": "time the steps here, into steps.json and traces"},
         "--measured": {"type": Path, "metavar": "FILE", "help": "steps.json of the GPU"},
         **OUT,

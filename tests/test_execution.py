@@ -64,6 +64,31 @@ def test_kernels_and_what_they_move(rows: list[Row], kernels: list[str], traffic
     assert compile_graph(build(*rows, phase="update"), ()).labels == build(*rows, phase="update").labels
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+def test_a_region_comes_after_what_it_needs_whatever_it_takes_in() -> None:
+    """A BERT as transformers writes it: masks that only a later sum needs are made before what that sum needs."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 64}
+    config = transformers.BertConfig(**sizes, vocab_size=100)
+    tokens = torch.randint(100, (2, 16))
+
+    def make_step(compiled: bool) -> Any:
+        model = transformers.BertForMaskedLM(config)
+        run = torch.compile(model) if compiled else model
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = run(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+
+        return step
+
+    eager, merged = (pk.capture(partial(make_step, compiled), device="cuda") for compiled in (False, True))
+    products = [sum(label[1] == "gemm" for label in graph.labels) for graph in (eager, merged)]
+    assert merged.execution == "compiled" and len(merged) < 0.7 * len(eager) and products[0] == products[1]
+
+
 def test_nothing_is_merged_over_a_wait() -> None:
     rows = [(*ACT, "x1", "x2"), (*ALL, "w1", "w1"), (*ACT, "x2", "x3"), (*ACT, "x3", "x4"), (*ADD, "x4 x2", "x5")]
     blocking, later = compile_graph(build(*rows)), compile_graph(build(*rows, waits=np.array([[3, 0]])))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import perfkit as pk
 from perfkit.measure import samples
 from perfkit.recording.nets import NETS, Net
 
@@ -27,6 +28,29 @@ def test_wrong_nets_are_refused(changes: dict[str, Any], message: str) -> None:
     plan = samples.draw_check(0)[-1].plan
     with pytest.raises(ValueError, match=message):
         Net(**{"name": "resnet", **SMALL, **changes}).graphs(3, plan if "plan" in message else None)
+
+
+@pytest.mark.parametrize("name", ["resnet", "xlnet"])
+def test_nets_on_a_device_are_what_it_runs(name: str) -> None:
+    """Optimizers update lists there, convolutions run in TF32, as on an H100, whose trace has as many operations."""
+    (cpu,), (gpu,) = (Net(name, **{**SMALL, "width": 64}).graphs(accelerator=own) for own in (False, True))
+    assert sum(label[3] == "update" for label in gpu.labels) < 10 < sum(label[3] == "update" for label in cpu.labels)
+    assert ("tf32" in gpu.dtypes) == (name == "resnet")
+
+
+def test_a_step_under_autocast_is_what_is_predicted() -> None:
+    pytest.importorskip("torch")
+    from perfkit.recording.modules import build_step
+
+    sizes = {"batch": 2, "sequence": 64, "layers": 1, "hidden": 128, "heads": 2, "vocabulary": 512}
+    model = pk.Transformer.gpt2("gpt2", **sizes, dtype="bf16", mixed=True)
+    build_step(model)[0]()
+    captured, (built,) = (
+        pk.capture(lambda: build_step(model, device="cuda")[0], device="cuda"),
+        model.graphs(accelerator=True),
+    )
+    names = [[label[0].replace("_for_cpu", "").rstrip("_") for label in graph.labels] for graph in (captured, built)]
+    assert names[0] == names[1]
 
 
 # Draws.
