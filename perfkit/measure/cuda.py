@@ -1,7 +1,7 @@
 """The part of a calibration that only a GPU can run: probes timed by events, small iterations under the profiler.
 
-Run on an H100 and an H200 (PyTorch 2.11, CUDA 13.0), and on a CPU with the calls of CUDA replaced. Of PyTorch's private parts it
-needs ``torch.cuda._sleep``, a kernel that spins, and ``torch._scaled_mm``, products in fp8.
+Run on an H100 and an H200 (PyTorch 2.11, CUDA 13.0), and on a CPU with the calls of CUDA replaced. Of PyTorch's private
+parts it needs ``torch.cuda._sleep``, a kernel that spins, and ``torch._scaled_mm``, products in fp8.
 """
 
 import itertools
