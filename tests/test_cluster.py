@@ -408,12 +408,21 @@ def test_the_host_is_as_fast_as_without_the_profiler(shared_data: Path) -> None:
     assert pk.predict(pk.DLRM("dlrm-mlperf", batch=2048), found).time > 0
 
 
-def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(shared_data: Path) -> None:
+def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(shared_data: Path, tmp_path: Path) -> None:
     """Class by class: what isolated kernels take is what they took there, with the time between kernels."""
     path, base = shared_data / "traces" / "resnet50_v100x1_workers0.json.gz", pk.load_platform("v100-sxm-8")
     found = calibrate(Imagined(str(path), NONE, base, traced="resnet-large"), base)
     graph, seconds = record_step(read_kineto(path))
     busy, queued = pk.read_trace(path).idle().select("busy_s", "queued_s").row(0)
+    raw = measure_cluster(Imagined(str(path), NONE, base, traced="resnet-large"), base)
+    for row in (row for row in raw["probes"] if "trace" in row):
+        row["trace"] = f"/gone/{path.name}"
+    beside = tmp_path / "v100.measurements.json"
+    beside.write_text(json.dumps(raw))
+    assert "context" in pk.calibrate(measurements=beside).provenance["as in the base"], "without traces"
+    beside.with_suffix(".traces").mkdir()
+    (beside.with_suffix(".traces") / path.name).write_bytes(path.read_bytes())
+    assert pk.calibrate(measurements=beside).context == found.context, "traces that moved with the measurements"
     with keep_quiet():
         priced = price([graph], found, dtype=graph.dtype)[0].seconds
     kinds, timed = np.array([label[1] for label in graph.labels]), seconds > 0
@@ -422,6 +431,7 @@ def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(shared_data: 
         assert priced[own].sum() == pytest.approx((1 + queued / busy) * seconds[own].sum(), rel=1e-6), kind
     assert {"convolution.forward", "convolution", "rowwise"} <= {*found.context.kernels}
     assert {"convolution", "any"} <= {*found.context.iterations}
+    assert "context" not in found.provenance["as in the base"]
 
 
 def test_a_slower_link_or_device_is_named_and_nothing_else(found: pk.Platform) -> None:

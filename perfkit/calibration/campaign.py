@@ -296,6 +296,10 @@ def calibrate(
     if measurements is not None:
         with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
             raw = json.loads(Path(measurements).read_text(encoding="utf-8"))
+            rows = raw.get("probes") if isinstance(raw, dict) else ()
+            for row in rows if isinstance(rows, list) else ():  # traces move with what they are beside
+                if (old := row.get("trace")) and not Path(old).exists():
+                    row["trace"] = str(Path(measurements).with_suffix(".traces") / Path(old).name)
     elif traces is None:
         ranks = _count_ranks(device, ranks)
         if device == "cuda":

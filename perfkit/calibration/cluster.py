@@ -177,7 +177,7 @@ def fit_cluster(measurements: Mapping[str, Any], base: Named | None = None, *, n
     platform = _add_context(replace(platform, host=host), _list_traced(rows), source, day)
     parts = ((platform.kernels, base.kernels), (platform.collectives, base.collectives))
     kept = [key for new, old in parts for key, fit in new.items() if fit == old.get(key)]
-    kept += ["host"] if platform.host is base.host else []
+    kept += [part for part in ("host", "context") if getattr(platform, part) is getattr(base, part)]
     lost = Counter(f"{row['kind']} in {row['dtype']} ({row['failed']})" for row in rows if "failed" in row)
     story = {"id": source, "measured": day, "base": base.name, "as in the base": ", ".join(kept)}
     story["without a time"] = "; ".join(f"{count} of {label}" for label, count in lost.items())
