@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from perfkit.calibration.fit import count_traffic, size_cases
@@ -11,7 +12,7 @@ from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.gallery import load_platform
-from perfkit.platform.kernels import find_kernel, find_stand_in
+from perfkit.platform.kernels import UNALIGNED, find_kernel, find_stand_in
 from perfkit.platform.platform import Context
 from perfkit.prediction.cost import price
 from perfkit.workloads.graph import FEATURES, Graph
@@ -82,6 +83,16 @@ def test_products_with_odd_rows_on_tensor_cores_take_longer_and_say_why() -> Non
     unknown = replace(GPU, device=replace(GPU.device, capability=None))
     with pytest.warns(UserWarning, match="may take twice as long: none was measured"):
         assert unknown.gemm(4096, 50257, 1024, dtype="bf16").spread > 0.7
+
+
+def test_the_factors_of_unaligned_products_are_the_measured_ones() -> None:
+    rows = pl.read_csv(find_reference("measured", "h100-1.unaligned.csv")).filter(pl.col("dtype") != "fp32")
+    lead = ~((pl.col("layout") == "tn") & (pl.col("side") == "k"))
+    size = pl.when(pl.col("dtype") == "tf32").then(4).otherwise(2) * pl.col("longer_by")
+    odd, even = (rows.filter(lead, own)["times"] for own in (size % 4 != 0, (size % 4 == 0) & (size % 16 != 0)))
+    for factor, times, count in zip(UNALIGNED[9], (odd, even), (48, 168), strict=True):
+        assert len(times) == count and np.exp(times.log().mean()) == pytest.approx(factor, rel=0.06)
+    assert rows.filter(~lead)["times"].log().mean() == pytest.approx(0, abs=0.04)
 
 
 @pytest.mark.filterwarnings("ignore:products in")
