@@ -86,7 +86,7 @@ def list_vtrain(*, alone: bool = False) -> Iterator[Row]:
         n = {key: int(row[key]) for key in list(row)[:10]}
         tp, pp, dp = (n[f"{key}_parallelism"] for key in ("tensor", "pipeline", "data"))
         if alone or tp * pp > 1:
-            shape = (n["layers"], n["hidden_size"], n["attention_heads"], 0, 0, 51200)
+            shape = (n["layers"], n["hidden_size"], n["attention_heads"], 0, 0, 50257)
             about = {"dtype": "fp16", "attention": "eager", "fused": True, "dropout": 0.1}
             model = _make("gpt", n["global_batch"], n["sequence_length"], shape, **about)
             strategy = Strategy(tp=tp, pp=pp, dp=dp, micro_batch=n["micro_batch"], overlap=False)
