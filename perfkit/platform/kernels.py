@@ -134,7 +134,8 @@ def say_unaligned(platform: Any, dtype: str) -> str:
     rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(platform)
     text = f"products in {dtype} with rows that are no multiple of {rows} numbers"
     if odd > 1:
-        return f"{text} are taken to be {even if DTYPES[dtype] > 2 else odd:g} times slower; pad these sizes"
+        most = f" to {odd:g} times as long, odd ones the longest" if DTYPES[dtype] <= 2 else " times as long"
+        return f"{text} take {even:g}{most}; pad these sizes"
     return f"{text} may take twice as long: none was measured; pad these sizes"
 
 
