@@ -389,7 +389,7 @@ def test_batches_of_a_data_loader_are_made_for_real() -> None:
 
     def make_step() -> Callable[[], Any]:
         weight = torch.randn(3, 5, requires_grad=True)
-        loader = torch.utils.data.DataLoader(data, 8, shuffle=True, num_workers=2, pin_memory=True)
+        loader = torch.utils.data.DataLoader(data, 8, shuffle=True, num_workers=1, pin_memory=True)
         batches = iter(loader)
 
         def step() -> None:
