@@ -1,4 +1,4 @@
-"""Training steps on one NVIDIA GPU: predicted before anything ran, then timed; models of transformers and the DLRM.
+"""Training steps on one NVIDIA GPU: predicted, then timed; models of transformers and the DLRM.
 
 python -m benchmarks.gpu_steps --platform h100-sxm-8 --predictions FILE      (anywhere; needs no GPU)
 python -m benchmarks.gpu_steps --predictions FILE --measure FOLDER           (on the GPU)
@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 def list_more() -> list[Step]:
-    """Steps of other sizes, which nobody had looked at when the calibration of GPUs was mended."""
+    """Steps of other sizes, predicted and measured after the first ones had been seen."""
     bert, table = {**_LARGE, "batch": 16, "sequence": 256}, {"layers": 16, "hidden": 128, "sequence": 10}
     steps = [Step("bert", {"batch": 64, "sequence": 128}, "bf16"), *(Step("bert", bert, amp) for amp in ("", "bf16"))]
     steps += [Step("gpt2", {"batch": 4}, "bf16"), Step("gpt2", {**_LARGE, "batch": 4, "sequence": 512})]
@@ -178,6 +178,7 @@ def measure_steps(out: Path, names: list[str], passes: int = 2) -> None:
 
     from perfkit.measure.machine import describe_machine, list_versions
 
+    out.mkdir(parents=True, exist_ok=True)
     device, rows = torch.cuda.get_device_properties(0), list[dict[str, Any]]()
     facts = {"device": device.name, "memory": device.total_memory, "cache": device.L2_cache_size}
     facts |= {"machine": describe_machine(), "versions": {**list_versions(), "cuda": torch.version.cuda}}
@@ -224,6 +225,8 @@ def _run(given: Any) -> None:
         near, mean = int(np.sum(np.abs(peaks) <= 0.1)), 100 * np.mean(np.abs(peaks))
         print(f"peak of allocated memory: {near} of {len(peaks)} within 10 %, mean error {mean:.1f} %")
         return
+    if not given.predictions:
+        raise ValueError("predictions is missing; name its file, or give --saved")
     if given.platform:
         from datetime import date
 

@@ -209,3 +209,19 @@ def test_placements_are_recorded_as_promised(tmp_path: Path, capsys: Capture) ->
         assert {"seconds", "loads_s"} <= set(r) and r["seed"] == 3 and len(r["loads_s"]) == 4
         assert r["gap"] == pytest.approx(r["predicted_s"] / r["bound_s"] - 1) and r["gap"] >= 0
         assert r["objective"] == "iteration" or r["predicted_s"] == pytest.approx(max(r["loads_s"]))
+
+
+def test_steps_of_gpus_are_joined_by_name_and_failures_left_out() -> None:
+    from benchmarks.gpu_steps import join_runs, list_more, list_steps, main
+
+    names = [step.name for step in (*list_steps(), *list_more())]
+    assert len(names) == len({*names}) == 46
+    times = {"median": 2.0, "q1": 1.9, "q3": 2.2}
+    timed = {"name": names[0], "in_a_row": times, "one_by_one": times, "peak": 5.0, "reserved": 6.0}
+    again = {**timed, "in_a_row": {**times, "median": 3.0}}
+    about = {"predicted_s": 2.0, "low_s": 1.0, "high_s": 3.0, "family": "bert", "bottleneck": "x"}
+    predicted = {"platform": "p", "date": "d", "rows": [{"name": name, **about} for name in names[:3]]}
+    measured = {"device": "g", "machine": {}, "versions": {}, "rows": [timed, again, {"name": names[1], "failed": "?"}]}
+    (run,) = join_runs(predicted, measured).runs
+    assert (run["name"], run["measured_s"], run["noise"], run["peak"]) == (names[0], 2.5, 0.5, 5.0)
+    assert main([]) == 2, "without a file"

@@ -213,9 +213,9 @@ def _describe(device: Device, facts: Mapping[str, Any], day: str) -> Device:
 
 
 def _add_context(platform: Platform, rows: Sequence[Mapping[str, Any]], source: str, day: str) -> Platform:
-    """What traced iterations add to isolated kernels, how fast their host is, and how far they are from both.
+    """What traced iterations add to isolated kernels, and how far they are from the sum of kernels and host.
 
-    What the base says belongs to its own kernels; that of classes which no iteration here has run stays.
+    What the base says belongs to its own kernels; only what no iteration here has run stays: fused kernels, Triton's.
     """
     if not rows:
         return platform
