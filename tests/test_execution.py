@@ -65,7 +65,7 @@ def test_kernels_and_what_they_move(rows: list[Row], kernels: list[str], traffic
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning", "ignore:forward and backward:UserWarning")
+@pytest.mark.filterwarnings("ignore:forward and backward:UserWarning")
 def test_a_region_comes_after_what_it_needs_whatever_it_takes_in() -> None:
     """A BERT as transformers writes it: masks that only a later sum needs are made before what that sum needs."""
     torch = pytest.importorskip("torch")

@@ -224,7 +224,6 @@ class _Compiled(nn.Sequential):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # as the compiler is imported
-@pytest.mark.filterwarnings("ignore:Using `torch.compile")  # global hooks are seen twice
 def test_a_compiled_module_is_recorded_as_kernels_and_says_so() -> None:
     def make_step(compiled: str) -> Step:
         net = _Compiled(nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16))

@@ -447,6 +447,23 @@ def compare(seed: int) -> None:
     assert not [(ours, real) for ours, real in each if real[1] and names[real[1][0]] != ours], name
 
 
+@pytest.mark.parametrize("foreach", [True, False])
+def test_counts_of_steps_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch, foreach: bool) -> None:
+    """`capturable=True`, which PyTorch refuses on a CPU: what it runs where it is allowed."""
+    make_step = train(mlp, (16, 256), ADAMW, capturable=True, foreach=foreach)
+    graph = capture(make_step, device="cuda")
+    for name in ("adam", "optimizer"):
+        place = sys.modules[f"torch.optim.{name}"]
+        monkeypatch.setattr(place, "_get_capturable_supported_devices", lambda **_: ["cpu"])
+    step = make_step()
+    step()
+    with Calls() as calls:
+        step()
+    ran = [name for name, _ in calls.found]
+    updates = [label[0] for label in graph.labels if label[3] == "update"]
+    assert len(updates) > 8 and updates == ran[-len(updates) :]
+
+
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("first", range(0, 30, 10))
 def test_random_steps_are_captured_as_they_run(first: int) -> None:

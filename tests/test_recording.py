@@ -437,6 +437,7 @@ def _list_replaced() -> list[Any]:
         optimizers._get_foreach_kernels_supported_devices, list(_foreach_utils._foreach_supported_types),
         list(optimizers._foreach_supported_types), vars(FakeTensor).get("data_ptr"),
         UninitializedTensorMixin.materialize, eval_frame._callback_from_stance,
+        hooks._has_any_global_hook, sys.modules["torch.optim.adam"]._get_capturable_supported_devices,
         dict(hooks._global_forward_pre_hooks), dict(hooks._global_forward_hooks),
         dict(optimizers._global_optimizer_pre_hooks), dist.distributed_c10d._world, dist.is_initialized(),
         nn.UninitializedParameter.__new__, nn.UninitializedBuffer.__new__, torch.utils.data.DataLoader.__iter__,

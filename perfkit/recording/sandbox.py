@@ -290,6 +290,9 @@ def _list_patches(recorder: Any) -> list[Any]:
     ]  # fmt: skip
     if recorder.accelerator:
         patches += [(place, recorder.exchanges.list_streams()) for place in (torch.cpu, torch.cuda)]
+        devices = "_get_capturable_supported_devices"
+        patches += [(each, {devices: lambda **_: ["cpu"]}) for each in [*sys.modules.values()]
+                    if devices in getattr(each, "__dict__", ())]  # fmt: skip
     if not dist.is_available():
         return patches
     private: Any = torch._C._distributed_c10d

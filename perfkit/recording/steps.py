@@ -312,6 +312,8 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         hooks.enter_context(patch.object(UninitializedTensorMixin, "materialize", size))
         hooks.enter_context(patch.object(DataLoader, "__iter__", load))
         hooks.enter_context(patch.object(eval_frame, "_callback_from_stance", compile_nothing))
+        # a compiled module would warn of the hooks below, which are not the user's
+        hooks.enter_context(patch.object(nn.modules.module, "_has_any_global_hook", lambda: False))
         if recorder.accelerator:
             hooks.enter_context(pretend_gpu(recorder.values.notes.setdefault))
         hooks.callback(nn.modules.module.register_module_forward_pre_hook(enter).remove)
