@@ -69,7 +69,7 @@ def test_calls_of_a_host_are_those_of_its_graph(shared_data: Path, name: str, lo
 
 
 def test_iterations_of_all_ranks_are_predicted_together(shared_data: Path) -> None:
-    """Mean iteration of the ranks, which the gallery's host of 2021 takes for 20 % slower, inside the interval."""
+    """Mean iteration of the ranks, from rank 0's kernels and the gallery's host and collectives; 6 % seen."""
     home = shared_data / "traces" / "dlrm_v100x8_param"
     files, recorded = load(home, 8, True)
     measured = np.mean([list_steps(file, find_basis(file.events))["time_s"][0] for file in files])
@@ -78,9 +78,23 @@ def test_iterations_of_all_ranks_are_predicted_together(shared_data: Path) -> No
     with keep_quiet():
         found = pk.predict(graphs, platform)
     assert found.interval()[0] < measured < found.interval()[1]
-    assert found.time == pytest.approx(measured, rel=0.25)
+    assert found.time == pytest.approx(measured, rel=0.15)
     assert platform.host == pk.load_platform("v100-sxm-8").host
     assert pk.Platform.from_toml(platform.to_toml()).kernels.keys() == platform.kernels.keys()
+
+
+def test_work_of_a_device_is_predicted_where_observers_held_its_host(shared_data: Path) -> None:
+    """Megatron's ranks compute and transfer for a third of their step: what other ranks took is predicted; 2 % seen.
+
+    The rest of the step is pauses of hosts under observers, and waits for them, which no prediction has.
+    """
+    home = shared_data / "traces" / "megatron_tp8_a100x8"
+    recorded = load(home, 8, False)[1]
+    with keep_quiet():
+        found = pk.predict([graph for graph, _ in recorded], calibrate_traces(paths_of(home, False), "a100-sxm-8"))
+    trace = pk.read_trace([home / f"kineto_rank{rank}.json.gz" for rank in range(8)])
+    worked = trace.idle().filter(pl.col("rank") > 0).select(pl.col("busy_s") + pl.col("communication_s")).mean().item()
+    assert worked < 0.4 * trace.time and found.time == pytest.approx(worked, rel=0.15)
 
 
 def test_a_graph_holds_what_the_trace_holds(shared_data: Path) -> None:
