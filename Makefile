@@ -31,7 +31,9 @@ help:  ## list the targets
 run: $(VENV)/installed-run  ## demo: predict, calibrate this machine, measure, compare, write perfkit-report.html
 	$(BIN)/python -m perfkit demo $(ARGS)
 
+# JupyterLab shows stored charts of notebooks that are trusted, or that it has run itself.
 lab: $(VENV)/installed-lab  ## open the notebooks in JupyterLab
+	@$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
 	$(BIN)/jupyter lab $(AS_ROOT) $(ARGS) notebooks
 
 # Types are checked beside the tests. What is marked serial follows alone, from the files that have such tests.
