@@ -24,6 +24,7 @@ from perfkit.calibration.published import add_published, fit_scales
 from perfkit.calibration.runs import tune
 from perfkit.ground.units import format_table
 from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
@@ -277,6 +278,62 @@ def _print_memory() -> None:
     print(format_table([heads, *((*map(str, own), f"{e:+.1%}") for own, e in zip(about, errors, strict=True))]))
 
 
+def time_layers() -> list[tuple[str, float, float]]:
+    """arXiv:2205.05198, table 4: a layer of the 22B model on 8 A100, published and predicted [s], as two less one."""
+    out = []
+    for row in _read("seqsel_layer_times_22B.csv"):
+        again = next((name for name in ("selective", "full") if name in row["experiment"]), "none")
+        strategy = Strategy(
+            tp=8, micro_batch=4, checkpoint=again, sequence_parallel="sequence_parallel" in row["experiment"]
+        )
+        taken = []
+        for layers in (2, 1):
+            about = {**_HALF, "dtype": "fp16", "attention": "eager", "dropout": 0.1}
+            model = _make("22b", 4, 2048, (layers, 6144, 64, 0, 0, 51200), **about)
+            found = price_row(Row("seqsel", "", "a100-sxm", model, strategy, "compiled", 1.0))
+            taken.append(found["work"] + found["tensor"])
+        out.append((row["experiment"], float(row["combined_ms"]) / 1e3, taken[0] - taken[1]))
+    return out
+
+
+def time_updates() -> list[tuple[int, float, float]]:
+    """Fused all_reduce and Adam over one after the other, by numbers that are summed: published and predicted ratio.
+
+    CoCoNet (arXiv:2105.05720) on 8 DGX-2, whose 16 V100 share 8 links of 100 Gb/s. Here two groups of 8 ranks stand for
+    a node. Fused, a rank updates its part, 28 B a number, while the sum goes on.
+    """
+    rows = {(row["op"], int(row["elements"])): float(row["iter_ms"])
+            for row in _read("coconet_allreduce_adam_128gpu.csv") if row["nccl_algo"] == "Default"}  # fmt: skip
+    platform = load_platform("v100-sxm-8").with_link("inter", bandwidth=12.5e9, latency=2e-6).with_nodes(16)
+    out = []
+    for own, count in (key for key in rows if key[0] == "coconet_fused_RS_Adam_AG"):
+        with keep_quiet():
+            total = platform.collective("all_reduce", 4.0 * count, ranks=128).time
+        update = 28.0 * count / 9e11  # NVIDIA V100 datasheet
+        measured = rows[own, count] / rows["all_reduce_then_fusedadam", count]
+        out.append((count, measured, (total + update / 128) / (total + update)))
+    return out
+
+
+def _print_parts(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> None:
+    print("\nA layer of 22B parameters on 8 A100 (arXiv:2205.05198, table 4)")
+    layers = [(name, real, own, own / real - 1) for name, real, own in time_layers()]
+    cells = [(name, f"{1e3 * real:.1f} ms", f"{1e3 * own:.1f} ms", f"{e:+.1%}") for name, real, own, e in layers]
+    mean = np.mean([abs(error) for *_, error in layers])
+    print(format_table([("layer", "published", "predicted", "error"), *cells, ("mean", "", "", f"{mean:.1%}")]))
+    print("\nThroughput of torchtitan over sequences of 32768 to 262144 (tables 2 and 6)")
+    for name in ("llama3-8b", "llama3-405b"):
+        pairs = [(row, one) for row, one in zip(rows, found, strict=True) if row.model.name == name]
+        errors = np.array([row.seconds / one["time"] - 1 for row, one in pairs if row.model.sequence > 8192])
+        print(f"{name}: {len(errors)} rows, mean error {abs(errors).mean():.1%}, bias {errors.mean():+.1%}")
+    updates = time_updates()
+    real, own = ([row[column] for row in updates] for column in (1, 2))
+    large = np.mean([abs(share / true - 1) for count, true, share in updates if count >= 2**24])
+    print(f"\nFused all_reduce and Adam: faster at {sum(np.less(real, 1))} of {len(real)} sizes, "
+          f"predicted {sum(np.less(own, 1))}; share of the separate time from 16 million numbers on: "
+          f"{large:.1%} off in mean")  # fmt: skip
+
+
 def _run(given: Any) -> None:
     judged = list_rows()
     figures = judge(judged, [price_row(row) for row in judged])
@@ -286,6 +343,8 @@ def _run(given: Any) -> None:
     ]
     cells = [(*row, f"{BARS[row[0]]:g}") for row in rows]
     print(format_table([heads, *cells]))
+    titan = [row for row in list_torchtitan(alone=True)]
+    _print_parts(titan, [price_row(row) for row in titan])
     _print_memory()
     figures += _print_tuned()
     save_rows(given.json, figures)
