@@ -13,7 +13,8 @@ from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
-PARTS = ("work", "tensor", "context", "host", "stages", "bubble", "replicas", "update")
+pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+PARTS = ("work", "tensor", "context", "experts", "host", "stages", "bubble", "replicas", "update")
 GPT = Transformer.preset("gpt3-1.3b", batch=64, sequence=1024, dtype="bf16", fused=True)
 MANY = [
     Strategy(), Strategy(dp=8), Strategy(tp=2, dp=4, checkpoint="selective"),
@@ -21,6 +22,7 @@ MANY = [
     Strategy(tp=4, pp=2, micro_batch=4, tiled=True), Strategy(tp=8, pp=2, dp=4, cp=2, sequence_parallel=True),
     Strategy(pp=4, dp=2, micro_batch=2, schedule="interleaved", chunks=3), Strategy(pp=4, dp=2, schedule="gpipe"),
     Strategy(pp=2, dp=4, schedule="zero_bubble"), Strategy(pp=2, dp=4, schedule="breadth_first", chunks=2, zero=3),
+    Strategy(cp=4, dp=2, ulysses=True), Strategy(dp=8, zero=3, shards=2), Strategy(dp=16, zero=1, shards=8),
     Strategy(cp=4, dp=2, checkpoint="full", overlap=False), Strategy(tp=2, pp=2, dp=2, zero=2, checkpoint="full"),
 ]  # fmt: skip
 #: What replicas share, and how the model differs.
@@ -47,7 +49,6 @@ def test_many_are_priced_as_each_alone(execution: str) -> None:
         assert 0 < alone["spread"] < 0.5 and alone["needs"] > 5e8
 
 
-@pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 def test_replicas_take_what_the_event_loop_takes() -> None:
     ratios = []
     for execution in ("eager", "compiled"):
@@ -106,10 +107,64 @@ def test_schedules_differ_in_bubble_and_memory() -> None:
     assert 3 / 32 < share <= 3 / 16
 
 
+def test_experts_are_shared_and_tokens_go_to_them() -> None:
+    """Mixtral 8x7B has 46.7 billion weights, 12.9 of which a token uses (arXiv:2401.04088, section 2)."""
+    shape = {"kv_heads": 8, "inner": 14336, "experts": 8, "top_k": 2, "dtype": "bf16", "attention": "flash2"}
+    model = Transformer.preset("llama-2-7b", batch=16, sequence=4096, **shape)
+    [graph] = model.graphs()
+    assert graph.parameters == 46_702_792_704
+    tokens, scores = 16 * 4096, 3.5 * 32 * 2 * 16 * 4096**2 * 4096  # half of them, in two products, 3.5 passes
+    active = 12_879_925_248 - 32000 * 4096 - 65 * 4096  # but for the lookup and the norms
+    assert graph.column("flops").sum() == pytest.approx(6 * active * tokens + scores, rel=1e-3)
+    where = load_platform("h100-sxm-8x2")
+    alone, shared, dropped = (
+        price(own, Strategy(dp=16, ep=ep, zero=1), where)
+        for own, ep in ((model, 1), (model, 8), (replace(model, capacity=1.5), 8))
+    )
+    nbytes = 2.0 * 4096 * 4096 * 2
+    assert alone["experts"] == 0
+    assert shared["experts"] == pytest.approx(32 * 4 * where.collective("all_to_all", nbytes, ranks=8).time)
+    numbers = 7 / 8 * 32 * 8 * 3 * 4096 * 14336  # of weights and gradients that a rank no longer holds
+    assert alone["needs"] - shared["needs"] == pytest.approx(2 * 2 * numbers, rel=0.1)
+    assert shared["replicas"] < 0.5 * alone["replicas"]
+    assert dropped["experts"] > 1.3 * shared["experts"] and dropped["work"] > 1.2 * shared["work"]
+    assert dropped["needs"] > shared["needs"]
+
+
+def test_tokens_cross_nodes_in_one_or_two_levels() -> None:
+    """Small messages gain from being gathered in each node, large ones do not (arXiv:2206.03382, section 3.4)."""
+    model, won = replace(GPT, experts=64, batch=512, attention="flash2"), []
+    for sequence, micro in ((16, 1), (1024, 8)):
+        ways = [Strategy(dp=64, ep=64, micro_batch=micro, two_level=own) for own in (False, True)]
+        flat, gathered = (price(replace(model, sequence=sequence), way, "a100-sxm-8x8") for way in ways)
+        won.append(gathered["experts"] < flat["experts"])
+    assert won == [True, False]
+
+
+def test_heads_or_keys_go_round_and_shards_stay_near() -> None:
+    long = replace(GPT, batch=8, sequence=32768, positions=32768)
+    ring, swapped = (price(long, Strategy(cp=8, ulysses=own)) for own in (False, True))
+    nbytes = 2.0 * 32768 / 8 * 2048
+    wanted = 8 * 24 * 8 * load_platform("a100-sxm-8").collective("all_to_all", nbytes, ranks=8).time
+    assert swapped["context"] == pytest.approx(wanted) and ring["work"] == swapped["work"]
+    many, [graph] = load_platform("a100-sxm-8x8"), GPT.graphs()
+    ways = [{"zero": 3}, {"zero": 3, "shards": 8}, {"zero": 0}]
+    whole, hybrid, none = (price(GPT, Strategy(dp=64, overlap=False, **way), "a100-sxm-8x8") for way in ways)
+    assert whole["needs"] < hybrid["needs"] < none["needs"]
+
+    def take(operation: str, ranks: int, algorithm: str | None = None, part: int = 1) -> float:
+        return many.collective(operation, 2.0 * graph.parameters / part, ranks=ranks, algorithm=algorithm).time
+
+    near = 2 * take("all_gather", 8) + take("reduce_scatter", 8) + take("all_reduce", 8, "rail", 8)
+    far = 2 * take("all_gather", 64) + take("reduce_scatter", 64)
+    assert hybrid["replicas"] - whole["replicas"] == pytest.approx(near - far, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [({"tp": 0}, "tp is 0"), ({"micro_batch": 1.5}, "micro_batch is 1.5"), ({"schedule": "x"}, "schedule is 'x'"),
      ({"zero": 4}, "zero is 4"), ({"chunks": 2}, "chunks is 2 with schedule '1f1b'; only interleaved"),
+     ({"dp": 8, "ep": 3}, "ep is 3; it must divide dp, 8"), ({"dp": 8, "shards": 16}, "shards is 16; it must"),
      ({"checkpoint": "half"}, "checkpoint is 'half'"), ({"overlap": 1}, "overlap is 1")],
 )  # fmt: skip
 def test_what_no_strategy_can_be(given: dict[str, Any], message: str) -> None:

@@ -178,23 +178,29 @@ def explore(
 def _can_be(model: Transformer, s: Strategy, counts: Sequence[int]) -> Array:
     """Which strategies divide what they share; interleaved stages take micro-batches in rounds of all stages."""
     micro, kv = model.batch / (s.dp * s.micro_batch), model.kv_heads or model.heads
+    heads = (np.logical_not(s.ulysses) | (model.heads % (s.tp * s.cp) == 0)) & (
+        (s.ep == 1) | ((model.experts or 1) % s.ep == 0)
+    )
     shared = (model.heads % s.tp == 0) & ((kv % s.tp == 0) | (s.tp % kv == 0)) & (model.sequence % (s.cp * s.rows) == 0)
     rounds = ((s.schedule != "interleaved") | (micro % s.pp == 0)) & (s.pp * s.chunks <= model.layers)
-    return np.asarray(shared & rounds & np.equal(micro % 1, 0) & np.isin(s.ranks, counts), dtype=bool)
+    return np.asarray(shared & rounds & heads & np.equal(micro % 1, 0) & np.isin(s.ranks, counts), dtype=bool)
 
 
 def _list_strategies(model: Transformer, local: int, counts: Sequence[int]) -> Strategy:
     """All of powers of two: ranks of a node share products, and weights are gathered where there are no stages."""
     most = (local, min(model.layers, max(counts)), _MOST, _MOST)
     sizes = [2 ** np.arange(own.bit_length()) for own in most]
-    axes = [*sizes, range(len(_SCHEDULES)), RECOMPUTED, (0, 1, 3), counts]
-    tp, pp, cp, micro, way, again, zero, ranks = map(np.ravel, np.meshgrid(*map(np.array, axes), indexing="ij"))
+    held = 2 ** np.arange((model.experts or 1).bit_length())
+    axes = [*sizes, range(len(_SCHEDULES)), RECOMPUTED, (0, 1, 3), counts, held, (False, True)]
+    grid = map(np.ravel, np.meshgrid(*map(np.array, axes), indexing="ij"))
+    tp, pp, cp, micro, way, again, zero, ranks, ep, ulysses = grid
     names, chunks = (np.array(own)[way] for own in zip(*_SCHEDULES, strict=True))
     each, dp = -(-model.layers // pp), np.maximum(ranks // (tp * pp * cp), 1)
     parts = np.where(chunks == 0, each, chunks)
     own = (tp * pp * cp * dp == ranks) & ((way == 0) | (pp > 1) & (parts > 1) & (each % parts == 0))
     own &= np.where(dp * cp > 1, (zero == 1) | (zero == 3) & (pp == 1), zero == 0)
+    own &= (dp % ep == 0) & (~ulysses | (cp > 1))
     own &= (again != "selective") | (model.attention in UNFUSED)
-    ways = {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch": micro, "chunks": parts, "zero": zero}
-    whole = Strategy(**ways, schedule=names, checkpoint=again, sequence_parallel=tp > 1, overlap=tp > 0, tiled=tp < 0)
-    return whole.select(own)
+    ways = {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "micro_batch": micro, "chunks": parts, "zero": zero}
+    ways |= {"schedule": names, "checkpoint": again, "sequence_parallel": tp > 1, "ulysses": ulysses}
+    return Strategy(**{key: value[own] for key, value in ways.items()})

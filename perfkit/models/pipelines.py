@@ -120,3 +120,52 @@ def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) 
     """
     last = communication / pieces
     return last + np.maximum(communication - last - compute, 0.0)
+
+
+def compressed_time(
+    gradient: Values, *, compute: Values, start: float, encode: float, ratio: float, alpha: float, beta: float,
+    groups: Values = 0,
+) -> Values:  # fmt: skip
+    """Time of a backward pass whose gradients are compressed in groups, and sent while the pass goes on.
+
+    Parameters
+    ----------
+    gradient : float or array
+        Bytes of all gradients [B].
+    compute : float or array
+        Time of the backward pass alone [s].
+    start, encode : float
+        Time to compress and restore a group without numbers [s], and each byte of it [s/B].
+    ratio : float
+        Bytes that are sent over those of the gradients [-].
+    alpha, beta : float
+        Start-up of the collective [s], and its time per byte [s/B].
+    groups : int or array, optional
+        Equal groups; as many as take the shortest time, up to 1,024, unless given [-].
+
+    Returns
+    -------
+    time : same kind as `gradient`
+        max(T + g h + c n + (alpha + beta r n / g), (T + c n) / g + h + g alpha + beta r n), for g groups: either all
+        kernels and the last message, or the first group and all messages [s].
+
+    References
+    ----------
+    .. [1] Z. Wang et al., "MergeComp: a compression scheduler for scalable communication-efficient distributed
+       training", arXiv:2103.15195, section 4
+    .. [2] S. Agarwal et al., "On the utility of gradient compression in distributed training systems", MLSys 2022,
+       arXiv:2103.00543, section 4
+
+    Examples
+    --------
+    1.3 GB at 10 GB/s, which compression makes a quarter: in one piece, in 400, and in the best groups.
+
+    >>> costs = {"compute": 0.1, "start": 2e-4, "encode": 1e-11, "ratio": 0.25, "alpha": 5e-5, "beta": 1e-10}
+    >>> [round(float(compressed_time(1.3e9, **costs, groups=g)), 3) for g in (1, 400, 0)]
+    [0.146, 0.193, 0.118]
+    """
+    many = np.arange(1.0, 1025.0) if np.all(np.equal(groups, 0)) else np.asarray(groups)[..., np.newaxis]
+    n, work = (np.asarray(own, dtype=float)[..., np.newaxis] for own in (gradient, compute))
+    kernels, sent = work + many * start + encode * n, beta * ratio * n
+    first = (work + encode * n) / many + start + many * alpha + sent
+    return np.maximum(kernels + alpha + sent / many, first).min(axis=-1)

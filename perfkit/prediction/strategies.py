@@ -22,13 +22,15 @@ from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
 #: Parts of the time of an iteration.
-PARTS = ("work", "tensor", "context", "host", "stages", "bubble", "replicas", "update")
+PARTS = ("work", "tensor", "context", "experts", "host", "stages", "bubble", "replicas", "update")
 _REGIONS = ("embeddings", "layers", "head")
 #: Error of what ranks spend on each other [-], as in `perfkit.prediction.uncertainty.join_errors`.
 _WAITS = 0.3
 #: Tokens of three sequences on three ranks, the first of all sizes: what a compiler merges is read off these, where no
 #: two sizes are equal by chance [-].
 _ODD = 1031
+#: Where sequences, and ranks that share layers, sequences and experts, stand in a number of 64 bits [-].
+_BITS = (45, 30, 15, 0)
 
 
 def price_strategies(
@@ -42,7 +44,8 @@ def price_strategies(
         The model; its batch is over all ranks, and what it says of sharing, recomputation and micro-batches is not
         asked for.
     platform : Platform
-        Where it runs; ranks that share layers are neighbours, then those that share sequences, then replicas.
+        Where it runs; ranks that share layers are neighbours, then those that share sequences, experts, and the rest
+        of the replicas.
     strategies : Strategy
         Each field an array, with one value for each strategy.
     execution : str, optional
@@ -51,9 +54,9 @@ def price_strategies(
     Returns
     -------
     columns : dict of str to array
-        ``time`` and its parts, which sum to it: ``work`` of the slowest stage, ``tensor``, ``context`` and ``stages``
-        (messages among these that nothing hides), ``host``, ``bubble``, ``replicas`` (gradients and weights), and
-        ``update`` [s]; ``spread`` of its logarithm [-]; and ``needs``, the memory of the fullest rank [B].
+        ``time`` and its parts, which sum to it: ``work`` of the slowest stage, ``tensor``, ``context``, ``experts`` and
+        ``stages`` (messages among these that nothing hides), ``host``, ``bubble``, ``replicas`` (gradients and
+        weights) and ``update`` [s]; ``spread`` of its logarithm [-]; and ``needs``, the memory of the fullest rank [B].
 
     Notes
     -----
@@ -65,12 +68,12 @@ def price_strategies(
     structure = (s.checkpoint == "full") + 2 * (s.rows > 1) + 4 * (s.tp > 1)
     for kind in np.unique(structure):
         members = np.flatnonzero(structure == kind)
-        batch, tensor, context = (np.asarray(own, dtype=np.int64)[members] for own in (s.micro_batch, s.tp, s.cp))
-        codes, place = np.unique(batch << 40 | tensor << 20 | context, return_inverse=True)
-        odd = ((3, 40), (3 if kind & 4 else 1, 20), (1, 0))
-        batch, tensor, context = (np.append(first, 1.0 * (codes >> bits & 0xFFFFF)) for first, bits in odd)
+        shared = (np.asarray(own, dtype=np.int64)[members] for own in (s.micro_batch, s.tp, s.cp, s.ep))
+        codes, place = np.unique(sum(own << bits for own, bits in zip(shared, _BITS, strict=True)), return_inverse=True)
+        odd = zip((3, 3 if kind & 4 else 1, 1, 1), _BITS, strict=True)
+        batch, tensor, context, experts = (np.append(first, 1.0 * (codes >> bits & 0x7FFF)) for first, bits in odd)
         sequence = np.append(_ODD, model.sequence // context[1:])
-        cut = Cut(batch, sequence, tensor, tensor if kind & 2 else 1, context)
+        cut = Cut(batch, sequence, tensor, tensor if kind & 2 else 1, context, experts)
         for name, values in _price_part(replace(model, checkpoint=bool(kind & 1)), platform, cut, execution).items():
             parts.setdefault(name, np.zeros(len(structure)))[members] = values[1 + place]
     parts["layers.backward"] += np.where(s.checkpoint == "selective", parts["attention.forward"], 0.0)
@@ -116,7 +119,11 @@ def _price_part(model: Transformer, platform: Platform, cut: Cut, execution: str
 
 
 def _price_messages(platform: Platform, operation: str, nbytes: Array, count: Array, stride: Array) -> Array:
-    """Time of collectives of so many ranks at a distance [s]; where nobody timed pairs, both gather what both send."""
+    """Time of collectives of so many ranks at a distance [s]; where nobody timed pairs, both gather what both send.
+
+    An algorithm across nodes may be named behind a dot.
+    """
+    operation, _, way = operation.partition(".")
     local, time = platform.network.ranks_per_node, np.zeros(nbytes.shape)
     if operation == "send_recv" and not any(key.startswith(operation) for key in platform.collectives):
         operation, nbytes = "all_gather", 2.0 * nbytes
@@ -124,7 +131,10 @@ def _price_messages(platform: Platform, operation: str, nbytes: Array, count: Ar
     for code in np.unique(codes[count > 1]):
         ranks, apart = int(code >> 32), int(code & 0xFFFFFFFF)
         own, most = codes == code, min(max(local // apart, 1), ranks)
-        time[own] = price_group(platform, operation, nbytes[own], ranks, -(-ranks // most), most).time
+        if way and local < ranks and most == local:
+            time[own] = platform.price_collective(operation, nbytes[own], ranks, way).time
+        else:
+            time[own] = price_group(platform, operation, nbytes[own], ranks, -(-ranks // most), most).time
     return time
 
 
@@ -147,6 +157,23 @@ class _Iterations:
         """What was fitted to whole iterations of several ranks."""
         return self.platform.context.find_iteration(self.model.family, 2)
 
+    @property
+    def owners(self) -> Array:
+        """Ranks that share what replicas share."""
+        return np.asarray(np.where(self.s.shards > 0, self.s.shards, self.s.dp) * self.s.cp)
+
+    @property
+    def experts(self) -> Array:
+        """Numbers of the experts of a stage on a rank."""
+        m = self.model
+        each = (2 + m.gated) * m.hidden * np.ceil((m.inner or 4 * m.hidden) / self.s.tp)
+        return np.asarray(self.layers * (m.experts // self.s.ep) * each)
+
+    def average(self, weights: Array) -> Array:
+        """Ranks that share a weight on average, as those that share experts share them with fewer others."""
+        share = self.experts / weights
+        return 1.0 / ((1.0 - share) / self.owners + share / np.maximum(self.owners // self.s.ep, 1))
+
     def gather(self, *names: str) -> tuple[Array, Array]:
         """What the slowest stage has of some parts, and all stages together."""
         first, one, last = (np.sum([self.parts[f"{region}.{name}"] for name in names], axis=0) for region in _REGIONS)
@@ -168,9 +195,18 @@ class _Iterations:
         numbers = self.itemsize * s.micro_batch * m.sequence / s.cp
         heads, ring = np.ceil((m.kv_heads or m.heads) / s.tp), np.zeros(len(work))
         for often, phase in ((2.0, "forward"), (4.0, "backward")):  # keys and values, and then their gradients too
-            step = send(often * numbers * m.hidden / m.heads * heads, np.minimum(s.cp, 2), s.tp)
-            ring += self.layers * (s.cp - 1) * np.maximum(step - p[f"attention.{phase}"] / s.cp, 0.0)
+            width = m.hidden / m.heads * heads
+            step = send(often * numbers * width, np.minimum(s.cp, 2), s.tp)
+            passed = (s.cp - 1) * np.maximum(step - p[f"attention.{phase}"] / s.cp, 0.0)
+            swapped = numbers * (m.hidden / s.tp + width) / 2.0  # mean of queries, keys, values and what comes of them
+            swapped = _price_messages(self.platform, "all_to_all", swapped, np.where(s.ulysses, s.cp, 1), s.tp)
+            ring += self.layers * np.where(s.ulysses, 4.0 * swapped, passed)
+        apart, routed = s.tp * s.cp, numbers * m.hidden * m.routed * (m.experts > 0)
+        ways = (_price_messages(self.platform, "all_to_all" + way, routed, np.where(own, s.ep, 1), apart)
+                for way, own in (("", np.logical_not(s.two_level)), (".two_level", s.two_level)))  # fmt: skip
+        moved = self.layers * (4.0 + 2.0 * (s.checkpoint == "full")) * sum(ways)
         message = 2.0 * send(numbers * m.hidden / s.rows, np.minimum(s.pp, 2), s.tp * s.cp * s.dp)
+        ring = ring + moved
         late = join_host(work + tensor + ring, self.gather("host")[0], self.whole) - (work + tensor + ring)
         open_ends = np.where(self.chunks > 0, 0.0, message)
         slowest = work + tensor + ring + late + open_ends
@@ -179,19 +215,29 @@ class _Iterations:
         delayed = np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0)
         return {
             "work": self.micro * work + (self.micro - 1) * self.gather("added")[0], "tensor": self.micro * tensor,
-            "context": self.micro * ring, "host": self.micro * late, "stages": self.micro * open_ends,
+            "context": self.micro * (ring - moved), "experts": self.micro * moved, "host": self.micro * late,
+            "stages": self.micro * open_ends,
             "bubble": np.asarray(bubble_time(total, slowest=slowest, stages=s.pp, chunks=chunks, delayed=delayed)),
         }  # fmt: skip
 
     def share_replicas(self, weights: Array) -> Array:
         """What replicas exchange of gradients and weights, as far as nothing hides it, with the copies around it."""
-        s, wide, send = self.s, 4 if self.model.mixed else self.itemsize, partial(_price_messages, self.platform)
-        ranks, breadth = s.dp * s.cp, s.schedule == "breadth_first"
+        s, wide, breadth = self.s, 4 if self.model.mixed else self.itemsize, self.s.schedule == "breadth_first"
+        ranks, experts = self.owners, self.experts
+
+        def send(operation: str, itemsize: float, ranks: Array = ranks, apart: Any = 1, part: Any = 1) -> Array:
+            """Messages of all weights: those of experts are of fewer ranks, which are further apart."""
+            time = _price_messages(self.platform, operation, itemsize * (weights - experts) / part, ranks, s.tp * apart)
+            if not self.model.experts:
+                return time
+            few, apart = np.maximum(ranks // s.ep, 1), s.tp * s.ep * apart
+            return time + _price_messages(self.platform, operation, itemsize * experts / part, few, apart)
+
         forward, backward = (self.gather(name)[0] for name in ("forward", "backward"))
-        reduce = np.where(
-            s.zero > 0, *(send(name, wide * weights, ranks, s.tp) for name in ("reduce_scatter", "all_reduce"))
-        )
-        gather, each = send("all_gather", self.itemsize * weights, ranks, s.tp), np.where(breadth, 1.0, self.micro)
+        groups = s.dp * s.cp // ranks  # of hybrid sharding, which add up what each of them has summed up
+        reduce = np.where(s.zero > 0, send("reduce_scatter", wide), send("all_reduce", wide))
+        reduce = reduce + send("all_reduce", wide, groups, ranks, np.where(s.zero > 0, ranks, 1))
+        gather, each = send("all_gather", self.itemsize), np.where(breadth, 1.0, self.micro)
         chunks = np.maximum(self.chunks, 1)  # the last of which has one micro-batch to hide behind
         window = (np.where(breadth, self.micro * (chunks - 1), 0.0) + 1) / chunks
         reduced, gathered = np.where(s.zero > 1, each, 1.0), np.choose(s.zero, [0.0, 1.0, each, each])
@@ -200,17 +246,17 @@ class _Iterations:
         time += gathered * self.hide(gather, forward, self.layers, s.overlap)
         time += again * self.hide(gather, backward, self.layers, s.overlap)
         copies = np.where(s.zero > 0, 1.0, 2.0) * reduced + gathered + again
-        time += np.where(ranks > 1, copies, 0.0) * self.parts["packing"] * weights
+        time += np.where(ranks * groups > 1, copies, 0.0) * self.parts["packing"] * weights
         return np.asarray(time)
 
     def add_up(self) -> dict[str, Array]:
         """Times and their parts [s], spread [-] and memory [B]."""
         terms, weights = self.share_stages(), self.gather("weights")[0]
         terms["replicas"] = self.share_replicas(weights)
-        terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.s.dp * self.s.cp, 1)
+        terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(weights), 1)
         time: Any = sum(terms.values())
         whole = self.whole
-        rest = sum(terms[name] for name in ("tensor", "context", "stages", "replicas")) / time
+        rest = sum(terms[name] for name in ("tensor", "context", "experts", "stages", "replicas")) / time
         errors = (self.parts["spread"] * (1 - rest), _WAITS * rest, whole.spread if whole else CONTEXT,
                   terms["host"] / time * np.log(find_host_error(self.platform)))  # fmt: skip
         spread = np.sqrt(sum(np.square(error) for error in errors))
@@ -222,16 +268,19 @@ class _Iterations:
         docs/formulas.md, table 9.3, says what PyTorch holds at once.
         """
         s, m, wide = self.s, self.model, 4 if self.model.mixed else self.itemsize
+        wide_inner = (m.inner or 4 * m.hidden) * (m.routed if m.experts else 1.0)
         sizes: dict[str, Any] = {
-            "heads": m.heads, "kv_share": (m.kv_heads or m.heads) / m.heads, "inner": m.inner, "gated": m.gated,
+            "heads": m.heads, "kv_share": (m.kv_heads or m.heads) / m.heads, "inner": wide_inner, "gated": m.gated,
             "fused": m.attention not in UNFUSED, "dropout": m.dropout > 0, "tensor": s.tp, "sharing": s.rows,
             "itemsize": self.itemsize,
         }  # fmt: skip
         keep = partial(activation_bytes, s.micro_batch, m.sequence / s.cp, m.hidden, **sizes)
         kept = {name: keep(recompute=name) for name in RECOMPUTED}
+        for name in ("none", "selective") if m.experts else ():  # what experts are given and give
+            kept[name] = kept[name] + 2.0 * self.itemsize * s.micro_batch * m.sequence / s.cp * m.hidden * m.routed
         each = np.select([s.checkpoint == name for name in kept], list(kept.values()))
         states = wide * (2.0 * (m.optimizer == "adamw") + (m.mixed and self.itemsize < 4))
-        ranks, tokens = s.dp * s.cp, s.micro_batch * m.sequence / s.cp
+        ranks, tokens = self.average(weights), s.micro_batch * m.sequence / s.cp
         always = model_state_bytes(weights, ranks=ranks, zero=s.zero, weight=self.itemsize, gradient=0.0, states=states)
         sums = model_state_bytes(weights, ranks=ranks, zero=s.zero, weight=0.0, gradient=wide, states=0.0)
         sums += np.where(s.zero == 1, wide * weights / ranks, 0.0)  # what the optimizer reads

@@ -29,6 +29,8 @@ class Cut(NamedTuple):
         Ranks that share the tokens of all else: 1, or as many [-].
     context : int or array
         Ranks that share the tokens of a sequence [-].
+    experts : int or array
+        Ranks that share the experts of a layer [-].
     """
 
     batch: Any
@@ -36,6 +38,7 @@ class Cut(NamedTuple):
     tensor: Any = 1
     rows: Any = 1
     context: Any = 1
+    experts: Any = 1
 
     def part(self, size: Any) -> Any:
         """What each rank has of a size that ranks share, rounded up."""
@@ -109,27 +112,44 @@ def _project(tape: Tape, model: Any, x: Tensor, width: Any) -> Tensor:
 
 def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor, *, module: str) -> Tensor:
     """One Transformer layer: normalised before (GPT-2) or after (BERT) each residual sum."""
-    for name, body in (("attention", _attention), ("mlp", _feed_forward)):
+    for name, body in (("attention", _attention), ("mlp", _mix_experts if model.experts else _feed_forward)):
         tape.module = f"{module}.{name}"
         inner = _enter(tape, layers.norm(tape, model.norm, x) if model.causal else x, cut)
-        inner = _leave(tape, _project(tape, model, body(tape, model, cut, inner), model.hidden), cut)
+        inner = _leave(tape, body(tape, model, cut, inner), cut)
         x = tape.record("add", x, layers.dropout(tape, model.dropout, inner))
         x = x if model.causal else layers.norm(tape, model.norm, x)
     return x
 
 
 def _feed_forward(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
-    """A product with an activation behind it, which gates another one where two are."""
+    """Two products with an activation between, which gates a third one where there is one."""
     inner = cut.part(model.inner or 4 * model.hidden)
-    activation = "silu" if model.gated else "gelu_tanh" if model.causal else "gelu"
-    wide = tape.record(activation, _project(tape, model, x, inner))
+    wide = tape.record(_name_activation(model), _project(tape, model, x, inner))
     if model.gated:
         wide = tape.record("multiply", wide, _project(tape, model, x, inner))
-    return wide
+    return _project(tape, model, wide, model.hidden)
+
+
+def _name_activation(model: Any) -> str:
+    return "silu" if model.gated else "gelu_tanh" if model.causal else "gelu"
+
+
+def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
+    """Experts, of which a router chooses some for each token: equally many tokens for each, brought to their rank."""
+    tokens, hidden, inner = x.numel // x.shape[-1], model.hidden, cut.part(model.inner or 4 * model.hidden)
+    router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
+    gates = tape.record("softmax", layers.cast(tape, router, 4))
+    local, rows = model.experts // cut.experts, -(-tokens * model.routed * cut.experts // model.experts)
+    sent = tape.record("repeat", x, out=(local, rows, hidden))
+    wide = tape.record(_name_activation(model), layers.bmm(tape, sent, tape.parameter(local, hidden, inner)))
+    if model.gated:
+        wide = tape.record("multiply", wide, layers.bmm(tape, sent, tape.parameter(local, hidden, inner)))
+    found = layers.bmm(tape, wide, tape.parameter(local, inner, hidden))
+    return tape.record("fold", tape.record("multiply", found, gates), out=x.shape)
 
 
 def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
-    """Self-attention with its projections but the last."""
+    """Self-attention with its projections."""
     head, heads = model.hidden // model.heads, cut.part(model.heads)
     hidden, kv = head * heads, head * cut.part(model.kv_heads) if model.kv_heads else head * heads
     if model.causal and not model.rotary and np.all(kv == hidden):
@@ -147,7 +167,7 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
         kernel = model.attention.removeprefix("fused")
         mixed = layers.attention(tape, q, k, v, kernel=kernel, context=cut.context, **about)
     layers.count_views(tape, 2)
-    return mixed
+    return _project(tape, model, mixed, model.hidden)
 
 
 def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:

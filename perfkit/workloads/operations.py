@@ -149,6 +149,7 @@ RULES: Mapping[str, Rule] = {
     "dropout": _rule("x m", "native_dropout elementwise: x -> y m", "native_dropout_backward elementwise: dy m -> dx"),
     "rotate": _rule("x angles", "mul elementwise: x angles -> y", "mul elementwise: dy angles -> dx"),
     "repeat": _rule("x", "clone copy: x -> y", "sum rowwise: dy -> dx"),
+    "fold": _rule("x", "sum rowwise: x -> y", "clone copy: dy -> dx"),
     "scale": _rule("x", "mul elementwise.mul_scalar: x -> y", "mul elementwise.mul_scalar: dy -> dx"),
     "add": _rule("x b", "add elementwise: x b -> y", gives="dy>x dy>b"),
     "multiply": _rule(

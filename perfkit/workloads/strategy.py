@@ -10,7 +10,7 @@ from perfkit.models.partitions import RECOMPUTED
 from perfkit.models.pipelines import CHUNKED, SCHEDULES
 from perfkit.workloads.sizes import check_size
 
-_SIZES = ("tp", "pp", "dp", "cp", "micro_batch", "chunks")
+_SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class Strategy:
     dp : int
         Replicas, which share the batch (data parallel) [-].
     cp : int
-        Ranks that share the tokens of each sequence, and pass keys and values around a ring (context parallel) [-].
+        Ranks that share the tokens of each sequence (context parallel) [-].
+    ep : int
+        Neighbours among the replicas that share the experts of each layer [-].
     micro_batch : int
         Sequences that a replica works on at once [-].
     schedule : str
@@ -38,8 +40,16 @@ class Strategy:
     zero : int
         What replicas share: nothing (0), states of the optimizer (1), gradients too, summed up with each micro-batch
         (2), weights too, gathered for each (3) [-].
+    shards : int
+        Neighbours among the replicas that share what `zero` says, of which there are several groups (hybrid sharding);
+        0 for all [-].
     sequence_parallel : bool
         Whether ranks that share products share the tokens of all else.
+    ulysses : bool
+        Whether ranks that share sequences exchange them for heads (all_to_all, arXiv:2309.14509), in place of keys and
+        values around a ring.
+    two_level : bool
+        Whether tokens for experts are gathered in each node first (Tutel, arXiv:2206.03382, section 3.4).
     overlap : bool
         Whether gradients are reduced and weights gathered while layers are at work.
     tiled : bool
@@ -60,25 +70,36 @@ class Strategy:
     pp: Any = 1
     dp: Any = 1
     cp: Any = 1
+    ep: Any = 1
     micro_batch: Any = 1
     schedule: Any = "1f1b"
     chunks: Any = 1
     checkpoint: Any = "none"
     zero: Any = 0
+    shards: Any = 0
     sequence_parallel: Any = False
+    ulysses: Any = False
+    two_level: Any = False
     overlap: Any = True
     tiled: Any = False
 
     def __post_init__(self) -> None:
-        vars(self).update({key: check_size(key, getattr(self, key), 2.0**20) for key in _SIZES})
+        vars(self).update({key: check_size(key, getattr(self, key), 2.0**15) for key in _SIZES})
+        vars(self).update(dp=check_size("dp", self.dp, 2.0**20))
         for key, known in (("schedule", SCHEDULES), ("checkpoint", RECOMPUTED)):
             for value in np.unique(getattr(self, key)).tolist():
                 check_choice(key, value, known)
         for value in np.unique(self.zero).tolist():
             check_positive("zero", value, integer=True, zero=True, maximum=3)
-        for key in ("sequence_parallel", "overlap", "tiled"):
+        for value in np.unique(self.shards).tolist():
+            check_positive("shards", value, integer=True, zero=True, maximum=2.0**20)
+        for key in ("sequence_parallel", "ulysses", "two_level", "overlap", "tiled"):
             for value in np.unique(getattr(self, key)).tolist():
                 check_type(key, value, bool)
+        for key in ("ep", "shards"):
+            if np.any(own := (self.dp % np.maximum(getattr(self, key), 1)) > 0):
+                value, replicas = (np.broadcast_to(each, np.shape(own))[own] for each in (getattr(self, key), self.dp))
+                raise ValueError(f"{key} is {value[0]}; it must divide dp, {replicas[0]}; change one of them")
         if np.any((self.chunks > 1) & ~np.isin(self.schedule, CHUNKED)):
             fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
             raise ValueError(f"{fault}; only {' and '.join(CHUNKED)} have several chunks; leave it at 1")
@@ -122,4 +143,5 @@ class Strategy:
         strategies : Strategy
             These.
         """
-        return replace(self, **{name: own[index] for name, own in vars(self).items()})
+        shape = np.shape(self.ranks)
+        return replace(self, **{name: np.broadcast_to(own, shape)[index] for name, own in vars(self).items()})

@@ -118,6 +118,13 @@ class Transformer:
         Whether the head shares the embedding of words.
     bias : bool
         Whether products have a bias.
+    experts : int
+        Experts of each layer, in place of its two products (Switch Transformer, arXiv:2101.03961); 0 for none [-].
+    top_k : int
+        Experts that a router chooses for each token; all experts get equally many tokens [-].
+    capacity : float
+        Places of an expert over the tokens that it gets, as of padded buffers; 1 for experts that drop and pad
+        nothing (MegaBlocks, arXiv:2211.15841) [-].
     family : str
         Workload family, by which platforms are calibrated.
 
@@ -160,14 +167,19 @@ class Transformer:
     rotary: bool = False
     tie: bool = True
     bias: bool = True
+    experts: int = 0
+    top_k: int = 1
+    capacity: float = 1.0
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
         layers = check_positive("layers", self.layers, integer=True, maximum=10_000)  # memory is finite
         known = {"layers": layers, **{key: check_size(key, getattr(self, key)) for key in SIZES}}
         micro = check_positive("accumulate", self.accumulate, integer=True, maximum=10_000 // layers)
-        for key in ("kv_heads", "inner"):
+        for key in ("kv_heads", "inner", "experts"):
             known[key] = check_positive(key, getattr(self, key), integer=True, zero=True)
+        known["top_k"] = check_positive("top_k", self.top_k, integer=True, maximum=self.experts or 1)
+        known["capacity"] = check_positive("capacity", self.capacity, maximum=1e3)
         known |= {"accumulate": micro, "dropout": check_positive("dropout", self.dropout, maximum=1.0, zero=True)}
         vars(self).update(known)
         for key, names in _CHOICES.items():
@@ -264,9 +276,15 @@ class Transformer:
         return cls(family if changed else name, plain.causal, batch, **values)
 
     @property
+    def routed(self) -> float:
+        """Places of experts that are computed for each token [-]."""
+        return self.top_k * self.capacity
+
+    @property
     def description(self) -> str:
         """What is computed, in a few words."""
         said = [f"dropout {self.dropout:g}"] * (self.dropout > 0) + ["checkpoint"] * self.checkpoint
+        said += [f"{self.experts} experts, top {self.top_k}"] * (self.experts > 0)
         said += [f"accumulate {self.accumulate}"] * (self.accumulate > 1) + [self.parallel] * (self.parallel != "ddp")
         return ", ".join([f"{self.name}, batch {self.batch}, sequence {self.sequence}", *said])
 
