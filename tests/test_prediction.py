@@ -161,6 +161,20 @@ def test_data_that_come_late_set_the_pace(toy: Platform) -> None:
         consistent(late)
 
 
+def test_what_host_and_device_wait_for_one_another_is_a_piece_of_its_own() -> None:
+    r = predict(Transformer.bert("bert-base", batch=64, sequence=512, dtype="bf16"), H100, ranks=8)
+    consistent(r)
+    more = r.parts["", "handover"][1]
+    assert r.bottleneck == "host-bound" and 0.02 * r.time < more < 0.19 * r.time
+    last = r.timeline().sort("end_s").row(-1, named=True)
+    assert (last["name"], last["operation"]) == ("handover", None)
+    assert last["end_s"] == pytest.approx(r.time, rel=1e-9) and last["end_s"] - last["start_s"] == pytest.approx(more)
+    modules = {row["module"]: row for row in r.modules().to_dicts()}
+    assert modules["handover"]["idle_s"] == pytest.approx(more) == modules["handover"]["update_s"]
+    assert modules["embeddings"]["share"] < 0.05 < modules[""]["idle_s"] / r.time, "the host's pauses are no module's"
+    assert r.timeline("stage")["phase"].unique().sort().to_list() == ["backward", "forward", "update"]
+
+
 def test_overheads_of_a_class_come_before_those_of_all() -> None:
     """A variant before its phase, before its class, before all operations."""
     workload = Transformer.bert(batch=1, **{**TINY, "sequence": 16})
@@ -249,7 +263,7 @@ def test_words_say_what_was_priced(toy: Platform) -> None:
     assert "sequence 32 on 1 of 8 ranks of h100-sxm-8, bf16 autocast, adamw, eager, flash3 attention: " in repr(mixed)
     words = prediction.explain()
     assert words.startswith(text) and "at least" in words and "if nothing overlapped" in words
-    assert words.count("operations)") == 6
+    assert words.count(" operation") == 6
     page = predict(DLRM(batch=64, **SMALL), replace(with_context(toy, "transformer"), name=HOSTILE))._repr_html_()
     assert "<script>" not in page and page.count("&lt;script&gt;") >= 2, "platform and warning"
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.prediction import accounts
+from perfkit.prediction.events import make_events
 from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.workloads.graph import FEATURES, Graph
@@ -303,7 +304,7 @@ def test_the_critical_path_has_no_gap_and_slices_of_a_trace_do_not_overlap(mesh)
         assert sum(end - start for start, end in steps) == pytest.approx(timeline.period, rel=1e-6, abs=1e-6)
         assert all(before[1] == pytest.approx(after[0], abs=1e-6) for before, after in pairwise(steps))
     threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for event in json.loads(json.dumps(accounts.make_events(timeline.lanes, {0: 0}))):
+    for event in json.loads(json.dumps(make_events(timeline.lanes, {0: 0}))):
         if event["ph"] == "X":
             assert event["dur"] >= 0
             threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
@@ -369,7 +370,7 @@ def test_updates_belong_to_the_modules_whose_parameters_they_change() -> None:
 def test_a_trace_shows_ranks_streams_sizes_and_meetings() -> None:
     ranks = [make([w, "a", 0.5, "b", 1.0], waits=[(4, 0), (5, 1)], rank=r) for r, w in ((0, 1.0), (1, 4.0))]
     lanes = run(ranks, [2.0, 0.25]).lanes
-    events = accounts.make_events(lanes, {0: 0, 1: 1})
+    events = make_events(lanes, {0: 0, 1: 1})
     names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e["args"]}
     assert names[1, None] == "rank 1" and names[1, 3] == "communication 0" and names[1, 4] == "communication 1"
     slices = [event for event in events if event["ph"] == "X" and event["tid"] in (2, 3, 4)]
@@ -384,6 +385,6 @@ def test_a_trace_shows_ranks_streams_sizes_and_meetings() -> None:
         "s",
         "f",
     ] * (len(flows) // 2)
-    events = accounts.make_events(lanes, {0: 0, 1: 0, 5: 0})
+    events = make_events(lanes, {0: 0, 1: 0, 5: 0})
     assert {event["pid"] for event in events} == {0, 1, 5}, "ranks that are alike"
     assert sum(event["name"] == "meet" for event in events) == 2 * 2 * 2

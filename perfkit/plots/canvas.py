@@ -17,7 +17,8 @@ Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatCh
 
 #: Colours of phases and of classes of operations, the same in every chart: Okabe and Ito's, and where these end the
 #: muted ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021. What shares a colour means the same.
-PHASES = {"forward": "#0072B2", "backward": "#D55E00", "update": "#009E73", "optimizer": "#009E73"}
+PHASES = {"forward": "#0072B2", "backward": "#D55E00", "update": "#009E73", "optimizer": "#009E73",
+          "handover": "#AAAAAA", "loading": "#CC6677"}  # fmt: skip
 CLASSES = {
     "gemm": "#0072B2", "busy": "#0072B2", "bmm": "#56B4E9", "attention": "#332288", "convolution": "#AA4499",
     "elementwise": "#009E73", "rowwise": "#999933", "pooling": "#117733",
@@ -26,7 +27,7 @@ CLASSES = {
     "embedding_update": "#882255", "update": "#882255",
     "collective": "#D55E00", "communication": "#D55E00", "messages": "#D55E00", "waiting": "#CC79A7",
     "host": "#8C8C8C", "queued": "#B5B5B5", "synchronisation": "#666666", "loading": "#CC6677",
-    "other": "#D9D9D9", "everything else": "#D9D9D9",
+    "handover": "#AAAAAA", "other": "#D9D9D9", "everything else": "#D9D9D9",
 }  # fmt: skip
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 

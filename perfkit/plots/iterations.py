@@ -16,6 +16,8 @@ from perfkit.plots.theme import INK
 _PHASES = ("forward", "backward", "exchange", "optimizer", "update")
 #: Operation classes with a colour of their own, bars of modules, lanes and bars of a timeline, at most.
 _KINDS, _MODULES, _LANES, _BARS = 7, 30, 24, 1_500
+#: Columns of sweeps that are shares of a whole.
+_SHARES = ("efficiency", "kept", "exposed", "mfu")
 
 
 def predicted_vs_measured(runs: Frame, *, title: str = "Predicted and measured iteration time") -> alt.LayerChart:
@@ -112,7 +114,7 @@ def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] 
     frame : frame or list of dict
         A row per configuration; with ``low`` and ``high`` around a ``time`` [s].
     x, y : str
-        Columns: numbers have logarithmic axes, names do not.
+        Columns: numbers have logarithmic axes, but shares a linear one from 0 to 1, and names none.
     series : sequence of str, optional
         Columns whose values a line is drawn for.
 
@@ -128,6 +130,8 @@ def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] 
     label, unit = units.get(y, (y.replace("_", " "), ""))
     ends = [row[end] for row in rows for end in ((y, "low", "high") if y == "time" else (y,)) if row.get(end)]
     tall = canvas.log_axis(y, label, canvas.log_domain(ends), unit, alt.Y)
+    if y in _SHARES:
+        tall = alt.Y(f"{y}:Q", title=label, scale=alt.Scale(domain=[0, max(1.0, *ends)]), axis=alt.Axis(format="%"))
     across: Any = alt.X(f"{x}:N", sort=None, title=x)
     if all(isinstance(row[x], int | float) for row in rows):
         across = canvas.log_axis(x, x, canvas.log_domain(row[x] for row in rows), "")
@@ -162,7 +166,8 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     rows = read_frame(frame, module="", **times).with_columns(time_s=pl.sum_horizontal(list(times)[:3]))
     longest = rows.filter(pl.col("time_s") > 0.002 * pl.sum("time_s")).top_k(_MODULES, by="time_s")["module"].to_list()
     named = pl.when(pl.col("module") == "").then(pl.lit("outside modules")).otherwise("module")
-    others = pl.lit(f"{len(rows) - len(longest)} more modules")
+    short = [name or "outside modules" for name in rows["module"] if name not in longest]
+    others = pl.lit(", ".join(short) if len(short) <= 3 else f"{len(short)} modules that take less")
     module = pl.when(pl.col("module").is_in(longest)).then(named).otherwise(others)
     bars = rows.group_by(module=module, maintain_order=True).agg(pl.sum(*times, "time_s"))
     long = bars.rename(lambda name: name.removesuffix("_s") if name[:-2] in phases else name)

@@ -24,7 +24,7 @@ def _ask(
     settings, title = list[alt.Parameter](), f"'{heading}'"
     for key, (given, of) in parameters.items():
         value = f"{check_positive(key, given)!r} * pow(2, {key}_doublings)"
-        bind = alt.binding_range(min=-_DOUBLINGS, max=_DOUBLINGS, step=0.25, name=f"{key}, doublings ")
+        bind = alt.binding_range(min=-_DOUBLINGS, max=_DOUBLINGS, step=0.25, name=f"{key} [{of or '-'}], doublings ")
         settings.append(alt.param(name=f"{key}_doublings", value=0, bind=bind))
         settings.append(alt.param(name=key, expr=f"round({value})" if isinstance(given, int) else value))
         title += f" + '{', ' if len(settings) > 2 else ': '}{key} ' + {label_si(of, key)}"
@@ -102,10 +102,10 @@ def ask_roofline(*, peak: float, bandwidth: float) -> alt.LayerChart:
     'Roofline with sliders for peak, bandwidth, intensity: kernel, roof'
     """
     parameters = {"peak": (peak, "FLOP/s"), "bandwidth": (bandwidth, "B/s")}
-    parameters["intensity"] = (check_positive("peak", peak) / check_positive("bandwidth", bandwidth), "")
+    parameters["intensity"] = (check_positive("peak", peak) / check_positive("bandwidth", bandwidth), "FLOP/B")
     kernel, roof = "1 / hypot(1 / peak, 1 / (bandwidth * datum.intensity))", "min(peak, bandwidth * datum.intensity)"
     time = partial(roofline_time, nbytes=1.0, peak=peak, bandwidth=bandwidth)
-    swept, answer = ("intensity", "Arithmetic intensity, FLOP per byte", ""), lambda flops: flops / time(flops)
+    swept, answer = ("intensity", "Arithmetic intensity", "FLOP/B"), lambda flops: flops / time(flops)
     return _ask("Roofline", parameters, swept, ("Rate", "FLOP/s"), {"kernel": kernel, "roof": roof}, answer)
 
 

@@ -1,7 +1,6 @@
-"""Views of an iteration: its parts, operations, modules, idle time, communication, critical path and Chrome trace."""
+"""Views of an iteration: its parts, operations, modules, idle time, communication and critical path."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -9,7 +8,6 @@ import numpy as np
 
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, rank_largest
-from perfkit.prediction.ranks import Ranks, find_peers
 from perfkit.prediction.simulation import Lane, measure_overlap
 from perfkit.workloads.graph import PHASES, Graph
 
@@ -17,7 +15,7 @@ from perfkit.workloads.graph import PHASES, Graph
 BOUND = {
     "gemm": "GEMM", "bmm": "GEMM", "attention": "attention", "convolution": "convolution", "transfer": "transfer",
     "embedding_forward": "embedding", "embedding_backward": "embedding", "embedding_update": "embedding",
-    "collective": "communication", "host": "host", "waiting": "imbalance",
+    "collective": "communication", "host": "host", "handover": "host", "waiting": "imbalance",
 }  # fmt: skip
 #: The host sets the pace where an iteration takes so much longer than its device alone [-].
 PACE = 1.02
@@ -25,16 +23,11 @@ PACE = 1.02
 Place: TypeAlias = tuple[int, float]
 #: Two times are the same when they differ by less than this part of the period [-].
 _EQUAL = 1e-9
-#: An event of a trace that ui.perfetto.dev and chrome://tracing open: ranks are processes, streams are threads.
-Event: TypeAlias = dict[str, Any]
-#: Sizes of an operation that its slice shows, where they apply.
-_SHOWN = ("flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim")
-_MODULES, _HOST, _COMPUTE, _COMMUNICATION = range(4)
 
 
-def split_period(lane: Lane, late: float = 0.0) -> dict[tuple[str, str], tuple[int, float]]:
-    """Operations and time of one rank by phase and class, with waiting, host time and how late data come [s]; the times
-    sum to the period.
+def split_period(lane: Lane) -> dict[tuple[str, str], tuple[int, float]]:
+    """Operations and time of one rank by phase and class, with waiting, host time and what is added to what was
+    simulated [s]; the times sum to the period.
     """
     graph, parts = lane.kind.graph, dict[tuple[str, str], tuple[int, float]]()
     sums = (np.bincount(graph.classes[1], weights).tolist() for weights in (None, lane.seconds))
@@ -51,8 +44,7 @@ def split_period(lane: Lane, late: float = 0.0) -> dict[tuple[str, str], tuple[i
     waiting = float((lane.stalls - lane.exposed).sum())
     if waiting > _EQUAL * lane.period:
         parts["", "waiting"] = (len(graph.collectives), waiting)
-    if late:
-        parts["", "loading"] = (1, late)
+    parts |= {("", name): (1, seconds) for name, seconds in lane.added.items()}
     rest = lane.period - sum(time for _, time in parts.values())
     if abs(rest) > _EQUAL * lane.period:
         parts["", "host"] = (len(graph), rest)
@@ -97,6 +89,8 @@ def list_operations(lanes: Sequence[Lane]) -> Table:
         times = zip(lane.kind.graph.labels, lane.starts.tolist(), lane.ends.tolist(), strict=True)
         for place, ((name, kind, _, phase, module), *ends) in enumerate(times):
             rows.append((lane.kind.ranks[0], lane.name_stream(place), place, name, kind, phase, module, *ends))
+        for name, *ends in lane.list_added():
+            rows.append((lane.kind.ranks[0], "compute", None, name, name, name, "", *ends))
     return polars.DataFrame(rows, {**schema, "start_s": polars.Float64, "end_s": polars.Float64}, orient="row")
 
 
@@ -118,42 +112,53 @@ def list_spans(operations: Table, level: str, depth: int | None = None) -> Table
     import polars
 
     keys, module = ("rank", "stream", "phase", "module"), cut_path(depth) if level == "module" else polars.lit("")
-    frame = operations.filter(stream="compute").with_columns(stream=polars.lit(level), module=module)
+    frame = (
+        operations.filter(stream="compute")
+        .drop_nulls("operation")
+        .with_columns(stream=polars.lit(level), module=module)
+    )
     ends = {"operations": polars.len().cast(polars.Int64), "start_s": polars.first("start_s")}
     spans = frame.group_by(polars.struct(keys).rle_id().alias("span"), *keys, maintain_order=True)
     return spans.agg(**ends, end_s=polars.last("end_s")).drop("span")
 
 
 def _list_idle(lane: Lane) -> Iterator[tuple[int, float]]:
-    """Times [s] in which the compute stream is idle: for the collective that ended last, or before an operation."""
+    """Times [s] in which the compute stream is idle: for the collective that ended last, or before an operation; -1 is
+    between two iterations.
+    """
     ends = lane.ends[lane.compute]
-    gaps = np.maximum(lane.starts[lane.compute] - np.concatenate((ends[-1:] - lane.period, ends[:-1])), 0.0)
+    since = ends[-1:] - lane.period + sum(lane.added.values())
+    gaps = np.maximum(lane.starts[lane.compute] - np.concatenate((since, ends[:-1])), 0.0)
     for later, held in lane.stalled.items() if len(gaps) else ():
         for place in dict.fromkeys(place for place, *_ in held):
             ones = [one for wait, one, _ in held if wait == place]
             yield ones[rank_largest(lane.ends[ones], slack=_EQUAL * lane.period)[0]], float(lane.stalls[place])
             gaps[later] -= lane.stalls[place]
     for later in np.flatnonzero(gaps > _EQUAL * lane.period).tolist():
-        yield int(lane.compute[later]), float(gaps[later])
+        yield int(lane.compute[later]) if later or not lane.device else -1, float(gaps[later])
 
 
 def sum_modules(lane: Lane, depth: int | None) -> Table:
     """Time of every module: forward, backward and update, with the idle time of the compute stream before it.
 
-    In program order; the three sum to the period. An update belongs to the modules whose parameters and gradients it
-    reads and writes, by their bytes; one of several modules counts as an operation of each.
+    In program order; the three sum to the period. Idle time between two iterations belongs to no module. An update
+    belongs to the modules whose parameters and gradients it reads and writes, by their bytes; one of several modules
+    counts as an operation of each. What is added to what was simulated has rows of its own, as if it were idle time of
+    the update.
     """
     import polars
 
     graph, owners = lane.kind.graph, _find_owners(lane.kind.graph)
+    labels = (*graph.labels, ("", "", "", "forward", ""))  # the last one: between two iterations
     busy = np.where(lane.seconds > 0, lane.ends - lane.starts, 0.0)
     spent = [(place, 1, seconds, 0.0) for place, seconds in enumerate(busy.tolist())]
     spent += [(place, 0, seconds, seconds) for place, seconds in _list_idle(lane)]
     rows = [
-        (module, count, graph.labels[place][3], share * seconds, share * idle)
+        (module, count, labels[place][3], share * seconds, share * idle)
         for place, count, seconds, idle in spent
-        for module, share in owners.get(place, {graph.labels[place][4]: 1.0}).items()
+        for module, share in owners.get(place, {labels[place][4]: 1.0}).items()
     ]
+    rows += [(name, 0, "update", seconds, seconds) for name, seconds in lane.added.items()]
     frame = polars.DataFrame(rows, schema=("module", "operations", "phase", "time_s", "idle_s"), orient="row")
     phases = [polars.col("time_s").filter(phase=phase).sum().alias(f"{phase}_s") for phase in PHASES]
     sums = (polars.sum("operations"), *phases, polars.sum("idle_s"), polars.sum("time_s").alias("share") / lane.period)
@@ -315,86 +320,3 @@ def find_cost(prediction: Any, price_per_gpu_hour: float, power: float = 0.0, **
     taken = hours * prediction.ranks
     energy = {"energy_kwh": taken * check_positive("power", power, zero=True) / 1000} if power else {}
     return {"hours": hours, "gpu_hours": taken, "cost": taken * price, **energy}
-
-
-def make_events(lanes: Sequence[Lane], sources: Mapping[int, int]) -> list[Event]:
-    """List the events of a trace: slices with sizes, names of their streams, and flows of collectives.
-
-    `sources` are the ranks of the trace, and which lane each is like. Slices on one stream do not overlap, those of
-    modules nest.
-    """
-    slices = [event for rank, source in sources.items() for event in _list_slices(lanes[source], rank)]
-    names: dict[tuple[int, int], str] = {}
-    for rank, lane in ((rank, lanes[source]) for rank, source in sources.items()):
-        names |= {(rank, _MODULES): "modules"} | ({(rank, _HOST): "host"} if lane.device else {})
-        names |= {(rank, _find_thread(lane, place)): lane.name_stream(place) for place in range(len(lane.starts))}
-    named = [("process", {"pid": rank}, rank, f"rank {rank}") for rank in sources]
-    named += [("thread", {"pid": rank, "tid": thread}, thread, name) for (rank, thread), name in names.items()]
-    events: list[Event] = []
-    for what, place, number, name in named:
-        for key, value in (("name", name), ("sort_index", number)):
-            events.append({"name": f"{what}_{key}", "ph": "M", **place, "args": {key: value}})
-    return [*events, *sorted(slices, key=lambda event: float(event["ts"])), *_list_flows(lanes, sources)]
-
-
-def _find_thread(lane: Lane, place: int) -> int:
-    graph = lane.kind.graph
-    return _COMMUNICATION + int(graph.column("group")[place]) if graph.labels[place][1] == "collective" else _COMPUTE
-
-
-def _list_slices(lane: Lane, rank: int) -> Iterator[Event]:
-    """Stages, the modules inside them and the modules inside those; every operation, and before it on its host."""
-    graph, operations = lane.kind.graph, list_operations([lane])
-    for depth in range(2 + max((label[4].count(".") for label in graph.labels), default=0)):
-        level = "module" if depth else "stage"
-        for _, _, phase, module, count, *ends in list_spans(operations, level, depth or None).rows():
-            if not depth or (module and module.count(".") == depth - 1):
-                more = {"phase": phase} if depth else {}
-                yield _slice(module or phase, level, rank, _MODULES, *ends, **more, operations=count)
-    free = float(lane.issued[-1]) - lane.period if len(graph) else 0.0
-    for place, (name, kind, variant, phase, module) in enumerate(graph.labels):
-        sizes, issued = graph[place].features, float(lane.issued[place])
-        args: dict[str, Any] = {"operation": place, "phase": phase, "module": module, "variant": variant}
-        args |= {key: int(sizes[key]) for key in _SHOWN if sizes[key]}
-        args["dtype"] = graph.dtypes[place] if graph.dtypes else graph.dtype
-        args["bytes"] = int(sizes["nbytes"] or graph.traffic[place])
-        if kind == "collective":
-            args["waiting_us"] = round(float(lane.waits[place]) * 1e6, 3)
-        start, end = float(lane.starts[place]), float(lane.ends[place])
-        yield _slice(name, kind, rank, _find_thread(lane, place), start, end, **args)
-        if lane.device:
-            yield _slice(name, "host", rank, _HOST, free, issued, operation=place)
-        free = issued
-
-
-def _slice(name: str, category: str, rank: int, thread: int, start: float, end: float, **args: Any) -> Event:
-    """A slice; start and end are rounded to nanoseconds each, so that what touches does not overlap."""
-    begin, until = round(start * 1e6, 3), round(end * 1e6, 3)
-    place = {"pid": rank, "tid": thread, "ts": begin, "dur": round(max(until - begin, 0.0), 3)}
-    return {"name": name, "cat": category, "ph": "X", **place, "args": args}
-
-
-def _list_flows(lanes: Sequence[Lane], sources: Mapping[int, int]) -> Iterator[Event]:
-    """Arrows from the operation before a collective to it, on to the one that waits for it, and from rank to rank."""
-    pairs: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
-    meetings: dict[tuple[Ranks, int], list[tuple[float, int, int]]] = defaultdict(list)
-    for rank, source in sources.items():
-        lane, seen = lanes[source], Counter[int]()
-        graph, waiters = lane.kind.graph, {number: place for place, number in reversed(lane.awaited)}
-        for number, place in enumerate(graph.collectives.tolist()):
-            before = lane.compute[lane.compute < place]
-            after = lane.compute[lane.compute >= waiters.get(number, len(graph))]
-            pairs += [("launch", (rank, int(other)), (rank, place)) for other in before[-1:]]
-            pairs += [("wait", (rank, place), (rank, int(other))) for other in after[:1]]
-            group = int(graph.column("group")[place])
-            seen[group] += 1
-            members = tuple(find_peers(graph.groups[group], rank)) if graph.groups else ()
-            meetings[members, seen[group]].append((float(lane.waits[place]), rank, place))
-    for last, *others in map(sorted, meetings.values()):
-        pairs += [("meet", last[1:], other[1:]) for other in others]
-    for number, (name, *ends) in enumerate(pairs, 1):
-        for (rank, position), phase in zip(ends, ({"ph": "s"}, {"ph": "f", "bp": "e"}), strict=True):
-            lane = lanes[sources[rank]]
-            place = {"pid": rank, "tid": _find_thread(lane, position)}
-            start = round(float(lane.starts[position]) * 1e6, 3)
-            yield {"name": name, "cat": "flow", "id": number, **phase, **place, "ts": start}

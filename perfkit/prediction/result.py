@@ -18,6 +18,7 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts
 from perfkit.prediction.cost import join_host, list_attention, price, time_rank
+from perfkit.prediction.events import make_events
 from perfkit.prediction.memory import Memory, find_shortage, measure_memory
 from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
 from perfkit.prediction.sensitivity import find_sensitivity
@@ -108,7 +109,7 @@ class Prediction(Tabular):
         """What sets the pace: data or the host where a device waits for them, else the class with the largest part."""
         if ("", "loading") in self.parts:
             return "input-bound"
-        device = self.time - self.parts.get(("", "host"), (0, 0.0))[1]
+        device = self.time - sum(self.parts.get(("", kind), (0, 0.0))[1] for kind in ("host", "handover"))
         if self.lower_bound > max(accounts.PACE * device, 0.82 * self.time):  # both together take 1.19 at most
             return "host-bound"
         totals: dict[str, float] = {}
@@ -144,7 +145,8 @@ class Prediction(Tabular):
         -------
         frame : polars.DataFrame
             rank, stream, operation, name, kind, phase, module, start_s [s], end_s [s]; of modules and stages rank,
-            stream, phase, module, operations [-], start_s [s], end_s [s].
+            stream, phase, module, operations [-], start_s [s], end_s [s]. What is no operation comes last, without a
+            number: ``handover`` (host and device wait for one another at times), and ``loading``.
         """
         check_choice("level", level, ("operation", "module", "stage"))
         frame = accounts.list_operations(self._timeline.lanes)
@@ -163,8 +165,9 @@ class Prediction(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            module (empty for what belongs to none), operations [-], forward_s, backward_s, update_s [s], idle_s (part
-            of those three) [s], share [-], in program order; the three sum to the time.
+            module (empty for what belongs to none, and between iterations), operations [-], forward_s, backward_s,
+            update_s [s], idle_s (part of those three) [s], share [-], in program order; the three sum to the time, with
+            rows of their own for what `timeline` has last, under update.
         """
         check_type("rank", rank, int | None)
         lanes = self._timeline.lanes
@@ -178,8 +181,8 @@ class Prediction(Tabular):
         """Time in which compute streams work, and are idle, by cause; alike ranks are listed once.
 
         Columns rank, ranks (so many are alike) [-]; busy_s; stolen_s (what collectives in flight took from operations
-        on the same core); host_s (nothing was launched); communication_s (a collective that had to end was in flight);
-        waiting_s (it waited for other ranks) [s]; those of a rank sum to the time.
+        on the same core); host_s (nothing was launched, with handover and loading); communication_s (a collective that
+        had to end was in flight); waiting_s (it waited for other ranks) [s]; those of a rank sum to the time.
         """
         return self._tabulate(accounts.sum_idle)
 
@@ -203,7 +206,7 @@ class Prediction(Tabular):
         """
         most, lanes = check_positive("ranks", ranks, integer=True), self._timeline.lanes
         order = sorted((n, rank, index) for index, lane in enumerate(lanes) for n, rank in enumerate(lane.kind.ranks))
-        events = accounts.make_events(lanes, dict(sorted(row[1:] for row in order[:most])))
+        events = make_events(lanes, dict(sorted(row[1:] for row in order[:most])))
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
         return write_text(path, f'{{"displayTimeUnit": "ms", "otherData": {notes}, "traceEvents": [\n{lines}\n]}}\n')
@@ -279,8 +282,8 @@ class Prediction(Tabular):
         lines = [repr(self), f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
                  f"{format_time(self.serial)} if nothing overlapped; {self.memory()}"]  # fmt: skip
         for (phase, kind), (count, seconds) in self._largest[:6]:
-            label = f"{phase} {kind}".strip().replace("_", " ")
-            lines.append(f"  {seconds / self.time:6.1%}  {format_time(seconds):>9}  {label} ({count} operations)")
+            label = f"{phase} {kind}".strip().replace("_", " ") + f" ({count} operation{'s' * (count != 1)})"
+            lines.append(f"  {seconds / self.time:6.1%}  {format_time(seconds):>9}  {label}")
         if self.execution == "graphs":
             share, fixed = self.fixed_time / self.time, format_time(self.fixed_time)
             lines.append(f"  {share:6.1%}  {fixed:>9}  of it fixed time of kernels, however small")
@@ -362,11 +365,11 @@ def predict(
     )  # fmt: skip
     natural, free = timeline.period, device and not any(len(kind.graph.transfers) for kind in kinds)  # else it stops
     paces = [float(free * join_host(timeline.device, x * max(timeline.hosts), whole)) for x in (1.0, error, 1 / error)]
-    timeline.period = max(ready := max(natural, paces[0]), loading)
+    timeline.extend(handover=paces[0], loading=loading)
     timeline.slower = [max(pair) for pair in zip(timeline.slower, paces[1:], (loading, loading), strict=False)]
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
     mine, cost, lane = times[slowest], costs[slowest], timeline.measure(slowest)
-    parts = accounts.split_period(lane, timeline.period - ready)
+    parts = accounts.split_period(lane)
     busy, hosts = float(mine.seconds.sum()), float(mine.host.sum() + mine.spacing.sum())
     lengths = (lane.ends - lane.starts)[lane.kind.graph.collectives]
     moving = np.bincount(np.array(lane.kind.communicators, dtype=int), weights=lengths, minlength=1)

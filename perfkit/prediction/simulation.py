@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -29,6 +29,7 @@ class Lane:
     operation, and the end, because a collective has not ended, from when this rank was ready for it; `exposed` the part
     of that in which a collective of the rank is in flight; `stolen` what collectives in flight take from operations on
     the same core; `seconds` what they take else. `awaited` are positions that wait, and the number of the collective.
+    `added` is what the period has beyond what was simulated, by name.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Lane:
     stolen: Array
     seconds: Array
     awaited: list[tuple[int, int]]
+    added: Mapping[str, float]
 
     @cached_property
     def compute(self) -> np.ndarray:
@@ -60,6 +62,13 @@ class Lane:
                 held = (place, int(self.kind.graph.collectives[number]), number < 0)
                 found.setdefault(self.find_next(place), []).append(held)
         return found
+
+    def list_added(self) -> Iterator[tuple[str, float, float]]:
+        """Name, start and end [s] of what is added to what was simulated: after all of an iteration."""
+        end = float(self.starts[self.compute[:1]].sum()) + self.period - sum(self.added.values())
+        for name, seconds in self.added.items():
+            yield name, end, end + seconds
+            end += seconds
 
     def find_next(self, place: int) -> int:
         """Number among the operations of the compute stream of the one at a position, or the next one after."""
@@ -134,10 +143,11 @@ class Timeline:
 
     `period` is the time from one iteration to the next once the pattern repeats, `latency` that of a first iteration
     from a common start, `slower` the period where host times are some times longer, `device` that where hosts that wait
-    for nothing have launched all before.
+    for nothing have launched all before, `added` what makes the period longer than the pattern.
     """
 
     slower: Sequence[float] = ()
+    added: Mapping[str, float] = {}
 
     def __init__(
         self, ranks: Sequence[RankTimes], durations: Sequence[Array], device: bool, contention: float, slower: float = 1
@@ -280,6 +290,13 @@ class Timeline:
             self.run()
         return period
 
+    def extend(self, **times: float) -> None:
+        """Make the period as long as each of some times [s], and note what each adds."""
+        for name, time in times.items():
+            if (more := time - self.period) > 1e-9 * time:
+                self.added = {**self.added, name: more}
+            self.period = max(self.period, time)
+
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
         """One iteration of all kinds, from the earliest start on."""
@@ -322,7 +339,7 @@ class Timeline:
         stalls, exposed = (np.bincount(at, seconds, len(waits) + 1).astype(float) for seconds in lengths)
         return Lane(
             rank.kind, self.period, self.launches, starts, ends, launched, waits, stalls, exposed, stolen, rank.seconds,
-            rank.awaited,
+            rank.awaited, self.added,
         )  # fmt: skip
 
 

@@ -266,6 +266,7 @@ class Tape:
             for weight in self._arrived:
                 self.keep(weight)
             self._arrived.clear()
+        self.module = ""  # what keeps gradients in buckets is in no module
         for _, gradient, part, self.layer in sorted(self.pieces, key=itemgetter(0)):  # noqa: B020
             sizes = {"elements": part.numel, "rows": part.numel // part.shape[-1], "calls": 0}
             self.emit("copy_", "copy", [part], [gradient], **sizes)
