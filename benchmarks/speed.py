@@ -229,8 +229,8 @@ def _run(given: Any) -> None:
     rounds = int(check_positive("rounds", given.rounds, integer=True))
     gallery = [load_platform(path) for path in sorted(find_reference("platforms").glob("*.toml"))]
     calibrated = [load_platform(given.platform)] if given.platform else [p for p in gallery if p.context]
-    file = given.measurements or next(find_reference("measured").glob("*.measurements.json"), None)
-    jobs = list_jobs([load_platform("h100-sxm-8"), *calibrated[:1]], json.loads(file.read_text()) if file else None)
+    file = given.measurements or find_reference("measured", "zen5-2.measurements.json")
+    jobs = list_jobs([load_platform("h100-sxm-8"), *calibrated[:1]], json.loads(file.read_text()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sizes outside the fitted ranges are as fast as any
         rows = time_jobs(jobs, rounds=rounds)
@@ -240,7 +240,7 @@ def _run(given: Any) -> None:
 
 main = make_command("speed", "Time that perfkit itself takes.", _run, {
     **PLATFORM, **OUT,
-    "--measurements": {"type": Path, "help": "raw measurements to fit; by default those of the gallery"},
+    "--measurements": {"type": Path, "help": "raw measurements to fit; by default those of zen5-2"},
     "--rounds": {"type": int, "default": 35, "help": "repetitions"},
 })  # fmt: skip
 
