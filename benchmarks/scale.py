@@ -49,6 +49,12 @@ _SHAPES = {
     "llama3-70b": (80, 8192, 64, 8, 28672, 128256), "llama3.1-405b": (126, 16384, 128, 8, 53248, 128256),
 }  # fmt: skip
 
+#: The same of experts, with their number and how many a token has: Qwen3 (arXiv:2505.09388), whose heads of 128 are as
+#: many here as its width has room for, which is half.
+_EXPERTS = {
+    "qwen3-30b-a3b": (48, 2048, 16, 4, 768, 151936, 128, 8), "qwen3-235b-a22b": (94, 4096, 32, 4, 1536, 151936, 128, 8),
+}  # fmt: skip
+
 
 class Row(NamedTuple):
     """A published step: its source, the model it is ranked in, device and ranks, what ran and how, and its time [s].
@@ -140,6 +146,46 @@ def list_recipes() -> Iterator[Row]:
             yield Row("nvidia", f"{name} {n['gpus']}", "h100-sxm", model, strategy, "compiled", seconds)
 
 
+def list_stated() -> Iterator[Row]:
+    """Recipes of NVIDIA with experts or on Blackwell, which no bar names; the first setting where there are two."""
+    for row in _read("nvidia_recipes.csv"):
+        name = row["model"].lower().replace("_", "-")
+        shape, device = _EXPERTS.get(name) or _SHAPES.get(name), row["system"].partition("-")[2].lower()
+        if shape and (device != "h100" or name in _EXPERTS):
+            keys = ("gpus", "tp", "pp", "cp", "vp", "ep", "micro_batch")
+            n = {key: int(own) if (own := row[key].split(" ")[0]).isdigit() else 1 for key in keys}
+            batch, sequence, dp = (
+                int(row["global_batch"]),
+                int(row["sequence"]),
+                n["gpus"] // n["tp"] // n["pp"] // n["cp"],
+            )
+            about = {**_HALF, **_LLAMA, "dtype": "fp8", "attention": "flash3"}
+            about |= dict(zip(("experts", "top_k"), shape[6:], strict=False))
+            many = n["vp"] > 1 and n["pp"] > 1
+            strategy = Strategy(
+                tp=n["tp"], pp=n["pp"], dp=dp, cp=n["cp"], ep=min(n["ep"], dp), micro_batch=n["micro_batch"], zero=1,
+                schedule="interleaved" if many else "1f1b", chunks=n["vp"] if many else 1,
+                sequence_parallel=n["tp"] > 1, tiled=n["tp"] > 1,
+            )  # fmt: skip
+            seconds = batch * sequence / (float(row["tokens_per_s_per_gpu"]) * n["gpus"])
+            model = _make(name, batch, sequence, shape[:6], **about)
+            yield Row("nvidia", f"{name} {device}", f"{device}-sxm", model, strategy, "compiled", seconds)
+
+
+def list_megablocks() -> Iterator[Row]:
+    """arXiv:2211.15841, figure 8: 10 billion tokens on 8 A100, without a compiler."""
+    for row in _read("megablocks.csv"):
+        if days := row["train_days_10B_tokens_8xA100_80GB"]:
+            n = {key: int(row[key] or 0) for key in ("layers", "hidden", "experts", "micro_batch")}
+            about = {**_HALF, "dtype": "fp16", "attention": "eager", "dropout": 0.1, "experts": n["experts"]}
+            about["capacity"] = float(row["kind"].partition("cf=")[2] or 1)
+            shape = (n["layers"], n["hidden"], n["hidden"] // 64, 0, 0, 51200)
+            model = _make(row["model"], 512, 1024, shape, **about)
+            strategy = Strategy(dp=8, ep=8 if n["experts"] else 1, micro_batch=n["micro_batch"], overlap=False)
+            seconds = float(days) * 86400 * 512 * 1024 / 10e9
+            yield Row("megablocks", f"{row['model']} {row['kind']}", "a100-sxm", model, strategy, "eager", seconds)
+
+
 def list_megatron() -> Iterator[Row]:
     """The table of Megatron-core on H100, whose times are derived from a count of FLOP (5 %)."""
     for row in _read("megatron_core_h100_table.csv"):
@@ -176,6 +222,11 @@ def _find_platform(device: str, ranks: int, source: str) -> Platform:
     name, bandwidth, link = [*device.split(), "", ""][:3]
     steps = [step for step in _list_steps() if step.source != source]
     scales, generation = fit_scales(steps, gpu_context.GENERATIONS), name.partition("-")[0]
+    if generation not in gpu_context.GENERATIONS:  # nothing but NVIDIA's recipes ran on it
+        local = load_platform({"b200": "b200-sxm-8", "gb200": "gb200-4"}[generation])
+        if generation == "gb200":  # NVLink of 72 GPUs
+            local = local.with_link("inter", bandwidth=9e11, latency=2e-6)
+        return local.with_nodes(max(ranks // local.network.ranks_per_node, 1))
     found = gpu_context.find_platform(name, ranks, bandwidth, link)
     return add_published(found, scales, generation, source=f"all but {source}", date="2026-11-23")
 
@@ -315,6 +366,58 @@ def time_updates() -> list[tuple[int, float, float]]:
     return out
 
 
+def time_exchanges() -> list[tuple[int, float, float]]:
+    """Tutel, table 2: share of all_to_all in a layer of experts on so many A100, published and predicted [-].
+
+    Its precision and experts a token are not stated; fp32 (with TF32) and two, as by default in its program, came
+    nearest to its times.
+    """
+    out = []
+    for row in _read("tutel_table2_a2a.csv"):
+        ranks, tokens = int(row["gpus"]), 2 * int(row["tokens_per_iter"])
+        platform = load_platform(f"a100-sxm-8x{ranks // 8}")
+        with keep_quiet():
+            moved = 4 * platform.collective("all_to_all", tokens * 4096 * 4.0, ranks=ranks).time
+            computed = 6 * platform.gemm(tokens // 2, 4096, 4096, dtype="tf32", batch=2).time
+        out.append((ranks, float(row["all_to_all_pct"]) / 100, moved / (moved + computed)))
+    return out
+
+
+def find_crossing(nbytes: float) -> int:
+    """Least power of two of A100 on which tokens that are gathered in each node first arrive earlier [-].
+
+    Tutel, table 6 (without pipelining): between 128 and 256, on average over 243 layers.
+    """
+    for nodes in 2 ** np.arange(1, 9):
+        platform, ranks = load_platform(f"a100-sxm-8x{nodes}"), int(8 * nodes)
+        with keep_quiet():
+            flat, gathered = (platform.collective("all_to_all", nbytes, ranks=ranks, algorithm=way).time
+                              for way in (None, "two_level"))  # fmt: skip
+        if gathered < flat:
+            return ranks
+    raise ValueError(f"no number of ranks gains at {nbytes:g} B; take a smaller message")
+
+
+def _print_experts() -> None:
+    for title, rows in (("MegaBlocks (arXiv:2211.15841, figure 8)", list(list_megablocks())),
+                        ("NVIDIA's recipes with experts, and on Blackwell", list(list_stated()))):  # fmt: skip
+        print(f"\n{title}")
+        cells = []
+        for row in rows:
+            one = price_row(row)
+            error, inside = (
+                one["time"] / row.seconds - 1,
+                abs(np.log(one["time"] / row.seconds)) < 1.2816 * one["spread"],
+            )
+            cells.append((row.group, f"{error:+.0%}", "yes" if inside else "no"))
+        errors = [abs(float(cell[1].rstrip("%"))) for cell in cells]
+        print(format_table([("step", "error", "inside"), *cells, ("mean", f"{np.mean(errors):.0f}%", "")]))
+    shares = ", ".join(f"{ranks}: {real:.0%} and {own:.0%}" for ranks, real, own in time_exchanges())
+    print(f"\nall_to_all in a layer of experts on A100, published and predicted (Tutel, table 2): {shares}")
+    crossings = ", ".join(f"{find_crossing(n):d} at {n / 1e6:g} MB" for n in (4e6, 16e6, 64e6))
+    print(f"Two levels are faster from so many A100 on (Tutel, table 6: between 128 and 256): {crossings}")
+
+
 def _print_parts(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> None:
     print("\nA layer of 22B parameters on 8 A100 (arXiv:2205.05198, table 4)")
     layers = [(name, real, own, own / real - 1) for name, real, own in time_layers()]
@@ -345,6 +448,7 @@ def _run(given: Any) -> None:
     print(format_table([heads, *cells]))
     titan = [row for row in list_torchtitan(alone=True)]
     _print_parts(titan, [price_row(row) for row in titan])
+    _print_experts()
     _print_memory()
     figures += _print_tuned()
     save_rows(given.json, figures)
