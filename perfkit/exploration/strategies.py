@@ -94,7 +94,7 @@ class Exploration(Tabular):
     def explain(self) -> str:
         """The best strategy in words, where its time goes, and what is lost if one of its choices is another."""
         best, texts = self.frame.row(0, named=True), [repr(self)]
-        texts.append("  " + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in PARTS))
+        texts.append("  " + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in PARTS if best[part]))
         for name in _FIELDS:
             for other in self.frame.unique(name, keep="first", maintain_order=True).to_dicts()[1:]:
                 share, grown = other["time"] / best["time"] - 1, max(PARTS, key=lambda own: other[own] - best[own])
@@ -170,7 +170,8 @@ def explore(
     order = np.flatnonzero(fits)[np.argsort(found["time"][fits], kind="stable")]
     best, time = tried.select(order), found.pop("time")[order]
     low, high = find_interval(time, found["spread"][order], 0.8)
-    columns = vars(best) | {"ranks": best.ranks, "time": time, "low": low, "high": high}
+    columns = {key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in vars(best).items()}
+    columns |= {"ranks": best.ranks.astype(np.int64), "time": time, "low": low, "high": high}
     columns |= {name: own[order] for name, own in found.items()}
     return Exploration(polars.DataFrame(columns | {"tokens_per_s": model.batch * model.sequence / time}), len(fits))
 

@@ -104,6 +104,11 @@ class Strategy:
             fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
             raise ValueError(f"{fault}; only {' and '.join(CHUNKED)} have several chunks; leave it at 1")
 
+    def __repr__(self) -> str:
+        said = [(own.name, getattr(self, own.name)) for own in fields(self) if own.name in ("tp", "pp", "dp")
+                or np.any(getattr(self, own.name) != own.default)]  # fmt: skip
+        return f"Strategy({', '.join(f'{name}={value!r}' for name, value in said)})"
+
     @property
     def ranks(self) -> Any:
         """Ranks that take part [-]."""
