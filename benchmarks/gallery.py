@@ -25,10 +25,11 @@ from perfkit.calibration.published import add_published
 from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, write_text
-from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.units import check_choice
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.platform.gallery import load_platform
+from perfkit.platform.kernels import find_stand_in
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import POOR, UNFITTED, assemble, fit_curves, fit_database, fit_gemms, fit_rails
 from perfkit.platform.whatif import DEVICE_SPREAD
@@ -48,6 +49,12 @@ _PARTS = ("collectives", "gemm", "attention", "elementwise")
 GENERATION = {"V100": "v100", "A100": "a100", "H100": "h100", "H200": "h100"}
 GENERATION |= dict.fromkeys(("B200", "B300", "GB200"), "blackwell")
 GENERATION |= {"L40S": "ada"}
+#: The GPU whose own steps tell what classes take; which classes, and those told as a whole, with their names here.
+_OWN = "h100-1"
+_FROM_STEPS = ("rowwise", "convolution", "pooling", "embedding_forward", "embedding_backward", "embedding_update")
+_WHOLE = {"embedding_update": "embedding_update.sparse", "convolution": "convolution", "pooling": "pooling"}
+#: Operations from which on a class counts in a format of its own, and the least spread on another generation [-].
+_OFTEN, _ELSEWHERE = 10, 0.3
 #: Fits that one source gives to a platform.
 Part: TypeAlias = Callable[[Platform], Mapping[str, Fit]]
 
@@ -342,8 +349,46 @@ def _take_middle(fits: Mapping[str, Fit]) -> Fit:
     )  # fmt: skip
 
 
+def add_own_steps(platform: Platform) -> Platform:
+    """Put in what classes took in the steps of perfkit's own H100: docs/formulas.md, table 2.5.
+
+    Only where the platform has no measurement of the kind. Layouts and nets stay with the H100's own generation, and
+    older ones get nothing: the scales of their steps hold for kernels without it.
+    """
+    own, capability = load_platform(find_reference("measured") / f"{_OWN}.toml"), platform.device.capability
+    if not (own.device.capability and capability and capability.value >= own.device.capability.value):
+        return platform
+    near, fits = capability.value == own.device.capability.value, {}
+    if near and platform.kernels["gemm.fp8"].kind == "assumed":
+        fits["gemm.fp8"] = replace(own.kernels["gemm.fp8"], source=f"{_OWN}, cuBLAS as PyTorch calls it")
+    for key, scale in own.context.kernels.items():
+        kind, *finer = key.split(".")
+        dtype = finer.pop() if finer and finer[-1] in DTYPES else ""
+        net = kind in ("convolution", "pooling") or "batch_norm" in key
+        free = kind not in platform.kernels or platform.kernels[kind].kind == "assumed"
+        enough = (finer or kind in _WHOLE) and (not dtype or scale.n >= _OFTEN)
+        fit = find_stand_in(own.kernels, kind, variant=".".join(finer), dtype=dtype or "fp32")
+        if kind in _FROM_STEPS and free and enough and fit and scale.source == own.provenance["id"] and near >= net:
+            fits[_WHOLE.get(key, key)] = replace(
+                fit, parameters=_slow(fit, scale["scale"]), stderr={}, ranges={}, dtypes=(), notes=(), at_bounds=(),
+                spread=math.hypot(scale.spread, DEVICE_SPREAD if near else _ELSEWHERE), spread_time=None, quality="",
+                n=scale.n, kind="fitted" if near else "assumed", source=f"{_OWN}, in its own steps", date=scale.date,
+                stands_for="", bias=0.0,
+            )  # fmt: skip
+    return replace(platform, kernels={**platform.kernels, **fits})
+
+
+def _slow(fit: Fit, scale: float) -> dict[str, float]:
+    """Parameters of a roofline that takes `scale` times as long, but is not above what the device has."""
+    return {
+        name: value * scale if name == "launch" else min(value / scale, 1.0) if "efficiency" in name else value
+        for name, value in fit.items()
+    }
+
+
 def add_context(platform: Platform, default: str = "") -> Platform:
     """Scales of the device's generation, fitted to published steps by `benchmarks.gpu_context`."""
+    platform = add_own_steps(platform)
     known = (GENERATION[word] for word in platform.device.name.split() if word in GENERATION)
     generation = next(known, default)
     if not generation:

@@ -36,8 +36,10 @@ _HOST = (0.6, 0.4)  # of newer generations
 _SOURCE = (1.0, 0.2)
 #: How sharply the slower of host and device sets the pace of a step: the exponent of `smooth_maximum` [-].
 _JOIN = 4.0
-#: How many times longer the backward of fused attention takes than its arithmetic at the rate of the forward [-].
-BACKWARD = 1.9
+#: How many times longer the backward of fused attention takes than its arithmetic at the rate of the forward, and the
+#: scale of the forward where no published step has run the kernel but our own have, by kernel [-].
+BACKWARD = {"flash2": 1.9, "triton": 1.9, "flash3": 1.35, "efficient": 1.0}
+_FORWARD = {"flash3": 1.0, "efficient": 1.25}
 #: Spread of steps of one source [-], the least spread of what was borrowed [-], and the steps that a source counts at
 #: most.
 _USUAL, _BORROWED, _MOST = 0.06, 0.3, 20
@@ -106,7 +108,7 @@ def split_step(
             continue
         name = _CLASSES.get(kind, "rest") + ".fused" * (variant == "fused")
         if kind == "attention":
-            name, own = f"attention.{kernels[0]}", own * (BACKWARD if variant.startswith("backward") else 1.0)
+            name, own = f"attention.{kernels[0]}", own * (BACKWARD[kernels[0]] if variant.startswith("backward") else 1.0)
         doubt = own * spread * (name == "product" and dtype not in _FORMATS)
         for part, value in ((name, own), ("host", host), ("update", own * (phase == "update")), ("doubt", doubt)):
             parts[part] = parts.get(part, 0.0) + float(value)
@@ -233,8 +235,9 @@ def add_published(platform: Platform, scales: Scales, generation: str, *, source
     for key, (log, error, count) in known.items():  # the reader's programs are those of no source
         known[key] = (log, math.hypot(error, scales["source", ""][1] * key[0].startswith("memory")), count)
     middle = float(np.mean([values[0] for (name, _), values in known.items() if name.startswith("attention")]))
-    for kernel in ATTENTION:  # flash3 is what was measured alone on devices that have it
-        known.setdefault((f"attention.{kernel}", generation), (middle * (kernel != "flash3"), _BORROWED, 0))
+    for kernel in ATTENTION:
+        log = math.log(_FORWARD[kernel]) if kernel in _FORWARD else middle
+        known.setdefault((f"attention.{kernel}", generation), (log, _BORROWED, 0))
     fits: dict[str, Fit] = {}
     for name, scale in ((name, math.exp(values[0])) for (name, _), values in known.items()):
         kind, _, finer = name.partition(".")
@@ -242,7 +245,7 @@ def add_published(platform: Platform, scales: Scales, generation: str, *, source
         kinds = {"product": ("gemm", "bmm"), "memory": _MEMORY, "attention": ("attention.forward",)}.get(kind, ())
         fits |= {one + end: make(name, "in_context", {"scale": scale}) for one in kinds for end in ends}
         if kind == "attention":
-            fits[f"attention.backward.{finer}"] = make(name, "in_context", {"scale": BACKWARD * scale})
+            fits[f"attention.backward.{finer}"] = make(name, "in_context", {"scale": BACKWARD[finer] * scale})
     joined = {"scale": 1.0, "sharpness": _JOIN}
     whole = {"transformer": make("spread", "iteration", joined, scales["spread", generation][0])}
     share = min(math.exp(scales["exchange", generation][0]), 1.0)

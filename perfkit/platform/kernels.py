@@ -26,9 +26,8 @@ NARROW, FORMAT = 1.0, 0.25
 #: Share of the peak of tf32 beside the share that half precision reaches of its own [-]; docs/formulas.md, table 2.4.
 TF32 = 1 / 1.2
 #: Products in formats of tensor cores whose rows in memory are no multiple of 4 B, and of 16 B, take so many times as
-#: long by generation, others as the last; extra spread where there is no such number, and where there is one [-];
-#: docs/formulas.md, table 2.4.
-UNALIGNED, _UNALIGNED_SPREAD = {0: (1.0, 1.0), 8: (2.9, 1.7), 9: (5.7, 2.9)}, (0.7, 0.3)
+#: long by generation, others as the last; and the extra spread of that [-]; docs/formulas.md, table 2.4.
+UNALIGNED = {0: (1.0, 1.0, 0.7), 8: (2.9, 1.7, 0.5), 9: (5.7, 2.9, 0.3), 10: (5.7, 2.9, 0.7)}
 #: Class that prices one that was not measured, share of its rate on a CPU core, on a GPU and on tensor cores, and
 #: extra spread; docs/formulas.md, table 2.4.
 _STAND_INS = {"convolution": ("gemm", 0.8, 1.0, 0.7, 0.4), "pooling": ("elementwise", 0.05, 0.6, 0.6, 0.8)}
@@ -37,14 +36,16 @@ FUNCTION = 0.5
 
 
 def find_kernel(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32") -> tuple[str, Fit] | None:
-    """Find the fit of a class with its key: that of its variant, else of its number format, else of the whole class.
+    """Find the fit of a class with its key: that of its variant in its format or any, else of its number format, else of the whole class.
 
     Its spread is wider where it is of products in another number format.
     """
     check_type("kind", kind, str)
     check_choice("dtype", dtype, DTYPES)
-    names = dict.fromkeys((variant, variant.partition(".")[0], variant.rpartition(".")[2])) if variant else {}
-    keys = [*(f"{kind}.{name}" for name in names), f"{kind}.{dtype}", kind]
+    head, _, tail = variant.partition(".")  # what a compiler makes of an operation is another kernel
+    names = dict.fromkeys(filter(None, (variant, head, "" if head == "fused" else tail)))
+    finer = [f"{kind}.{name}" for name in names]
+    keys = [*(f"{key}.{dtype}" for key in finer), *finer, f"{kind}.{dtype}", kind]
     key = next((key for key in keys if key in kernels), None)
     if key is None:
         return None
@@ -109,10 +110,8 @@ def find_unaligned(platform: Any, kind: str, variant: str, dtype: str, sizes: Ma
 
 def list_unaligned(platform: Any) -> tuple[float, float, float]:
     """How many times longer products with rows off 4 B and off 16 B take, and the spread of that [-]."""
-    device = platform.device
-    known = min(9, int(device.capability.value)) if device.capability else 0
-    odd, even = UNALIGNED.get(known, (1.0, 1.0))
-    return odd, even, _UNALIGNED_SPREAD[odd > 1]
+    capability = platform.device.capability
+    return UNALIGNED.get(min(10, int(capability.value)) if capability else 0, UNALIGNED[0])
 
 
 def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
