@@ -57,7 +57,8 @@ def test_a_product_stands_in_for_a_convolution(platform: object, share: float) -
 
 @pytest.mark.parametrize(("dtype", "share"), [("fp32", 1.0), ("tf32", 0.7), ("bf16", 0.7), ("fp16", 0.7)])
 def test_convolutions_on_tensor_cores_reach_less_than_products(dtype: str, share: float) -> None:
-    fits = [find_stand_in(GPU.kernels, kind, variant="nn", dtype=dtype) for kind in ("convolution", "gemm")]
+    kernels = load_platform("b200-sxm-8").kernels  # where no convolution was measured
+    fits = [find_stand_in(kernels, kind, variant="nn", dtype=dtype) for kind in ("convolution", "gemm")]
     reached, product = (fit["compute_efficiency"] for fit in fits if fit)
     assert reached == pytest.approx(share * product)
 
@@ -90,7 +91,7 @@ def test_the_factors_of_unaligned_products_are_the_measured_ones() -> None:
     lead = ~((pl.col("layout") == "tn") & (pl.col("side") == "k"))
     size = pl.when(pl.col("dtype") == "tf32").then(4).otherwise(2) * pl.col("longer_by")
     odd, even = (rows.filter(lead, own)["times"] for own in (size % 4 != 0, (size % 4 == 0) & (size % 16 != 0)))
-    for factor, times, count in zip(UNALIGNED[9], (odd, even), (48, 168), strict=True):
+    for factor, times, count in zip(UNALIGNED[9][:2], (odd, even), (48, 168), strict=True):
         assert len(times) == count and np.exp(times.log().mean()) == pytest.approx(factor, rel=0.06)
     assert rows.filter(~lead)["times"].log().mean() == pytest.approx(0, abs=0.04)
 

@@ -36,7 +36,7 @@ FUNCTION = 0.5
 
 
 def find_kernel(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32") -> tuple[str, Fit] | None:
-    """Find the fit of a class with its key: that of its variant in its format or any, else of its number format, else of the whole class.
+    """Find the fit of a class with its key: of its variant (in its format), of its number format, of the whole class.
 
     Its spread is wider where it is of products in another number format.
     """
