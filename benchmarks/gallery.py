@@ -360,7 +360,7 @@ def add_own_steps(platform: Platform) -> Platform:
         return platform
     near, fits = capability.value == own.device.capability.value, {}
     if near and platform.kernels["gemm.fp8"].kind == "assumed":
-        fits["gemm.fp8"] = replace(own.kernels["gemm.fp8"], source=f"{_OWN}, cuBLAS as PyTorch calls it")
+        fits["gemm.fp8"] = replace(own.kernels["gemm.fp8"], source=f"perfkit, {_OWN}: cuBLAS as PyTorch calls it")
     for key, scale in own.context.kernels.items():
         kind, *finer = key.split(".")
         dtype = finer.pop() if finer and finer[-1] in DTYPES else ""
@@ -372,7 +372,7 @@ def add_own_steps(platform: Platform) -> Platform:
             fits[_WHOLE.get(key, key)] = replace(
                 fit, parameters=_slow(fit, scale["scale"]), stderr={}, ranges={}, dtypes=(), notes=(UNFITTED,), at_bounds=(),
                 spread=math.hypot(scale.spread, DEVICE_SPREAD if near else _ELSEWHERE), spread_time=None, quality="",
-                n=scale.n, kind="fitted" if near else "assumed", source=f"{_OWN}, in its own steps", date=scale.date,
+                n=scale.n, kind="fitted" if near else "assumed", source=f"perfkit, {_OWN}: in its own steps", date=scale.date,
                 stands_for="", bias=0.0,
             )  # fmt: skip
     return replace(platform, kernels={**platform.kernels, **fits})

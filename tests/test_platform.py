@@ -407,7 +407,7 @@ def test_gemm_grows_and_is_never_faster_than_the_hardware(m: int, n: int, k: int
 def test_products_in_a_format_nobody_measured_are_less_sure() -> None:
     half = H100.gemm(4096, 4096, 4096, dtype="bf16").spread
     guess, bare = H100.kernels["gemm.fp8"], {key: fit for key, fit in H100.kernels.items() if key != "gemm.fp8"}
-    assert "gemm bf16" in H100.kernels["gemm"].source and guess.source.startswith("h100-1")
+    assert "gemm bf16" in H100.kernels["gemm"].source and guess.source.startswith("perfkit, h100-1")
     assert (guess.kind, guess.n) == ("fitted", 108) and H100.gemm(4096, 4096, 4096, dtype="fp8").spread > half
     assert H100.gemm(4096, 4096, 4096, dtype="fp16").spread == half < 0.1
     assert 0.25 < H100.gemm(4096, 4096, 4096, dtype="tf32").spread < 0.3
