@@ -370,9 +370,11 @@ def add_own_steps(platform: Platform) -> Platform:
         fit = find_stand_in(own.kernels, kind, variant=".".join(finer), dtype=dtype or "fp32")
         if kind in _FROM_STEPS and free and enough and fit and scale.source == own.provenance["id"] and near >= net:
             fits[_WHOLE.get(key, key)] = replace(
-                fit, parameters=_slow(fit, scale["scale"]), stderr={}, ranges={}, dtypes=(), notes=(UNFITTED,), at_bounds=(),
+                fit, parameters=_slow(fit, scale["scale"]), stderr={}, ranges={}, dtypes=(), at_bounds=(),
+                notes=(UNFITTED,),
                 spread=math.hypot(scale.spread, DEVICE_SPREAD if near else _ELSEWHERE), spread_time=None, quality="",
-                n=scale.n, kind="fitted" if near else "assumed", source=f"perfkit, {_OWN}: in its own steps", date=scale.date,
+                n=scale.n, kind="fitted" if near else "assumed", date=scale.date,
+                source=f"perfkit, {_OWN}: in its own steps",
                 stands_for="", bias=0.0,
             )  # fmt: skip
     return replace(platform, kernels={**platform.kernels, **fits})
