@@ -51,9 +51,11 @@ def test_one_strategy_needs_no_count_of_ranks() -> None:
 
 
 def test_words_say_why_the_best_one_is_best() -> None:
-    text = explore(GPT, "a100-sxm-8", 8).explain()
+    found = explore(GPT, "a100-sxm-8", 8)
+    text, best = found.explain(), found.table().row(0, named=True)
     assert "strategies fit; the best takes" in text and "instead of" in text and "mostly" in text
-    assert all(f"{part} " in text for part in PARTS)
+    said = text.split("\n")[1]
+    assert all((f" {part} " in said) == (best[part] > 0) for part in PARTS)
 
 
 @pytest.mark.parametrize(
