@@ -47,7 +47,7 @@ def test_minutes_of_the_instructors_page_are_those_of_the_lessons() -> None:
     )
     lessons = {name: (ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8") for name, _ in rows}
     said = {name: re.findall(r"\*\*Minutes\.\*\* About (\d+)", text) for name, text in lessons.items()}
-    assert len(rows) == 14 and said == {name: [minutes] for name, minutes in rows}
+    assert len(rows) == 17 and said == {name: [minutes] for name, minutes in rows}
 
 
 def test_charts_of_the_site_are_shown_on_its_page() -> None:
