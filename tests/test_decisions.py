@@ -143,6 +143,7 @@ def test_an_allocation_is_worth_the_most_of_all(worth: Any) -> None:
     (lambda: pk.solve_for("batch", SMALL(), "h100-sxm-8", lambda r: False), "no batch from 1 to 1048576 meets"),
     (lambda: pk.solve_for("ranks", SMALL(), "h100-sxm-8", lambda r: False), "no ranks from 1 to 8 meets"),
     (lambda: pk.solve_for("memory", SMALL(), "h100-sxm-8", lambda r: False), "no memory from 0.009"),
+    (lambda: pk.solve_for("memory", SMALL(), "h100-sxm-8", lambda r: True), "every memory from 0.009"),
     (lambda: pk.solve_for("inter", SMALL(), "h100-sxm-8"), "unknown is 'inter'; known are batch, ranks, peak"),
     (lambda: pk.solve_for("batch", 5, "h100-sxm-8"), "workload is 5; it has no batch"),
     (lambda: pk.scaling(SMALL(batch=8), "h100-sxm-8", []), r"ranks is \[\]; give at least one"),

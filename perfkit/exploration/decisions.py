@@ -134,7 +134,7 @@ def solve_for(
     Raises
     ------
     ValueError
-        For an unknown that is not known, and where no value, or every batch, meets the condition.
+        For an unknown that is not known, and where no value, or every batch or factor, meets the condition.
 
     Examples
     --------
@@ -158,8 +158,10 @@ def solve_for(
         return _predict(workload, batch, where.with_scale(**{unknown: value}), count, execution)
 
     place = bisect_left(values, True, key=lambda value: bool(meets(attempt(value))) != largest) - largest
-    if not 0 <= place < len(values) - largest:
-        tried = f"{'every' if place > 0 and largest else 'no'} {unknown} from {values[0]:.7g} to {values[-1]:.7g}"
+    resource = unknown not in ("batch", "ranks")  # of which the least that was tried may still be too much
+    if not resource <= place < len(values) - largest:
+        every = place > 0 if largest else resource and place == 0
+        tried = f"{'every' if every else 'no'} {unknown} from {values[0]:.7g} to {values[-1]:.7g}"
         raise ValueError(f"{tried} meets the condition; change it, the workload or the platform")
     found = attempt(values[place])
     warn_once(found.warnings, 3)
