@@ -1,12 +1,14 @@
 """Strategies on arrays: beside the event loop, beside published steps, and each alone."""
 
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import gpu_context, scale
+from perfkit.exploration.sweeps import sweep
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import predict
 from perfkit.prediction.strategies import price_strategies
@@ -129,6 +131,17 @@ def test_experts_are_shared_and_tokens_go_to_them() -> None:
     assert shared["replicas"] < 0.5 * alone["replicas"]
     assert dropped["experts"] > 1.3 * shared["experts"] and dropped["work"] > 1.2 * shared["work"]
     assert dropped["needs"] > shared["needs"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"top_k": 2, "capacity": 1.25, "gated": True, "checkpoint": True}])
+def test_experts_of_many_configurations_are_priced_as_those_of_one(changes: dict[str, Any]) -> None:
+    build = partial(Transformer.preset, "gpt2", experts=6, dtype="bf16", **changes)
+    many = sweep(build, {"batch": [3, 8], "sequence": [100, 512]}, "h100-sxm-8", progress=False).table()
+    for row in many.to_dicts():
+        alone = predict(build(batch=row["batch"], sequence=row["sequence"]), "h100-sxm-8")
+        assert row["time"] == pytest.approx(alone.time, rel=1e-9)
+    with pytest.raises(ValueError, match="top_k is 7; it must be a whole number above 0, at most 6"):
+        Transformer.preset("gpt2", experts=6, top_k=7)
 
 
 def test_tokens_cross_nodes_in_one_or_two_levels() -> None:

@@ -191,7 +191,7 @@ def _list_strategies(model: Transformer, local: int, counts: Sequence[int]) -> S
     """All of powers of two: ranks of a node share products, and weights are gathered where there are no stages."""
     most = (local, min(model.layers, max(counts)), _MOST, _MOST)
     sizes = [2 ** np.arange(own.bit_length()) for own in most]
-    held = 2 ** np.arange((model.experts or 1).bit_length())
+    held = 2 ** np.arange(min(model.experts or 1, max(counts)).bit_length())
     axes = [*sizes, range(len(_SCHEDULES)), RECOMPUTED, (0, 1, 3), counts, held, (False, True)]
     grid = map(np.ravel, np.meshgrid(*map(np.array, axes), indexing="ij"))
     tp, pp, cp, micro, way, again, zero, ranks, ep, ulysses = grid

@@ -139,7 +139,8 @@ def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     tokens, hidden, inner = x.numel // x.shape[-1], model.hidden, cut.part(model.inner or 4 * model.hidden)
     router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
     gates = tape.record("softmax", layers.cast(tape, router, 4))
-    local, rows = model.experts // cut.experts, -(-tokens * model.routed * cut.experts // model.experts)
+    local = model.experts // cut.experts
+    rows = (tokens * model.routed * cut.experts + (model.experts - 1)) // model.experts
     sent = tape.record("repeat", x, out=(local, rows, hidden))
     wide = tape.record(_name_activation(model), layers.bmm(tape, sent, tape.parameter(local, hidden, inner)))
     if model.gated:
