@@ -1,4 +1,4 @@
-"""How many configurations a second perfkit and two published closed-form tools answer: the same questions, in one run.
+"""How many questions a second perfkit and two published closed-form tools answer: the same ones, in one run.
 
     python -m benchmarks.peers [--json peers.json]
 
@@ -6,28 +6,42 @@ pip installs llm-analysis and mlsysim into a temporary folder, which is removed;
 """
 
 import logging
+import math
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
-from itertools import product
+from itertools import cycle, islice, product, starmap
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
+import numpy as np
 import polars as pl
 
 from benchmarks import OUT, make_command, save_rows
 from perfkit.exploration.sweeps import sweep
 from perfkit.ground.units import format_table, format_time
+from perfkit.platform.gallery import load_platform
+from perfkit.prediction.strategies import price_strategies
+from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
 #: What is installed, with and without what it depends on: without transformers llm-analysis does all but downloads.
 _PACKAGES = (["mlsysim==0.3.0", "fire==0.5.0"], ["--no-deps", "llm-analysis==0.2.2"])
-#: The questions: an iteration of GPT-2 (12 layers of 768, 12 heads) in half precision on one A100 with 80 GB.
-_BATCHES, _SEQUENCES = range(1, 101), range(128, 1024, 16)
-_ROUNDS, _EACH = 5, 200  # repetitions, and questions that a peer is asked in each
-_Ask: TypeAlias = Callable[[Sequence[tuple[int, int]]], Sequence[float]]
+#: Batches and tokens of a sequence of GPT-2 (12 layers of 768, 12 heads) in half precision on one A100 with 80 GB.
+_SIZES = list(product(range(1, 101), range(128, 1024, 16)))
+#: Ranks that share products, stages and sequences of a micro-batch of GPT-3 175B on 1,024 A100: a batch of 1,536
+#: sequences of 2,048 tokens, 1F1B, products shared with their tokens, states of the optimizer on all replicas.
+_WAYS = [(tp, pp, micro) for tp in (1, 2, 4, 8) for pp in (4, 8, 12, 16, 24, 32, 48, 96) for micro in (1, 2, 3, 4, 6)
+         if 1024 % (tp * pp) == 0 and 1536 % (1024 // (tp * pp) * micro) == 0]  # fmt: skip
+_RANKS, _BATCH = 1024, 1536
+#: What is asked: the questions, and the one whose answer is shown.
+_ASKED: Mapping[str, tuple[Sequence[Any], Any]]
+_ASKED = {"configurations": (_SIZES, (8, 512)), "strategies": (_WAYS, (8, 8, 1))}
+_ROUNDS, _EACH, _MANY = 5, 200, 100_000  # repetitions, and questions in each: of a peer, and at most of perfkit
+_Ask: TypeAlias = Callable[[Sequence[Any]], Sequence[float]]
 
 
 def _ask_perfkit(questions: Sequence[tuple[int, int]]) -> Sequence[float]:
@@ -37,45 +51,79 @@ def _ask_perfkit(questions: Sequence[tuple[int, int]]) -> Sequence[float]:
     return sweep(Transformer.gpt2, pl.DataFrame(grid), "a100-sxm-8", progress=False).frame["time"].to_list()
 
 
-def _list_peers() -> Iterator[tuple[str, _Ask]]:
+def _ask_strategies(questions: Sequence[tuple[int, int, int]]) -> Sequence[float]:
+    """Time of an iteration, with its parts, spread and memory."""
+    gpt = Transformer.preset("gpt3-175b", batch=_BATCH, dtype="bf16", mixed=True, fused=True)
+    tp, pp, micro = np.array(questions, dtype=float).T
+    ways = Strategy(tp=tp, pp=pp, dp=_RANKS / (tp * pp), micro_batch=micro, zero=1, sequence_parallel=tp > 1)
+    found = price_strategies(gpt, load_platform("a100-sxm-8x128"), ways.select(slice(None)))  # each field an array
+    return list(found["time"])
+
+
+def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
     """Ways to ask each, from the folder that they were installed into."""
     analysis, config = (import_module(f"llm_analysis.{name}") for name in ("analysis", "config"))
-    model = config.ModelConfig("gpt2", 12, 12, 768, 50257, max_seq_len=1024)
-    found = analysis.LLMAnalysis(model, config.get_gpu_config_by_name("a100-sxm-80gb"))
-    settings = {"gradient_accumulation_steps": 1, "total_num_tokens": 1}
+    gpu = config.get_gpu_config_by_name("a100-sxm-80gb")
+    small = config.ModelConfig("gpt2", 12, 12, 768, 50257, max_seq_len=1024)
+    large = config.ModelConfig("gpt3", 96, 96, 12288, 51200, max_seq_len=2048)
+    found, one = analysis.LLMAnalysis(small, gpu), {"gradient_accumulation_steps": 1, "total_num_tokens": 1}
+
+    def share(tp: int, pp: int, micro: int) -> float:
+        replicas = _RANKS // (tp * pp)
+        ways = config.ParallelismConfig(tp_size=tp, pp_size=pp, dp_size=replicas, sp_size=tp)
+        steps = {"gradient_accumulation_steps": _BATCH // (replicas * micro), "seq_len": 2048, "total_num_tokens": 1}
+        asked = analysis.LLMAnalysis(large, gpu, parallelism_config=ways)
+        with suppress(AssertionError):  # says so that it does not fit
+            return float(asked.training(batch_size_per_gpu=micro, **steps)["latency_per_iter"])
+        return math.nan
+
     yield (
         "llm-analysis 0.2.2",
-        lambda questions: [
-            found.training(batch_size_per_gpu=batch, seq_len=length, **settings)["latency_per_iter"]
-            for batch, length in questions
-        ],
+        {
+            "configurations": lambda questions: [
+                found.training(batch_size_per_gpu=batch, seq_len=length, **one)["latency_per_iter"]
+                for batch, length in questions
+            ],
+            "strategies": lambda questions: list(starmap(share, questions)),
+        },
     )
     peer = import_module("mlsysim")
-    gpt, gpu = peer.Models.Language.GPT2_Small, peer.Hardware.Cloud.A100
-    yield (
-        "mlsysim 0.3.0",
-        lambda questions: [
-            peer.Engine.solve(gpt, gpu, batch_size=batch, seq_len=length, is_training=True).latency.to("s").magnitude
-            for batch, length in questions
+    models, device = peer.Models.Language, peer.Hardware.Cloud.A100
+    solver, fleet = peer.solvers.DistributedModel(), peer.Systems.Clusters.Training_1K_A100
+
+    def solve(tp: int, pp: int, micro: int) -> float:
+        steps = _BATCH * tp * pp // (_RANKS * micro)
+        ways = {"tp_size": tp, "pp_size": pp, "microbatch_count": steps, "zero_stage": 1, "seq_len": 2048}
+        return float(solver.solve(models.GPT3, fleet, batch_size=_BATCH, **ways).step_latency_total.to("s").magnitude)
+
+    yield "mlsysim 0.3.0", {
+        "configurations": lambda questions: [
+            peer.Engine.solve(models.GPT2_Small, device, batch_size=batch, seq_len=length, is_training=True)
+            .latency.to("s").magnitude for batch, length in questions
         ],
-    )
+        "strategies": lambda questions: list(starmap(solve, questions)),
+    }  # fmt: skip
 
 
-def time_peers(peers: Mapping[str, _Ask], rounds: int = _ROUNDS) -> list[dict[str, Any]]:
-    """Configurations a second of processor time, the best of all rounds, and the answer to one question [s]."""
-    questions, best = list(product(_BATCHES, _SEQUENCES)), dict.fromkeys(peers, 0.0)
-    for _, (name, ask) in product(range(rounds), peers.items()):  # in turn, as busy moments hit all alike
-        asked = questions if name == "perfkit" else questions[:: len(questions) // _EACH]
+def time_peers(peers: Mapping[str, Mapping[str, _Ask]], rounds: int = _ROUNDS) -> list[dict[str, Any]]:
+    """Questions a second of processor time, the best of all rounds, and the answer to one of each [s]."""
+    best: dict[tuple[str, str], float] = {}
+    for _, what, (name, asks) in product(range(rounds), _ASKED, peers.items()):  # busy moments hit all alike
+        questions, count = _ASKED[what][0], _EACH
+        if name == "perfkit":
+            count = len(questions) if what == "configurations" else _MANY
+        asked = list(islice(cycle(questions[:: max(len(questions) // count, 1)]), count))
         start = time.process_time()
-        ask(asked)
-        best[name] = max(best[name], len(asked) / (time.process_time() - start))
-    return [{"name": name, "per_second": rate, "answer_s": peers[name]([(8, 512)])[0]} for name, rate in best.items()]
+        asks[what](asked)
+        best[name, what] = max(best.get((name, what), 0.0), count / (time.process_time() - start))
+    return [{"name": name, "question": what, "per_second": rate, "answer_s": peers[name][what]([_ASKED[what][1]])[0]}
+            for (name, what), rate in best.items()]  # fmt: skip
 
 
 def format_peers(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table as text."""
-    cells = [("tool", "configurations a second", "batch 8, sequence 512 takes")]
-    cells += [(row["name"], f"{row['per_second']:,.0f}", format_time(row["answer_s"])) for row in rows]
+    cells = [("tool", "questions", "a second", "batch 8, sequence 512; or 8 ways, 8 stages, micro-batches of 1")]
+    cells += [(r["name"], r["question"], f"{r['per_second']:,.0f}", format_time(r["answer_s"])) for r in rows]
     return format_table(cells, numbers=True)
 
 
@@ -89,7 +137,9 @@ def _run(given: Any) -> None:
         sys.path.append(folder)  # behind what is installed here
         logging.disable(logging.WARNING)  # a peer writes a page for each question
         try:
-            rows = time_peers({"perfkit": _ask_perfkit, **dict(_list_peers())})
+            rows = time_peers(
+                {"perfkit": {"configurations": _ask_perfkit, "strategies": _ask_strategies}, **dict(_list_peers())}
+            )
         finally:
             sys.path.remove(folder)
             logging.disable(logging.NOTSET)

@@ -14,12 +14,14 @@ from benchmarks import accuracy, learning, peers, placement, speed
 from benchmarks.bars import BARS, evaluate, format_accuracy
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.fit import judge_kernels
+from perfkit.exploration.strategies import explore
 from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.samples import draw_check, dump
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.result import predict
+from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
 Patch, Capture = pytest.MonkeyPatch, pytest.CaptureFixture[str]
@@ -155,17 +157,24 @@ def test_speed_lists_jobs_that_run(toy: Platform) -> None:
 
 @pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 def test_peers_are_asked_what_perfkit_is(monkeypatch: Patch, capsys: Capture, tmp_path: Path) -> None:
-    asked: list[list[tuple[int, int]]] = []
+    asked: list[list[tuple[int, ...]]] = []
 
     def ask(questions: Any) -> list[float]:
         asked.append(list(questions))
-        return [1e-3 * batch for batch, _ in questions]
+        return [1e-3 * first for first, *_ in questions]
 
-    rows = peers.time_peers({"perfkit": peers._ask_perfkit, "another": ask}, rounds=1)
-    assert set(asked[0]) < {*product(range(1, 101), range(128, 1024, 16))} and asked[1] == [(8, 512)]
-    assert [row["name"] for row in rows] == ["perfkit", "another"] and rows[1]["answer_s"] == 8e-3
+    ours = {"configurations": peers._ask_perfkit, "strategies": peers._ask_strategies}
+    monkeypatch.setattr(peers, "_MANY", 50)
+    rows = peers.time_peers({"perfkit": ours, "another": dict.fromkeys(ours, ask)}, rounds=1)
+    assert set(asked[0]) < {*product(range(1, 101), range(128, 1024, 16))} and asked[2:] == [[(8, 512)], [(8, 8, 1)]]
+    assert all(1024 % (tp * pp) == 0 and 1536 % (1024 // (tp * pp) * micro) == 0 for tp, pp, micro in asked[1])
+    assert [(row["name"], row["answer_s"]) for row in rows[1::2]] == [("another", 8e-3)] * 2
     gpt = predict(Transformer.gpt2(batch=8, sequence=512, dtype="bf16"), load_platform("a100-sxm-8"))
-    assert rows[0]["answer_s"] == pytest.approx(gpt.time) and "batch 8, sequence 512 takes" in peers.format_peers(rows)
+    assert rows[0]["answer_s"] == pytest.approx(gpt.time) and "8 ways, 8 stages" in peers.format_peers(rows)
+    large = Transformer.preset("gpt3-175b", batch=1536, dtype="bf16", mixed=True, fused=True)
+    ways = Strategy(tp=8, pp=8, dp=16, zero=1, sequence_parallel=True)
+    best = explore(large, "a100-sxm-8x128", strategies=[ways], memory=1e12).table()["time"][0]
+    assert rows[2]["answer_s"] == pytest.approx(best)
     monkeypatch.setattr(peers.subprocess, "run", lambda words: SimpleNamespace(returncode=1))
     assert peers.main(["--json", str(tmp_path / "x.json")]) == 0 and "nothing is compared" in capsys.readouterr().out
 
