@@ -67,6 +67,21 @@ def test_replicas_take_what_the_event_loop_takes() -> None:
     assert np.abs(np.log(ratios)).max() < 0.07 and np.abs(np.log(ratios)).mean() < 0.035, ratios
 
 
+def test_products_of_all_layouts_err_together() -> None:
+    where = load_platform("a100-sxm-8")
+    sure = {name: replace(fit, spread=0.0) for name, fit in where.context.kernels.items()}
+    model = replace(GPT, vocabulary=50304)
+
+    def find_variance(*layouts: str) -> float:
+        doubtful = {f"gemm.{layout}": replace(sure["gemm"], spread=0.1) for layout in layouts}
+        platform = replace(where, context=replace(where.context, kernels=sure | doubtful))
+        return price(model, Strategy(dp=8), platform)["spread"] ** 2
+
+    apart = [find_variance(layout) - find_variance() for layout in ("nn", "nt", "tn")]
+    assert min(apart) > 1e-4
+    assert find_variance("nn", "nt", "tn") - find_variance() == pytest.approx(np.sqrt(apart).sum() ** 2)
+
+
 @pytest.mark.parametrize(("source", "bar", "least"), [("recomputed", 0.08, 9), ("torchtitan", 0.15, 11)])
 def test_published_steps_that_no_scale_was_fitted_to(shared_data: Any, source: str, bar: float, least: int) -> None:
     rows = list(getattr(scale, f"list_{source}")())

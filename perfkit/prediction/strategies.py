@@ -14,7 +14,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import classify, join_host, price_host, spread_classes, time_operations
 from perfkit.prediction.memory import WORKSPACE
 from perfkit.prediction.ranks import price_group
-from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
+from perfkit.prediction.uncertainty import CONTEXT, find_host_error
 from perfkit.workloads.blocks import UNFUSED, Cut, record_part
 from perfkit.workloads.execution import execute
 from perfkit.workloads.strategy import Strategy
@@ -114,7 +114,10 @@ def _price_part(model: Transformer, platform: Platform, cut: Cut, execution: str
     often = np.where(inside, float(model.layers), 1.0)
     whole = replace(graph, repeats=often)
     times, spreads, _ = spread_classes(whole, platform, classes, models, number, often[:, None] * seconds, hot)
-    out["spread"] = join_errors(spreads * times / times.sum(axis=0), models[2]["assumed"] > 0, 0.0, 0.0)
+    # kernels of a kind have one fit and one scale, so that they err together, and so does all that is only assumed
+    causes = np.where(models[2]["assumed"] > 0, "", [kind for kind, *_ in classes])
+    errors = spreads * times / times.sum(axis=0)
+    out["spread"] = np.sqrt(sum(np.square(errors[causes == cause].sum(axis=0)) for cause in np.unique(causes)))
     return {name: np.broadcast_to(values, seconds.shape[1]) for name, values in out.items()}
 
 
