@@ -1,12 +1,18 @@
 """Exploring strategies: what fits is ranked, the front holds what nothing beats, and faults are named."""
 
 from dataclasses import replace
+from itertools import product
 
+import polars as pl
 import pytest
 
+import perfkit as pk
 from perfkit.exploration.strategies import explore
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
+from perfkit.prediction.result import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
+from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
@@ -66,3 +72,48 @@ def test_words_say_why_the_best_one_is_best() -> None:
 def test_what_cannot_be_explored(ranks: int, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         explore(GPT, "a100-sxm-8", ranks, **changes)  # type: ignore[arg-type]
+
+
+#: Tables that no single way suits: a large one, one with many lookups, a small one.
+DLRM = pk.DLRM(rows=[4_000_000, 200_000, 1000], dim=64, pooling=[2, 40, 1], batch=16384, embedding="fused")
+
+
+def test_the_best_plan_is_that_of_all_placements() -> None:
+    ways: list[int | Placement] = [
+        0,
+        1,
+        *(Placement(kind, (0, 1)) for kind in ("data_parallel", "row_wise", "column_wise")),
+    ]
+    plans = [Plan(2, owners) for owners in product(ways, repeat=3)]
+    found, all_plans = explore(DLRM, "h100-sxm-8", 2), explore(DLRM, "h100-sxm-8", strategies=plans)
+    assert all_plans.tried == len(all_plans.table()) == 125
+    with keep_quiet():
+        least = min(predict(DLRM, "h100-sxm-8", ranks=2, plan=plan).time for plan in plans)
+        one = predict(DLRM, "h100-sxm-8", ranks=2, plan=found.plans[0])
+    assert all_plans.table()["time"][0] == pytest.approx(least, rel=1e-9)
+    assert least <= found.table()["time"][0] <= 1.01 * least
+    row = found.table().row(0, named=True)
+    assert found.best == found.plans[0]
+    assert row["time"] == pytest.approx(one.time) and (row["low"], row["high"]) == pytest.approx(one.interval())
+    assert row["needs"] == one.memory().total and row["samples_per_s"] == pytest.approx(16384 / one.time)
+
+
+def test_plans_that_do_not_fit_are_not_ranked() -> None:
+    found = explore(DLRM, "h100-sxm-8x2", [4, 16])
+    kinds = {"searched", "column_wise", "row_wise", "data_parallel", "table_wise", "round_robin"}
+    frame, text = found.table(), found.explain()
+    assert kinds <= {*frame["tables"]} and {*frame["ranks"]} == {4, 16} and frame["time"].is_sorted()
+    assert "table_row_wise" in {*frame.filter(pl.col("ranks") == 16)["tables"]}
+    assert "tables row_wise instead of" in text and "ranks 16 instead of 4" in text
+    parts = frame.select("GEMM", "embedding", "communication", "memory", "host", "imbalance", "attention",
+                         "convolution", "transfer")  # fmt: skip
+    assert parts.sum_horizontal().to_list() == pytest.approx(frame["time"].to_list())
+    less = explore(DLRM, "h100-sxm-8x2", [4, 16], memory=5e8)
+    assert 0 < len(less.table()) < less.tried and (less.table()["needs"] <= 5e8).all()
+    assert "data_parallel" not in {*less.table()["tables"]}
+    with pytest.raises(ValueError, match=r"no strategy on .* ranks fits; the least takes"):
+        explore(DLRM, "h100-sxm-8x2", [4, 16], memory=1e7)
+    with pytest.raises(ValueError, match="no strategy on 4 ranks divides the model"):
+        explore(DLRM, "h100-sxm-8", 4, strategies=[Plan.round_robin(3, ranks=2)])
+    with pytest.raises(ValueError, match="strategies"):
+        explore(DLRM, "h100-sxm-8", strategies=[Strategy(dp=2)])

@@ -1,22 +1,33 @@
 """Exploring strategies: those that fit, ranked; the front of time, memory and ranks; and why the best one is best."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from perfkit.ground.results import Table, Tabular
 from perfkit.ground.units import Array, check_positive, check_type, format_bytes, format_time, show
 from perfkit.models.partitions import RECOMPUTED
-from perfkit.platform.estimates import find_interval
+from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
+from perfkit.platform.platform import Platform
+from perfkit.prediction.accounts import BOUND
 from perfkit.prediction.memory import find_capacity
+from perfkit.prediction.result import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
+from perfkit.sharding.constraints import InfeasibleError
+from perfkit.sharding.planner import shard
 from perfkit.workloads.blocks import UNFUSED
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.placement import KINDS, Placement, Plan
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
 _FIELDS = tuple(own.name for own in fields(Strategy))
+#: Parts of the time of a DLRM: what its classes of operations are bound by.
+_BOUNDS = tuple(dict.fromkeys((*BOUND.values(), "memory")))
 #: Schedules that are tried, with their chunks; 0 stands for chunks of one layer [-].
 _SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 0))
 #: Most sequences of a micro-batch, and ranks of one sequence, that are tried [-].
@@ -33,6 +44,8 @@ class Exploration(Tabular):
         See `table`.
     tried : int
         Strategies that were priced, those included that do not fit [-].
+    plans : tuple of Plan
+        Where the tables of a DLRM lie, one for each row; none of a Transformer.
 
     Examples
     --------
@@ -44,6 +57,7 @@ class Exploration(Tabular):
 
     frame: Table
     tried: int
+    plans: tuple[Plan, ...] = ()
 
     def table(self) -> Table:
         """A row for every strategy that fits, the fastest first.
@@ -53,14 +67,15 @@ class Exploration(Tabular):
         frame : polars.DataFrame
             Fields of `Strategy`; ranks [-]; time, low and high end of its 80 % interval, and its parts as
             `perfkit.prediction.strategies.price_strategies` has them [s]; needs, the memory of the fullest rank [B];
-            tokens_per_s [1/s].
+            tokens_per_s [1/s]. Of a DLRM ``tables``, how they are shared, in place of fields; parts by what bounds
+            them; and samples_per_s.
         """
         return self.frame
 
     @property
-    def best(self) -> Strategy:
-        """The fastest strategy."""
-        return Strategy(**self.frame.select(_FIELDS).row(0, named=True))
+    def best(self) -> Any:
+        """The fastest `Strategy`; of a DLRM the fastest `Plan`."""
+        return self.plans[0] if self.plans else Strategy(**self.frame.select(_FIELDS).row(0, named=True))
 
     def front(self) -> Table:
         """Strategies than which none is better in time, memory and ranks together, the fastest first."""
@@ -78,7 +93,7 @@ class Exploration(Tabular):
         price_per_gpu_hour : float
             Price of one rank for an hour, in any currency [1/h].
         tokens : float
-            Tokens that are trained on [-].
+            Tokens that are trained on; of a DLRM samples [-].
 
         Returns
         -------
@@ -86,7 +101,7 @@ class Exploration(Tabular):
             Rows of `table` with ``days`` [d], ``gpu_hours`` [h] and ``cost`` in that currency, the cheapest first.
         """
         count, price = check_positive("tokens", tokens), check_positive("price", price_per_gpu_hour, zero=True)
-        days = count / self.frame["tokens_per_s"] / 86400
+        days = count / self.frame[self.frame.columns[-1]] / 86400
         hours = (24 * days * self.frame["ranks"]).alias("gpu_hours")
         found = self.frame.with_columns(days.alias("days"), hours, (price * hours).alias("cost"))
         return found.sort("cost", maintain_order=True)
@@ -94,10 +109,11 @@ class Exploration(Tabular):
     def explain(self) -> str:
         """The best strategy in words, where its time goes, and what is lost if one of its choices is another."""
         best, texts = self.frame.row(0, named=True), [repr(self)]
-        texts.append("  " + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in PARTS if best[part]))
-        for name in _FIELDS:
+        parts, names = (_BOUNDS, ("tables", "ranks")) if self.plans else (PARTS, _FIELDS)
+        texts.append("  " + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in parts if best[part]))
+        for name in names:
             for other in self.frame.unique(name, keep="first", maintain_order=True).to_dicts()[1:]:
-                share, grown = other["time"] / best["time"] - 1, max(PARTS, key=lambda own: other[own] - best[own])
+                share, grown = other["time"] / best["time"] - 1, max(parts, key=lambda own: other[own] - best[own])
                 texts.append(f"  {name} {other[name]} instead of {best[name]}: {share:+.1%}, mostly {grown}")
         return "\n".join(texts)
 
@@ -105,27 +121,30 @@ class Exploration(Tabular):
         best = self.frame.row(0, named=True)
         time, low, high = (format_time(best[name]) for name in ("time", "low", "high"))
         best_takes = f"the best takes {time} ({low}–{high}) and {format_bytes(best['needs'])} a rank"
-        return f"{len(self.frame)} of {self.tried} strategies fit; {best_takes}: {self.best}"
+        chosen = f"tables {best['tables']} on {best['ranks']} ranks" if self.plans else f"{self.best}"
+        return f"{len(self.frame)} of {self.tried} strategies fit; {best_takes}: {chosen}"
 
 
 def explore(
-    model: Transformer, platform: Named, ranks: int | Sequence[int] | None = None, *, memory: float | None = None,
-    strategies: Sequence[Strategy] | None = None, execution: str | None = None,
+    model: Transformer | DLRM, platform: Named, ranks: int | Sequence[int] | None = None, *,
+    memory: float | None = None, strategies: Sequence[Any] | None = None, execution: str | None = None,
 ) -> Exploration:  # fmt: skip
-    """Find how ranks train a Transformer fastest.
+    """Find how ranks train a Transformer or a DLRM fastest.
 
     Parameters
     ----------
-    model : Transformer
-        The model; its batch is over all ranks. What it says of sharing, checkpoints and micro-batches is not asked for.
+    model : Transformer or DLRM
+        The model; its batch is over all ranks. What a Transformer says of sharing, checkpoints and micro-batches is not
+        asked for.
     platform : Platform, str or Path
         Where, such as ``h100-sxm-8x128``.
     ranks : int or sequence of int, optional
         Ranks that take part, or several counts to choose from; those of `strategies` unless given [-].
     memory : float, optional
         What a rank may use; all that the device has unless given [B].
-    strategies : sequence of Strategy, optional
-        What to choose from; powers of two of ranks that divide what they share, unless given.
+    strategies : sequence of Strategy or Plan, optional
+        What to choose from, of a DLRM plans. Unless given, powers of two of ranks that divide what they share; of a
+        DLRM tables all shared in one way of `perfkit.workloads.placement.KINDS`, and as `perfkit.shard` finds best.
     execution : str, optional
         ``eager`` or ``compiled``.
 
@@ -142,6 +161,8 @@ def explore(
     Notes
     -----
     Times are closed forms, see `perfkit.prediction.strategies.price_strategies`; the order of events is not simulated.
+    Those of a DLRM are from `perfkit.predict`. Its perceptrons are copied to all ranks, and nothing else: only tables
+    are shared. A table that a way cannot cut lies whole on one rank.
 
     Examples
     --------
@@ -152,28 +173,78 @@ def explore(
     """
     import polars
 
-    check_type("model", model, Transformer)
+    check_type("model", model, Transformer | DLRM)
+    kind: Any = Plan if isinstance(model, DLRM) else Strategy
+    check_type("strategies", strategies, Sequence[kind] | None)
     ranks = [*{int(own.ranks): 0 for own in strategies or ()}] if ranks is None else ranks
     where, counts = load_platform(platform), [ranks] if isinstance(ranks, int) else list(ranks)
     if not counts:
         raise ValueError("ranks is None; give a count of ranks, or strategies")
     counts = [int(check_positive("ranks", count, integer=True, maximum=where.network.ranks)) for count in counts]
-    capacity = find_capacity(where) if memory is None else check_positive("memory", memory)
-    listed = Strategy.stack(strategies) if strategies else _list_strategies(model, where.network.ranks_per_node, counts)
-    if not (can := _can_be(model, listed, counts)).any():
+    capacity, plans = find_capacity(where) if memory is None else check_positive("memory", memory), list[Plan]()
+    if isinstance(model, DLRM):
+        named = {plan: f"plan {n}" for n, plan in enumerate(strategies or ()) if plan.ranks in counts}
+        for count in () if strategies else counts:
+            named |= _list_plans(model, where, count, capacity)
+        can, plans = np.ones(len(named), dtype=bool), [*named]
+        heads = {"tables": np.array([*named.values()]), "ranks": np.array([plan.ranks for plan in plans])}
+    else:
+        listed = Strategy.stack(strategies) if strategies else _list_strategies(model, where, counts)
+        can = _can_be(model, listed, counts)
+    if not can.any():
         raise ValueError(f"no strategy on {show(ranks)} ranks divides the model and its batch; take other ranks")
-    tried = listed.select(can)
-    found = price_strategies(model, where, tried, execution)
+    if isinstance(model, DLRM):
+        found = _price_plans(model, where, plans, execution)
+    else:
+        tried = listed.select(can)
+        found = price_strategies(model, where, tried, execution)
+        heads = {key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in vars(tried).items()}
+        heads["ranks"] = tried.ranks.astype(np.int64)
     if not (fits := found["needs"] <= (capacity or np.inf)).any():
         least = format_bytes(found["needs"].min())
         raise ValueError(f"no strategy on {show(ranks)} ranks fits; the least takes {least}; take more ranks")
     order = np.flatnonzero(fits)[np.argsort(found["time"][fits], kind="stable")]
-    best, time = tried.select(order), found.pop("time")[order]
-    low, high = find_interval(time, found["spread"][order], 0.8)
-    columns = {key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in vars(best).items()}
-    columns |= {"ranks": best.ranks.astype(np.int64), "time": time, "low": low, "high": high}
-    columns |= {name: own[order] for name, own in found.items()}
-    return Exploration(polars.DataFrame(columns | {"tokens_per_s": model.batch * model.sequence / time}), len(fits))
+    low, high = find_interval(found["time"], found["spread"], 0.8)
+    columns = heads | {"time": found.pop("time"), "low": low, "high": high} | found
+    columns["samples_per_s" if plans else "tokens_per_s"] = (
+        model.batch * getattr(model, "sequence", 1) / columns["time"]
+    )
+    frame = polars.DataFrame({name: own[order] for name, own in columns.items()})
+    return Exploration(frame, len(fits), tuple(plans[place] for place in order if plans))
+
+
+def _price_plans(model: DLRM, where: Platform, plans: Sequence[Plan], execution: str | None) -> dict[str, Array]:
+    """Time and its parts [s], spread [-] and memory [B] of a DLRM whose tables lie so."""
+    rows = list[dict[str, float]]()
+    for plan in plans:
+        with keep_quiet():
+            one = predict(model, where, ranks=plan.ranks, plan=plan, execution=execution)
+        rows.append({"time": one.time, **dict.fromkeys(_BOUNDS, 0.0)})
+        for (_, kind), (_, seconds) in one.parts.items():
+            rows[-1][BOUND.get(kind, "memory")] += seconds
+        rows[-1] |= {"spread": one.spread, "needs": one.memory().total}
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float | None) -> dict[Plan, str]:
+    """Plans that share all tables in one way, and the best ones that searches find, whole tables first."""
+    local, (copied, whole, by_columns, by_rows, *inside) = where.network.ranks_per_node, KINDS
+    round_robin = Plan.round_robin(len(model.tables), ranks=ranks)
+    found = {round_robin: "round_robin"}
+    inside = inside if 1 < local < ranks and ranks % local == 0 else []
+    for kind in (copied, by_columns, by_rows, *inside) if ranks > 1 else ():
+        size, owners = local if kind in inside else ranks, list[int | Placement](round_robin.owners)
+        for number, table in enumerate(model.tables):
+            first = number * size % ranks
+            placement = Placement(kind, tuple(range(first, first + size)))
+            with suppress(ValueError):  # too few rows, or columns that do not divide
+                placement.cut(table)
+                owners[number] = placement
+        found.setdefault(Plan(ranks, tuple(owners)), kind)
+    for name, forbid in ((whole, {*KINDS} - {whole}), ("searched", ())):
+        with suppress(InfeasibleError):
+            found.setdefault(shard(model, where, ranks=ranks, memory=capacity, forbid=forbid).plan, name)
+    return found
 
 
 def _can_be(model: Transformer, s: Strategy, counts: Sequence[int]) -> Array:
@@ -187,9 +258,9 @@ def _can_be(model: Transformer, s: Strategy, counts: Sequence[int]) -> Array:
     return np.asarray(shared & rounds & heads & np.equal(micro % 1, 0) & np.isin(s.ranks, counts), dtype=bool)
 
 
-def _list_strategies(model: Transformer, local: int, counts: Sequence[int]) -> Strategy:
+def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int]) -> Strategy:
     """All of powers of two: ranks of a node share products, and weights are gathered where there are no stages."""
-    most = (local, min(model.layers, max(counts)), _MOST, _MOST)
+    most = (where.network.ranks_per_node, min(model.layers, max(counts)), _MOST, _MOST)
     sizes = [2 ** np.arange(own.bit_length()) for own in most]
     held = 2 ** np.arange(min(model.experts or 1, max(counts)).bit_length())
     axes = [*sizes, range(len(_SCHEDULES)), RECOMPUTED, (0, 1, 3), counts, held, (False, True)]
