@@ -67,7 +67,8 @@ def test_words_say_why_the_best_one_is_best() -> None:
 @pytest.mark.parametrize(
     ("ranks", "changes", "message"),
     [(64, {}, "ranks is 64"), (8, {"memory": 1e9}, "no strategy on 8 ranks fits; the least takes"),
-     (8, {"strategies": [Strategy(dp=3)]}, "no strategy on 8 ranks divides the model"), ([8, 0], {}, "ranks is 0")],
+     (8, {"strategies": [Strategy(dp=3)]}, "no strategy on 8 ranks divides the model"), ([8, 0], {}, "ranks is 0"),
+     (2.5, {}, "ranks is 2.5")],
 )  # fmt: skip
 def test_what_cannot_be_explored(ranks: int, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

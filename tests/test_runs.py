@@ -79,3 +79,11 @@ def test_what_nobody_ran_is_said_and_helps_most_to_measure() -> None:
 def test_what_cannot_be_tuned(runs: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tune(GPT, NODE, runs)
+
+
+def test_whole_seconds_and_odd_runs() -> None:
+    runs = [{**run, "seconds": 1 if n else 0.9} for n, run in enumerate(time(WAYS[:6], NODE))]
+    assert tune(GPT, NODE, runs[::-1]).table()["seconds"].to_list() == [1, 1, 1, 1, 1, 0.9]
+    for odd in (3, None, True, [1, 2]):
+        with pytest.raises(ValueError, match="runs"):
+            tune(GPT, NODE, odd)

@@ -204,3 +204,9 @@ def test_a_strategy_is_stacked_field_by_field() -> None:
     many = Strategy.stack(MANY)
     assert many.ranks.tolist() == [each.ranks for each in MANY]
     assert all(len(getattr(many, own.name)) == len(MANY) for own in fields(Strategy))
+
+
+def test_many_are_strategies() -> None:
+    for odd in (None, 3, [Strategy(), "tp=2"]):
+        with pytest.raises(ValueError, match="strategies"):
+            Strategy.stack(odd)

@@ -179,13 +179,14 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Tab
     import polars
 
     given = {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
-    return polars.DataFrame({**given, **columns})
+    return polars.DataFrame({**given, **columns}, strict=False)  # some rows may have whole numbers
 
 
 def _read(runs: Any) -> list[dict[str, Any]]:
     """Rows of a frame of any kind, or dicts, without what is empty."""
     rows = runs.to_dicts() if hasattr(runs, "to_dicts") else runs
     rows = rows.to_dict("records") if hasattr(rows, "to_dict") else rows
+    check_type("runs", rows, Sequence[Mapping])
     known = [*_FIELDS, *_SIZES, "execution", "seconds"]
     for name in dict.fromkeys(key for row in rows for key in row):
         check_choice("column of runs", name, [*known, "predicted", "left_out"])

@@ -1,6 +1,6 @@
 """Exploring strategies: those that fit, ranked; the front of time, memory and ranks; and why the best one is best."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
@@ -177,7 +177,7 @@ def explore(
     kind: Any = Plan if isinstance(model, DLRM) else Strategy
     check_type("strategies", strategies, Sequence[kind] | None)
     ranks = [*{int(own.ranks): 0 for own in strategies or ()}] if ranks is None else ranks
-    where, counts = load_platform(platform), [ranks] if isinstance(ranks, int) else list(ranks)
+    where, counts = load_platform(platform), [*ranks] if isinstance(ranks, Iterable) else [ranks]
     if not counts:
         raise ValueError("ranks is None; give a count of ranks, or strategies")
     counts = [int(check_positive("ranks", count, integer=True, maximum=where.network.ranks)) for count in counts]

@@ -1,5 +1,6 @@
 """How ranks share the training of a Transformer: tensors, stages, replicas, sequences, and what each computes again."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -133,6 +134,7 @@ class Strategy:
         strategies : Strategy
             All of them, in this order.
         """
+        check_type("strategies", strategies, Sequence[Strategy])
         return cls(**{own.name: np.array([getattr(each, own.name) for each in strategies]) for own in fields(cls)})
 
     def select(self, index: Any) -> "Strategy":

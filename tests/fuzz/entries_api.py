@@ -63,7 +63,7 @@ TRANSFORMER = {
     "dtype": ("fp32", "fp32", "bf16"), "optimizer": ("adamw", "sgd"), "mixed": (*[False] * 9, True), "overlap": False,
     "checkpoint": True, "accumulate": (1, 2, 3), "parallel": ("ddp", "zero1", "zero2", "fsdp"), "kv_heads": (0, 1, 2),
     "inner": SIZES, "gated": True, "rotary": True, "tie": False, "bias": False, "norm": ("layer", "rms"),
-    "dropout": (0.0, 0.1, 1.0),
+    "dropout": (0.0, 0.1, 1.0), "experts": (0, 0, 4, 8, 2**20), "top_k": (1, 2), "capacity": (1.0, 1.5, 1e3),
 }  # fmt: skip
 TABLE = {
     "pooling": (1, 2.5, 8), "exponent": (0, 0.5, 1.05), "itemsize": 4, "name": TEXTS, "spread": 1.0,
@@ -194,6 +194,43 @@ def command(rng: Rng, folder: Path) -> None:
         raise Nonsense(f"{name} {words} ends with {code}: {error.getvalue()[-300:]!r}")
 
 
+# Strategies.
+
+GPT = pk.Transformer.gpt2("gpt2", layers=4, hidden=256, heads=8, batch=64, sequence=128, dtype="bf16", mixed=True)
+MODELS = (GPT, replace(GPT, experts=4, top_k=2, capacity=1.5), SMALL)
+STRATEGY = {
+    "tp": (1, 2, 8), "pp": (1, 2, 4), "dp": (1, 2, 8, 3), "cp": (1, 2), "ep": (1, 2), "micro_batch": (1, 2, 16),
+    "schedule": ("1f1b", "gpipe", "interleaved", "breadth_first", "zero_bubble"), "chunks": (1, 1, 2),
+    "zero": (0, 1, 2, 3), "checkpoint": ("none", "selective", "full"), "shards": (0, 2), "sequence_parallel": True,
+    "ulysses": True, "two_level": True, "overlap": False, "tiled": True,
+}  # fmt: skip
+strategy = Call(pk.Strategy, {}, STRATEGY)
+FINE = (
+    pk.Strategy(tp=2, dp=4, zero=1), pk.Strategy(pp=2, dp=2, cp=2),
+    pk.Strategy(tp=8, sequence_parallel=True, tiled=True),
+    *(pk.Plan(2, (0, 1, pk.Placement(kind, (0, 1)))) for kind in ("row_wise", "column_wise")),
+)  # fmt: skip
+
+
+def ways(rng: Rng) -> Any:
+    """Strategies and plans to choose from, or something odd."""
+    several = [choose(rng, (strategy, lambda _: choose(rng, FINE)))(rng) for _ in range(int(rng.integers(1, 4)))]
+    return choose(rng, (None, None, None, [*FINE[:3]], [*FINE[3:]], pick(rng, several)))
+
+
+def runs(rng: Rng) -> Any:
+    """Measured runs, of which one is odd now and then."""
+    rows = [{"tp": tp, "dp": 8 // tp, "micro_batch": n, "seconds": 0.1 / n} for tp in (1, 2, 4) for n in (1, 2)]
+    return damage_tree(rng, rows) if rng.random() < 0.5 else pick(rng, rows)
+
+
+def tuned(rng: Rng, folder: Path) -> list[Any]:
+    """A platform that was fitted to runs, and what it says of others."""
+    given = {"model": MODELS[:2], "platform": ("h100-sxm-8", "a100-sxm-8", "zen5-2"), "runs": runs}
+    found = Call(pk.tune, given)(rng)
+    return [found, found.price(runs(rng))]
+
+
 def tables(rng: Rng) -> Any:
     """Tables, or something odd."""
     return pick(rng, [table(rng) for _ in range(int(rng.integers(1, 4)))])
@@ -215,7 +252,16 @@ table_set = Call(pk.TableSet, {"tables": tables}, SET)
 drawn = Call(pk.draw_tables, {"n": (1, 5)}, {"seed": 1, "correlation": 0.5, "itemsize": 4})
 SEARCH = {"ranks": (1, 2, 4), "seconds": lambda rng: choose(rng, (*[1e-3] * 20, "x"))}
 GROUPS = {"seed": 1, "pin": {0: 1}, "together": [(0, 1)], "apart": [(1, 2)], "forbid": {1: ["row_wise"]}}
+EXPLORED = {
+    "model": MODELS,
+    "platform": (*["h100-sxm-8"] * 5, *PLATFORMS),
+    "ranks": (1, 2, 8, [2, 8], 64, None),
+    "strategies": ways,
+}
 ENTRIES: dict[str, Entry] = {
+    "strategies": any_of(strategy, Call(pk.Strategy.stack, {"strategies": ways}), share=0.3),
+    "explore": any_of(Call(pk.explore, EXPLORED, {"memory": (80e9, 1e9, 1e6), "execution": "compiled"}), share=0.1),
+    "tune": Entry(tuned, 0.05),
     "workloads-built": any_of(dlrm, bert, gpt2),
     "dlrm-predicted": predicted(dlrm),
     "transformer-predicted": predicted(bert, gpt2),

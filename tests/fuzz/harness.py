@@ -72,6 +72,12 @@ def look(found: Any, rng: Rng) -> None:
     if views:
         name = choose(rng, views)
         getattr(found, name)(**vary(rng, VIEWS[name]))
+    if isinstance(found, pk.Exploration):
+        low, time, high = (found.table()[name].to_numpy() for name in ("low", "time", "high"))
+        if not (np.diff(time) >= 0).all() or not ((low > 0) & (low <= time) & (time <= high) & (high < np.inf)).all():
+            raise Nonsense(f"times {time} between {low} and {high}")
+        look(found.front()["needs"].to_numpy(), rng)
+        found.explain()
     if isinstance(found, pk.ShardingResult):
         look(found.prediction, rng)
     if isinstance(found, pk.Plan) and pk.Plan.from_json(found.to_json()) != found:
