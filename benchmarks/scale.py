@@ -10,6 +10,7 @@ steps of the source that is judged.
 import csv
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -23,9 +24,13 @@ from perfkit.calibration.checks import summarize_errors
 from perfkit.calibration.published import add_published, fit_scales
 from perfkit.calibration.runs import tune
 from perfkit.ground.units import format_table
+from perfkit.models.pipelines import CHUNKED, SCHEDULES
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
+from perfkit.prediction.memory import find_capacity
+from perfkit.prediction.result import predict
+from perfkit.prediction.stages import check_strategy
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
@@ -437,6 +442,56 @@ def _print_parts(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> N
           f"{large:.1%} off in mean")  # fmt: skip
 
 
+def draw_strategies(count: int, seed: int = 7) -> list[tuple[Transformer, str, Strategy, str]]:
+    """Strategies that can be and fit: on 2 to 128 GPUs, of six models, some with experts; weights and gradients are
+    shared where there are no stages.
+    """
+    rng, found = np.random.default_rng(seed), list[tuple[Transformer, str, Strategy, str]]()
+    names = ("gpt2-medium", "gpt3-1.3b", "gpt3-2.7b", "gpt3-6.7b", "llama-2-7b", "llama-3-8b")
+    while len(found) < count:
+        about: dict[str, Any] = {name: bool(rng.integers(2)) for name in ("mixed", "fused")}
+        about["sequence"] = 512 * int(rng.integers(1, 3))
+        about |= {"experts": 8, "top_k": 2} if rng.random() < 0.2 else {}
+        batch, where = int(2 ** rng.integers(4, 7)), f"{rng.choice(['a100-sxm-8', 'h100-sxm-8'])}x16"
+        model = Transformer.preset(str(rng.choice(names)), batch=batch, dtype="bf16", **about)
+        most: dict[str, int] = {"tp": 3, "pp": 3, "dp": 4, "micro_batch": 3, "ep": 3 if model.experts else 0}
+        ways: dict[str, Any] = {name: 1 << int(rng.integers(0, own + 1)) for name, own in most.items()}
+        ways |= {name: bool(rng.integers(2)) for name in ("sequence_parallel", "ulysses")}
+        ways |= {"cp": 1 << max(int(rng.integers(-2, 3)), 0), "zero": int(rng.integers(4))}
+        ways["overlap"] = bool(rng.random() < 0.8)
+        ways |= {"schedule": str(rng.choice(SCHEDULES)), "checkpoint": str(rng.choice(["none", "full"]))}
+        ways["chunks"] = int(rng.integers(2, 4)) if ways["schedule"] in CHUNKED else 1
+        execution = str(rng.choice(["eager", "compiled"], p=[2 / 3, 1 / 3]))
+        alone = ways["pp"] == 1
+        if (ways["chunks"] > 1 if alone else ways["zero"] > 1) or ways["dp"] % ways["ep"]:
+            continue
+        strategy, platform = Strategy(**ways), load_platform(where)
+        with suppress(ValueError):
+            check_strategy(model, strategy)
+            needs = price_strategies(model, platform, Strategy.stack([strategy]), execution)["needs"][0]
+            if 1 < strategy.ranks <= 128 and needs <= (find_capacity(platform) or 0.0):
+                found.append((model, where, strategy, execution))
+    return found
+
+
+def compare_events(drawn: Sequence[tuple[Transformer, str, Strategy, str]]) -> list[float]:
+    """Time of the event loop over that of the closed forms [-]."""
+    ratios = []
+    for model, where, strategy, execution in drawn:
+        found = price_strategies(model, load_platform(where), Strategy.stack([strategy]), execution)
+        with keep_quiet():
+            events = predict(model, where, strategy=strategy, execution=execution)
+        ratios.append(events.time / float(found["time"][0]))
+    return ratios
+
+
+def _print_agreement() -> None:
+    errors = np.array(compare_events(draw_strategies(200))) - 1
+    near = [f"{np.mean(abs(errors) <= bar):.0%} within {bar:.0%}" for bar in (0.05, 0.1)]
+    print(f"\n200 random strategies, event loop over closed forms: {', '.join(near)}; mean {abs(errors).mean():.1%}, "
+          f"bias {errors.mean():+.1%}, 95 % within {np.quantile(abs(errors), 0.95):.1%}")  # fmt: skip
+
+
 def _run(given: Any) -> None:
     judged = list_rows()
     figures = judge(judged, [price_row(row) for row in judged])
@@ -450,6 +505,7 @@ def _run(given: Any) -> None:
     _print_parts(titan, [price_row(row) for row in titan])
     _print_experts()
     _print_memory()
+    _print_agreement()
     figures += _print_tuned()
     save_rows(given.json, figures)
 

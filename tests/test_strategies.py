@@ -1,7 +1,9 @@
 """Strategies on arrays: beside the event loop, beside published steps, and each alone."""
 
+import re
 from dataclasses import fields, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 
 from benchmarks import gpu_context, scale
 from perfkit.exploration.sweeps import sweep
+from perfkit.models.pipelines import CHUNKED, held_batches, list_steps
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import predict
 from perfkit.prediction.strategies import price_strategies
+from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
@@ -181,7 +185,10 @@ def test_heads_or_keys_go_round_and_shards_stay_near() -> None:
     assert whole["needs"] < hybrid["needs"] < none["needs"]
 
     def take(operation: str, ranks: int, algorithm: str | None = None, part: int = 1) -> float:
-        return many.collective(operation, 2.0 * graph.parameters / part, ranks=ranks, algorithm=algorithm).time
+        sizes = [12 * 2048**2 + 13 * 2048] * 24  # layer by layer, and what is not in one
+        sizes.append(graph.parameters - sum(sizes))
+        about = {"ranks": ranks, "algorithm": algorithm}
+        return sum(many.collective(operation, 2.0 * size / part, **about).time for size in sizes)
 
     near = 2 * take("all_gather", 8) + take("reduce_scatter", 8) + take("all_reduce", 8, "rail", 8)
     far = 2 * take("all_gather", 64) + take("reduce_scatter", 64)
@@ -210,3 +217,68 @@ def test_many_are_strategies() -> None:
     for odd in (None, 3, [Strategy(), "tp=2"]):
         with pytest.raises(ValueError, match="strategies"):
             Strategy.stack(odd)
+
+
+def test_every_stage_runs_all_passes_in_an_order_that_can_be() -> None:
+    for schedule, chunks, m in (("gpipe", 1, 6), ("1f1b", 1, 2), ("1f1b", 1, 9), ("interleaved", 3, 8),
+                                ("breadth_first", 2, 5), ("zero_bubble", 1, 7)):  # fmt: skip
+        for stage in range(4):
+            steps = list_steps(schedule, stage, stages=4, micro_batches=m, chunks=chunks)
+            every = {(k, c) for k in range(m) for c in range(chunks)}
+            phases = ("forward", "backward", *["weights"] * (schedule == "zero_bubble"))
+            places = [{(k, c): n for n, (phase, k, c) in enumerate(steps) if phase == own} for own in phases]
+            assert all(place.keys() == every for place in places) and len(steps) == len(every) * len(phases)
+            assert all(a[own] < b[own] for a, b in pairwise(places) for own in every)
+            held = np.cumsum([{"forward": 1, "backward": -1, "weights": 0}[step.phase] for step in steps]).max()
+            most = float(held_batches(m, stages=4, schedule=schedule, chunks=chunks)) * chunks
+            assert held <= most and (stage or held == round(most) or schedule == "interleaved")
+
+
+def test_the_event_loop_agrees_with_closed_forms() -> None:
+    """40 strategies drawn as the 200 that `benchmarks.scale` prints."""
+    errors = np.array(scale.compare_events(scale.draw_strategies(40))) - 1
+    assert np.abs(errors).mean() <= 0.06 and np.mean(np.abs(errors) <= 0.1) >= 0.8 and np.abs(errors).max() <= 0.3
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble"])
+def test_a_strategy_runs_on_the_event_loop(schedule: str) -> None:
+    own = Strategy(tp=2, pp=4, dp=2, micro_batch=4, schedule=schedule, chunks=2 if schedule in CHUNKED else 1)
+    r = predict(GPT, "a100-sxm-8x2", strategy=own, execution="compiled")
+    found = price(GPT, own, "a100-sxm-8x2", "compiled")
+    assert r.ranks == 16 and repr(own) in repr(r) and r.time == pytest.approx(found["time"], rel=0.1)
+    assert r.memory().total == pytest.approx(found["needs"]) and len(r.idle()) == 4
+    trained = sum(lane.kind.graph.model_flops * len(lane.kind.ranks) for lane in r._timeline.lanes)
+    [alone] = GPT.graphs()
+    assert trained == pytest.approx(alone.model_flops, rel=0.01)  # nothing is lost or done twice
+    spent = r.idle()
+    assert spent.select(spent.columns[2:]).sum_horizontal().to_numpy() == pytest.approx(r.time)
+
+
+def test_layers_that_stages_do_not_divide_are_spread() -> None:
+    model = replace(GPT, layers=22)
+    r = predict(model, "a100-sxm-8", strategy=Strategy(pp=4, dp=2, micro_batch=4))
+    modules = [{label[4].split(".")[1] for label in lane.kind.graph.labels if label[4].startswith("layers.")}
+               for lane in r._timeline.lanes]  # fmt: skip
+    assert [len(own) for own in modules] == [6, 6, 5, 5] and len(set().union(*modules)) == 22
+    closed = price(model, Strategy(pp=4, dp=2, micro_batch=4))["time"]  # takes the largest with the longer end
+    assert 0.9 < r.time / closed <= 1.02
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    (Strategy(tp=3), "heads is 16; Strategy(tp=3, pp=1, dp=1) shares it among 3"),
+    (Strategy(pp=4, schedule="interleaved", chunks=2, micro_batch=32), "2 micro-batches; 4 interleaved stages take"),
+    (Strategy(pp=32), "more chunks than the model has layers, 24"), (Strategy(tp=2, tiled=True), "strategy has tiled"),
+    (Strategy(tp=np.array([1, 2])), "it must be a single one"), (Strategy(dp=64, micro_batch=2), "batch is 64"),
+])  # fmt: skip
+def test_what_the_event_loop_cannot_run(given: Strategy, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        predict(GPT, "a100-sxm-8x16", strategy=given)
+
+
+def test_a_strategy_is_of_a_transformer_and_says_its_ranks() -> None:
+    for workload, ranks, message in (
+        (DLRM("dlrm-mlperf", batch=2048), None, "workload is DLRM"),
+        (GPT, 4, "ranks is 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predict(workload, "a100-sxm-8", strategy=Strategy(dp=8), ranks=ranks)

@@ -1,5 +1,7 @@
 """Pipelines of stages: what a schedule leaves idle and keeps in memory, and what communication it does not hide."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from perfkit.ground.units import Values, check_choice
@@ -10,7 +12,26 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble")
 CHUNKED = ("interleaved", "breadth_first")
 
 
-def bubble_time(total: Values, *, slowest: Values, stages: Values, chunks: Values = 1, delayed: Values = 0.0) -> Values:
+class Step(NamedTuple):
+    """A pass of a micro-batch through a chunk of layers.
+
+    Parameters
+    ----------
+    phase : str
+        ``forward``, ``backward``, or ``weights``: gradients of weights that a backward pass has put off.
+    micro, chunk : int
+        Which micro-batch, and which chunk of the stage, from 0 [-].
+    """
+
+    phase: str
+    micro: int
+    chunk: int
+
+
+def bubble_time(
+    total: Values, *, slowest: Values, stages: Values, chunks: Values = 1, delayed: Values = 0.0,
+    micro_batches: Values = np.inf,
+) -> Values:  # fmt: skip
     """Time that a pipeline adds to the work of its slowest stage.
 
     Parameters
@@ -25,6 +46,8 @@ def bubble_time(total: Values, *, slowest: Values, stages: Values, chunks: Value
         Chunks of layers of each stage, of the schedules in `CHUNKED` [-].
     delayed : float or array, optional
         Time of the gradients of the weights of a stage for a micro-batch, where they may wait (``zero_bubble``) [s].
+    micro_batches : int or array, optional
+        Micro-batches of an iteration; at least as many as stages, unless given [-].
 
     Returns
     -------
@@ -35,7 +58,8 @@ def bubble_time(total: Values, *, slowest: Values, stages: Values, chunks: Value
     -----
     (sum of all stages - slowest) / v - 2 (p - 1) t_W, never below 0. Of p even stages it is the share (p - 1) / (v m)
     of the ideal time [1]_, and (p - 1) (t_F + t_B - t_W) of H1 [2]_. GPipe and 1F1B differ in memory alone; the bubble
-    of a breadth-first schedule is that of interleaved stages [3]_.
+    of a breadth-first schedule is that of interleaved stages [3]_. With m < p micro-batches no stage puts off more than
+    m - 1 gradients: p - 1 + m - 1 in place of 2 (p - 1).
 
     References
     ----------
@@ -51,7 +75,8 @@ def bubble_time(total: Values, *, slowest: Values, stages: Values, chunks: Value
     >>> [round(float(bubble_time(0.08, slowest=0.01, stages=8, chunks=v)), 4) for v in (1, 3)]
     [0.07, 0.0233]
     """
-    return np.maximum((total - slowest) / chunks - 2.0 * (stages - 1.0) * delayed, 0.0)
+    put_off = stages - 1.0 + np.minimum(stages, micro_batches) - 1.0
+    return np.maximum((total - slowest) / chunks - put_off * delayed, 0.0)
 
 
 def held_batches(micro_batches: Values, *, stages: Values, schedule: Values, chunks: Values = 1) -> Values:
@@ -92,6 +117,46 @@ def held_batches(micro_batches: Values, *, stages: Values, schedule: Values, chu
         check_choice("schedule", name, SCHEDULES)
     most = stages + (stages - 1.0) / chunks * (np.asarray(schedule) == "interleaved")
     return np.where(np.isin(schedule, ("gpipe", "breadth_first")), micro_batches, np.minimum(micro_batches, most))
+
+
+def list_steps(schedule: str, stage: int, *, stages: int, micro_batches: int, chunks: int = 1) -> list[Step]:
+    """Passes of one stage in the order of a schedule.
+
+    Parameters
+    ----------
+    schedule : str
+        One of `SCHEDULES`.
+    stage, stages : int
+        Which one, from 0, and how many [-].
+    micro_batches, chunks : int
+        Micro-batches of an iteration, and chunks of layers of each stage [-].
+
+    Returns
+    -------
+    steps : list of Step
+        Of H1 (``zero_bubble``) a stage puts off as many gradients of weights as stages come before it.
+
+    Examples
+    --------
+    >>> "".join(step.phase[0] for step in list_steps("1f1b", 1, stages=3, micro_batches=4))
+    'ffbfbfbb'
+    """
+    last, m = stages - 1, micro_batches
+    if schedule == "interleaved":
+        order = [(first + k, c) for first in range(0, m, stages) for c in range(chunks) for k in range(stages)]
+        warm = 2 * (last - stage) + (chunks - 1) * stages if m > stages else m * chunks
+    else:
+        order = [(k, c) for c in range(chunks) for k in range(m)]
+        warm = last - stage if schedule in ("1f1b", "zero_bubble") else m * chunks
+    forward = [Step("forward", *own) for own in order]
+    backward = [Step("backward", k, chunks - 1 - c) for k, c in order]
+    steps, warm = forward[: min(warm, len(forward))], min(warm, len(forward))
+    for number, own in enumerate(backward):
+        steps += [*forward[warm + number : warm + number + 1], own]
+        if schedule == "zero_bubble" and number >= stage:
+            steps.append(Step("weights", number - stage, 0))
+    put_off = range(max(m - stage, 0), m) if schedule == "zero_bubble" else ()
+    return steps + [Step("weights", number, 0) for number in put_off]
 
 
 def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) -> Values:

@@ -283,6 +283,13 @@ def find_throughput(prediction: Any) -> dict[str, float]:
     return {name: count / prediction.time for name, count in counts.items() if count}
 
 
+def sum_resources(lane: Lane, times: Any) -> tuple[float, float, np.ndarray]:
+    """Time of the kernels of a rank, of its host, and of the collectives of each of its communicators [s]."""
+    lengths = (lane.ends - lane.starts)[lane.kind.graph.collectives]
+    moving = np.bincount(np.array(lane.kind.communicators, dtype=int), weights=lengths, minlength=1)
+    return float(times.seconds.sum()), float(times.host.sum() + times.spacing.sum()), moving
+
+
 def find_mfu(prediction: Any) -> float | None:
     """Share of the peak of its format that a model reaches, see `Graph.model_flops`; None without products [-]."""
     flops = sum(len(lane.kind.ranks) * lane.kind.graph.model_flops for lane in prediction._timeline.lanes)

@@ -119,7 +119,7 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
         assumed = fit is None or fit.kind == "assumed"
         row = {
             "form": fit.form if fit else "",
-            "timed": float(kind != "collective"),
+            "timed": float(kind not in ("collective", "host")),
             "peak": platform.device.peaks[own].value,
             "again": _AGAIN.get(variant.removeprefix("fused."), 1.0),
             "passes": 2.0 if {kind, f"{kind}.{variant}"} & _UPDATES else 1.0,
@@ -324,7 +324,7 @@ def _account(
     totals, spreads, odd = spread_classes(graph, platform, classes, models, number, seconds, hot)
     unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
     for index, ((kind, _, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
-        if kind == "collective":
+        if kind in ("collective", "host"):
             continue
         if odd[index]:
             stand_ins[isolated.say_unaligned(platform, own)] += float(odd[index])

@@ -172,7 +172,8 @@ def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
     """Memory of a rank, see `measure_memory`; what was captured and then compiled allocates less."""
     buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
     part = _sort_buffers(graph, int(buffers.max(initial=0.0)) + 1)
-    captured = len(graph.allocations) > 0 and graph.execution != "compiled"
+    known = len(graph.allocations)  # a single one is all that a rank of a strategy needs
+    captured = known == 1 or (known > 0 and graph.execution != "compiled")
     events = _list_events(_find_lives(graph, part)) if len(graph.accesses) and not captured else graph.allocations
     peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
     held = np.bincount(part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS))

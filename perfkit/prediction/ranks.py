@@ -222,7 +222,14 @@ def _number(values: Iterable[object]) -> list[int]:
 
 
 def price_group(where: Platform, operation: str, nbytes: Array, count: int, nodes: int, most: int) -> CollectiveTime:
-    """Price collectives of so many ranks on nodes of which each holds at most some of them."""
+    """Price collectives of so many ranks on nodes of which each holds at most some of them.
+
+    Where nobody timed pairs, both of them gather what both send.
+    """
+    if operation == "send_recv":  # neighbours among them
+        nodes, most = 3 - min(most, 2), min(most, 2)
+        if not any(key.startswith(operation) for key in where.collectives):
+            operation, nbytes, count = "all_gather", 2.0 * nbytes, 2
     if nodes == 1 or most == where.network.ranks_per_node:
         return where.price_collective(operation, nbytes, count)
     if most == 1:

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from perfkit.ground.files import write_text
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, check_type, format_time, rank_largest
@@ -23,9 +21,12 @@ from perfkit.prediction.memory import Memory, find_shortage, measure_memory
 from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
 from perfkit.prediction.sensitivity import find_sensitivity
 from perfkit.prediction.simulation import Timeline, simulate
+from perfkit.prediction.stages import find_stages
+from perfkit.prediction.strategies import join_hosts
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, find_spread, list_notes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.strategy import Strategy
 
 #: Pictures of an iteration.
 CHARTS = ("breakdown", "timeline", "modules")
@@ -125,9 +126,8 @@ class Prediction(Tabular):
         """
         import polars
 
-        schema = ("phase", "kind", "operations", "time_s", "share")
         rows = [(*key, count, seconds, seconds / self.time) for key, (count, seconds) in self._largest]
-        return polars.DataFrame(rows, schema=schema, orient="row")
+        return polars.DataFrame(rows, schema=("phase", "kind", "operations", "time_s", "share"), orient="row")
 
     table = breakdown  # what all results have
 
@@ -295,7 +295,7 @@ class Prediction(Tabular):
         where, what = f"{self.ranks} of {self.platform.network.ranks} ranks of {self.platform.name}", self.workload
         dtype = what.dtype + (" autocast" if getattr(what, "mixed", False) else "")
         kernels = "/".join(list_attention(self._timeline.lanes[0].kind.graph, self.platform))
-        attention = f"{kernels} attention" if kernels else ""
+        attention = f"{kernels} attention" * bool(kernels)
         words = (f"{what.description} on {where}", dtype, getattr(what, "optimizer", ""), self.execution, attention)
         short = "" if self.fits is not False else f", {self.memory()}"
         return f"{', '.join(filter(None, words))}: {time} ({low}–{high}), {self.bottleneck}{short}"
@@ -304,6 +304,7 @@ class Prediction(Tabular):
 def predict(
     workload: Work, platform: Platform | str | Path, *, ranks: int | None = None, plan: Plan | None = None,
     slowdown: Mapping[int, float] | None = None, execution: str | None = None, loading: float = 0.0,
+    strategy: Strategy | None = None,
 ) -> Prediction:  # fmt: skip
     """Predict the time of one training iteration and what limits it.
 
@@ -325,6 +326,8 @@ def predict(
         or ``graphs``, where the host launches all kernels of a GPU at once. As recorded, unless given: mostly eager.
     loading : float, optional
         Time of a rank's data loader for the batch of an iteration, beside the iteration before [s].
+    strategy : Strategy, optional
+        How ranks share a Transformer; what it says of sharing, checkpoints and micro-batches is then not asked for.
 
     Returns
     -------
@@ -345,10 +348,11 @@ def predict(
     True
     """
     settings: Any = {"plan": plan, "slowdown": slowdown, "execution": execution, "loading": loading}
-    where, again = load_platform(platform), partial(predict, workload, ranks=ranks, **settings)
+    where, again = load_platform(platform), partial(predict, workload, ranks=ranks, strategy=strategy, **settings)
     check_type("slowdown", slowdown, Mapping | None)
     loading = check_positive("loading", loading, zero=True)
-    what, graphs, count = find_graphs(workload, where, ranks, plan, execution)
+    find = find_graphs if strategy is None else partial(find_stages, strategy)
+    what, graphs, count = find(workload, where, ranks, plan, execution)
     kinds = cast_ranks(graphs, count, slowdown or {})
     costs = price([kind.graph for kind in kinds], where, dtype=what.dtype, ranks=count)
     whole, device = where.context.find_iteration(what.family, count), where.device.kind != "cpu"
@@ -356,13 +360,12 @@ def predict(
     isolated, notes = time_collectives(kinds, where)
     durations = [scale * own + delay for own in isolated]
     times = [time_rank(kind, scale * own.seconds, where, whole) for kind, own in zip(kinds, costs, strict=True)]
+    times = [join_hosts(*own, whole) for own in zip(times, durations, strict=True)] if strategy else times
     overlap, error = where.context.overlap, find_host_error(where)
     # no overlap on a core where it was not measured; on a GPU what was fitted to other families does not hold
     shared = overlap["contention"] if overlap and (whole or not device) else float(not device)
-    timeline = simulate(
-        times, durations, device=device, contention=shared,
-        slower=() if whole and (not device or "per_operation" in whole) else (error, 1 / error),
-    )  # fmt: skip
+    slower = () if whole and (not device or "per_operation" in whole) else (error, 1 / error)
+    timeline = simulate(times, durations, device=device, contention=shared, slower=slower)
     natural, free = timeline.period, device and not any(len(kind.graph.transfers) for kind in kinds)  # else it stops
     paces = [float(free * join_host(timeline.device, x * max(timeline.hosts), whole)) for x in (1.0, error, 1 / error)]
     timeline.extend(handover=paces[0], loading=loading)
@@ -370,9 +373,7 @@ def predict(
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
     mine, cost, lane = times[slowest], costs[slowest], timeline.measure(slowest)
     parts = accounts.split_period(lane)
-    busy, hosts = float(mine.seconds.sum()), float(mine.host.sum() + mine.spacing.sum())
-    lengths = (lane.ends - lane.starts)[lane.kind.graph.collectives]
-    moving = np.bincount(np.array(lane.kind.communicators, dtype=int), weights=lengths, minlength=1)
+    busy, hosts, moving = accounts.sum_resources(lane, mine)
     notes += tuple(dict.fromkeys(note for kind in kinds for note in kind.graph.notes))
     notes += list_notes(where, what.family, count, cost, lane.kind.graph)
     notes += find_shortage([kind.graph for kind in kinds], where, getattr(what, "optimizer", "sgd"))
@@ -383,7 +384,8 @@ def predict(
     if timeline.slower:
         waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
         around = find_spread(cost, mine.seconds, waits, timeline.period, spread)
-        spread = math.hypot(around, math.log(timeline.slower[0] / timeline.slower[1]) / 2)
+        late = parts.get(("", "host"), (0, 0.0))[1] / timeline.period * math.log(error) * (strategy is not None)
+        spread = math.hypot(around, late, math.log(timeline.slower[0] / timeline.slower[1]) / 2)
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
         lower_bound=min(max(busy, float(moving.max()), hosts if device else 0.0, loading), timeline.period),

@@ -216,7 +216,8 @@ class Timeline:
                 clock, begin = max(clock, front) if sync else clock, max(front, wait.end) if wait else front
                 end = max(begin + work, clock + latest)
                 if contention:
-                    if any(begin < landed and start < end for start, landed in flights[rank]):
+                    flights[rank] = [flight for flight in flights[rank] if flight[1] > begin]  # what has landed is past
+                    if any(start < end for start, _ in flights[rank]):
                         end = float(_dilate(np.array(begin), np.array(work), flights[rank], contention))
                     if queue and end > queue[0][0]:  # until then more collectives may start
                         heapq.heappush(queue, (end, rank))

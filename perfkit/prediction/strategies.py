@@ -1,5 +1,6 @@
 """Strategies of parallel training: closed forms over what one rank does, on arrays with one size for each strategy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,10 +14,11 @@ from perfkit.models.pipelines import CHUNKED, bubble_time, exposed_time, held_ba
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import classify, join_host, price_host, spread_classes, time_operations
 from perfkit.prediction.memory import WORKSPACE
-from perfkit.prediction.ranks import price_group
+from perfkit.prediction.ranks import RankTimes, price_group
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error
 from perfkit.workloads.blocks import UNFUSED, Cut, record_part
 from perfkit.workloads.execution import execute
+from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
@@ -26,9 +28,14 @@ PARTS = ("work", "tensor", "context", "experts", "host", "stages", "bubble", "re
 _REGIONS = ("embeddings", "layers", "head")
 #: Error of what ranks spend on each other [-], as in `perfkit.prediction.uncertainty.join_errors`.
 _WAITS = 0.3
+_TINY = 1e-30
 #: Tokens of three sequences on three ranks, the first of all sizes: what a compiler merges is read off these, where no
 #: two sizes are equal by chance [-].
 _ODD = 1031
+#: Communicators of a graph of `perfkit.prediction.stages` that are waited for within a pass: those before this one [-].
+PASSED = 3
+#: Sizes of a collective as its host sees it: a call that launches a kernel [-].
+_CALL = np.isin(FEATURES, ("calls", "launches")).astype(float)[np.newaxis]
 #: Where sequences, and ranks that share layers, sequences and experts, stand in a number of 64 bits [-].
 _BITS = (45, 30, 15, 0)
 
@@ -102,8 +109,8 @@ def _price_part(model: Transformer, platform: Platform, cut: Cut, execution: str
             here = own & (phases == phase)
             out[f"{name}.{phase}"] = seconds[here & ~added].sum(axis=0)
             out[f"{name}.tensor.{phase}"] = exchange[here].sum(axis=0)
+            out[f"{name}.host.{phase}"] = host[here].sum()
         out[f"{name}.added"], out[f"{name}.weights"] = seconds[own & added].sum(axis=0), weights[name]
-        out[f"{name}.host"] = host[own].sum()
     inside = np.char.startswith(modules, "layers")
     for phase in ("forward", "backward"):
         cores = np.flatnonzero(inside & (phases == phase) & np.isin(kinds, ("bmm", "attention")))
@@ -111,6 +118,8 @@ def _price_part(model: Transformer, platform: Platform, cut: Cut, execution: str
     out["delayed"] = seconds[inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")].sum(axis=0)
     for name, own in (("update", (phases == "update") & (modules != "packing")), ("packing", modules == "packing")):
         out[name] = seconds[own].sum(axis=0) / sum(weights.values())
+    call = Graph((("all_to_all", "collective", "all_to_all", "forward", ""),), _CALL, np.zeros((0, 4)))
+    out["call"] = np.add(*price_host(call, platform))[0]
     often = np.where(inside, float(model.layers), 1.0)
     whole = replace(graph, repeats=often)
     times, spreads, _ = spread_classes(whole, platform, classes, models, number, often[:, None] * seconds, hot)
@@ -122,14 +131,12 @@ def _price_part(model: Transformer, platform: Platform, cut: Cut, execution: str
 
 
 def _price_messages(platform: Platform, operation: str, nbytes: Array, count: Array, stride: Array) -> Array:
-    """Time of collectives of so many ranks at a distance [s]; where nobody timed pairs, both gather what both send.
+    """Time of collectives of so many ranks at a distance [s].
 
     An algorithm across nodes may be named behind a dot.
     """
     operation, _, way = operation.partition(".")
     local, time = platform.network.ranks_per_node, np.zeros(nbytes.shape)
-    if operation == "send_recv" and not any(key.startswith(operation) for key in platform.collectives):
-        operation, nbytes = "all_gather", 2.0 * nbytes
     codes = count.astype(np.int64) << 32 | stride.astype(np.int64)
     for code in np.unique(codes[count > 1]):
         ranks, apart = int(code >> 32), int(code & 0xFFFFFFFF)
@@ -139,6 +146,40 @@ def _price_messages(platform: Platform, operation: str, nbytes: Array, count: Ar
         else:
             time[own] = price_group(platform, operation, nbytes[own], ranks, -(-ranks // most), most).time
     return time
+
+
+def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> tuple[Graph, dict[str, Array]]:
+    """Record what a strategy has a rank do, see `perfkit.workloads.blocks.record_part`; the last column is its own."""
+    odd = ((3, s.micro_batch), (_ODD, model.sequence // s.cp), (3 if s.tp > 1 else 1, s.tp), (1, s.cp), (1, s.ep))
+    compiled = slice(execution != "compiled", None)  # what is merged is read off the first one
+    batch, sequence, tensor, context, experts = (np.array(own, dtype=float)[compiled] for own in odd)
+    cut = Cut(batch, sequence, tensor, tensor if s.sequence_parallel and s.tp > 1 else 1, context, experts)
+    graph, weights = record_part(replace(model, checkpoint=s.checkpoint == "full"), cut)
+    found = {name: np.broadcast_to(own, np.shape(batch)) for name, own in weights.items()}
+    return execute([graph], execution)[0], found
+
+
+def count_experts(model: Transformer, s: Strategy) -> Array:
+    """Numbers of the experts of a layer on a rank."""
+    each = (2 + model.gated) * model.hidden * np.ceil((model.inner or 4 * model.hidden) / s.tp)
+    return np.asarray((model.experts // s.ep) * each)
+
+
+def join_hosts(rank: RankTimes, durations: Array, whole: Fit | None) -> RankTimes:
+    """Times of a rank whose host begins each pass with its device, as it waits for messages: both join softly."""
+    graph, seconds = rank.kind.graph, rank.seconds.copy()
+    marks, own = graph.kernels["host", "host"], graph.collectives
+    groups, begins, busy = graph.column("group")[own], np.append(0, marks[:-1] + 1), seconds.copy()
+    work = np.delete(np.arange(len(graph)), own)
+    beside = seconds[work[np.searchsorted(work, own)]]  # keys go round beside the next kernel
+    hides = [graph.labels[place][0] == "send_recv" for place in own]
+    busy[[label[0] == "add_" for label in graph.labels]] = 0.0  # sums of gradients
+    busy[own] = np.where(groups < PASSED, np.maximum(durations - np.where(hides, beside, 0.0), 0.0), 0.0)
+    device, host = (np.add.reduceat(each, begins) for each in (busy, rank.host + rank.spacing))
+    rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.spacing)]  # the update is not waited for
+    device[-1], host[-1] = device[-1] - rest[0], host[-1] - rest[1]
+    seconds[marks] = join_host(device, host, whole) - device
+    return replace(rank, seconds=seconds, host=np.zeros(len(graph)), spacing=np.zeros(len(graph)))
 
 
 @dataclass(frozen=True)
@@ -168,9 +209,7 @@ class _Iterations:
     @property
     def experts(self) -> Array:
         """Numbers of the experts of a stage on a rank."""
-        m = self.model
-        each = (2 + m.gated) * m.hidden * np.ceil((m.inner or 4 * m.hidden) / self.s.tp)
-        return np.asarray(self.layers * (m.experts // self.s.ep) * each)
+        return np.asarray(self.layers * count_experts(self.model, self.s))
 
     def average(self, weights: Array) -> Array:
         """Ranks that share a weight on average, as those that share experts share them with fewer others."""
@@ -183,11 +222,24 @@ class _Iterations:
         ends = np.where(self.s.pp > 1, np.maximum(first, last), first + last)
         return self.layers * one + ends, self.model.layers * one + first + last
 
-    def hide(self, time: Array, compute: Array, pieces: Array, hidden: Array) -> Array:
+    def hide(self, time: Array, compute: Array, pieces: Any, hidden: Any) -> Array:
         """What is left of communication where it is hidden, and what it takes from the kernels beside it."""
+        last = time / pieces
+        slowed = self.contention * np.minimum(time - last, compute / (1.0 - self.contention))
+        left = np.maximum(exposed_time(time, compute=compute, pieces=pieces), last + slowed)
+        return np.asarray(np.where(hidden, left, time))
+
+    @property
+    def contention(self) -> float:
+        """Share that collectives take from kernels beside them."""
         overlap = self.platform.context.overlap
-        left = np.where(hidden, exposed_time(time, compute=compute, pieces=pieces), time)
-        return np.asarray(left + (overlap["contention"] if overlap else 0.0) * (time - left))
+        return float(overlap["contention"]) if overlap else 0.0
+
+    def join(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
+        """What hosts add to passes of devices: to each where it waits for messages, else to all together."""
+        apart = sum(join_host(device, host, self.whole) for device, host in zip(devices, hosts, strict=True))
+        together = join_host(sum(devices), sum(hosts), self.whole)
+        return np.asarray(np.where(self.s.pp > 1, apart, together) - sum(devices))
 
     def share_stages(self) -> dict[str, Array]:
         """Work of micro-batches on the slowest stage, what is among and around it, and the bubble."""
@@ -196,66 +248,97 @@ class _Iterations:
         tensor, tensors = (self.hide(own, beside, s.tp, s.tiled) for own, beside in zip(
             self.gather("tensor.forward", "tensor.backward"), (work, works), strict=True))  # fmt: skip
         numbers = self.itemsize * s.micro_batch * m.sequence / s.cp
-        heads, ring = np.ceil((m.kv_heads or m.heads) / s.tp), np.zeros(len(work))
-        for often, phase in ((2.0, "forward"), (4.0, "backward")):  # keys and values, and then their gradients too
-            width = m.hidden / m.heads * heads
+        heads, full = np.ceil((m.kv_heads or m.heads) / s.tp), s.checkpoint == "full"
+        apart, routed = s.tp * s.cp, numbers * m.hidden * m.routed * (m.experts > 0)
+        moved = sum(_price_messages(self.platform, "all_to_all" + way, routed, np.where(own, s.ep, 1), apart)
+                    for way, own in (("", np.logical_not(s.two_level)), (".two_level", s.two_level)))  # fmt: skip
+        ring = np.zeros(len(work))
+        devices: tuple[list[Array], ...] = ([], [])  # of the last stage, and of those between the ends
+        hosts: tuple[list[Array], ...] = ([], [])
+        for often, phase, moves in ((2.0, "forward", 2.0), (4.0, "backward", 2.0 + 2.0 * full)):
+            width = m.hidden / m.heads * heads  # keys and values, and then their gradients too
             step = send(often * numbers * width, np.minimum(s.cp, 2), s.tp)
-            passed = (s.cp - 1) * np.maximum(step - p[f"attention.{phase}"] / s.cp, 0.0)
+            passed = (s.cp - 1) * self.hide(step, p[f"attention.{phase}"] / s.cp, np.inf, True)
             swapped = numbers * (m.hidden / s.tp + width) / 2.0  # mean of queries, keys, values and what comes of them
             swapped = _price_messages(self.platform, "all_to_all", swapped, np.where(s.ulysses, s.cp, 1), s.tp)
-            ring += self.layers * np.where(s.ulysses, 4.0 * swapped, passed)
-        apart, routed = s.tp * s.cp, numbers * m.hidden * m.routed * (m.experts > 0)
-        ways = (_price_messages(self.platform, "all_to_all" + way, routed, np.where(own, s.ep, 1), apart)
-                for way, own in (("", np.logical_not(s.two_level)), (".two_level", s.two_level)))  # fmt: skip
-        moved = self.layers * (4.0 + 2.0 * (s.checkpoint == "full")) * sum(ways)
+            own = self.layers * np.where(s.ulysses, 4.0 * swapped, passed)
+            calls = np.where(s.ulysses, 4.0 * (s.cp > 1), 2.0 * (s.cp - 1)) + moves * (s.ep > 1) * (m.experts > 0)
+            beside, shared = self.gather(phase)[0], self.gather(f"tensor.{phase}")[0]
+            left = tensor / np.maximum(self.gather("tensor.forward", "tensor.backward")[0], _TINY)
+            one = p[f"layers.{phase}"] + left * p[f"layers.tensor.{phase}"]
+            for place, ends in ((0, beside + left * shared - self.layers * one), (1, 0.0)):  # of the last stage, others
+                devices[place].append(self.layers * (one + moves * moved) + own + ends)
+                more = self.gather(f"host.{phase}")[0] - self.layers * p[f"layers.host.{phase}"]
+                hosts[place].append(self.layers * (p[f"layers.host.{phase}"] + calls * p["call"]) + more * (place == 0))
+            ring += own
+        moved = self.layers * (4.0 + 2.0 * full) * moved
         message = 2.0 * send(numbers * m.hidden / s.rows, np.minimum(s.pp, 2), s.tp * s.cp * s.dp)
         ring = ring + moved
-        late = join_host(work + tensor + ring, self.gather("host")[0], self.whole) - (work + tensor + ring)
+        late, later = (self.join(device, host) for device, host in zip(devices, hosts, strict=True))
+        total = works + tensors + ring * s.pp + late + later * (s.pp - 1)
+        late = np.maximum(late, sum(devices[1]) + later - sum(devices[0]))  # where hosts slow others down to more
         open_ends = np.where(self.chunks > 0, 0.0, message)
         slowest = work + tensor + ring + late + open_ends
         chunks = np.maximum(self.chunks, 1)
-        total = works + tensors + (ring + late) * s.pp + message * (s.pp - 1) * chunks
+        total = total + message * (s.pp - 1) * chunks
         delayed = np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0)
+        # of many chunks each waits until the first micro-batch has come round, but for what a stage has to do meanwhile
+        busy = np.minimum(self.micro, np.where(s.schedule == "interleaved", s.pp, self.micro)) * slowest / chunks
+        round_trip = (chunks - 1) * np.maximum(s.pp * (slowest / chunks + message) - busy, 0.0) * (s.pp > 1)
         return {
             "work": self.micro * work + (self.micro - 1) * self.gather("added")[0], "tensor": self.micro * tensor,
             "context": self.micro * (ring - moved), "experts": self.micro * moved, "host": self.micro * late,
             "stages": self.micro * open_ends,
-            "bubble": np.asarray(bubble_time(total, slowest=slowest, stages=s.pp, chunks=chunks, delayed=delayed)),
+            "bubble": round_trip + bubble_time(
+                total, slowest=slowest, stages=s.pp, chunks=chunks, delayed=delayed, micro_batches=self.micro),
         }  # fmt: skip
 
-    def share_replicas(self, weights: Array) -> Array:
-        """What replicas exchange of gradients and weights, as far as nothing hides it, with the copies around it."""
+    def share_replicas(self, weights: Array, stretch: Array) -> Array:
+        """What replicas exchange of gradients and weights, as far as nothing hides it, with the copies around it.
+
+        Passes are so many times as long as their kernels.
+        """
         s, wide, breadth = self.s, 4 if self.model.mixed else self.itemsize, self.s.schedule == "breadth_first"
-        ranks, experts = self.owners, self.experts
+        ranks, layer, one = self.owners, self.parts["layers.weights"], count_experts(self.model, s)
 
         def send(operation: str, itemsize: float, ranks: Array = ranks, apart: Any = 1, part: Any = 1) -> Array:
-            """Messages of all weights: those of experts are of fewer ranks, which are further apart."""
-            time = _price_messages(self.platform, operation, itemsize * (weights - experts) / part, ranks, s.tp * apart)
+            """Messages of all weights, layer by layer: those of experts are of fewer ranks, which are further apart."""
+            sizes, few = (layer - one, weights - self.layers * layer), np.maximum(ranks // s.ep, 1)
+            out = np.zeros(len(weights))
+            counts: tuple[Any, ...] = (self.layers, 1.0)
+            for count, size in zip(counts, sizes, strict=True):
+                out += count * _price_messages(self.platform, operation, itemsize * size / part, ranks, s.tp * apart)
             if not self.model.experts:
-                return time
-            few, apart = np.maximum(ranks // s.ep, 1), s.tp * s.ep * apart
-            return time + _price_messages(self.platform, operation, itemsize * experts / part, few, apart)
+                return np.asarray(out)
+            far = s.tp * s.ep * apart
+            return out + self.layers * _price_messages(self.platform, operation, itemsize * one / part, few, far)
 
-        forward, backward = (self.gather(name)[0] for name in ("forward", "backward"))
+        forward, backward = (stretch * self.gather(name)[0] for name in ("forward", "backward"))
         groups = s.dp * s.cp // ranks  # of hybrid sharding, which add up what each of them has summed up
         reduce = np.where(s.zero > 0, send("reduce_scatter", wide), send("all_reduce", wide))
         reduce = reduce + send("all_reduce", wide, groups, ranks, np.where(s.zero > 0, ranks, 1))
         gather, each = send("all_gather", self.itemsize), np.where(breadth, 1.0, self.micro)
         chunks = np.maximum(self.chunks, 1)  # the last of which has one micro-batch to hide behind
         window = (np.where(breadth, self.micro * (chunks - 1), 0.0) + 1) / chunks
-        reduced, gathered = np.where(s.zero > 1, each, 1.0), np.choose(s.zero, [0.0, 1.0, each, each])
-        again = np.where(s.zero > 2, each, 0.0)
-        time = reduced * self.hide(reduce, window * backward, self.layers, s.overlap)
-        time += gathered * self.hide(gather, forward, self.layers, s.overlap)
-        time += again * self.hide(gather, backward, self.layers, s.overlap)
-        copies = np.where(s.zero > 0, 1.0, 2.0) * reduced + gathered + again
+        late = (s.pp - 1) / chunks  # what each pass does is met once more in every other stage
+        often = each + late
+        reduced, gathered = np.where(s.zero > 1, often, 1.0), np.choose(s.zero, [0.0, 1.0, often, often])
+        again = np.where(s.zero > 2, often, 0.0)
+        pieces = weights / np.maximum(layer, weights - self.layers * layer)  # the largest is first or last
+        both = reduce + np.where(s.zero > 2, gather, 0.0)  # one after the other
+        time = reduced * self.hide(both, window * backward, pieces, s.overlap)
+        time += gathered * self.hide(gather, forward, pieces, s.overlap)
+        slows = np.where(s.overlap & (s.zero < 2), late, 0.0)  # the last pass of every other stage
+        copies = np.where(s.zero > 0, 1.0, 2.0) * (reduced + slows) + gathered + again
         time += np.where(ranks * groups > 1, copies, 0.0) * self.parts["packing"] * weights
+        time += slows * self.contention * np.minimum(reduce, window * backward)
         return np.asarray(time)
 
     def add_up(self) -> dict[str, Array]:
         """Times and their parts [s], spread [-] and memory [B]."""
         terms, weights = self.share_stages(), self.gather("weights")[0]
-        terms["replicas"] = self.share_replicas(weights)
+        inside = sum(terms[name] for name in ("work", "tensor", "context", "experts", "host"))
+        terms["replicas"] = self.share_replicas(weights, inside / terms["work"])
         terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(weights), 1)
         time: Any = sum(terms.values())
         whole = self.whole

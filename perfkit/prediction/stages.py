@@ -1,0 +1,389 @@
+"""Stages of a strategy for the event loop: what a rank of each executes, micro-batch after micro-batch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from perfkit.ground.units import Array, check_type, show
+from perfkit.models.pipelines import CHUNKED, Step, list_steps
+from perfkit.platform.platform import Platform
+from perfkit.prediction.memory import WORKSPACE
+from perfkit.prediction.ranks import find_graphs
+from perfkit.prediction.strategies import count_experts, price_strategies, record_micro_batch
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.tape import ITEMSIZE
+from perfkit.workloads.transformer import Transformer
+
+#: Numbers of communicators: of what ranks share in a pass; of replicas; the last one and all after it of neighbouring
+#: stages, two for a pair.
+_TENSOR, _CONTEXT, _EXPERTS, _REPLICAS, _ACROSS, _ROUTED, _PAIRS = range(7)
+#: Most operations of all stages [-].
+_MOST = 3_000_000
+#: Parts of a model, in the order of its forward pass.
+_REGIONS = ("embeddings", "layers", "head")
+#: Passes: forward, backward, and gradients of weights that are put off.
+_PHASES = ("forward", "backward", "weights")
+
+
+#: A region and a layer.
+_Unit: TypeAlias = tuple[str, int]
+
+
+class _Block(NamedTuple):
+    """Operations that follow one another: rows of a table, and places that wait for which of their collectives."""
+
+    rows: np.ndarray
+    waits: Sequence[tuple[int, int]]
+    sent: int  # collectives
+
+
+class _Table:
+    """Operations that stages repeat: labels, sizes, and bytes that each reads and writes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.labels, self.traffic = [*graph.labels], [*graph.traffic[:, -1]]
+        self.dtypes = [*(graph.dtypes or (graph.dtype,) * len(graph))]
+        columns = [np.broadcast_to(graph.column(name), (len(graph), graph.traffic.shape[1])) for name in FEATURES]
+        self.features = [*np.stack([column[:, -1] for column in columns], axis=1)]
+        self.known, self.recorded = dict[Any, int](), len(graph)
+        late = self._add(("host", "host", "host", "", "stages"), np.zeros(len(FEATURES)), 0.0, 0)
+        self.late = self.make_block([late])  # what a pass takes longer because of its host
+
+    def find(self, region: str, phase: str) -> Array:
+        """Rows of a region in a phase, as they were recorded."""
+        own = self.labels[: self.recorded]
+        return np.array([n for n, label in enumerate(own) if label[3] == phase and label[4].startswith(region)])
+
+    def copy(self, row: int, phase: str, factor: float = 1.0) -> int:
+        """Row of an operation in another phase, or on so many times as many numbers."""
+        if (key := (row, phase, factor)) not in self.known:
+            sizes = self.features[row].copy()
+            sizes[[COLUMN["elements"], COLUMN["flops"]]] *= factor
+            name, kind, variant, _, module = self.labels[row]
+            self.known[key] = self._add((name, kind, variant, phase, module), sizes, factor * self.traffic[row], row)
+        return self.known[key]
+
+    def send(self, operation: str, phase: str, module: str, nbytes: Any, group: int) -> int:
+        """Row of a collective."""
+        if (key := (operation, phase, module, float(nbytes), group)) not in self.known:
+            sizes = np.zeros(len(FEATURES))
+            sizes[[COLUMN[name] for name in ("nbytes", "group", "launches", "calls")]] = nbytes, group, 1.0, 1.0
+            self.known[key] = self._add((operation, "collective", operation, phase, module), sizes, 2.0 * nbytes, 0)
+        return self.known[key]
+
+    def _add(self, label: Label, sizes: Array, traffic: float, like: int) -> int:
+        self.labels.append(label)
+        self.features.append(sizes)
+        self.traffic.append(traffic)
+        self.dtypes.append(self.dtypes[like])
+        return len(self.labels) - 1
+
+    def make_block(self, rows: Any, late: Mapping[int, int] | None = None) -> _Block:
+        """A block in which collectives are waited for at once, or `late` at other places, by their own."""
+        own = [place for place, row in enumerate(rows) if self.labels[row][1] == "collective"]
+        waits = [((late or {}).get(place, place + 1), number) for number, place in enumerate(own)]
+        return _Block(np.array(rows, dtype=int), waits, len(own))
+
+
+class _Program:
+    """What one rank executes, block after block."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[_Block, int]] = []  # with their layers
+        self.waits: list[tuple[int, int]] = []
+        self.length = self.sent = 0
+
+    def run(self, block: _Block, layer: int = 0) -> None:
+        """Append a block."""
+        self.waits += [(self.length + place, self.sent + number) for place, number in block.waits]
+        self.blocks.append((block, layer))
+        self.length, self.sent = self.length + len(block.rows), self.sent + block.sent
+
+    def send(self, row: int, layer: int = 0) -> int:
+        """Launch a collective: its number."""
+        self.run(_Block(np.array([row]), (), 1), layer)
+        return self.sent - 1
+
+    def wait(self, *numbers: int) -> None:
+        """Go on no sooner than these collectives have ended."""
+        self.waits += [(self.length, number) for number in numbers]
+
+
+class _Maker:
+    """Makes the programs of all stages from one micro-batch of one layer."""
+
+    def __init__(self, model: Transformer, s: Strategy, execution: str | None) -> None:
+        graph, self.weights = record_micro_batch(model, s, execution)
+        self.model, self.s, self.graph, self.table = model, s, graph, _Table(graph)
+        self.micro, self.chunks = int(model.batch // (s.dp * s.micro_batch)), s.chunks * (s.schedule in CHUNKED) or 1
+        self.itemsize = ITEMSIZE.get(model.dtype, 2)
+        self.numbers = self.itemsize * s.micro_batch * model.sequence / s.cp  # bytes of a column of activations
+        self.owners = int((s.shards or s.dp) * s.cp)
+        self.routed = count_experts(model, s)  # numbers of experts of a layer
+        self.passes = {(region, phase): self.record(region, phase) for region in _REGIONS for phase in _PHASES}
+        [self.packing] = self.table.find("packing", "update")
+
+    def record(self, region: str, phase: str) -> _Block:
+        """The block of a region in a pass."""
+        table, s, inside = self.table, self.s, region == "layers"
+        rows = table.find(region, phase if phase == "forward" else "backward")
+        split = inside and s.schedule == "zero_bubble"
+        if phase != "forward":
+            late = np.array([split and table.labels[row][1:3] == ("gemm", "tn") for row in rows], dtype=bool)
+            rows = rows[late == (phase == "weights")]
+        if phase == "weights":
+            return table.make_block(rows)
+        if not inside:
+            return table.make_block(rows)
+        kinds = [table.labels[row][1] for row in rows]
+        cores = [place for place, kind in enumerate(kinds) if kind in ("bmm", "attention")]
+        begin, end = (cores[0], cores[-1] + 1) if cores else (0, 0)
+        return self.exchange(rows, begin, end, phase)
+
+    def exchange(self, rows: Array, begin: int, end: int, phase: str) -> _Block:
+        """A layer with what ranks that share sequences or experts exchange, around attention or before all."""
+        s, m, table, full = self.s, self.model, self.table, self.s.checkpoint == "full"
+        width, before, after = m.hidden / m.heads * np.ceil((m.kv_heads or m.heads) / s.tp), list[int](), list[int]()
+        again = list[int]()
+        if s.checkpoint == "selective" and phase == "backward":
+            forward = table.find("layers", "forward")
+            inner = [n for n, row in enumerate(forward) if table.labels[row][1] in ("bmm", "attention")]
+            again = [table.copy(row, phase) for row in forward[inner[0] : inner[-1] + 1]]
+        if s.cp > 1 and s.ulysses:
+            swapped = self.numbers * (m.hidden / s.tp + width) / 2.0
+            before = [table.send("all_to_all", phase, "layers.0.attention", swapped, _CONTEXT)] * 3
+            after = before[:1]
+        elif s.cp > 1:
+            step = (2.0 if phase == "forward" else 4.0) * self.numbers * width
+            before = [table.send("send_recv", phase, "layers.0.attention", step, _CONTEXT)] * (s.cp - 1)
+            if end - begin == 1:  # a kernel for each part of the keys
+                parts = [table.copy(rows[begin], phase, 1.0 / s.cp)] * s.cp
+                rows, end = np.array([*rows[:begin], *parts, *rows[end:]]), begin + s.cp
+        routed = self.numbers * m.hidden * m.routed
+        moved = [table.send("all_to_all", phase, "layers.0.mlp", routed, _EXPERTS)] if m.experts and s.ep > 1 else []
+        moved = moved * (2 + 2 * (full and phase == "backward"))
+        start = len(moved) + len(again) + begin
+        gap = 1 if end - begin == s.cp else end - begin
+        late = {} if s.ulysses else {start + n: start + len(before) + gap * (n + 1) for n in range(len(before))}
+        late = {place: min(at, start + len(before) + end - begin) for place, at in late.items()}
+        return table.make_block([*moved, *again, *rows[:begin], *before, *rows[begin:end], *after, *rows[end:]], late)
+
+    def share(self, program: _Program, unit: _Unit, phase: str) -> list[int]:
+        """Gather the weights of a unit before its forward or backward pass, or reduce its gradients: their numbers."""
+        (region, layer), s, table, reduces = unit, self.s, self.table, phase == "reduce"
+        whole, experts = float(self.weights[region][-1]), self.routed * (region == "layers")
+        name, when = "layers.0" if region == "layers" else region, "backward" if reduces else phase
+        operation = "all_gather" if not reduces else "reduce_scatter" if s.zero else "all_reduce"
+        itemsize = (4 if self.model.mixed else self.itemsize) if reduces else self.itemsize
+        groups, few = s.dp * s.cp // self.owners, max(self.owners // s.ep, 1)
+        sends = [(operation, whole - experts, self.owners, _REPLICAS), (operation, experts, few, _ROUTED)]
+        if reduces:
+            sends.append(("all_reduce", (whole - experts) / (self.owners if s.zero else 1), groups, _ACROSS))
+        if self.owners * groups > 1:
+            copies = 2 if reduces and not s.zero else 1
+            packing = table.copy(self.packing, when, whole / sum(float(own[-1]) for own in self.weights.values()))
+            program.run(table.make_block([packing] * copies))
+        return [program.send(table.send(name_, when, name, itemsize * numbers, group), layer)
+                for name_, numbers, ranks, group in sends if ranks > 1 and numbers]  # fmt: skip
+
+    def list_units(self, place: int) -> list[_Unit]:
+        """Units of a chunk by its place among those of all stages: regions and layers, which are spread evenly."""
+        each, more = divmod(self.model.layers, self.s.pp * self.chunks)
+        first = place * each + min(place, more)
+        units = [("layers", layer) for layer in range(first, first + each + (place < more))]
+        last = place == self.s.pp * self.chunks - 1
+        return [("embeddings", 0)] * (place == 0) + units + [("head", 0)] * last
+
+    def make(self, stage: int) -> _Program:
+        """The program of a rank of one stage."""
+        s, program, due, ready = self.s, _Program(), list[int](), list[_Unit]()
+        units = [self.list_units(chunk * s.pp + stage) for chunk in range(self.chunks)]
+        given: dict[Any, list[int]] = {}  # what a pass or a unit waits for
+        steps = list_steps(s.schedule, stage, stages=s.pp, micro_batches=self.micro, chunks=self.chunks)
+        passes = [step for step in steps if step.phase != "weights"]
+        following = dict(pairwise(passes))
+        for unit in [unit for own in units for unit in own] if s.zero == 1 else ():  # the first pass hides it
+            given[unit] = self.share(program, unit, "forward")
+            program.wait(*given.pop(unit) if not s.overlap else ())
+        ahead = self.chunks > 1 and s.pp > 1
+        given[passes[0]] = self.receive(program, passes[0], stage)
+        for step in steps:
+            if ahead and step in following:
+                given[following[step]] = self.receive(program, following[step], stage)
+            if step.phase != "weights":
+                program.wait(*given.pop(step, ()))
+            due += self.run(program, step, units[step.chunk], given, ready)
+            if s.pp > 1 and step.phase != "weights":  # where messages are waited for
+                program.run(self.table.late)
+            sent = self.pass_on(program, step, stage)
+            if not ahead and step in following:
+                given[following[step]] = [*sent, *self.receive(program, following[step], stage)]
+        if s.pp == 1:
+            program.run(self.table.late)
+        due += [number for unit in ready for number in self.share(program, unit, "reduce")]
+        program.wait(*due)
+        whole = sum(float(self.weights[region][-1]) for own in units for region, _ in own)
+        share = whole / sum(float(own[-1]) for own in self.weights.values())
+        if s.zero:  # experts are shared with fewer others
+            routed = self.routed * sum(region == "layers" for own in units for region, _ in own) / whole
+            share *= (1.0 - routed) / self.owners + routed / max(self.owners // s.ep, 1)
+        rows = self.table.find("", "update")
+        updates = [self.table.copy(row, "update", share) for row in rows if row != self.packing]
+        program.run(self.table.make_block(updates))
+        return program
+
+    def run(
+        self, program: _Program, step: Step, units: list[_Unit], given: dict[Any, list[int]], ready: list[_Unit]
+    ) -> list[int]:
+        """Run a pass through the units of a chunk: collectives of gradients that the update waits for.
+
+        `given` is what units wait for, `ready` are those whose gradients nobody has reduced yet.
+        """
+        s, forward, last = self.s, step.phase == "forward", step.micro == self.micro - 1
+        once, due = s.schedule == "breadth_first", list[int]()
+        gathers = s.zero > (1 if forward else 2) and step.phase != "weights" and (not once or step.micro == 0)
+        order = units if forward else units[::-1]
+        if step.phase == "weights":
+            order = [unit for unit in order if unit[0] == "layers"]
+        for place, unit in enumerate(order):
+            if gathers:
+                for later in order[place : place + 1 + s.overlap]:
+                    if later not in given:
+                        given[later] = self.share(program, later, "forward" if forward else "backward")
+            program.wait(*given.pop(unit, ()))
+            program.run(self.passes[unit[0], step.phase], unit[1])
+            whole = step.phase == ("weights" if s.schedule == "zero_bubble" and unit[0] == "layers" else "backward")
+            if whole and (last or (s.zero > 1 and not once)):
+                ready.append(unit)
+                due += self.share(program, ready.pop(), "reduce") if s.overlap else ()
+        if s.zero > 1 and not (last or once):
+            due = [number for unit in ready for number in self.share(program, unit, "reduce")] + due
+            ready.clear()
+            program.wait(*due)
+            return []
+        return due
+
+    def receive(self, program: _Program, step: Step, stage: int) -> list[int]:
+        """Launch what a pass waits for from another stage."""
+        return self.move(program, step, stage, -1 if step.phase == "forward" else 1, step.phase == "forward")
+
+    def pass_on(self, program: _Program, step: Step, stage: int) -> list[int]:
+        """Launch what a pass gives to another stage."""
+        if step.phase == "weights":
+            return []
+        return self.move(program, step, stage, 1 if step.phase == "forward" else -1, step.phase == "forward")
+
+    def move(self, program: _Program, step: Step, stage: int, way: int, forward: bool) -> list[int]:
+        """Launch a message between a stage and the next one or the one before, if there is one: its number."""
+        s, place = self.s, step.chunk * self.s.pp + stage
+        if s.pp == 1 or not 0 <= place + way < s.pp * self.chunks:
+            return []
+        border = min(place, place + way) % s.pp
+        nbytes = self.numbers * self.model.hidden / (s.tp if s.sequence_parallel else 1)
+        group = _PAIRS + 2 * border + forward
+        return [program.send(self.table.send("send_recv", step.phase, "stages", nbytes, group))]
+
+    def finish(self, program: _Program, ranks: int) -> Graph:
+        """The graph of a program."""
+        table, names = self.table, dict[tuple[int, int], Label]()
+        rows = np.concatenate([block.rows for block, _ in program.blocks])
+        for block, layer in program.blocks:
+            for row in block.rows.tolist():
+                if (row, layer) not in names:
+                    *rest, module = table.labels[row]
+                    names[row, layer] = (*rest, module.replace("layers.0", f"layers.{layer}"))
+        labels = tuple(names[row, layer] for block, layer in program.blocks for row in block.rows.tolist())
+        places, traffic = np.arange(len(rows)), np.array(table.traffic)[rows]
+        accesses = np.stack([places, places, traffic, np.ones(len(rows))], axis=1)
+        dtypes = tuple(table.dtypes[row] for row in rows.tolist()) if self.graph.dtypes else ()
+        return Graph(
+            labels, np.array(table.features)[rows], accesses, name=self.model.name, family=self.model.family,
+            dtype=self.model.dtype, dtypes=dtypes, ranks=ranks, waits=np.array(program.waits).reshape(-1, 2),
+            execution=self.graph.execution,
+        )  # fmt: skip
+
+
+def check_strategy(model: Any, strategy: Any) -> Strategy:
+    """A single strategy that divides a Transformer and that the event loop can run; a ValueError says why not."""
+    check_type("workload", model, Transformer)
+    check_type("strategy", strategy, Strategy)
+    s: Strategy = strategy
+    if any(np.ndim(value) for value in vars(s).values()):
+        raise ValueError(f"strategy is {show(s)}; it must be a single one; take one after another, or pk.explore")
+    for name, value in (("tiled", s.tiled), ("two_level", s.two_level)):
+        if value:
+            raise ValueError(f"strategy has {name}, which closed forms alone express; ask pk.explore(strategies=[...])")
+    shares = {"heads": s.tp * (s.cp if s.ulysses else 1), "sequence": int(s.cp * s.rows), "batch": s.dp * s.micro_batch}
+    shares |= {"experts": s.ep} if model.experts else {}
+    for name, count in shares.items():
+        if getattr(model, name) % count:
+            raise ValueError(f"{name} is {getattr(model, name)}; {s} shares it among {count}; take a divisor of it")
+    micro = model.batch // (s.dp * s.micro_batch)
+    if s.schedule == "interleaved" and micro % s.pp:
+        raise ValueError(f"{s} has {micro} micro-batches; {s.pp} interleaved stages take a multiple of {s.pp}")
+    if s.pp * s.chunks > model.layers:
+        raise ValueError(f"{s} has more chunks than the model has layers, {model.layers}; take fewer stages or chunks")
+    return s
+
+
+def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: str | None = None) -> list[Graph]:
+    """What every rank executes in an iteration of a strategy.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model; its batch is over all ranks.
+    platform : Platform
+        Where; it decides on memory alone.
+    strategy : Strategy
+        A single one.
+    execution : str, optional
+        ``eager`` or ``compiled``.
+
+    Returns
+    -------
+    graphs : list of Graph
+        One for each rank: neighbours share layers, then sequences, experts and replicas, and stages are furthest apart.
+
+    Raises
+    ------
+    ValueError
+        For sizes that the strategy does not divide, for what only closed forms express (tiles, two levels of
+        all_to_all), and for more operations than an event loop can run.
+    """
+    s, ranks = check_strategy(model, strategy), int(strategy.ranks)
+    maker, apart = _Maker(model, s, execution), int(s.tp * s.cp * s.dp)
+    often = sum(len(maker.passes["layers", phase].rows) for phase in _PHASES[:2])
+    if (count := often * maker.micro * model.layers) > _MOST:
+        fault = f"strategy has {count:,} operations of {maker.micro} micro-batches"
+        raise ValueError(f"{fault}; the event loop takes {_MOST:,} at most; ask pk.explore, whose forms are closed")
+    owners = maker.owners
+    near = [(s.tp, 1), (s.cp, s.tp), (s.ep, s.tp * s.cp), (owners, s.tp),
+            (s.dp * s.cp // owners, s.tp * owners), (max(owners // s.ep, 1), s.tp * s.ep)]  # fmt: skip
+    groups = tuple(tuple(range(0, count * step, step)) for count, step in near)
+    [needs] = price_strategies(model, platform, Strategy.stack([s]), execution)["needs"]
+    graphs = []
+    for stage in range(s.pp):
+        graph = maker.finish(maker.make(stage), ranks)
+        held = [[len(graph), needs - WORKSPACE * (platform.device.kind != "cpu")]]
+        graph = replace(graph, allocations=np.array(held), groups=groups)
+        for rank in range(stage * apart, (stage + 1) * apart):
+            lines = [range(rank % apart, ranks, apart)[k] for k in range(s.pp)]
+            pairs = [tuple(sorted(pair)) for pair in zip(lines, [*lines[1:], lines[0]], strict=True)]
+            own = replace(graph, groups=groups + tuple(pair for pair in pairs for _ in range(2)))
+            vars(own).update({name: getattr(graph, name) for name in ("content", "classes", "kernels", "collectives")})
+            graphs.append(own)
+    return graphs
+
+
+def find_stages(
+    strategy: Strategy, workload: Any, platform: Platform, ranks: int | None, plan: Plan | None, execution: str | None
+) -> tuple[Transformer, Sequence[Graph], int]:
+    """A Transformer with its strategy in its name, the graphs of its ranks, and their number; see `find_graphs`."""
+    _, graphs, count = find_graphs(make_stages(workload, platform, strategy, execution), platform, ranks, plan)
+    return replace(workload, name=f"{workload.name}, {strategy}"), graphs, count
