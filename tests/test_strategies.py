@@ -250,6 +250,7 @@ def test_a_strategy_runs_on_the_event_loop(schedule: str) -> None:
     trained = sum(lane.kind.graph.model_flops * len(lane.kind.ranks) for lane in r._timeline.lanes)
     [alone] = GPT.graphs()
     assert trained == pytest.approx(alone.model_flops, rel=0.01)  # nothing is lost or done twice
+    assert r.spread == pytest.approx(found["spread"], rel=0.35)  # errors of idle stages and of messages differ
     spent = r.idle()
     assert spent.select(spent.columns[2:]).sum_horizontal().to_numpy() == pytest.approx(r.time)
 

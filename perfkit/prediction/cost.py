@@ -301,7 +301,7 @@ def spread_classes(
     for index, ((kind, variant, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
         members = find_members(number == index)
         fitted = context and (not context.dtypes or own in context.dtypes)  # to iterations in this format
-        times, alone = hot[members], np.asarray(fit.spread if fit else 1.0)
+        times, alone = hot[members], np.asarray(fit.spread if fit else float(kind != "host"))
         totals[index] = seconds[members].sum(axis=0)
         if fit and not fitted and fit.spread_time is not None:
             weights = times if graph.repeats is None else graph.repeats[members, None] * times

@@ -258,9 +258,18 @@ EXPLORED = {
     "ranks": (1, 2, 8, [2, 8], 64, None),
     "strategies": ways,
 }
+STAGES = [pk.Strategy(pp=2, micro_batch=n, schedule=own) for own in ("gpipe", "1f1b", "zero_bubble") for n in (1, 2)]
+STAGED = {
+    "workload": MODELS,
+    "platform": (*["h100-sxm-8"] * 5, *PLATFORMS),
+    "strategy": lambda rng: choose(rng, (*STAGES, *FINE, strategy(rng))),
+}
 ENTRIES: dict[str, Entry] = {
     "strategies": any_of(strategy, Call(pk.Strategy.stack, {"strategies": ways}), share=0.3),
     "explore": any_of(Call(pk.explore, EXPLORED, {"memory": (80e9, 1e9, 1e6), "execution": "compiled"}), share=0.1),
+    "stages": any_of(
+        Call(pk.predict, STAGED, {"ranks": (1, 8), "execution": "compiled", "slowdown": {0: 1.5}}), share=0.1
+    ),
     "tune": Entry(tuned, 0.05),
     "workloads-built": any_of(dlrm, bert, gpt2),
     "dlrm-predicted": predicted(dlrm),
