@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_context, scale
+from perfkit.exploration.strategies import explore
 from perfkit.exploration.sweeps import sweep
 from perfkit.models.pipelines import CHUNKED, held_batches, list_steps
 from perfkit.platform.gallery import load_platform
@@ -283,3 +284,9 @@ def test_a_strategy_is_of_a_transformer_and_says_its_ranks() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             predict(workload, "a100-sxm-8", strategy=Strategy(dp=8), ranks=ranks)
+
+
+def test_strategies_are_priced_on_gpus() -> None:
+    for ask in (lambda: explore(GPT, "zen5-2", 2), lambda: predict(GPT, "zen5-2", strategy=Strategy(dp=2))):
+        with pytest.raises(ValueError, match="platform 'zen5-2' is a CPU; strategies are priced on GPUs"):
+            ask()

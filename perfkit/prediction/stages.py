@@ -357,6 +357,7 @@ def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: s
         all_to_all), and for more operations than an event loop can run.
     """
     s, ranks = check_strategy(model, strategy), int(strategy.ranks)
+    [needs] = price_strategies(model, platform, Strategy.stack([s]), execution)["needs"]
     maker, apart = _Maker(model, s, execution), int(s.tp * s.cp * s.dp)
     often = sum(len(maker.passes["layers", phase].rows) for phase in _PHASES[:2])
     if (count := often * maker.micro * model.layers) > _MOST:
@@ -366,11 +367,10 @@ def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: s
     near = [(s.tp, 1), (s.cp, s.tp), (s.ep, s.tp * s.cp), (owners, s.tp),
             (s.dp * s.cp // owners, s.tp * owners), (max(owners // s.ep, 1), s.tp * s.ep)]  # fmt: skip
     groups = tuple(tuple(range(0, count * step, step)) for count, step in near)
-    [needs] = price_strategies(model, platform, Strategy.stack([s]), execution)["needs"]
     graphs = []
     for stage in range(s.pp):
         graph = maker.finish(maker.make(stage), ranks)
-        held = [[len(graph), needs - WORKSPACE * (platform.device.kind != "cpu")]]
+        held = [[len(graph), needs - WORKSPACE]]
         graph = replace(graph, allocations=np.array(held), groups=groups)
         for rank in range(stage * apart, (stage + 1) * apart):
             lines = [range(rank % apart, ranks, apart)[k] for k in range(s.pp)]

@@ -51,7 +51,7 @@ def price_strategies(
         The model; its batch is over all ranks, and what it says of sharing, recomputation and micro-batches is not
         asked for.
     platform : Platform
-        Where it runs; ranks that share layers are neighbours, then those that share sequences, experts, and the rest
+        GPUs; ranks that share layers are neighbours, then those that share sequences, experts, and the rest
         of the replicas.
     strategies : Strategy
         Each field an array, with one value for each strategy.
@@ -71,6 +71,8 @@ def price_strategies(
     what one rank's kernels take by the closed forms of `predict`, recorded with its part of each layer, and the
     collectives among them; slower hosts show. Strategies that share the sizes of a layer share its price.
     """
+    if platform.device.kind == "cpu":
+        raise ValueError(f"platform {platform.name!r} is a CPU; strategies are priced on GPUs; take one, as h100-sxm-8")
     s, parts = strategies, dict[str, Array]()
     structure = (s.checkpoint == "full") + 2 * (s.rows > 1) + 4 * (s.tp > 1)
     for kind in np.unique(structure):
