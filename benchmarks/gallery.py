@@ -246,6 +246,11 @@ NAMES = (*RECIPES, *gallery_v100.NAMES)
 TYPICAL = "../typical"
 
 
+def _is_of_steps(key: str) -> bool:
+    """Whether it is of a finer class that `add_own_steps` adds, where the device is new enough."""
+    return "." in key and key.partition(".")[0] in _FROM_STEPS
+
+
 def _is_curve(key: str) -> bool:
     return Key.parse(key).operation in OPERATIONS
 
@@ -258,7 +263,8 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
         platform, missing = read_parts(recipe.node)
     else:
         platform = Platform.from_datasheet(recipe.system, ranks=recipe.ranks)
-        kernels = {key: replace(fit, transferred=()) for key, fit in platform.kernels.items()}
+        plain = {key: fit for key, fit in platform.kernels.items() if not _is_of_steps(key)}
+        kernels = {key: replace(fit, transferred=()) for key, fit in plain.items()}
         platform = replace(platform, kernels=kernels, collectives={})
     platform = replace(platform, name=name, network=replace(platform.network, nodes=recipe.nodes, rails=recipe.rails))
     for part in recipe.parts:
@@ -353,12 +359,13 @@ def add_own_steps(platform: Platform) -> Platform:
     """Put in what classes took in the steps of perfkit's own H100: docs/formulas.md, table 2.5.
 
     Only where the platform has no measurement of the kind. Layouts and nets stay with the H100's own generation, and
-    older ones get nothing: the scales of their steps hold for kernels without it.
+    older ones get nothing: the scales of their steps hold for kernels without it. What every datasheet is given has no
+    steps of its own, so it gets them.
     """
     own, capability = load_platform(find_reference("measured") / f"{_OWN}.toml"), platform.device.capability
-    if not (own.device.capability and capability and capability.value >= own.device.capability.value):
+    if own.device.capability is None or (capability and capability.value < own.device.capability.value):
         return platform
-    near, fits = capability.value == own.device.capability.value, {}
+    near, fits = capability is not None and capability.value == own.device.capability.value, {}
     if near and platform.kernels["gemm.fp8"].kind == "assumed":
         fits["gemm.fp8"] = replace(own.kernels["gemm.fp8"], source=f"perfkit, {_OWN}: cuBLAS as PyTorch calls it")
     for key, scale in own.context.kernels.items():
