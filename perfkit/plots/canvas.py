@@ -18,7 +18,7 @@ Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatCh
 #: Colours of phases and of classes of operations, the same in every chart: Okabe and Ito's, and where these end the
 #: muted ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021. What shares a colour means the same.
 PHASES = {"forward": "#0072B2", "backward": "#D55E00", "update": "#009E73", "optimizer": "#009E73",
-          "handover": "#AAAAAA", "loading": "#CC6677"}  # fmt: skip
+          "host": "#8C8C8C", "handover": "#AAAAAA", "loading": "#CC6677"}  # fmt: skip
 CLASSES = {
     "gemm": "#0072B2", "busy": "#0072B2", "bmm": "#56B4E9", "attention": "#332288", "convolution": "#AA4499",
     "elementwise": "#009E73", "rowwise": "#999933", "pooling": "#117733",

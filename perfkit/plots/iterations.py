@@ -242,6 +242,7 @@ def timeline_lanes(frame: Frame) -> alt.Chart:
     seconds, label = pl.col("end_s") - pl.col("start_s"), pl.format("rank {} · {}", "rank", "stream")
     longest = pl.concat_list("name", "module").list.eval(pl.element().filter(pl.element() != "")).list.join(" · ")
     own = {"lane": label, "longest": longest, "longest_s": seconds, "busy_s": seconds, "operations": pl.lit(1)}
+    own["phase"] = pl.when(pl.col("phase") == "").then("name").otherwise("phase")  # what belongs to none
     own["region"] = pl.when(pl.col("name") == "").then("module").otherwise(pl.lit(""))  # spans of modules stay apart
     rows = rows.filter(seconds > 0).with_columns(**own)
     phases = order(rows.sort("start_s", maintain_order=True)["phase"])
