@@ -267,10 +267,11 @@ def test_layers_that_stages_do_not_divide_are_spread() -> None:
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    (Strategy(tp=3), "heads is 16; Strategy(tp=3, pp=1, dp=1) shares it among 3"),
-    (Strategy(pp=4, schedule="interleaved", chunks=2, micro_batch=32), "2 micro-batches; 4 interleaved stages take"),
-    (Strategy(pp=32), "more chunks than the model has layers, 24"), (Strategy(tp=2, tiled=True), "strategy has tiled"),
-    (Strategy(tp=np.array([1, 2])), "it must be a single one"), (Strategy(dp=64, micro_batch=2), "batch is 64"),
+    (Strategy(tp=3), "Strategy(tp=3, pp=1, dp=1) cannot share heads of the model, 16"),
+    (Strategy(pp=4, schedule="interleaved", chunks=2, micro_batch=32), "cannot share batch of the model, 64"),
+    (Strategy(pp=32), "cannot share layers of the model, 24"), (Strategy(tp=2, tiled=True), "strategy has tiled"),
+    (Strategy(tp=np.array([1, 2])), "it must be a single one"),
+    (Strategy(dp=64, micro_batch=2), "cannot share batch of the model, 64"),
 ])  # fmt: skip
 def test_what_the_event_loop_cannot_run(given: Strategy, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):

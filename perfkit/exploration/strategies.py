@@ -22,7 +22,7 @@ from perfkit.sharding.planner import shard
 from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Placement, Plan
-from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import Transformer
 
 _FIELDS = tuple(own.name for own in fields(Strategy))
@@ -190,7 +190,7 @@ def explore(
         heads = {"tables": np.array([*named.values()]), "ranks": np.array([plan.ranks for plan in plans])}
     else:
         listed = Strategy.stack(strategies) if strategies else _list_strategies(model, where, counts)
-        can = _can_be(model, listed, counts)
+        can = np.logical_and.reduce([*list_fits(model, listed).values(), np.isin(listed.ranks, counts)])
     if not can.any():
         raise ValueError(f"no strategy on {show(ranks)} ranks divides the model and its batch; take other ranks")
     if isinstance(model, DLRM):
@@ -245,17 +245,6 @@ def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float | None
         with suppress(InfeasibleError):
             found.setdefault(shard(model, where, ranks=ranks, memory=capacity, forbid=forbid).plan, name)
     return found
-
-
-def _can_be(model: Transformer, s: Strategy, counts: Sequence[int]) -> Array:
-    """Which strategies divide what they share; interleaved stages take micro-batches in rounds of all stages."""
-    micro, kv = model.batch / (s.dp * s.micro_batch), model.kv_heads or model.heads
-    heads = (np.logical_not(s.ulysses) | (model.heads % (s.tp * s.cp) == 0)) & (
-        (s.ep == 1) | ((model.experts or 1) % s.ep == 0)
-    )
-    shared = (model.heads % s.tp == 0) & ((kv % s.tp == 0) | (s.tp % kv == 0)) & (model.sequence % (s.cp * s.rows) == 0)
-    rounds = ((s.schedule != "interleaved") | (micro % s.pp == 0)) & (s.pp * s.chunks <= model.layers)
-    return np.asarray(shared & rounds & heads & np.equal(micro % 1, 0) & np.isin(s.ranks, counts), dtype=bool)
 
 
 def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int]) -> Strategy:

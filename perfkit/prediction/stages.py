@@ -15,7 +15,7 @@ from perfkit.prediction.ranks import find_graphs
 from perfkit.prediction.strategies import count_experts, price_strategies, record_micro_batch
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
@@ -318,16 +318,9 @@ def check_strategy(model: Any, strategy: Any) -> Strategy:
     for name, value in (("tiled", s.tiled), ("two_level", s.two_level)):
         if value:
             raise ValueError(f"strategy has {name}, which closed forms alone express; ask pk.explore(strategies=[...])")
-    shares = {"heads": s.tp * (s.cp if s.ulysses else 1), "sequence": int(s.cp * s.rows), "batch": s.dp * s.micro_batch}
-    shares |= {"experts": s.ep} if model.experts else {}
-    for name, count in shares.items():
-        if getattr(model, name) % count:
-            raise ValueError(f"{name} is {getattr(model, name)}; {s} shares it among {count}; take a divisor of it")
-    micro = model.batch // (s.dp * s.micro_batch)
-    if s.schedule == "interleaved" and micro % s.pp:
-        raise ValueError(f"{s} has {micro} micro-batches; {s.pp} interleaved stages take a multiple of {s.pp}")
-    if s.pp * s.chunks > model.layers:
-        raise ValueError(f"{s} has more chunks than the model has layers, {model.layers}; take fewer stages or chunks")
+    for name, fits in list_fits(model, s).items():
+        if not fits:
+            raise ValueError(f"{s} cannot share {name} of the model, {getattr(model, name)}; take other sizes")
     return s
 
 

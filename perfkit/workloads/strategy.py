@@ -152,3 +152,29 @@ class Strategy:
         """
         shape = np.shape(self.ranks)
         return replace(self, **{name: np.broadcast_to(own, shape)[index] for name, own in vars(self).items()})
+
+
+def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
+    """Which strategies can share what a Transformer has.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    fits : dict of str to bool or array
+        By field of the model whether ranks, stages and micro-batches divide it, or layers are enough for all chunks;
+        interleaved stages take micro-batches in rounds of all stages.
+    """
+    micro, kv = model.batch / (s.dp * s.micro_batch), model.kv_heads or model.heads
+    return {
+        "heads": (model.heads % (s.tp * np.where(s.ulysses, s.cp, 1)) == 0) & ((kv % s.tp == 0) | (s.tp % kv == 0)),
+        "sequence": model.sequence % (s.cp * s.rows) == 0,
+        "experts": (s.ep == 1) | ((model.experts or 1) % s.ep == 0),
+        "batch": np.equal(micro % 1, 0) & ((np.asarray(s.schedule) != "interleaved") | (micro % s.pp == 0)),
+        "layers": s.pp * s.chunks <= model.layers,
+    }
