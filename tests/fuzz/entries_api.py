@@ -270,7 +270,7 @@ ENTRIES: dict[str, Entry] = {
     "stages": any_of(
         Call(pk.predict, STAGED, {"ranks": (1, 8), "execution": "compiled", "slowdown": {0: 1.5}}), share=0.1
     ),
-    "tune": Entry(tuned, 0.05),
+    "tune": Entry(tuned, 0.02),
     "workloads-built": any_of(dlrm, bert, gpt2),
     "dlrm-predicted": predicted(dlrm),
     "transformer-predicted": predicted(bert, gpt2),
