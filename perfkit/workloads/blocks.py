@@ -1,5 +1,6 @@
 """Blocks of a Transformer as one rank records them: whole ones, or its part where ranks share layers and sequences."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
     with open_unit(-1):
         words = tape.parameter(cut.part(model.vocabulary), hidden)
         places = None if model.rotary else tape.parameter(model.positions, hidden)
-        x = _leave(tape, layers.look_up(tape, words, tokens, batch, sequence), cut)
+        x = _exchange(tape, layers.look_up(tape, words, tokens, batch, sequence), cut, ahead=False)
         if places:
             x = tape.record("add", x, layers.look_up(tape, places, rows, rows))
         if not model.causal:
@@ -67,7 +68,7 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
         tape.module, tape.layer = "head", -1
         if not model.causal:
             x = tape.record("gelu", _project(tape, model, x, hidden))
-        x = _enter(tape, layers.norm(tape, model.norm, x), cut)
+        x = _exchange(tape, layers.norm(tape, model.norm, x), cut, ahead=True)
         columns = cut.part(model.vocabulary)
         weight = words if model.tie else tape.parameter(columns, hidden)
         logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(columns))
@@ -76,30 +77,23 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
     layers.cross_entropy(tape, layers.cast(tape, logits, 4) if model.mixed and tape.shards else logits, tokens)
 
 
-def _enter(tape: Tape, x: Tensor, cut: Cut) -> Tensor:
-    """All tokens, before products that ranks share; on the way back each rank's part of the gradient is summed up."""
+def _exchange(tape: Tape, x: Tensor, cut: Cut, *, ahead: bool) -> Tensor:
+    """All tokens `ahead` of products that ranks share, or sums behind these, of all tokens or of those of a rank.
+
+    On the way back sums and tokens change places.
+    """
     if not np.any(cut.tensor > 1):
         return x
-    whole, operation = x, "all_reduce"
+    gather, add, out = "", "all_reduce", x
     if np.any(cut.rows > 1):
-        whole = tape.tensor(cut.batch, cut.sequence, x.shape[-1], itemsize=x.itemsize, grad=True)
-        whole.root, operation = x.root, "reduce_scatter"
-        tape.emit("all_gather", "collective", [x], [whole], nbytes=whole.nbytes)
-    tape.node(lambda: tape.emit(operation, "collective", [], [], nbytes=whole.nbytes))
-    return whole
-
-
-def _leave(tape: Tape, y: Tensor, cut: Cut) -> Tensor:
-    """Sums over ranks behind products that they share, of all tokens or of those that are this rank's."""
-    if not np.any(cut.tensor > 1):
-        return y
-    if not np.any(cut.rows > 1):
-        tape.emit("all_reduce", "collective", [y], [y], nbytes=y.nbytes)
-        return y
-    out = tape.tensor(cut.batch, cut.sequence // cut.rows, y.shape[-1], itemsize=y.itemsize, grad=True)
-    out.root = y.root
-    tape.emit("reduce_scatter", "collective", [y], [out], nbytes=y.nbytes)
-    tape.node(lambda: tape.emit("all_gather", "collective", [], [], nbytes=y.nbytes))
+        gather, add, rows = "all_gather", "reduce_scatter", 1 if ahead else cut.rows
+        out = tape.tensor(cut.batch, cut.sequence // rows, x.shape[-1], itemsize=x.itemsize, grad=True)
+        out.root = x.root
+    nbytes, (forth, back) = (out if ahead else x).nbytes, (gather, add) if ahead else (add, gather)
+    if forth:
+        tape.emit(forth, "collective", [x], [out], nbytes=nbytes)
+    if back:
+        tape.node(lambda: tape.emit(back, "collective", [], [], nbytes=nbytes))
     return out
 
 
@@ -114,24 +108,23 @@ def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor, *, module: str) -> Tenso
     """One Transformer layer: normalised before (GPT-2) or after (BERT) each residual sum."""
     for name, body in (("attention", _attention), ("mlp", _mix_experts if model.experts else _feed_forward)):
         tape.module = f"{module}.{name}"
-        inner = _enter(tape, layers.norm(tape, model.norm, x) if model.causal else x, cut)
-        inner = _leave(tape, body(tape, model, cut, inner), cut)
+        inner = _exchange(tape, layers.norm(tape, model.norm, x) if model.causal else x, cut, ahead=True)
+        inner = _exchange(tape, body(tape, model, cut, inner), cut, ahead=False)
         x = tape.record("add", x, layers.dropout(tape, model.dropout, inner))
         x = x if model.causal else layers.norm(tape, model.norm, x)
     return x
 
 
+def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
+    """An activation behind a product, which gates another one where the model has it."""
+    wide = tape.record("silu" if model.gated else "gelu_tanh" if model.causal else "gelu", product())
+    return tape.record("multiply", wide, product()) if model.gated else wide
+
+
 def _feed_forward(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
-    """Two products with an activation between, which gates a third one where there is one."""
+    """Two products with an activation between."""
     inner = cut.part(model.inner or 4 * model.hidden)
-    wide = tape.record(_name_activation(model), _project(tape, model, x, inner))
-    if model.gated:
-        wide = tape.record("multiply", wide, _project(tape, model, x, inner))
-    return _project(tape, model, wide, model.hidden)
-
-
-def _name_activation(model: Any) -> str:
-    return "silu" if model.gated else "gelu_tanh" if model.causal else "gelu"
+    return _project(tape, model, _activate(tape, model, lambda: _project(tape, model, x, inner)), model.hidden)
 
 
 def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
@@ -142,9 +135,7 @@ def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     local = model.experts // cut.experts
     rows = (tokens * model.routed * cut.experts + (model.experts - 1)) // model.experts
     sent = tape.record("repeat", x, out=(local, rows, hidden))
-    wide = tape.record(_name_activation(model), layers.bmm(tape, sent, tape.parameter(local, hidden, inner)))
-    if model.gated:
-        wide = tape.record("multiply", wide, layers.bmm(tape, sent, tape.parameter(local, hidden, inner)))
+    wide = _activate(tape, model, lambda: layers.bmm(tape, sent, tape.parameter(local, hidden, inner)))
     found = layers.bmm(tape, wide, tape.parameter(local, inner, hidden))
     return tape.record("fold", tape.record("multiply", found, gates), out=x.shape)
 

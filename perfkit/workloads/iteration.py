@@ -12,7 +12,7 @@ from perfkit.ground.units import Array
 from perfkit.models.embedding import STATE
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
-from perfkit.workloads.operations import Tensor
+from perfkit.workloads.operations import Tensor, parse_lines
 from perfkit.workloads.shards import list_waits
 from perfkit.workloads.sizes import Program, Size, count_configurations, map_sizes
 from perfkit.workloads.tape import PIECE, Tape
@@ -20,26 +20,23 @@ from perfkit.workloads.tape import PIECE, Tape
 #: Bytes at which DistributedDataParallel sends off the first bucket of gradients, and every later one [B].
 BUCKETS = (2**20, 25 * 2**20)
 
+_SUM_SQUARES = "add_ .add_scalar_: n -> n; addcmul_: s g -> s; sqrt: s -> a; add_ .add_scalar_: a -> a; "
+_ADAMW = (
+    "add_ .add_scalar_: n -> n; mul_: w -> w; lerp_: s g -> s; mul_: t -> t; addcmul_: t g -> t; sqrt: t -> a; "
+    "div .div_scalar: a -> b; add_ .add_scalar_: b -> b; addcdiv_: w s b -> w"
+)
 #: Passes of the optimizers over a weight `w` with its gradient `g`, optimizer states `s` and `t`, a step counter `n`
-#: and fresh tensors `a` and `b`: name and variant, and what is read and written. Lists of weights take one more.
-PASSES: Mapping[str, tuple[str, ...]] = {
-    "sgd": ("add_: w g -> w",),
-    "adagrad": (
-        "add_.add_scalar_: n -> n", "addcmul_: s g -> s", "sqrt: s -> a", "add_.add_scalar_: a -> a",
-        "addcdiv_: w g a -> w",
-    ),
-    "adagrad in lists": (
-        "add_.add_scalar_: n -> n", "addcmul_: s g -> s", "sqrt: s -> a", "add_.add_scalar_: a -> a",
-        "mul.mul_scalar: g -> b", "addcdiv_: w b a -> w",
-    ),
-    "adamw": (
-        "add_.add_scalar_: n -> n", "mul_: w -> w", "lerp_: s g -> s", "mul_: t -> t", "addcmul_: t g -> t",
-        "sqrt: t -> a", "div.div_scalar: a -> b", "add_.add_scalar_: b -> b", "addcdiv_: w s b -> w",
-    ),
-}  # fmt: skip
-_NBYTES, _ROWS, _TABLE, _ELEMENTS, _BARE = (COLUMN[n] for n in ("nbytes", "rows", "table", "elements", "bare"))
+#: and fresh tensors `a` and `b`, in lines as those of `RULES`; lists of weights take others.
+PASSES: Mapping[str, str] = {
+    "sgd": "add_: w g -> w",
+    "adagrad": _SUM_SQUARES + "addcdiv_: w g a -> w",
+    "adagrad in lists": _SUM_SQUARES + "mul .mul_scalar: g -> b; addcdiv_: w b a -> w",
+    "adamw": _ADAMW,
+    "adamw in lists": _ADAMW.replace(" b", " a"),  # divides in place
+}
+_NBYTES, _TABLE, _BARE = (COLUMN[name] for name in ("nbytes", "table", "bare"))
 #: Sizes that times on a GPU depend on.
-_TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes", "traffic")
+_TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
 _Record = Callable[..., tuple[Graph, ...]]
 
 
@@ -97,10 +94,9 @@ def _fill_together(record: _Record, names: tuple[str, ...], model: Any, *given: 
 def average(tape: Tape) -> None:
     """Average the dense gradients over ranks: flattened, reduced in one piece, divided."""
     own, tape.module = [weight for weight in tape.trained if weight not in tape.local], ""
-    counts = [_count(tape, weight) for weight in own]
-    elements = sum(weight.numel * count for weight, count in zip(own, counts, strict=True))
+    count, elements = _count(tape, own)
     flat = tape.tensor(elements, itemsize=tape.wide)
-    tape.emit("cat", "copy", [tape.gradients[weight] for weight in own], [flat], elements=elements, rows=sum(counts))
+    tape.emit("cat", "copy", [tape.gradients[weight] for weight in own], [flat], elements=elements, rows=count)
     tape.emit("all_reduce", "collective", [flat], [flat], nbytes=flat.nbytes)
     tape.emit("div_", "elementwise", [flat], [flat], elements=elements)
     tape.gradients |= {w: Tensor(flat.storage, w.shape, tape.wide, layer=w.layer) for w in own}
@@ -134,35 +130,28 @@ def finish(tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tup
 def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: bool) -> None:
     """Passes over dense weights: one, or a list of them."""
     listed = len(weights) > 1
-    counts = [_count(tape, weight) if listed else 1 for weight in weights]
-    elements = sum(weight.numel * count for weight, count in zip(weights, counts, strict=True))
+    count, elements = _count(tape, weights) if listed else (1, weights[0].numel)
+    kept = " ".join("wst"[: 1 + int(STATE[optimizer])])
     passes = PASSES.get(f"{optimizer} in lists" if listed else optimizer, PASSES[optimizer])
-    if listed and optimizer == "adamw":  # divides in place
-        passes = tuple(line.replace(" b", " a") for line in passes)
-    if fused:
-        kept = " ".join("wst"[: 1 + int(STATE[optimizer])])
-        passes = (f"_fused_{optimizer}_: {kept} g -> {kept}",)
     known: dict[str, list[Tensor]] = {"w": [*weights], "g": [tape.gradients[weight] for weight in weights]}
-    for line in passes:
-        head, _, tensors = line.partition(": ")
-        name, _, variant = head.partition(".")
-        touched = [part.split() for part in tensors.split(" -> ")]
-        for tensor in [t for t in dict.fromkeys(touched[0] + touched[1]) if t not in known]:
+    for line in parse_lines(f"_fused_{optimizer}_: {kept} g -> {kept}" if fused else passes):
+        for tensor in [t for t in dict.fromkeys(line.reads + line.writes) if t not in known]:
             known[tensor] = []
             for weight in weights:
                 tape.layer = weight.layer
                 shape, itemsize = ((1,), tape.itemsize) if tensor == "n" else (weight.shape, weight.itemsize)
                 known[tensor].append(tape.tensor(*shape, itemsize=itemsize))
-        reads, writes = ([t for tensor in names for t in known[tensor]] for names in touched)
-        size = sum(counts) if touched[1] == ["n"] else elements
-        prefix, tape.layer = "_foreach_" if listed and not fused else "", -1 if listed else weights[0].layer
-        tape.emit(prefix + name, "elementwise", reads, writes, variant or name, elements=size)
+        reads, writes = ([t for tensor in names for t in known[tensor]] for names in (line.reads, line.writes))
+        size, tape.layer = count if line.writes == ("n",) else elements, -1 if listed else weights[0].layer
+        name, kind, variant = line.label
+        tape.emit("_foreach_" * (listed and not fused) + name, kind, reads, writes, variant, elements=size)
     tape.layer = -1
 
 
-def _count(tape: Tape, weight: Tensor) -> int:
-    """How many weights of all layers one of a recorded layer stands for."""
-    return tape.repeats if weight.layer == tape.middle else 1
+def _count(tape: Tape, weights: Sequence[Tensor]) -> tuple[int, Any]:
+    """How many weights of all layers those of the recorded layers represent, and how many numbers."""
+    counts = [tape.repeats if weight.layer == tape.middle else 1 for weight in weights]
+    return sum(counts), sum(weight.numel * count for weight, count in zip(weights, counts, strict=True))
 
 
 def make_graph(tape: Tape, **about: Any) -> Graph:
@@ -189,49 +178,29 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     accesses[:, 2] = nbytes
     for column, own in ((0, 0), (1, 1), (3, 2)):
         accesses[:, column] = touched[:, own].reshape(-1, *[1] * len(shape))
-    if tape.shards:
-        waits = list_waits(labels)
     if tape.overlap:
+        waits = list_waits(labels) if tape.shards else waits
         sent = np.flatnonzero([label[1] == "collective" for label in labels])
         rows = [(place, np.searchsorted(sent, row)) for place, row in waits]
         about["waits"] = np.array(rows, dtype=np.intp).reshape(-1, 2)
     outside = [(places[weight.storage], weight in tape.tables) for weight in tape.trained if weight.layer < 0]
     about["weights"] = np.array(outside, dtype=int).reshape(-1, 2)
-    parameters = sum(weight.numel * _count(tape, weight) for weight in tape.trained)
-    about["dtypes"] = _list_formats(labels, about.get("dtype"))
+    if about.get("dtype") == "fp8":  # products alone
+        about["dtypes"] = tuple("fp8" if label[0] == "_scaled_mm" else "bf16" for label in labels)
+    parameters = _count(tape, tape.trained)[1]
     return Graph(tuple(labels), features, accesses, tuple(tape.tables.values()), parameters, **about)
-
-
-def _list_formats(labels: Sequence[Label], dtype: str | None) -> tuple[str, ...]:
-    """Number formats of operations where products alone have that of the model."""
-    return tuple("fp8" if label[0] == "_scaled_mm" else "bf16" for label in labels) if dtype == "fp8" else ()
 
 
 def make_together(tape: Tape, **about: Any) -> Graph:
     """The graph of the first of several configurations, with the sizes that times depend on of all of them."""
-    many = next(value.shape for value in tape.nbytes if isinstance(value, np.ndarray))
-    columns = {name: np.zeros((len(tape.sizes), *many)) for name in _TIMED}
-    features, buffers = np.zeros((len(tape.sizes), len(FEATURES))), [0.0] * len(tape.homes)
-    for place, sizes in enumerate(tape.sizes):
-        for name, value in sizes.items():
-            features[place, COLUMN[name]] = np.ravel(value)[0]
-            if name in columns:
-                columns[name][place] = value
-    listed = [own < 0 and label[3] == "update" for own, label in zip(tape.layers, tape.labels, strict=True)]
-    for (place, storage, _, own), value in zip(tape.touched, tape.nbytes, strict=True):
-        nbytes = value * tape.repeats if tape.repeats > 1 and own == tape.middle and listed[place] else value
-        columns["traffic"][place] += nbytes
-        if buffers[storage] is not nbytes:
-            buffers[storage] = np.maximum(buffers[storage], nbytes)
-    first = [np.ravel(value)[0] for value in tape.nbytes]
-    accesses = np.insert(np.array(tape.touched, dtype=float)[:, :3], 2, first, axis=1)
-    repeats = np.where(np.array(tape.layers) == tape.middle, float(tape.repeats), 1.0) if tape.repeats > 1 else None
-    weights = np.array([(own.storage, own in tape.tables) for own in tape.trained], dtype=int).reshape(-1, 2)
-    tables, formats = tuple(tape.tables.values()), _list_formats(tape.labels, about.get("dtype"))
-    return Graph(
-        tuple(tape.labels), features, accesses, tables, weights=weights, repeats=repeats, columns=columns,
-        buffers=tuple(buffers), dtypes=formats, **about,
-    )  # fmt: skip
+    graph = make_graph(tape, **about)
+    (operations, storages), nbytes = graph.accesses[:, :2, 0].T.astype(int), graph.accesses[:, 2]
+    traffic, buffers = np.zeros((len(graph), nbytes.shape[1])), np.zeros((len(tape.homes), nbytes.shape[1]))
+    np.add.at(traffic, operations, nbytes)
+    np.maximum.at(buffers, storages, nbytes)
+    columns = {name: graph.features[:, COLUMN[name]] for name in _TIMED} | {"traffic": traffic}
+    features, accesses = graph.features[..., 0], graph.accesses[..., 0]
+    return replace(graph, features=features, accesses=accesses, columns=columns, buffers=tuple(buffers))
 
 
 def _repeat(tape: Tape, owners: Any, features: Array, touched: Any, nbytes: Array) -> tuple[Any, Array, Any, Array]:
@@ -292,7 +261,7 @@ def _reduce(
             total, begun, first = 0.0, turn + 1, ends
     for piece in pieces[~kept[pieces]]:
         features[piece + 1, _BARE] += features[piece, _BARE]
-    features[pieces[:, None], [_ROWS, _TABLE, _ELEMENTS]] = 0.0
+    features[pieces, _TABLE] = 0.0
     new, reads = np.concatenate([[0], np.cumsum(kept)]), np.isin(touched[:, 0], pieces)
     touched[:, 0] = new[into[touched[:, 0]]]
     order = np.argsort(2 * touched[:, 0] + reads * touched[:, 2], kind="stable")  # a bucket is read and then written

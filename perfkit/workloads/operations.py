@@ -6,6 +6,7 @@ variant where that is another word; then the tensors it reads and writes. `y` is
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -112,12 +113,15 @@ SIZES: Mapping[str, Callable[[_Label, Sequence[Tensor], Sequence[Tensor], _Own],
 }
 
 
-def _parse(text: str) -> tuple[Line, ...]:
+@lru_cache
+def parse_lines(text: str) -> tuple[Line, ...]:
+    """Operations of a text, one after the other; they are element-wise where it names no kind."""
     lines = []
     for line in filter(None, text.split("; ")):
         head, _, tensors = line.partition(":")
-        name, kind = head.split()
+        name, _, kind = head.partition(" ")
         kind, _, variant = kind.partition(".")
+        kind = kind or "elementwise"
         reads, writes = (tuple(part.split()) for part in tensors.split("->"))
         size = SIZES.get(name) or SIZES.get(variant.partition(".")[0]) or SIZES[kind]
         lines.append(Line((name, kind, variant or name), reads, writes, size))
@@ -126,10 +130,10 @@ def _parse(text: str) -> tuple[Line, ...]:
 
 def _rule(operands: str, forward: str, backward: str = "", *, gives: str = "", bare: int = 0) -> Rule:
     """Gradients arrive where `gives` says, or else at the operands whose gradients are written."""
-    names, back = tuple(operands.split()), _parse(backward)
+    names, back = tuple(operands.split()), parse_lines(backward)
     written = [name for name in names if any(f"d{name}" in line.writes for line in back)]
     pairs = [pair.partition(">")[::2] for pair in gives.split()] or [(f"d{name}", name) for name in written]
-    return Rule(names, _parse(forward), back, tuple(pairs), bare)
+    return Rule(names, parse_lines(forward), back, tuple(pairs), bare)
 
 
 #: Fused kernels of attention that may be named: FlashAttention-3 (also cuDNN's), FlashAttention-2, that in Triton, and

@@ -280,8 +280,7 @@ class Tape:
             return
         gradient, part = self.gradients[weight], self.tensor(*weight.shape, itemsize=weight.itemsize)
         self.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0)
-        sizes: dict[str, Any] = {"nbytes": part.nbytes, "elements": part.numel, "rows": part.numel // part.shape[-1]}
-        self.emit(PIECE, "collective", [part], [part], table=self.buckets[weight], **sizes)
+        self.emit(PIECE, "collective", [part], [part], table=self.buckets[weight], nbytes=part.nbytes)
         self.pieces.append((self.buckets[weight], gradient, part, weight.layer))
 
 
