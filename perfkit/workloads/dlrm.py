@@ -265,12 +265,8 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
     known: dict[Any, Graph] = {}
     graphs = []
     for held in hold_tables(plan, model.tables):
-        looked, copies = (
-            tuple((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables)
-            for tables in (held.looked, held.copies)
-        )
-        key = (looked, copies, held.whole, held.sums) if plan.ranks > 1 else ()
         tables = (*held.looked, *held.copies)
+        key = (held.sums, *((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables)) if plan.ranks > 1 else ()
         graph = known.get(key) or known.setdefault(key, _record_rank(model, held, accelerator))
         graphs.append(graph if graph.tables == tables else replace(graph, tables=tables))
     return tuple(graphs)
@@ -339,11 +335,10 @@ def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tens
     kind = layers.name_kind(model.embedding, sparse=model.sparse)
     looked = layers.embedding_bags(tape, held.looked, model.batch, kind, optimizer=model.optimizer)
     receive: list[Callable[[], list[Tensor]]] = []
-    pooled, start = looked[: held.whole], held.whole
-    for group, count in held.sums:
-        parts, start = looked[start : start + count], start + count
+    pooled = [part for part, own in zip(looked, held.sums, strict=True) if own < 0]
+    for group in sorted({*held.sums} - {-1}):
         members = len(held.groups[group])
-        part = layers.cat(tape, parts) if len(parts) > 1 else parts[0]
+        part = layers.cat(tape, [part for part, own in zip(looked, held.sums, strict=True) if own == group])
         wait = layers.exchange(
             tape, part, model.batch // members, [part.shape[1]], part.nbytes,
             operations=("reduce_scatter", "all_gather"), group=group,
@@ -355,7 +350,7 @@ def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tens
     if ranks == 1:
         receive.append(lambda: looked)
     elif any(held.widths):
-        send = layers.cat(tape, pooled) if len(pooled) > 1 else (pooled[0] if pooled else None)
+        send = layers.cat(tape, pooled) if pooled else None
         # the fullest rank's whole buffer bounds an uneven exchange
         nbytes = model.batch * max(held.widths) * tape.wide
         receive.insert(0, layers.exchange(tape, send, batch, held.widths, nbytes))

@@ -162,7 +162,9 @@ def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
 
 
 def cat(tape: Tape, parts: list[Tensor]) -> Tensor:
-    """Concatenation along the last dimension; the gradients are slices of one tensor."""
+    """Concatenation of several along the last dimension; the gradients are slices of one tensor."""
+    if len(parts) == 1:
+        return parts[0]
     rows = parts[0].shape[0]
     return tape.record("cat", parts, out=(rows, sum(part.shape[1] for part in parts)), rows=rows * len(parts))
 

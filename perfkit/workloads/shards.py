@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -31,10 +32,8 @@ class Held(NamedTuple):
     looked : tuple of EmbeddingTable
         Tables and parts of tables that the rank looks up for the whole batch: those whose rows it pools alone, then
         those whose pooled rows are sums over a group, group by group.
-    whole : int
-        How many of them it pools alone [-].
-    sums : tuple of (int, int)
-        Number of the group and of its tables [-].
+    sums : tuple of int
+        Number of the group of each of them; -1 for those that it pools alone [-].
     copies : tuple of EmbeddingTable
         Tables that every rank holds and looks up for its own samples.
     widths : tuple of int
@@ -44,8 +43,7 @@ class Held(NamedTuple):
     """
 
     looked: tuple[EmbeddingTable, ...]
-    whole: int
-    sums: tuple[tuple[int, int], ...]
+    sums: tuple[int, ...]
     copies: tuple[EmbeddingTable, ...]
     widths: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
@@ -90,35 +88,32 @@ def hold_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Held, ...
     everyone = tuple(range(plan.ranks))
     split = {p.ranks for p in plan.placements if p.kind in BY_ROWS and len(p.ranks) > 1} - {everyone}
     groups = (everyone, *sorted(split))
-    alone, copies = ([list[EmbeddingTable]() for _ in everyone] for _ in range(2))
-    sums = [[list[EmbeddingTable]() for _ in groups] for _ in everyone]
+    looked: list[list[tuple[int, EmbeddingTable]]] = [[] for _ in everyone]
+    copies: list[list[EmbeddingTable]] = [[] for _ in everyone]
     widths = [0] * plan.ranks
     for number, (placement, table) in enumerate(zip(plan.placements, tables, strict=True)):
-        members, by_rows = placement.ranks, placement.kind in BY_ROWS and len(placement.ranks) > 1
+        members = placement.ranks
+        group = groups.index(members) if placement.kind in BY_ROWS and len(members) > 1 else -1
         parts: dict[tuple[int, bool], EmbeddingTable] = {}
         for shard in placement.cut(table, number):
             if placement.kind == "data_parallel":
                 copies[shard.rank].append(table)
                 continue
-            if not (by_rows and members == everyone):
-                widths[shard.rank] += shard.columns // len(members) if by_rows else shard.columns
-            if not by_rows:
-                own = table if shard.columns is table.dim else replace(table, dim=shard.columns)
-                alone[shard.rank].append(own)
-                continue
-            key = (max(shard.rows, 1), shard.first_row == 0)
-            if key not in parts:
-                pooling = share_lookups(table, len(members), first=key[1])
-                parts[key] = replace(table, rows=key[0], pooling=pooling)
-            sums[shard.rank][groups.index(members)].append(parts[key])
+            if group:  # sums over all ranks are not exchanged once more
+                widths[shard.rank] += shard.columns if group < 0 else shard.columns // len(members)
+            own = table if shard.columns is table.dim else replace(table, dim=shard.columns)
+            if group >= 0:
+                key = (max(shard.rows, 1), shard.first_row == 0)
+                if key not in parts:
+                    pooling = share_lookups(table, len(members), first=key[1])
+                    parts[key] = replace(table, rows=key[0], pooling=pooling)
+                own = parts[key]
+            looked[shard.rank].append((group, own))
+    ordered = [sorted(own, key=itemgetter(0)) for own in looked]
     return tuple(
-        Held(
-            (*alone[rank], *(table for group in sums[rank] for table in group)), len(alone[rank]),
-            tuple((number, len(group)) for number, group in enumerate(sums[rank]) if group),
-            tuple(copies[rank]), tuple(widths), groups,
-        )
-        for rank in everyone
-    )  # fmt: skip
+        Held(tuple(t for _, t in own), tuple(g for g, _ in own), tuple(copied), tuple(widths), groups)
+        for own, copied in zip(ordered, copies, strict=True)
+    )
 
 
 class Units:
