@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,25 +21,17 @@ _SUMS = frozenset("sum mean amax amin prod norm linalg_vector_norm".split())
 
 @dataclass(eq=False)
 class _Region:
-    """Operations that one kernel works out, what they need and who needs them, by their positions.
+    """Operations that one kernel works out, by their positions.
 
-    `loop` is what the kernel loops over: the stretch of the iteration, elements, and columns where these are summed up;
-    empty where it stays alone. `sums` is how many sums it makes, `ready` the last position that it needs, and `first`
-    orders what needs the same one [-].
+    `place` is its order among all kernels: the last position that it needs, and what orders those that need the same
+    one. `loop` is what the kernel loops over: the stretch of the iteration, elements, and columns where these are
+    summed up; empty where it stays alone. `sums` is how many sums it makes [-].
     """
 
-    loop: tuple[float, ...]
     members: list[int]
-    needs: set[int]
-    ready: float
-    first: float = -1.0
+    place: tuple[float, float]
+    loop: tuple[float, ...] = ()
     sums: float = -1.0
-    users: set[int] = field(default_factory=set)
-
-    @property
-    def place(self) -> tuple[float, float]:
-        """Order among all kernels: each comes after what it needs."""
-        return self.ready, self.first
 
 
 class _Fusion:
@@ -60,52 +52,54 @@ class _Fusion:
             self.rows[int(place)].append(row)
         self.reads: list[dict[float, int]] = []  # who made what each operation reads, by buffer; -1 for nobody
         self.readers: dict[tuple[int, float], set[int]] = defaultdict(set)  # of what each operation writes
-        self.needs, users, made = list[set[int]](), [set[int]() for _ in range(n)], defaultdict[float, int](lambda: -1)
+        self.needs, self.users = list[set[int]](), [set[int]() for _ in range(n)]
+        made = defaultdict[float, int](lambda: -1)
         for place, rows in enumerate(self.rows):
             self.reads.append({buffer: made[buffer] for buffer, _, write in rows if not write})
             before = [(made[buffer], buffer) for buffer, _, write in rows if write]
             after = {one for key in before for one in (key[0], *self.readers[key])}
             self.needs.append({*self.reads[place].values(), *after} - {place, -1})
             for one in self.needs[place]:
-                users[one].add(place)
+                self.users[one].add(place)
             for buffer, maker in self.reads[place].items():
                 self.readers[maker, buffer].add(place)
             made |= dict.fromkeys((buffer for _, buffer in before), place)
-        self.home, parts = [_Region((), [place], set(), float(place)) for place in range(n)], dict[int, list[int]]()
+        self.home, parts = dict[int, _Region](), dict[int, list[int]]()
         roots = list(range(n))
         for place in reversed(roots):  # what one operation alone needs is worked out there
-            user = next(iter(users[place]), place)
-            if len(users[place]) == 1 and self.stretch[user] == self.stretch[place] >= 0:
+            user = next(iter(self.users[place]), place)
+            if len(self.users[place]) == 1 and self.stretch[user] == self.stretch[place] >= 0:
                 roots[place] = roots[user] if graph.labels[place][1] != "rowwise" else place
         for place, root in enumerate(roots):
             parts.setdefault(root, []).append(place)
         for root in sorted(parts):
             self.begin(root, parts[root])
 
+    def list_around(self, links: list[set[int]], members: list[int]) -> list[_Region]:
+        """Regions, as far as they have begun, of what members need or of what needs them, by their `links`."""
+        return [self.home[one] for one in {one for m in members for one in links[m]} - {*members} if one in self.home]
+
     def begin(self, root: int, members: list[int]) -> None:
         """A region of one operation and what it alone needs, which joins those before it."""
-        region, makers = self.home[root], {one for m in members for one in self.reads[m].values()} - {*members, -1}
-        region.members, region.needs = members, {one for m in members for one in self.needs[m]} - {*members}
-        for one in region.needs:
-            self.home[one].users |= {*members}
+        region = _Region(members, (float(root), -1.0))
+        self.home |= dict.fromkeys(members, region)
         if self.stretch[root] < 0:
             return
-        places = [self.home[one].place for one in region.needs]
-        region.ready = max([self.stretch[root] - 0.5, *(ready for ready, _ in places)])
-        region.first = max([members[0], *(first + 0.5 for ready, first in places if ready == region.ready)])
+        places = [one.place for one in self.list_around(self.needs, members)]
+        ready = max([self.stretch[root] - 0.5, *(ready for ready, _ in places)])
+        region.place = ready, max([members[0], *(first + 0.5 for last, first in places if last == ready)])
         elements, rows, n = self.graph.features[root, [_ELEMENTS, _ROWS, _N]].tolist()
         region.loop = self.stretch[root], elements
         if self.graph.labels[root][2] in _SUMS:
             read, made = (max([b for _, b, write in self.rows[root] if write == flag] or [0.0]) for flag in (0, 1))
             columns = n > 1 and rows > 1 and abs(made * rows - read) <= abs(made * n - read)
             region.loop, region.sums = (*region.loop, n)[: 2 + columns], n if columns else rows
-        for member in members:
-            self.home[member] = region
+        makers = {one for m in members for one in self.reads[m].values()} - {*members, -1}
         beside = {
             one for m in members for buffer, maker in self.reads[m].items() for one in self.readers[maker, buffer]
         }
         for one in (*sorted(makers, reverse=True), *sorted(beside, reverse=True)):
-            if one < root:
+            if one in self.home:
                 self.join(self.home[one], self.home[root], one in makers)
 
     def join(self, one: _Region, other: _Region, after: bool) -> None:
@@ -116,20 +110,20 @@ class _Fusion:
         if not alike and not (after and one.sums == other.loop[1]):
             return
         members = sorted([*one.members, *other.members])
-        needs, users = (one.needs | other.needs) - {*members}, (one.users | other.users) - {*members}
-        place = max(one.ready, other.ready), min(one.first, other.first)
-        if all(self.home[n].place < place for n in needs) and all(self.home[u].place > place for u in users):
-            one.members, one.needs, one.users, (one.ready, one.first) = members, needs, users, place
-            one.sums = max(one.sums, other.sums)
-            for member in other.members:
-                self.home[member] = one
+        place = max(one.place[0], other.place[0]), min(one.place[1], other.place[1])
+        below = all(need.place < place for need in self.list_around(self.needs, members))
+        if below and all(user.place > place for user in self.list_around(self.users, members)):
+            one.members, one.place, one.sums = members, place, max(one.sums, other.sums)
+            self.home |= dict.fromkeys(other.members, one)
 
     def order(self) -> list[_Region]:
         """All regions, each as late as it was and as early as it is needed."""
-        regions, keys = sorted({id(r): r for r in self.home}.values(), key=lambda r: r.place), dict[int, int]()
+        regions = sorted(dict.fromkeys(self.home[n] for n in range(len(self.graph))), key=lambda r: r.place)
+        keys = dict[_Region, int]()
         for region in reversed(regions):
-            keys[id(region)] = min([region.members[-1], *(keys[id(self.home[user])] for user in region.users)])
-        return sorted(regions, key=lambda region: keys[id(region)])
+            users = self.list_around(self.users, region.members)
+            keys[region] = min([region.members[-1], *(keys[user] for user in users)])
+        return sorted(regions, key=lambda region: keys[region])
 
     def touch(self, region: _Region) -> list[tuple[float, float, float]]:
         """Buffers that a region reads from outside and leaves to others, with their bytes and 1 for a write."""
@@ -183,30 +177,30 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
         raise ValueError("sizes are open; which kernels can be merged depends on them; compile one configuration")
     fusion = _Fusion(graph, phases)
     regions, called = fusion.order(), set[str]()
-    labels, dtypes, touched = list[Label](), list[str](), list[tuple[float, ...]]()
-    heads = np.array([region.members[0] for region in regions])
-    features, columns = graph.features[heads], {name: values[heads] for name, values in graph.columns.items()}
+    labels, touched = list[Label](), list[tuple[float, ...]]()
+    heads, sizes = (np.array([count(region.members) for region in regions], int) for count in (min, len))
+    members, starts = np.array([m for region in regions for m in region.members], int), np.cumsum(sizes) - sizes
+    features, *rest = (
+        np.maximum.reduceat(v[members], starts) if len(v) else v for v in (graph.features, *graph.columns.values())
+    )
+    columns = dict(zip(graph.columns, rest, strict=True))
     for row, region in enumerate(regions):
-        places = region.members
-        dtypes += graph.dtypes[places[0] : places[0] + 1]
-        found = fusion.touch(region) if len(places) > 1 else fusion.rows[places[0]]
+        merged, first = len(region.members) > 1, region.members[0]
+        found = fusion.touch(region) if merged else fusion.rows[first]
         touched += [(row, *rest) for rest in found]
-        if graph.columns and len(places) > 1:
-            for name, values in columns.items():
-                values[row] = graph.columns[name][places].max(axis=0)
+        if merged and columns:
             columns["traffic"][row] = sum(nbytes * _grow(graph.buffers[int(number)]) for number, nbytes, _ in found)
-        labels.append(fusion.label(region) if len(places) > 1 else graph.labels[places[0]])
-        if len(places) > 1:
-            features[row] = graph.features[places].max(axis=0)
+        labels.append(fusion.label(region) if merged else graph.labels[first])
         if labels[row][3] in phases and labels[row][1] not in ("collective", "transfer"):
             features[row, _HOST] = min(features[row, _HOST[0]], 1.0), labels[row][3] not in called, 0.0
             called.add(labels[row][3])
+    dtypes = tuple(graph.dtypes[first] for first in heads) if graph.dtypes else ()
     waits = graph.waits
     if waits is not None:
         waits = np.stack([[(heads < place).sum() for place in waits[:, 0]], waits[:, 1]], axis=1)
     return replace(
         graph, labels=tuple(labels), features=features, accesses=np.array(touched, dtype=float).reshape(-1, 4),
-        dtypes=tuple(dtypes), waits=waits, columns=columns, execution="compiled",
+        dtypes=dtypes, waits=waits, columns=columns, execution="compiled",
     )  # fmt: skip
 
 
