@@ -157,9 +157,8 @@ def _record(costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: b
     itemsize = workload.tables[0].itemsize
     narrow = ITEMSIZE[workload.dtype] if isinstance(workload, DLRM) else itemsize
     tape = Tape(narrow, mixed=getattr(workload, "mixed", False))
-    kind = layers.name_kind(workload.embedding, sparse=workload.sparse, copied=copied)
     stack = EmbeddingTable(rows, dim, pooling, itemsize=itemsize)
-    [pooled] = layers.embedding_bags(tape, [stack], bags * ~last, kind, optimizer=workload.optimizer)
+    [pooled] = layers.embedding_bags(tape, workload, [stack], bags * ~last, copied=copied)
     packed, back = (tape.tensor(*pooled.shape, itemsize=pooled.itemsize) for _ in range(2))
     tape.emit("cat", "copy", [pooled], [packed], elements=pooled.numel, rows=pooled.shape[0], bare=1)
     rest = tape.tensor(last * costs.footprint * scale, itemsize=1)
@@ -168,11 +167,10 @@ def _record(costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: b
     tape.backward()
     tape.sizes[-1]["bare"], tape.bare = tape.bare, 0  # each gradient is kept before the next one is found
     if copied:
-        tape.local.clear()
         average(tape)
     step(tape, "sgd", lists=costs.accelerated)
     graph = make_graph(tape, family=workload.family)
-    if kind == "fused_exact":  # which rows are looked up differs from table to table
+    if workload.embedding == "exact" and not copied:  # which rows are looked up differs from table to table
         [exact] = graph.kernels["embedding_backward", "exact"]
         place = np.flatnonzero(graph.accesses[:, 0, 0] == exact)[-1]
         graph.accesses[place, 2] = [*(layers.exact_traffic(t, bags, workload.optimizer) for t in tables), 0.0]

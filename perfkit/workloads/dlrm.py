@@ -332,8 +332,7 @@ def _bottom(tape: Tape, inputs: Tensor, model: DLRM) -> Tensor:
 def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tensor]]]:
     """Look tables up and launch the exchanges; each entry waits for its pooled rows."""
     tape.module, ranks, batch = "embeddings", len(held.widths), model.batch // len(held.widths)
-    kind = layers.name_kind(model.embedding, sparse=model.sparse)
-    looked = layers.embedding_bags(tape, held.looked, model.batch, kind, optimizer=model.optimizer)
+    looked = layers.embedding_bags(tape, model, held.looked, model.batch)
     receive: list[Callable[[], list[Tensor]]] = []
     pooled = [part for part, own in zip(looked, held.sums, strict=True) if own < 0]
     for group in sorted({*held.sums} - {-1}):
@@ -355,8 +354,6 @@ def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tens
         nbytes = model.batch * max(held.widths) * tape.wide
         receive.insert(0, layers.exchange(tape, send, batch, held.widths, nbytes))
     if held.copies:
-        kind = layers.name_kind(model.embedding, sparse=model.sparse, copied=True)
-        copies = layers.embedding_bags(tape, held.copies, batch, kind)
-        tape.local.difference_update(tape.trained[-len(held.copies) :])
+        copies = layers.embedding_bags(tape, model, held.copies, batch, copied=True)
         receive.append(lambda: copies)
     return receive

@@ -204,43 +204,40 @@ def look_up(tape: Tape, weight: Tensor, indices: int, *leading: int) -> Tensor:
     return tape.record("embedding", weight, tape.tensor(indices, itemsize=8), out=(*leading, weight.shape[1]), **sizes)
 
 
-def name_kind(embedding: str, *, sparse: bool, copied: bool = False) -> str:
-    """Kind of lookup of `embedding_bags` by the settings of a model; the gradients of copies are as large as these."""
-    if embedding == "separate":
-        return "sparse" if sparse and not copied else "dense"
-    return "fused_dense" if copied else {"fused": "fused", "exact": "fused_exact"}[embedding]
-
-
 def embedding_bags(
-    tape: Tape, tables: Sequence[EmbeddingTable], bags: Any, kind: str, *, optimizer: str = ""
+    tape: Tape, model: Any, tables: Sequence[EmbeddingTable], bags: Any, *, copied: bool = False
 ) -> list[Tensor]:
-    """Sum-pooled lookups of tables.
+    """Sum-pooled lookups of tables, as the settings of a model have it.
 
-    Of `kind` ``sparse`` or ``dense`` they are looked up one by one, with a gradient of one row per lookup or as large
-    as the table. One kernel looks up all whose kind begins with ``fused``: its backward updates each row for each of
-    its lookups; sorts them and updates each distinct row once, by the `optimizer` (``fused_exact``); or makes a
-    gradient as large as the table (``fused_dense``).
+    Where they are `separate` they are looked up one by one, with a gradient of one row per lookup or as large as the
+    table. Else one kernel looks up all: its backward updates each row for each of its lookups (``fused``), or sorts
+    them and updates each distinct row once, by the optimizer (``exact``). Gradients of tables that are `copied` to all
+    ranks are averaged: these are as large as the tables.
     """
+    fused = model.embedding != "separate"
+    sparse, updated = model.sparse and not (fused or copied), fused and not copied
+    kind = "sparse" if sparse else model.embedding if updated else "fused_dense" if fused else "dense"
     pooled: list[Tensor] = []
     for table in tables:
         lookups, number, wide = count_lookups(bags, table), len(tape.tables), tape.wide
         weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
         tape.tables[weight] = table
-        tape.local.add(weight)
         sizes: dict[str, Any] = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": number}
         sizes["elements"] = lookups * table.dim
         operands = [weight, tape.tensor(lookups, itemsize=tape.index), tape.tensor(bags, itemsize=tape.index)]
-        joined = kind.startswith("fused") and bool(pooled)
-        if kind in ("sparse", "dense"):
-            operands.append(tape.tensor(lookups if kind == "sparse" else table.rows, table.dim, itemsize=wide))
-        if kind == "sparse":
+        if not copied:
+            tape.local.add(weight)
+        if not fused:
+            operands.append(tape.tensor(lookups if sparse else table.rows, table.dim, itemsize=wide))
+        if sparse:
             tape.sparse[weight] = {**sizes, "rows": lookups}
-        if kind in ("fused", "fused_exact"):
+        if updated:
             tape.updated.add(weight)
-        if kind == "fused_exact":  # all of it is traffic
-            given = (exact_traffic, table, bags, optimizer)
+        if kind == "exact":  # all of it is traffic
+            given = (exact_traffic, table, bags, model.optimizer)
             nbytes = bags.program.add(*given) if isinstance(bags, Size) else exact_traffic(*given[1:])
             operands.append(tape.tensor(nbytes, itemsize=1))
+        joined = fused and bool(pooled)
         sizes |= {"launches": 0, "calls": 0} if joined else {}
         out = tape.tensor(bags, table.dim, itemsize=wide, grad=True)
         pooled.append(tape.record(kind, *operands, out=out, joined=joined, **sizes))

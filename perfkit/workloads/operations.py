@@ -218,7 +218,7 @@ RULES: Mapping[str, Rule] = {
         "w index offsets", "fused_embeddings embedding_forward.fused: index offsets -> y",
         "fused_embeddings_backward embedding_backward.dense: dy index offsets -> dw",
     ),
-    "fused_exact": _rule(
+    "exact": _rule(
         "w index offsets sorted", "fused_embeddings embedding_forward.fused: index offsets -> y",
         "fused_embeddings_backward embedding_backward.exact: dy index offsets sorted ->",
     ),
