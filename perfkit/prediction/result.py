@@ -18,11 +18,11 @@ from perfkit.prediction import accounts
 from perfkit.prediction.cost import join_host, list_attention, price, time_rank
 from perfkit.prediction.events import make_events
 from perfkit.prediction.memory import Memory, find_shortage, measure_memory
+from perfkit.prediction.micro_batches import join_hosts
 from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
 from perfkit.prediction.sensitivity import find_sensitivity
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.prediction.stages import find_stages
-from perfkit.prediction.strategies import join_hosts
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, find_spread, list_notes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan

@@ -128,6 +128,7 @@ class _Meeting:
 
     previous: "_Meeting | None"  # on the same communicator
     members: list[int] = field(default_factory=list)
+    slows: bool = True  # kernels beside it
     duration: float = 0.0
     ready: list[float] = field(default_factory=list)
     parked: list[int] = field(default_factory=list)
@@ -156,11 +157,13 @@ class Timeline:
         self.found: dict[tuple[int, int], _Meeting] = {}  # by communicator, and how many come before it there
         self.meetings: list[list[_Meeting]] = [[] for _ in ranks]
         for index, (rank, own) in enumerate(zip(ranks, durations, strict=True)):
-            seen: Counter[int] = Counter()
-            for key, duration in zip(rank.kind.communicators, own.tolist(), strict=True):
+            seen, graph = Counter[int](), rank.kind.graph
+            # nobody has measured that a message from one GPU to another slows their kernels
+            slows = [not device or graph.labels[place][0] != "send_recv" for place in graph.collectives]
+            for key, duration, slow in zip(rank.kind.communicators, own.tolist(), slows, strict=True):
                 meeting = self.found.setdefault((key, seen[key]), _Meeting(self.found.get((key, seen[key] - 1))))
                 meeting.members.append(index)
-                meeting.duration = max(meeting.duration, duration)
+                meeting.duration, meeting.slows = max(meeting.duration, duration), slow
                 self.meetings[index].append(meeting)
                 seen[key] += 1
         back = any(number < 0 for rank in ranks for _, number in rank.awaited)
@@ -201,7 +204,7 @@ class Timeline:
         for meeting in self.found.values():
             if meeting.earlier and meeting.ready:
                 meeting.earlier.start, meeting.earlier.end = meeting.start, meeting.end
-                for rank in meeting.members:
+                for rank in meeting.members if meeting.slows else ():
                     flights[rank].append((meeting.start, meeting.end))
             meeting.ready, meeting.end = [], math.inf
         queue = [(front, rank) for rank, front in enumerate(fronts)]
@@ -244,7 +247,7 @@ class Timeline:
             meeting.before = meeting.previous.end if meeting.previous else -math.inf
             meeting.start = max(meeting.before, *meeting.ready)
             meeting.end = meeting.start + meeting.duration
-            for rank in meeting.members:
+            for rank in meeting.members if meeting.slows else ():
                 flights[rank].append((meeting.start, meeting.end))
             for rank in meeting.parked:
                 heapq.heappush(queue, (meeting.end, rank))
@@ -322,7 +325,8 @@ class Timeline:
         starts = ends - rank.seconds
         if self.contention:
             both = (work - rank.seconds, work)
-            starts, ends = (_dilate(resumed[of], each, flown[:, :2], self.contention) for each in both)
+            slows = flown[[one.slows for one in self.meetings[index]], :2]
+            starts, ends = (_dilate(resumed[of], each, slows, self.contention) for each in both)
             delays = ends - resumed[of] - work
             stolen = delays - np.where(np.isin(np.arange(len(of)), heads), 0.0, np.roll(delays, 1))
             stolen[stolen < 1e-9 * self.period] = 0.0

@@ -11,8 +11,9 @@ from perfkit.ground.units import Array, check_type, show
 from perfkit.models.pipelines import CHUNKED, Step, list_steps
 from perfkit.platform.platform import Platform
 from perfkit.prediction.memory import WORKSPACE
+from perfkit.prediction.micro_batches import CORES, REGIONS, count_experts, record_micro_batch
 from perfkit.prediction.ranks import find_graphs
-from perfkit.prediction.strategies import count_experts, price_strategies, record_micro_batch
+from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy, list_fits
@@ -24,8 +25,6 @@ from perfkit.workloads.transformer import Transformer
 _TENSOR, _CONTEXT, _EXPERTS, _REPLICAS, _ACROSS, _ROUTED, _PAIRS = range(7)
 #: Most operations of all stages [-].
 _MOST = 3_000_000
-#: Parts of a model, in the order of its forward pass.
-_REGIONS = ("embeddings", "layers", "head")
 #: Passes: forward, backward, and gradients of weights that are put off.
 _PHASES = ("forward", "backward", "weights")
 
@@ -58,6 +57,11 @@ class _Table:
         """Rows of a region in a phase, as they were recorded."""
         own = self.labels[: self.recorded]
         return np.array([n for n, label in enumerate(own) if label[3] == phase and label[4].startswith(region)])
+
+    def find_cores(self, rows: Array) -> list[int]:
+        """Places of attention among rows."""
+        labels = [self.labels[row] for row in rows]
+        return [place for place, own in enumerate(labels) if own[1] in CORES and own[4].endswith("attention")]
 
     def copy(self, row: int, phase: str, factor: float = 1.0) -> int:
         """Row of an operation in another phase, or on so many times as many numbers."""
@@ -118,6 +122,8 @@ class _Maker:
     """Makes the programs of all stages from one micro-batch of one layer."""
 
     def __init__(self, model: Transformer, s: Strategy, execution: str | None) -> None:
+        if s.pp == 1 and s.schedule == "zero_bubble":  # no other stage waits for what could be put off
+            s = replace(s, schedule="1f1b")
         graph, self.weights = record_micro_batch(model, s, execution)
         self.model, self.s, self.graph, self.table = model, s, graph, _Table(graph)
         self.micro, self.chunks = int(model.batch // (s.dp * s.micro_batch)), s.chunks * (s.schedule in CHUNKED) or 1
@@ -125,7 +131,7 @@ class _Maker:
         self.numbers = self.itemsize * s.micro_batch * model.sequence / s.cp  # bytes of a column of activations
         self.owners = int((s.shards or s.dp) * s.cp)
         self.routed = count_experts(model, s)  # numbers of experts of a layer
-        self.passes = {(region, phase): self.record(region, phase) for region in _REGIONS for phase in _PHASES}
+        self.passes = {(region, phase): self.record(region, phase) for region in REGIONS for phase in _PHASES}
         [self.packing] = self.table.find("packing", "update")
 
     def record(self, region: str, phase: str) -> _Block:
@@ -135,43 +141,47 @@ class _Maker:
         split = inside and s.schedule == "zero_bubble"
         if phase != "forward":
             late = np.array([split and table.labels[row][1:3] == ("gemm", "tn") for row in rows], dtype=bool)
-            rows = rows[late == (phase == "weights")]
-        if phase == "weights":
-            return table.make_block(rows)
-        if not inside:
-            return table.make_block(rows)
-        kinds = [table.labels[row][1] for row in rows]
-        cores = [place for place, kind in enumerate(kinds) if kind in ("bmm", "attention")]
-        begin, end = (cores[0], cores[-1] + 1) if cores else (0, 0)
-        return self.exchange(rows, begin, end, phase)
+            # gradients of a single micro-batch are added to nothing
+            added = [self.micro == 1 and table.labels[row][0] == "add_" for row in rows]
+            rows = rows[(late == (phase == "weights")) & ~np.array(added, dtype=bool)]
+        return self.exchange(rows, phase) if inside and phase != "weights" else table.make_block(rows)
 
-    def exchange(self, rows: Array, begin: int, end: int, phase: str) -> _Block:
+    def exchange(self, rows: Array, phase: str) -> _Block:
         """A layer with what ranks that share sequences or experts exchange, around attention or before all."""
-        s, m, table, full = self.s, self.model, self.table, self.s.checkpoint == "full"
-        width, before, after = m.hidden / m.heads * np.ceil((m.kv_heads or m.heads) / s.tp), list[int](), list[int]()
-        again = list[int]()
-        if s.checkpoint == "selective" and phase == "backward":
-            forward = table.find("layers", "forward")
-            inner = [n for n, row in enumerate(forward) if table.labels[row][1] in ("bmm", "attention")]
-            again = [table.copy(row, phase) for row in forward[inner[0] : inner[-1] + 1]]
-        if s.cp > 1 and s.ulysses:
-            swapped = self.numbers * (m.hidden / s.tp + width) / 2.0
-            before = [table.send("all_to_all", phase, "layers.0.attention", swapped, _CONTEXT)] * 3
-            after = before[:1]
-        elif s.cp > 1:
-            step = (2.0 if phase == "forward" else 4.0) * self.numbers * width
-            before = [table.send("send_recv", phase, "layers.0.attention", step, _CONTEXT)] * (s.cp - 1)
-            if end - begin == 1:  # a kernel for each part of the keys
-                parts = [table.copy(rows[begin], phase, 1.0 / s.cp)] * s.cp
-                rows, end = np.array([*rows[:begin], *parts, *rows[end:]]), begin + s.cp
+        s, m, table, back, waits = self.s, self.model, self.table, phase == "backward", dict[int, int]()
+        forward = table.find("layers", "forward")
+        once = table.find_cores(forward)
+        if back and s.checkpoint == "selective":
+            rows = np.array([*(table.copy(row, phase) for row in forward[once[0] : once[-1] + 1]), *rows])
+        cores, again = table.find_cores(rows), len(once) if back and s.checkpoint != "none" else 0
         routed = self.numbers * m.hidden * m.routed
         moved = [table.send("all_to_all", phase, "layers.0.mlp", routed, _EXPERTS)] if m.experts and s.ep > 1 else []
-        moved = moved * (2 + 2 * (full and phase == "backward"))
-        start = len(moved) + len(again) + begin
-        gap = 1 if end - begin == s.cp else end - begin
-        late = {} if s.ulysses else {start + n: start + len(before) + gap * (n + 1) for n in range(len(before))}
-        late = {place: min(at, start + len(before) + end - begin) for place, at in late.items()}
-        return table.make_block([*moved, *again, *rows[:begin], *before, *rows[begin:end], *after, *rows[end:]], late)
+        found, done = moved * (2 + 2 * (s.checkpoint == "full" and back)), 0
+        for own, gradients in ((cores[:again], False), (cores[again:], back)):
+            if not own:
+                continue
+            kernels, before = [*rows[own[0] : own[-1] + 1]], self.share_sequence(phase, gradients)
+            found, done = [*found, *rows[done : own[0]]], own[-1] + 1
+            gap = len(kernels)
+            if s.cp > 1 and not s.ulysses and gap == 1:  # a kernel for each part of the keys
+                kernels, gap = [table.copy(kernels[0], phase, 1.0 / s.cp)] * s.cp, 1
+            start = len(found) + len(before)
+            if not s.ulysses:  # each goes round beside a kernel
+                waits |= {len(found) + n: start + min(gap * (n + 1), len(kernels)) for n in range(len(before))}
+            found += [*before, *kernels, *before[: len(before) * s.ulysses // 3]]
+        return table.make_block([*found, *rows[done:]], waits)
+
+    def share_sequence(self, phase: str, gradients: bool) -> list[int]:
+        """What ranks that share sequences send before attention: queries, keys and values, or keys and values around a
+        ring, with their gradients in the backward pass.
+        """
+        s, m = self.s, self.model
+        width = m.hidden / m.heads * np.ceil((m.kv_heads or m.heads) / s.tp)
+        swapped, step = (m.hidden / s.tp + width) / 2.0, (4.0 if gradients else 2.0) * width
+        operation, size, count = ("all_to_all", swapped, 3) if s.ulysses else ("send_recv", step, s.cp - 1)
+        if s.cp == 1:
+            return []
+        return [self.table.send(operation, phase, "layers.0.attention", self.numbers * size, _CONTEXT)] * count
 
     def share(self, program: _Program, unit: _Unit, phase: str) -> list[int]:
         """Gather the weights of a unit before its forward or backward pass, or reduce its gradients: their numbers."""
@@ -188,8 +198,10 @@ class _Maker:
             copies = 2 if reduces and not s.zero else 1
             packing = table.copy(self.packing, when, whole / sum(float(own[-1]) for own in self.weights.values()))
             program.run(table.make_block([packing] * copies))
-        return [program.send(table.send(name_, when, name, itemsize * numbers, group), layer)
+        sent = [program.send(table.send(name_, when, name, itemsize * numbers, group), layer)
                 for name_, numbers, ranks, group in sends if ranks > 1 and numbers]  # fmt: skip
+        program.wait(*sent if not s.overlap else ())
+        return sent
 
     def list_units(self, place: int) -> list[_Unit]:
         """Units of a chunk by its place among those of all stages: regions and layers, which are spread evenly."""
@@ -209,7 +221,6 @@ class _Maker:
         following = dict(pairwise(passes))
         for unit in [unit for own in units for unit in own] if s.zero == 1 else ():  # the first pass hides it
             given[unit] = self.share(program, unit, "forward")
-            program.wait(*given.pop(unit) if not s.overlap else ())
         ahead = self.chunks > 1 and s.pp > 1
         given[passes[0]] = self.receive(program, passes[0], stage)
         for step in steps:

@@ -12,30 +12,20 @@ from perfkit.ground.units import Array
 from perfkit.models.partitions import RECOMPUTED, activation_bytes, model_state_bytes
 from perfkit.models.pipelines import CHUNKED, bubble_time, exposed_time, held_batches
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import classify, join_host, price_host, spread_classes, time_operations
+from perfkit.prediction.cost import join_host
 from perfkit.prediction.memory import WORKSPACE
-from perfkit.prediction.ranks import RankTimes, price_group
+from perfkit.prediction.micro_batches import ODD, REGIONS, count_experts, price_messages, price_part
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error
-from perfkit.workloads.blocks import UNFUSED, Cut, record_part
-from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.blocks import UNFUSED, Cut
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
 #: Parts of the time of an iteration.
 PARTS = ("work", "tensor", "context", "experts", "host", "stages", "bubble", "replicas", "update")
-_REGIONS = ("embeddings", "layers", "head")
 #: Error of what ranks spend on each other [-], as in `perfkit.prediction.uncertainty.join_errors`.
 _WAITS = 0.3
 _TINY = 1e-30
-#: Tokens of three sequences on three ranks, the first of all sizes: what a compiler merges is read off these, where no
-#: two sizes are equal by chance [-].
-_ODD = 1031
-#: Communicators of a graph of `perfkit.prediction.stages` that are waited for within a pass: those before this one [-].
-PASSED = 3
-#: Sizes of a collective as its host sees it: a call that launches a kernel [-].
-_CALL = np.isin(FEATURES, ("calls", "launches")).astype(float)[np.newaxis]
 #: Where sequences, and ranks that share layers, sequences and experts, stand in a number of 64 bits [-].
 _BITS = (45, 30, 15, 0)
 
@@ -81,112 +71,23 @@ def price_strategies(
         codes, place = np.unique(sum(own << bits for own, bits in zip(shared, _BITS, strict=True)), return_inverse=True)
         odd = zip((3, 3 if kind & 4 else 1, 1, 1), _BITS, strict=True)
         batch, tensor, context, experts = (np.append(first, 1.0 * (codes >> bits & 0x7FFF)) for first, bits in odd)
-        sequence = np.append(_ODD, model.sequence // context[1:])
+        sequence = np.append(ODD, model.sequence // context[1:])
         cut = Cut(batch, sequence, tensor, tensor if kind & 2 else 1, context, experts)
-        for name, values in _price_part(replace(model, checkpoint=bool(kind & 1)), platform, cut, execution).items():
+        for name, values in price_part(replace(model, checkpoint=bool(kind & 1)), platform, cut, execution).items():
             parts.setdefault(name, np.zeros(len(structure)))[members] = values[1 + place]
     parts["layers.backward"] += np.where(s.checkpoint == "selective", parts["attention.forward"], 0.0)
     micro, layers = model.batch / (s.dp * s.micro_batch), np.ceil(model.layers / s.pp)
+    for name in [f"{region}{own}" for region in REGIONS for own in (".", ".host.")]:
+        parts[f"{name}backward"] += np.where(micro > 1, parts[f"{name}added"], 0.0)  # a single one is added to nothing
     chunks = np.where(np.isin(s.schedule, CHUNKED), s.chunks, 0)
-    return _Iterations(model, platform, s, parts, micro, layers, chunks, ITEMSIZE.get(model.dtype, 2)).add_up()
-
-
-def _price_part(model: Transformer, platform: Platform, cut: Cut, execution: str | None) -> dict[str, Array]:
-    """Times of a micro-batch on one rank by region and phase [s], trained numbers [-] and spread, for every cut."""
-    graph, weights = record_part(model, cut)
-    [graph] = execute([graph], execution)
-    classes, models, number = classify([graph], platform, graph.dtype)
-    seconds, hot, *_ = time_operations([graph], platform, graph.dtype, 1, models, number)
-    names, kinds, variants, phases, modules = (np.array(column) for column in zip(*graph.labels, strict=True))
-    exchange, added = np.zeros(seconds.shape), names == "add_"
-    for operation in np.unique(names[graph.collectives]):
-        rows = np.flatnonzero((names == operation) & (kinds == "collective"))
-        nbytes = graph.column("nbytes")[rows]
-        exchange[rows] = _price_messages(platform, operation, nbytes, cut.tensor + 0 * nbytes, 1 + 0 * nbytes)
-    host = np.add(*price_host(replace(graph, columns={}), platform))
-    out = {}
-    for name in _REGIONS:
-        own = np.char.startswith(modules, name)
-        for phase in ("forward", "backward"):
-            here = own & (phases == phase)
-            out[f"{name}.{phase}"] = seconds[here & ~added].sum(axis=0)
-            out[f"{name}.tensor.{phase}"] = exchange[here].sum(axis=0)
-            out[f"{name}.host.{phase}"] = host[here].sum()
-        out[f"{name}.added"], out[f"{name}.weights"] = seconds[own & added].sum(axis=0), weights[name]
-    inside = np.char.startswith(modules, "layers")
-    for phase in ("forward", "backward"):
-        cores = np.flatnonzero(inside & (phases == phase) & np.isin(kinds, ("bmm", "attention")))
-        out[f"attention.{phase}"] = seconds[cores.min() : cores.max() + 1].sum(axis=0)
-    out["delayed"] = seconds[inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")].sum(axis=0)
-    for name, own in (("update", (phases == "update") & (modules != "packing")), ("packing", modules == "packing")):
-        out[name] = seconds[own].sum(axis=0) / sum(weights.values())
-    call = Graph((("all_to_all", "collective", "all_to_all", "forward", ""),), _CALL, np.zeros((0, 4)))
-    out["call"] = np.add(*price_host(call, platform))[0]
-    often = np.where(inside, float(model.layers), 1.0)
-    whole = replace(graph, repeats=often)
-    times, spreads, _ = spread_classes(whole, platform, classes, models, number, often[:, None] * seconds, hot)
-    # kernels of a kind have one fit and one scale, so that they err together, and so does all that is only assumed
-    causes = np.where(models[2]["assumed"] > 0, "", [kind for kind, *_ in classes])
-    errors = spreads * times / times.sum(axis=0)
-    out["spread"] = np.sqrt(sum(np.square(errors[causes == cause].sum(axis=0)) for cause in np.unique(causes)))
-    return {name: np.broadcast_to(values, seconds.shape[1]) for name, values in out.items()}
-
-
-def _price_messages(platform: Platform, operation: str, nbytes: Array, count: Array, stride: Array) -> Array:
-    """Time of collectives of so many ranks at a distance [s].
-
-    An algorithm across nodes may be named behind a dot.
-    """
-    operation, _, way = operation.partition(".")
-    local, time = platform.network.ranks_per_node, np.zeros(nbytes.shape)
-    codes = count.astype(np.int64) << 32 | stride.astype(np.int64)
-    for code in np.unique(codes[count > 1]):
-        ranks, apart = int(code >> 32), int(code & 0xFFFFFFFF)
-        own, most = codes == code, min(max(local // apart, 1), ranks)
-        if way and local < ranks and most == local:
-            time[own] = platform.price_collective(operation, nbytes[own], ranks, way).time
-        else:
-            time[own] = price_group(platform, operation, nbytes[own], ranks, -(-ranks // most), most).time
-    return time
-
-
-def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> tuple[Graph, dict[str, Array]]:
-    """Record what a strategy has a rank do, see `perfkit.workloads.blocks.record_part`; the last column is its own."""
-    odd = ((3, s.micro_batch), (_ODD, model.sequence // s.cp), (3 if s.tp > 1 else 1, s.tp), (1, s.cp), (1, s.ep))
-    compiled = slice(execution != "compiled", None)  # what is merged is read off the first one
-    batch, sequence, tensor, context, experts = (np.array(own, dtype=float)[compiled] for own in odd)
-    cut = Cut(batch, sequence, tensor, tensor if s.sequence_parallel and s.tp > 1 else 1, context, experts)
-    graph, weights = record_part(replace(model, checkpoint=s.checkpoint == "full"), cut)
-    found = {name: np.broadcast_to(own, np.shape(batch)) for name, own in weights.items()}
-    return execute([graph], execution)[0], found
-
-
-def count_experts(model: Transformer, s: Strategy) -> Array:
-    """Numbers of the experts of a layer on a rank."""
-    each = (2 + model.gated) * model.hidden * np.ceil((model.inner or 4 * model.hidden) / s.tp)
-    return np.asarray((model.experts // s.ep) * each)
-
-
-def join_hosts(rank: RankTimes, durations: Array, whole: Fit | None) -> RankTimes:
-    """Times of a rank whose host begins each pass with its device, as it waits for messages: both join softly."""
-    graph, seconds = rank.kind.graph, rank.seconds.copy()
-    marks, own = graph.kernels["host", "host"], graph.collectives
-    groups, begins, busy = graph.column("group")[own], np.append(0, marks[:-1] + 1), seconds.copy()
-    work = np.delete(np.arange(len(graph)), own)
-    beside = seconds[work[np.searchsorted(work, own)]]  # keys go round beside the next kernel
-    hides = [graph.labels[place][0] == "send_recv" for place in own]
-    busy[[label[0] == "add_" for label in graph.labels]] = 0.0  # sums of gradients
-    busy[own] = np.where(groups < PASSED, np.maximum(durations - np.where(hides, beside, 0.0), 0.0), 0.0)
-    device, host = (np.add.reduceat(each, begins) for each in (busy, rank.host + rank.spacing))
-    rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.spacing)]  # the update is not waited for
-    device[-1], host[-1] = device[-1] - rest[0], host[-1] - rest[1]
-    seconds[marks] = join_host(device, host, whole) - device
-    return replace(rank, seconds=seconds, host=np.zeros(len(graph)), spacing=np.zeros(len(graph)))
+    itemsize, overlap = ITEMSIZE.get(model.dtype, 2), platform.context.overlap
+    contention = overlap["contention"] if overlap else 0.0
+    return _Iterations(model, platform, s, parts, micro, layers, chunks, itemsize, contention).add_up()
 
 
 @dataclass(frozen=True)
 class _Iterations:
-    """Iterations from the parts of one rank as `_price_part` finds them, one for each strategy."""
+    """Iterations from the parts of one rank as `price_part` finds them, one for each strategy."""
 
     model: Transformer
     platform: Platform
@@ -197,6 +98,7 @@ class _Iterations:
     layers: Array  # of the largest stage
     chunks: Array  # of each stage; 0 where nothing hides its messages
     itemsize: int  # of activations and of weights in use
+    contention: float  # share that collectives take from kernels beside them
 
     @property
     def whole(self) -> Fit | None:
@@ -208,94 +110,111 @@ class _Iterations:
         """Ranks that share what replicas share."""
         return np.asarray(np.where(self.s.shards > 0, self.s.shards, self.s.dp) * self.s.cp)
 
-    @property
-    def experts(self) -> Array:
-        """Numbers of the experts of a stage on a rank."""
-        return np.asarray(self.layers * count_experts(self.model, self.s))
-
     def average(self, weights: Array) -> Array:
         """Ranks that share a weight on average, as those that share experts share them with fewer others."""
-        share = self.experts / weights
+        share = self.layers * count_experts(self.model, self.s) / weights
         return 1.0 / ((1.0 - share) / self.owners + share / np.maximum(self.owners // self.s.ep, 1))
 
     def gather(self, *names: str) -> tuple[Array, Array]:
         """What the slowest stage has of some parts, and all stages together."""
-        first, one, last = (np.sum([self.parts[f"{region}.{name}"] for name in names], axis=0) for region in _REGIONS)
-        ends = np.where(self.s.pp > 1, np.maximum(first, last), first + last)
+        parts = [np.array([self.parts[f"{region}.{name}"] for name in names]) for region in REGIONS]
+        first, one, last = (own.sum(axis=0) for own in parts)
+        phases = np.maximum(parts[0], parts[2]).sum(axis=0)  # forward passes of all micro-batches before backward ones
+        apart = np.where(self.s.schedule == "gpipe", phases, np.maximum(first, last))
+        breadth = (self.s.schedule == "breadth_first") | (self.micro <= self.s.pp)
+        one_by_one = (self.s.pp == 1) | breadth & (self.s.chunks > 1)
+        ends = np.where(one_by_one, first + last, apart)
         return self.layers * one + ends, self.model.layers * one + first + last
 
-    def hide(self, time: Array, compute: Array, pieces: Any, hidden: Any) -> Array:
+    def hide(self, time: Array, compute: Array, pieces: Any, hidden: Any, kernels: Any = 1.0) -> Array:
         """What is left of communication where it is hidden, and what it takes from the kernels beside it."""
         last = time / pieces
-        slowed = self.contention * np.minimum(time - last, compute / (1.0 - self.contention))
+        slowed = self.contention * np.minimum(time - last, compute / (1.0 - self.contention)) * kernels
         left = np.maximum(exposed_time(time, compute=compute, pieces=pieces), last + slowed)
         return np.asarray(np.where(hidden, left, time))
-
-    @property
-    def contention(self) -> float:
-        """Share that collectives take from kernels beside them."""
-        overlap = self.platform.context.overlap
-        return float(overlap["contention"]) if overlap else 0.0
 
     def join(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
         """What hosts add to passes of devices: to each where it waits for messages, else to all together."""
         apart = sum(join_host(device, host, self.whole) for device, host in zip(devices, hosts, strict=True))
-        together = join_host(sum(devices), sum(hosts), self.whole)
+        often = [each / self.micro for each in self.count_rounds()]
+        copied = self.copy(often[0], *often) * self.gather("weights")[0]
+        called = 2.0 * sum(often) * (self.layers + 2.0) * np.where(self.s.dp * self.s.cp > 1, self.parts["call"], 0.0)
+        together = join_host(sum(devices) + copied, sum(hosts) + called, self.whole) - copied
         return np.asarray(np.where(self.s.pp > 1, apart, together) - sum(devices))
+
+    def count_passes(self) -> tuple[Array, Array]:
+        """Passes of a micro-batch through a stage, as long as the longest of them, and how many times what a stage does
+        for it all others wait until the first micro-batch comes round again.
+        """
+        longest = np.ceil(self.model.layers / (self.s.pp * np.maximum(self.chunks, 1)))
+        known = np.where(self.s.schedule == "interleaved", np.minimum(self.micro, self.s.pp), self.micro)
+        return self.layers / longest, (1.0 - longest / self.layers) * (self.s.pp - known)
+
+    def count_rounds(self, late: Any = 0.0) -> tuple[Array, Array, Array]:
+        """How often replicas reduce gradients, gather weights, and gather them again, with what other stages add."""
+        each, zero = late + np.where(self.s.schedule == "breadth_first", 1.0, self.micro), self.s.zero
+        gathered = np.choose(zero, [0.0, 1.0, each, each])
+        return np.where(zero > 1, each, 1.0), gathered, np.where(zero > 2, each, 0.0)
+
+    def copy(self, packed: Array, reduced: Array, gathered: Array, again: Array) -> Array:
+        """Time of copies around messages for a number of each [s]; those of whole gradients are packed and unpacked."""
+        copies = reduced + np.where(self.s.zero > 0, 0.0, packed) + gathered + again
+        return np.asarray(np.where(self.s.dp * self.s.cp > 1, copies, 0.0) * self.parts["packing"])
 
     def share_stages(self) -> dict[str, Array]:
         """Work of micro-batches on the slowest stage, what is among and around it, and the bubble."""
-        s, p, m, send = self.s, self.parts, self.model, partial(_price_messages, self.platform, "send_recv")
+        s, p, m = self.s, self.parts, self.model
         work, works = self.gather("forward", "backward")
         tensor, tensors = (self.hide(own, beside, s.tp, s.tiled) for own, beside in zip(
             self.gather("tensor.forward", "tensor.backward"), (work, works), strict=True))  # fmt: skip
         numbers = self.itemsize * s.micro_batch * m.sequence / s.cp
-        heads, full = np.ceil((m.kv_heads or m.heads) / s.tp), s.checkpoint == "full"
-        apart, routed = s.tp * s.cp, numbers * m.hidden * m.routed * (m.experts > 0)
-        moved = sum(_price_messages(self.platform, "all_to_all" + way, routed, np.where(own, s.ep, 1), apart)
+        full, apart, routed = s.checkpoint == "full", s.tp * s.cp, numbers * m.hidden * m.routed * (m.experts > 0)
+        moved = sum(price_messages(self.platform, "all_to_all" + way, routed, np.where(own, s.ep, 1), apart)
                     for way, own in (("", np.logical_not(s.two_level)), (".two_level", s.two_level)))  # fmt: skip
-        ring = np.zeros(len(work))
-        devices: tuple[list[Array], ...] = ([], [])  # of the last stage, and of those between the ends
-        hosts: tuple[list[Array], ...] = ([], [])
-        for often, phase, moves in ((2.0, "forward", 2.0), (4.0, "backward", 2.0 + 2.0 * full)):
-            width = m.hidden / m.heads * heads  # keys and values, and then their gradients too
-            step = send(often * numbers * width, np.minimum(s.cp, 2), s.tp)
-            passed = (s.cp - 1) * self.hide(step, p[f"attention.{phase}"] / s.cp, np.inf, True)
-            swapped = numbers * (m.hidden / s.tp + width) / 2.0  # mean of queries, keys, values and what comes of them
-            swapped = _price_messages(self.platform, "all_to_all", swapped, np.where(s.ulysses, s.cp, 1), s.tp)
-            own = self.layers * np.where(s.ulysses, 4.0 * swapped, passed)
-            calls = np.where(s.ulysses, 4.0 * (s.cp > 1), 2.0 * (s.cp - 1)) + moves * (s.ep > 1) * (m.experts > 0)
+        ring, own, chunks = np.zeros(len(work)), np.zeros(len(work)), np.maximum(self.chunks, 1)
+        devices, hosts = [list[Array](), list[Array]()], [list[Array](), list[Array]()]  # of the last stage, and others
+        for phase, moves in (("forward", 2.0), ("backward", 2.0 + 2.0 * full)):
+            passed, launched = _share_sequences(self, phase, numbers)
+            again = (phase == "backward") & (s.checkpoint != "none")
+            own = again * own + self.layers * passed
+            calls = (1 + again) * launched + moves * (s.ep > 1) * (m.experts > 0)
             beside, shared = self.gather(phase)[0], self.gather(f"tensor.{phase}")[0]
             left = tensor / np.maximum(self.gather("tensor.forward", "tensor.backward")[0], _TINY)
             one = p[f"layers.{phase}"] + left * p[f"layers.tensor.{phase}"]
-            for place, ends in ((0, beside + left * shared - self.layers * one), (1, 0.0)):  # of the last stage, others
-                devices[place].append(self.layers * (one + moves * moved) + own + ends)
-                more = self.gather(f"host.{phase}")[0] - self.layers * p[f"layers.host.{phase}"]
-                hosts[place].append(self.layers * (p[f"layers.host.{phase}"] + calls * p["call"]) + more * (place == 0))
+            inner, more = self.layers * (one + moves * moved) + own, self.gather(f"host.{phase}")[0]
+            calls = self.layers * (p[f"layers.host.{phase}"] + calls * p["call"])
+            calls += 2.0 * chunks * (s.pp > 1) * p["call"]
+            ends = beside + left * shared - self.layers * one, more - self.layers * p[f"layers.host.{phase}"]
+            for part, device, host in ((1.0 - 1.0 / chunks, 0.0, 0.0), (1.0 / chunks, *ends)):
+                devices[0].append(part * inner + device)
+                hosts[0].append(part * calls + host)
+            devices[1].append(inner)
+            hosts[1].append(calls)
             ring += own
         moved = self.layers * (4.0 + 2.0 * full) * moved
-        message = 2.0 * send(numbers * m.hidden / s.rows, np.minimum(s.pp, 2), s.tp * s.cp * s.dp)
-        ring = ring + moved
+        sent, ring = numbers * m.hidden / s.rows, ring + moved
+        message = 2.0 * price_messages(self.platform, "send_recv", sent, np.minimum(s.pp, 2), s.ranks // s.pp)
         late, later = (self.join(device, host) for device, host in zip(devices, hosts, strict=True))
         total = works + tensors + ring * s.pp + late + later * (s.pp - 1)
-        late = np.maximum(late, sum(devices[1]) + later - sum(devices[0]))  # where hosts slow others down to more
+        between = sum(devices[1]) + later  # what a stage between the ends takes
+        late = np.maximum(late, between - sum(devices[0]))  # where hosts slow others down to more
         open_ends = np.where(self.chunks > 0, 0.0, message)
         slowest = work + tensor + ring + late + open_ends
-        chunks = np.maximum(self.chunks, 1)
-        total = total + message * (s.pp - 1) * chunks
+        passes, around = self.count_passes()
+        total = total + message * (s.pp - 1) * passes
         delayed = np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0)
         # of many chunks each waits until the first micro-batch has come round, but for what a stage has to do meanwhile
-        busy = np.minimum(self.micro, np.where(s.schedule == "interleaved", s.pp, self.micro)) * slowest / chunks
-        round_trip = (chunks - 1) * np.maximum(s.pp * (slowest / chunks + message) - busy, 0.0) * (s.pp > 1)
+        round_trip = around * between + (chunks - 1) * s.pp * message
+        round_trip = np.where(s.pp > 1, np.maximum(round_trip, 0.0), 0.0)
         return {
-            "work": self.micro * work + (self.micro - 1) * self.gather("added")[0], "tensor": self.micro * tensor,
+            "work": self.micro * work, "tensor": self.micro * tensor,
             "context": self.micro * (ring - moved), "experts": self.micro * moved, "host": self.micro * late,
             "stages": self.micro * open_ends,
             "bubble": round_trip + bubble_time(
-                total, slowest=slowest, stages=s.pp, chunks=chunks, delayed=delayed, micro_batches=self.micro),
+                total, slowest=slowest, stages=s.pp, chunks=passes, delayed=delayed, micro_batches=self.micro),
         }  # fmt: skip
 
-    def share_replicas(self, weights: Array, stretch: Array) -> Array:
+    def share_replicas(self, weights: Array, stretch: Array, kernels: Array) -> Array:
         """What replicas exchange of gradients and weights, as far as nothing hides it, with the copies around it.
 
         Passes are so many times as long as their kernels.
@@ -309,38 +228,42 @@ class _Iterations:
             out = np.zeros(len(weights))
             counts: tuple[Any, ...] = (self.layers, 1.0)
             for count, size in zip(counts, sizes, strict=True):
-                out += count * _price_messages(self.platform, operation, itemsize * size / part, ranks, s.tp * apart)
+                out += count * price_messages(self.platform, operation, itemsize * size / part, ranks, s.tp * apart)
             if not self.model.experts:
                 return np.asarray(out)
             far = s.tp * s.ep * apart
-            return out + self.layers * _price_messages(self.platform, operation, itemsize * one / part, few, far)
+            return out + self.layers * price_messages(self.platform, operation, itemsize * one / part, few, far)
 
+        put_off = (s.schedule == "zero_bubble") & (s.pp > 1)  # gradients of weights, which come one after another
         forward, backward = (stretch * self.gather(name)[0] for name in ("forward", "backward"))
+        backward = np.where(put_off, stretch * self.layers * self.parts["delayed"], backward)
         groups = s.dp * s.cp // ranks  # of hybrid sharding, which add up what each of them has summed up
         reduce = np.where(s.zero > 0, send("reduce_scatter", wide), send("all_reduce", wide))
         reduce = reduce + send("all_reduce", wide, groups, ranks, np.where(s.zero > 0, ranks, 1))
-        gather, each = send("all_gather", self.itemsize), np.where(breadth, 1.0, self.micro)
+        gather = send("all_gather", self.itemsize)
         chunks = np.maximum(self.chunks, 1)  # the last of which has one micro-batch to hide behind
         window = (np.where(breadth, self.micro * (chunks - 1), 0.0) + 1) / chunks
-        late = (s.pp - 1) / chunks  # what each pass does is met once more in every other stage
-        often = each + late
-        reduced, gathered = np.where(s.zero > 1, often, 1.0), np.choose(s.zero, [0.0, 1.0, often, often])
-        again = np.where(s.zero > 2, often, 0.0)
-        pieces = weights / np.maximum(layer, weights - self.layers * layer)  # the largest is first or last
+        passes, around = self.count_passes()
+        late = (s.pp - 1) / passes + np.where(self.micro == 1, around, 0.0)  # what the last pass does in other stages
+        reduced, gathered, again = self.count_rounds(late * (s.zero > 1))
+        ends = np.array([self.parts["embeddings.weights"], self.parts["head.weights"]])
+        ends = np.where(s.zero > 1, ends.sum(axis=0), ends.max(axis=0))  # one hides behind a layer, no more, if at all
+        pieces = weights / np.maximum(layer, ends)
         both = reduce + np.where(s.zero > 2, gather, 0.0)  # one after the other
-        time = reduced * self.hide(both, window * backward, pieces, s.overlap)
-        time += gathered * self.hide(gather, forward, pieces, s.overlap)
-        slows = np.where(s.overlap & (s.zero < 2), late, 0.0)  # the last pass of every other stage
-        copies = np.where(s.zero > 0, 1.0, 2.0) * (reduced + slows) + gathered + again
-        time += np.where(ranks * groups > 1, copies, 0.0) * self.parts["packing"] * weights
-        time += slows * self.contention * np.minimum(reduce, window * backward)
+        time = reduced * self.hide(both, window * backward, pieces, s.overlap, kernels)
+        time += gathered * self.hide(gather, forward, pieces, s.overlap, kernels)
+        slows = np.where(s.overlap & (s.zero < 2) & ~put_off, late, 0.0)  # the last pass of every other stage
+        time += self.copy(reduced + slows, reduced + slows, gathered, again) * weights
+        beside = np.maximum(1.0 - passes / pieces, 0.0)  # nothing is sent while the first piece of a pass is made
+        time += slows * self.contention * beside * np.minimum(reduce, window * backward)
         return np.asarray(time)
 
     def add_up(self) -> dict[str, Array]:
         """Times and their parts [s], spread [-] and memory [B]."""
         terms, weights = self.share_stages(), self.gather("weights")[0]
         inside = sum(terms[name] for name in ("work", "tensor", "context", "experts", "host"))
-        terms["replicas"] = self.share_replicas(weights, inside / terms["work"])
+        kernels = (terms["work"] + terms["host"]) / inside
+        terms["replicas"] = self.share_replicas(weights, inside / terms["work"], kernels)
         terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(weights), 1)
         time: Any = sum(terms.values())
         whole = self.whole
@@ -348,40 +271,56 @@ class _Iterations:
         errors = (self.parts["spread"] * (1 - rest), _WAITS * rest, whole.spread if whole else CONTEXT,
                   terms["host"] / time * np.log(find_host_error(self.platform)))  # fmt: skip
         spread = np.sqrt(sum(np.square(error) for error in errors))
-        return {"time": time, **terms, "spread": spread, "needs": self.measure(weights)}
+        return {"time": time, **terms, "spread": spread, "needs": _measure(self, weights)}
 
-    def measure(self, weights: Array) -> Array:
-        """Memory that the fullest rank reserves [B]: states, activations in flight, a layer at work, and the loss.
 
-        docs/formulas.md, table 9.3, says what PyTorch holds at once.
-        """
-        s, m, wide = self.s, self.model, 4 if self.model.mixed else self.itemsize
-        wide_inner = (m.inner or 4 * m.hidden) * (m.routed if m.experts else 1.0)
-        sizes: dict[str, Any] = {
-            "heads": m.heads, "kv_share": (m.kv_heads or m.heads) / m.heads, "inner": wide_inner, "gated": m.gated,
-            "fused": m.attention not in UNFUSED, "dropout": m.dropout > 0, "tensor": s.tp, "sharing": s.rows,
-            "itemsize": self.itemsize,
-        }  # fmt: skip
-        keep = partial(activation_bytes, s.micro_batch, m.sequence / s.cp, m.hidden, **sizes)
-        kept = {name: keep(recompute=name) for name in RECOMPUTED}
-        for name in ("none", "selective") if m.experts else ():  # what experts are given and give
-            kept[name] = kept[name] + 2.0 * self.itemsize * s.micro_batch * m.sequence / s.cp * m.hidden * m.routed
-        each = np.select([s.checkpoint == name for name in kept], list(kept.values()))
-        states = wide * (2.0 * (m.optimizer == "adamw") + (m.mixed and self.itemsize < 4))
-        ranks, tokens = self.average(weights), s.micro_batch * m.sequence / s.cp
-        always = model_state_bytes(weights, ranks=ranks, zero=s.zero, weight=self.itemsize, gradient=0.0, states=states)
-        sums = model_state_bytes(weights, ranks=ranks, zero=s.zero, weight=0.0, gradient=wide, states=0.0)
-        sums += np.where(s.zero == 1, wide * weights / ranks, 0.0)  # what the optimizer reads
-        two, ends = 2.0 * self.parts["layers.weights"], weights - self.layers * self.parts["layers.weights"]
-        gathered = np.where(s.zero > 0, np.maximum(ends, two), 0.0) + np.where(s.zero > 2, ends + two, 0.0)
-        held = held_batches(self.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
-        messages = np.where(s.pp > 1, (2.0 * s.chunks - 1.0) * self.micro + s.chunks * held, 0.0) / s.rows
-        whole = np.where(s.rows > 1, 1.0, 0.0)
-        always += self.itemsize * (gathered + tokens * m.hidden * messages)
-        loss = tokens * m.vocabulary / s.tp * (self.itemsize + wide * np.where(s.tp > 1, 4, 3))
-        work = np.where(s.checkpoint == "none", 0.0, kept["none"]) + 3.0 * self.itemsize * tokens * m.hidden * whole
-        most, last = self.layers * each * held, self.layers * each * np.where(s.pp > 1, 1.0, held)
-        most = np.maximum(most + work, last + loss) + self.itemsize * tokens * m.hidden * whole
-        # gradients come while the activations of a single micro-batch go, but for what streams of their own hold
-        most = np.where((self.micro > 1) | (s.zero > 1), sums + most, np.maximum(sums, most))
-        return np.asarray(always + most + WORKSPACE)
+def _share_sequences(own: _Iterations, phase: str, numbers: Array) -> tuple[Array, Array]:
+    """What ranks that share sequences exchange in a layer that nothing hides [s], and calls of the host: keys and
+    values go around a ring, and then their gradients too, or sequences are exchanged for heads.
+    """
+    s, p, m = own.s, own.parts, own.model
+    width = m.hidden / m.heads * np.ceil((m.kv_heads or m.heads) / s.tp)
+    nbytes = (2.0 if phase == "forward" else 4.0) * numbers * width
+    step = price_messages(own.platform, "send_recv", nbytes, np.minimum(s.cp, 2), s.tp)
+    passed = (s.cp - 1) * np.maximum(step - p[f"attention.{phase}"] / s.cp, 0.0)
+    swapped = numbers * (m.hidden / s.tp + width) / 2.0  # mean of queries, keys, values and what comes of them
+    swapped = price_messages(own.platform, "all_to_all", swapped, np.where(s.ulysses, s.cp, 1), s.tp)
+    parts = (s.cp - 1) * (1.0 + p[f"attention.host.{phase}"] / p["call"])  # each with its kernel
+    return np.where(s.ulysses, 4.0 * swapped, passed), np.where(s.ulysses, 4.0 * (s.cp > 1), parts)
+
+
+def _measure(own: _Iterations, weights: Array) -> Array:
+    """Memory that the fullest rank reserves [B]: states, activations in flight, a layer at work, and the loss.
+
+    docs/formulas.md, table 9.3, says what PyTorch holds at once.
+    """
+    s, m, wide = own.s, own.model, 4 if own.model.mixed else own.itemsize
+    wide_inner = (m.inner or 4 * m.hidden) * (m.routed if m.experts else 1.0)
+    sizes: dict[str, Any] = {
+        "heads": m.heads, "kv_share": (m.kv_heads or m.heads) / m.heads, "inner": wide_inner, "gated": m.gated,
+        "fused": m.attention not in UNFUSED, "dropout": m.dropout > 0, "tensor": s.tp, "sharing": s.rows,
+        "itemsize": own.itemsize,
+    }  # fmt: skip
+    keep = partial(activation_bytes, s.micro_batch, m.sequence / s.cp, m.hidden, **sizes)
+    kept = {name: keep(recompute=name) for name in RECOMPUTED}
+    for name in ("none", "selective") if m.experts else ():  # what experts are given and give
+        kept[name] = kept[name] + 2.0 * own.itemsize * s.micro_batch * m.sequence / s.cp * m.hidden * m.routed
+    each = np.select([s.checkpoint == name for name in kept], list(kept.values()))
+    states = wide * (2.0 * (m.optimizer == "adamw") + (m.mixed and own.itemsize < 4))
+    ranks, tokens = own.average(weights), s.micro_batch * m.sequence / s.cp
+    always = model_state_bytes(weights, ranks=ranks, zero=s.zero, weight=own.itemsize, gradient=0.0, states=states)
+    sums = model_state_bytes(weights, ranks=ranks, zero=s.zero, weight=0.0, gradient=wide, states=0.0)
+    sums += np.where(s.zero == 1, wide * weights / ranks, 0.0)  # what the optimizer reads
+    two, ends = 2.0 * own.parts["layers.weights"], weights - own.layers * own.parts["layers.weights"]
+    gathered = np.where(s.zero > 0, np.maximum(ends, two), 0.0) + np.where(s.zero > 2, ends + two, 0.0)
+    held = held_batches(own.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
+    messages = np.where(s.pp > 1, (2.0 * s.chunks - 1.0) * own.micro + s.chunks * held, 0.0) / s.rows
+    whole = np.where(s.rows > 1, 1.0, 0.0)
+    always += own.itemsize * (gathered + tokens * m.hidden * messages)
+    loss = tokens * m.vocabulary / s.tp * (own.itemsize + wide * np.where(s.tp > 1, 4, 3))
+    work = np.where(s.checkpoint == "none", 0.0, kept["none"]) + 3.0 * own.itemsize * tokens * m.hidden * whole
+    most, last = own.layers * each * held, own.layers * each * np.where(s.pp > 1, 1.0, held)
+    most = np.maximum(most + work, last + loss) + own.itemsize * tokens * m.hidden * whole
+    # gradients come while the activations of a single micro-batch go, but for what streams of their own hold
+    most = np.where((own.micro > 1) | (s.zero > 1), sums + most, np.maximum(sums, most))
+    return np.asarray(always + most + WORKSPACE)
