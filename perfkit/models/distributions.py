@@ -30,6 +30,7 @@ class Distribution:
         """Weights of groups of rows, and rows of each; all alike where a law says nothing else."""
         return np.ones(1), np.array([float(self.rows)])
 
+    @lru_cache(maxsize=4096)  # noqa: B019
     def buckets(self, n: int = _GROUPS) -> tuple[Array, Array]:
         """Group rows of equal or nearly equal probability.
 
@@ -43,7 +44,11 @@ class Distribution:
         probabilities, multiplicities : arrays
             Mean probability of one row of the bucket, and rows in the bucket; their products add up to 1 [-].
         """
-        return _buckets(self, n)
+        mass, rows = self._weigh(n)
+        probabilities = mass / mass.sum() / rows
+        for array in (probabilities, rows):
+            array.setflags(write=False)
+        return probabilities, rows
 
     def resize(self, rows: int) -> "Distribution":
         """The law, of whichever kind, of a random part of the rows.
@@ -54,15 +59,6 @@ class Distribution:
             Rows of the part, at most all [-].
         """
         return self if rows == self.rows else Part(self, rows)
-
-
-@lru_cache(maxsize=4096)
-def _buckets(law: Distribution, n: int) -> tuple[Array, Array]:
-    mass, rows = law._weigh(n)
-    probabilities = mass / mass.sum() / rows
-    for array in (probabilities, rows):
-        array.setflags(write=False)
-    return probabilities, rows
 
 
 @dataclass(frozen=True)

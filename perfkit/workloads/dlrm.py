@@ -192,11 +192,10 @@ class DLRM:
             fault = f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients"
             advice = "take embedding='exact', sparse=False, or capture the step"
             raise ValueError(f"{fault}; rows of equal number must be added up first; {advice}")
-        check_type("cross", base["cross"], tuple)
-        base["cross"] = tuple(check_positive("cross", size, integer=True) for size in base["cross"])
-        if len(base["cross"]) != 2:
+        if not isinstance(base["cross"], tuple) or len(base["cross"]) != 2:
             wanted = "the number of layers and their rank, such as (3, 512)"
             raise ValueError(f"cross is {show(base['cross'])}; it must be {wanted}")
+        base["cross"] = tuple(check_positive("cross", size, integer=True) for size in base["cross"])
         width = check_size("dim", base.pop("dim"))
         tables = _make_tables(base, width, ITEMSIZE[base["table_dtype"]])
         base |= {"bottom": _end_with("bottom", base["bottom"], width), "top": _end_with("top", base["top"], 1)}

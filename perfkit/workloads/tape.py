@@ -229,8 +229,6 @@ class Tape:
 
     def arrive(self, tensor: Tensor, gradient: Tensor, *, passed: int = 0) -> None:
         """A gradient reaches a tensor; one `passed` on from a result of that itemsize is made to fit."""
-        if not tensor.grad:
-            return
         if passed and len(gradient.shape) > len(tensor.shape):
             rows, n = gradient.numel // tensor.numel, tensor.numel
             wide, gradient = gradient.view(rows, n), self.tensor(*tensor.shape, itemsize=gradient.itemsize)
