@@ -1,7 +1,8 @@
 """The operations that PyTorch's eager mode dispatches for the layers of workloads: a table with both directions.
 
-A line such as ``"threshold_backward elementwise: dy y -> dx"`` names an operation, its kind and, after a dot, its
-variant where that is another word; then the tensors it reads and writes. `y` is the result, `dx` the gradient of `x`.
+A line such as ``"threshold_backward: dy y -> dx"`` names an operation; its kind, unless it is element-wise, and, after a
+dot, its variant where that is another word; then the tensors it reads and writes. `y` is the result, `dx` the gradient
+of `x`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -115,7 +116,7 @@ SIZES: Mapping[str, Callable[[_Label, Sequence[Tensor], Sequence[Tensor], _Own],
 
 @lru_cache
 def parse_lines(text: str) -> tuple[Line, ...]:
-    """Operations of a text, one after the other; they are element-wise where it names no kind."""
+    """Operations of a text, one after the other."""
     lines = []
     for line in filter(None, text.split("; ")):
         head, _, tensors = line.partition(":")
@@ -143,22 +144,18 @@ _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 #: Layers by name. A gradient `dy` that arrives at a narrower operand is cast, at a smaller one summed up.
 RULES: Mapping[str, Rule] = {
-    "cast": _rule("x", "_to_copy elementwise: x -> y", gives="dy>x"),
-    "relu": _rule("x", "relu elementwise: x -> y", "threshold_backward elementwise: dy y -> dx"),
-    "gelu": _rule("x", "gelu elementwise: x -> y", "gelu_backward elementwise: dy x -> dx"),
-    "gelu_tanh": _rule(
-        "x", "gelu elementwise.gelu_tanh: x -> y", "gelu_backward elementwise.gelu_backward_tanh: dy x -> dx"
-    ),
-    "silu": _rule("x", "silu elementwise: x -> y", "silu_backward elementwise: dy x -> dx"),
-    "dropout": _rule("x m", "native_dropout elementwise: x -> y m", "native_dropout_backward elementwise: dy m -> dx"),
-    "rotate": _rule("x angles", "mul elementwise: x angles -> y", "mul elementwise: dy angles -> dx"),
+    "cast": _rule("x", "_to_copy: x -> y", gives="dy>x"),
+    "relu": _rule("x", "relu: x -> y", "threshold_backward: dy y -> dx"),
+    "gelu": _rule("x", "gelu: x -> y", "gelu_backward: dy x -> dx"),
+    "gelu_tanh": _rule("x", "gelu .gelu_tanh: x -> y", "gelu_backward .gelu_backward_tanh: dy x -> dx"),
+    "silu": _rule("x", "silu: x -> y", "silu_backward: dy x -> dx"),
+    "dropout": _rule("x m", "native_dropout: x -> y m", "native_dropout_backward: dy m -> dx"),
+    "rotate": _rule("x angles", "mul: x angles -> y", "mul: dy angles -> dx"),
     "repeat": _rule("x", "clone copy: x -> y", "sum rowwise: dy -> dx"),
     "fold": _rule("x", "sum rowwise: x -> y", "clone copy: dy -> dx"),
-    "scale": _rule("x", "mul elementwise.mul_scalar: x -> y", "mul elementwise.mul_scalar: dy -> dx"),
-    "add": _rule("x b", "add elementwise: x b -> y", gives="dy>x dy>b"),
-    "multiply": _rule(
-        "x b", "mul elementwise: x b -> y", "mul elementwise: dy b -> dx; mul elementwise: dy x -> db"
-    ),
+    "scale": _rule("x", "mul .mul_scalar: x -> y", "mul .mul_scalar: dy -> dx"),
+    "add": _rule("x b", "add: x b -> y", gives="dy>x dy>b"),
+    "multiply": _rule("x b", "mul: x b -> y", "mul: dy b -> dx; mul: dy x -> db"),
     "softmax": _rule("x", "_softmax rowwise: x -> y", "_softmax_backward_data rowwise: dy y -> dx"),
     "log_softmax": _rule("x", "_log_softmax rowwise: x -> y", "_log_softmax_backward_data rowwise: dy y -> dx"),
     "layer_norm": _rule(
@@ -184,8 +181,8 @@ RULES: Mapping[str, Rule] = {
     **{
         f"{name}_fp8": _rule(  # as Transformer Engine does it: numbers are cast with scales that are known
             f"x w {bias}u v g",
-            f"_to_copy elementwise: x -> u; _to_copy elementwise: w -> v; _scaled_mm gemm.nt: {bias}u v -> y",
-            "_to_copy elementwise: dy -> g; _scaled_mm gemm.nn: g v -> dx; _scaled_mm gemm.tn: g u -> dw",
+            f"_to_copy: x -> u; _to_copy: w -> v; _scaled_mm gemm.nt: {bias}u v -> y",
+            "_to_copy: dy -> g; _scaled_mm gemm.nn: g v -> dx; _scaled_mm gemm.tn: g u -> dw",
             gives="dy>b dx>x dw>w" if bias else "", bare=1,
         )
         for name, bias in (("project", ""), ("linear", "b "))
@@ -223,9 +220,8 @@ RULES: Mapping[str, Rule] = {
         "fused_embeddings_backward embedding_backward.exact: dy index offsets sorted ->",
     ),
     "binary_cross_entropy": _rule(
-        "x labels loss one", "binary_cross_entropy_with_logits elementwise: x labels -> loss",
-        "sigmoid elementwise: x -> p; sub elementwise: p labels -> g; mul elementwise: g one -> dx; "
-        "div_ elementwise: dx -> dx",
+        "x labels loss one", "binary_cross_entropy_with_logits: x labels -> loss",
+        "sigmoid: x -> p; sub: p labels -> g; mul: g one -> dx; div_: dx -> dx",
     ),
     "nll_loss": _rule(
         "x labels loss total one", "nll_loss_forward rowwise: labels -> loss total",
