@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import Array
 from perfkit.models.embedding import STATE
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph
 from perfkit.workloads.operations import Tensor, parse_lines
 from perfkit.workloads.shards import list_waits
 from perfkit.workloads.sizes import Program, Size, count_configurations, map_sizes
@@ -160,35 +159,31 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     Layers that were not recorded are repeated. Sizes may be arrays over tables side by side.
     """
     shape = next((value.shape for value in tape.nbytes if isinstance(value, np.ndarray)), ())
-    owners = np.array(tape.layers, dtype=int)
-    features, nbytes = np.zeros((len(tape.sizes), len(FEATURES), *shape)), np.empty((len(tape.nbytes), *shape))
+    features, accesses = np.zeros((len(tape.sizes), len(FEATURES), *shape)), np.empty((len(tape.nbytes), 4, *shape))
     for row, sizes in zip(features, tape.sizes, strict=True):
         for name, value in sizes.items():
             row[COLUMN[name]] = value
+    accesses[:, [0, 1, 3]] = np.array(tape.touched, dtype=int).reshape(-1, 4, *[1] * len(shape))[:, :3]
     for place, value in enumerate(tape.nbytes):
-        nbytes[place] = value
-    places = np.arange(len(tape.homes))  # numbers of storages
-    labels, touched, waits = tape.labels, np.array(tape.touched, dtype=int).reshape(-1, 4), tape.waits
+        accesses[place, 2] = value
+    outside = [(weight.storage, weight in tape.tables) for weight in tape.trained if weight.layer < 0]
+    graph = Graph(
+        tuple(tape.labels), features, accesses, tuple(tape.tables.values()), _count(tape, tape.trained)[1],
+        waits=np.array(tape.waits, dtype=np.intp).reshape(-1, 2), weights=np.array(outside, dtype=int).reshape(-1, 2),
+        **about,
+    )  # fmt: skip
     if tape.repeats > 1:
-        labels, features, touched, nbytes = _repeat(tape, owners, features, touched, nbytes)
-        places = np.cumsum(np.array(tape.homes) < 0) - 1
+        graph = _repeat(graph, tape)
     if tape.buckets:
-        labels, features, touched, nbytes, waits = _reduce(tape, labels, features, touched, nbytes)
-    accesses = np.empty((len(touched), 4, *shape))
-    accesses[:, 2] = nbytes
-    for column, own in ((0, 0), (1, 1), (3, 2)):
-        accesses[:, column] = touched[:, own].reshape(-1, *[1] * len(shape))
+        graph = _reduce(graph)
+    waits, dtypes = None, ()
     if tape.overlap:
-        waits = list_waits(labels) if tape.shards else waits
-        sent = np.flatnonzero([label[1] == "collective" for label in labels])
-        rows = [(place, np.searchsorted(sent, row)) for place, row in waits]
-        about["waits"] = np.array(rows, dtype=np.intp).reshape(-1, 2)
-    outside = [(places[weight.storage], weight in tape.tables) for weight in tape.trained if weight.layer < 0]
-    about["weights"] = np.array(outside, dtype=int).reshape(-1, 2)
-    if about.get("dtype") == "fp8":  # products alone
-        about["dtypes"] = tuple("fp8" if label[0] == "_scaled_mm" else "bf16" for label in labels)
-    parameters = _count(tape, tape.trained)[1]
-    return Graph(tuple(labels), features, accesses, tuple(tape.tables.values()), parameters, **about)
+        after, sent = (list_waits(graph.labels) if tape.shards else graph.waits).T  # positions of operations
+        waits = np.stack([after, np.searchsorted(graph.collectives, sent)], axis=1)
+    if graph.dtype == "fp8":  # products alone
+        dtypes = tuple("fp8" if label[0] == "_scaled_mm" else "bf16" for label in graph.labels)
+    vars(graph).update(waits=waits, dtypes=dtypes)
+    return graph
 
 
 def make_together(tape: Tape, **about: Any) -> Graph:
@@ -203,9 +198,9 @@ def make_together(tape: Tape, **about: Any) -> Graph:
     return replace(graph, features=features, accesses=accesses, columns=columns, buffers=tuple(buffers))
 
 
-def _repeat(tape: Tape, owners: Any, features: Array, touched: Any, nbytes: Array) -> tuple[Any, Array, Any, Array]:
+def _repeat(graph: Graph, tape: Tape) -> Graph:
     """Repeat the second one of the layers, with storages of its own."""
-    homes, labels = np.array(tape.homes), tape.labels
+    homes, owners, touched = (np.array(numbers) for numbers in (tape.homes, tape.layers, tape.touched))
     number = np.zeros(len(homes), dtype=int)  # of a storage within its layer, or within what is in none
     for home in range(-1, homes.max() + 1):
         number[homes == home] = np.arange((homes == home).sum())
@@ -215,12 +210,16 @@ def _repeat(tape: Tape, owners: Any, features: Array, touched: Any, nbytes: Arra
     place[rows] = np.arange(len(rows))[:, None]
     place[rows, layer] = np.arange(len(rows))
     taken, own = _unroll(touched[:, 3], tape.repeats)
-    operation, storage, write, owner = touched[taken].T
-    home = homes[storage]
-    storage = number[storage] + np.where(home < 0, 0, outside + (own + home - owner) * inside)
-    texts = [label[4].replace(f"layers.{own}", "layers.{}", 1) for label, own in zip(labels, tape.layers, strict=True)]
-    found = [(*labels[row][:4], texts[row].format(at)) for row, at in zip(rows.tolist(), layer.tolist(), strict=True)]
-    return found, features[rows], np.stack([place[operation, own], storage, write], axis=1), nbytes[taken]
+    operation, storage, _, owner = touched[taken].T
+    accesses, home, weights = graph.accesses[taken], homes[storage], graph.weights.copy()
+    accesses[:, 0] = place[operation, own]
+    accesses[:, 1] = number[storage] + np.where(home < 0, 0, outside + (own + home - owner) * inside)
+    weights[:, 0] = number[weights[:, 0]]
+    named = zip(graph.labels, tape.layers, strict=True)
+    texts = [label[4].replace(f"layers.{own}", "layers.{}", 1) for label, own in named]
+    copies = zip(rows.tolist(), layer.tolist(), strict=True)
+    labels = tuple((*graph.labels[row][:4], texts[row].format(at)) for row, at in copies)
+    return replace(graph, labels=labels, features=graph.features[rows], accesses=accesses, weights=weights)
 
 
 def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
@@ -236,19 +235,18 @@ def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
     return row, np.where(owners[row] > 1, repeats + owners[row] - 1, layer)
 
 
-def _reduce(
-    tape: Tape, labels: Sequence[Label], features: Array, touched: Any, nbytes: Array
-) -> tuple[list[Label], Array, Any, Array, list[tuple[int, int]]]:
+def _reduce(graph: Graph) -> Graph:
     """Reduce gradients as DistributedDataParallel does, each of several modules in buckets of its own.
 
     A bucket is reduced when it is full, while the backward pass goes on, and waited for before its first gradient is
     copied back. Buckets are filled in the order of arrival, as from the second iteration on.
     """
+    labels, features, accesses, waits = graph.labels, graph.features, graph.accesses, [*graph.waits]
     pieces = np.flatnonzero([label[0] == PIECE for label in labels])
-    end = next(place for place, label in enumerate([*labels, ("",) * 3 + ("update",)]) if label[3] == "update")
+    end = [label[3] for label in labels].index("update")
     copies = np.arange(end - len(pieces), end)
     modules, sizes = features[pieces, _TABLE], features[pieces, _NBYTES].tolist()
-    kept, into, waits = np.ones(len(labels), dtype=bool), np.arange(len(labels)), list(tape.waits)
+    kept, into = np.ones(len(labels), dtype=bool), np.arange(len(labels))
     kept[pieces] = False
     total, begun, first = 0.0, 0, True
     order = np.argsort(modules, kind="stable").tolist()
@@ -262,11 +260,14 @@ def _reduce(
     for piece in pieces[~kept[pieces]]:
         features[piece + 1, _BARE] += features[piece, _BARE]
     features[pieces, _TABLE] = 0.0
-    new, reads = np.concatenate([[0], np.cumsum(kept)]), np.isin(touched[:, 0], pieces)
-    touched[:, 0] = new[into[touched[:, 0]]]
-    order = np.argsort(2 * touched[:, 0] + reads * touched[:, 2], kind="stable")  # a bucket is read and then written
+    new, own = np.concatenate([[0], np.cumsum(kept)]), accesses[:, 0].astype(int)
+    accesses[:, 0] = new[into[own]]
+    # a bucket is read and then written
+    order = np.lexsort([np.isin(own, pieces) * accesses[:, 3], accesses[:, 0]])
     found = [
         ("all_reduce", "collective", "all_reduce", *label[3:]) if label[0] == PIECE else label
         for label, keep in zip(labels, kept, strict=True) if keep
     ]  # fmt: skip
-    return found, features[kept], touched[order], nbytes[order], [(int(new[a]), int(new[b])) for a, b in waits]
+    return replace(
+        graph, labels=tuple(found), features=features[kept], accesses=accesses[order], waits=new[np.array(waits)]
+    )

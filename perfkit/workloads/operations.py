@@ -1,7 +1,7 @@
 """The operations that PyTorch's eager mode dispatches for the layers of workloads: a table with both directions.
 
-A line such as ``"threshold_backward: dy y -> dx"`` names an operation; its kind, unless it is element-wise, and, after a
-dot, its variant where that is another word; then the tensors it reads and writes. `y` is the result, `dx` the gradient
+A line such as ``"threshold_backward: dy y -> dx"`` names an operation; its kind, unless it is element-wise, and after
+a dot its variant where that is another word; then the tensors it reads and writes. `y` is the result, `dx` the gradient
 of `x`.
 """
 

@@ -206,7 +206,7 @@ class Units:
             accumulate(tape, shard)
 
 
-def list_waits(labels: Sequence[Label]) -> list[tuple[int, int]]:
+def list_waits(labels: Sequence[Label]) -> np.ndarray:
     """Where each collective of sharded weights is waited for: positions of an operation and of the collective.
 
     Gathered weights are unpacked in the order in which they are gathered. Reduced gradients are waited for before the
@@ -215,5 +215,4 @@ def list_waits(labels: Sequence[Label]) -> list[tuple[int, int]]:
     found = [np.flatnonzero([label[0] == name for label in labels]) for name in _STEPS]
     ends = [n == "chunk_cat" or p == "update" or (n == _STEPS[0] and p == "forward") for n, _, _, p, _ in labels]
     after = np.flatnonzero(ends)[np.searchsorted(np.flatnonzero(ends), found[2])]
-    pairs = np.concatenate([found[:2], [after, found[2]]], axis=1).T
-    return [(int(place), int(launched)) for place, launched in pairs]
+    return np.concatenate([found[:2], [after, found[2]]], axis=1).T
