@@ -262,22 +262,18 @@ class DLRM:
 def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
     """Record the iteration of every rank, once for those whose tables differ in nothing but their names."""
     known: dict[Any, Graph] = {}
-    graphs = []
+    graphs, ranks = [], plan.ranks
     for held in hold_tables(plan, model.tables):
         tables = (*held.looked, *held.copies)
-        key = (held.sums, *((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables)) if plan.ranks > 1 else ()
-        graph = known.get(key) or known.setdefault(key, _record_rank(model, held, accelerator))
-        graphs.append(graph if graph.tables == tables else replace(graph, tables=tables))
+        key = (held.sums, *((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables)) if ranks > 1 else ()
+        if key not in known:
+            tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
+            inputs = tape.tensor(model.batch // ranks, model.features, itemsize=tape.wide)
+            layers.binary_cross_entropy(tape, record_layers(tape, model, inputs, held))
+            groups = held.groups if ranks > 1 else ()
+            known[key] = finish(tape, model, ranks=ranks, lists=accelerator, groups=groups)
+        graphs.append(known[key] if known[key].tables == tables else replace(known[key], tables=tables))
     return tuple(graphs)
-
-
-def _record_rank(model: DLRM, held: Held, accelerator: bool) -> Graph:
-    """Record the iteration of a rank."""
-    ranks = len(held.widths)
-    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
-    inputs = tape.tensor(model.batch // ranks, model.features, itemsize=tape.wide)
-    layers.binary_cross_entropy(tape, record_layers(tape, model, inputs, held))
-    return finish(tape, model, ranks=ranks, lists=accelerator, groups=held.groups if ranks > 1 else ())
 
 
 def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor:
@@ -307,7 +303,6 @@ def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor
         tape.trained = tape.trained[before:] + tape.trained[:before]  # modules are made in the order of PRESETS
     tape.module = "interaction"
     vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
-    before = len(tape.trained)
     if model.interaction == "cross":
         joined = layers.cross(tape, vectors, *model.cross)
     else:
@@ -316,10 +311,8 @@ def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor
     tape.module = "top"
     logits = layers.mlp(tape, joined, model.top, last_relu=False)
     if tape.overlap:
-        top, others = tape.trained[before:], [w for w in tape.trained[:before] if w not in tape.local]
-        bottom = 2 * len(model.bottom)
-        for number, module in enumerate((top, others[:bottom], others[bottom:])):
-            tape.buckets |= dict.fromkeys(module, number)
+        own = [weight for weight in tape.trained if weight not in tape.local]
+        tape.buckets = {weight: {"top": 0, "bottom": 1}.get(tape.modules[weight], 2) for weight in own}
     return logits
 
 

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -184,12 +183,13 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
         np.maximum.reduceat(v[members], starts) if len(v) else v for v in (graph.features, *graph.columns.values())
     )
     columns = dict(zip(graph.columns, rest, strict=True))
+    growth = [sizes / max(sizes[0], 1.0) for sizes in graph.buffers]  # relative to the first configuration
     for row, region in enumerate(regions):
         merged, first = len(region.members) > 1, region.members[0]
         found = fusion.touch(region) if merged else fusion.rows[first]
         touched += [(row, *rest) for rest in found]
         if merged and columns:
-            columns["traffic"][row] = sum(nbytes * _grow(graph.buffers[int(number)]) for number, nbytes, _ in found)
+            columns["traffic"][row] = sum(nbytes * growth[int(number)] for number, nbytes, _ in found)
         labels.append(fusion.label(region) if merged else graph.labels[first])
         if labels[row][3] in phases and labels[row][1] not in ("collective", "transfer"):
             features[row, _HOST] = min(features[row, _HOST[0]], 1.0), labels[row][3] not in called, 0.0
@@ -202,11 +202,6 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
         graph, labels=tuple(labels), features=features, accesses=np.array(touched, dtype=float).reshape(-1, 4),
         dtypes=dtypes, waits=waits, columns=columns, execution="compiled",
     )  # fmt: skip
-
-
-def _grow(sizes: Any) -> Any:
-    """Sizes of configurations relative to that of the first one, whose structure all have [-]."""
-    return sizes / max(np.ravel(sizes)[0], 1.0)
 
 
 def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:

@@ -270,9 +270,6 @@ class Graph(Tabular):
         """
         import polars
 
-        labels = zip(*self.labels, strict=True) if self.labels else ((),) * 5
-        data: dict[str, Any] = {
-            key: list(v) for key, v in zip(("name", "kind", "variant", "phase", "module"), labels, strict=True)
-        }
-        data |= {name: self.column(name) for name in FEATURES}
-        return polars.DataFrame(data | {"traffic": self.traffic})
+        labels = polars.DataFrame(self.labels, ["name", "kind", "variant", "phase", "module"], orient="row")
+        sizes = {name: self.column(name) for name in FEATURES}
+        return labels.hstack(polars.DataFrame(sizes | {"traffic": self.traffic}))

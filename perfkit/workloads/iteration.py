@@ -176,13 +176,12 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
         graph = _repeat(graph, tape)
     if tape.buckets:
         graph = _reduce(graph)
-    waits, dtypes = None, ()
+    waits: Any = None
     if tape.overlap:
-        after, sent = (list_waits(graph.labels) if tape.shards else graph.waits).T  # positions of operations
+        after, sent = (list_waits(graph.labels) if tape.shards else np.array(graph.waits)).T  # positions of operations
         waits = np.stack([after, np.searchsorted(graph.collectives, sent)], axis=1)
-    if graph.dtype == "fp8":  # products alone
-        dtypes = tuple("fp8" if label[0] == "_scaled_mm" else "bf16" for label in graph.labels)
-    vars(graph).update(waits=waits, dtypes=dtypes)
+    formats = ("fp8" if label[0] == "_scaled_mm" else "bf16" for label in graph.labels)  # products alone
+    vars(graph).update(waits=waits, dtypes=tuple(formats) if graph.dtype == "fp8" else ())
     return graph
 
 
@@ -241,7 +240,7 @@ def _reduce(graph: Graph) -> Graph:
     A bucket is reduced when it is full, while the backward pass goes on, and waited for before its first gradient is
     copied back. Buckets are filled in the order of arrival, as from the second iteration on.
     """
-    labels, features, accesses, waits = graph.labels, graph.features, graph.accesses, [*graph.waits]
+    labels, features, accesses, waits = graph.labels, graph.features, graph.accesses, [*np.array(graph.waits)]
     pieces = np.flatnonzero([label[0] == PIECE for label in labels])
     end = [label[3] for label in labels].index("update")
     copies = np.arange(end - len(pieces), end)

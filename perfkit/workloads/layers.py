@@ -8,11 +8,11 @@ import numpy as np
 
 from perfkit.models.distributions import distinct_rows
 from perfkit.models.embedding import STATE, exact_backward_bytes, row_traffic
-from perfkit.models.roofline import attention_flops
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.sizes import Size, round_size
 from perfkit.workloads.tables import EmbeddingTable, list_laws
 from perfkit.workloads.tape import Tape, copy
+from perfkit.workloads.vocabulary import size_product
 
 
 def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:
@@ -109,8 +109,8 @@ def attention(
     Of a sequence that `context` ranks share, each works on its part with keys and values of all.
     """
     batch, sequence, hidden = q.shape
-    flops = attention_flops(batch, heads, sequence, hidden // heads, causal=causal) * context
-    sizes = {"flops": flops, "batch": batch * heads, "m": sequence, "n": sequence * context, "k": hidden // heads}
+    passes = 1.0 if causal else 2.0  # of two products, half where tiles above the diagonal are skipped
+    sizes: Any = size_product(sequence, sequence * context, hidden // heads, batch=batch * heads, passes=passes)
     statistics = tape.tensor(batch, heads, sequence)
     name = "attention" + "_causal" * causal + f".{kernel}" * bool(kernel)
     return tape.record(name, q, k, v, statistics, **sizes)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from perfkit.models.roofline import gemm_flops
+from perfkit.workloads.vocabulary import size_product
 
 #: Kernels of a sort by key with what prepares it.
 _SORT = 10
@@ -85,15 +85,11 @@ def _size_product(label: _Label, reads: Sequence[Tensor], writes: Sequence[Tenso
     batch, m, k = (1, prod(left[:-1]), left[-1]) if kind == "gemm" else left
     m, k = (k, m) if layout[0] == "t" else (m, k)
     n = right[-2] if layout[1] == "t" else right[-1]
-    return {"flops": gemm_flops(m, n, k, batch=batch), "batch": batch, "m": m, "n": n, "k": k}
+    return size_product(m, n, k, batch=batch)
 
 
 def _size_rows(label: _Label, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
     return {"elements": writes[0].numel, "rows": prod(writes[0].shape[:-1]), "n": writes[0].shape[-1]}
-
-
-def _size_gradient(label: _Label, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
-    return {**own, "elements": writes[0].numel, "rows": writes[0].shape[0]}
 
 
 #: Sizes of an operation from the tensors it reads and writes and what its layer states: by name, variant or kind.
@@ -110,7 +106,10 @@ SIZES: Mapping[str, Callable[[_Label, Sequence[Tensor], Sequence[Tensor], _Own],
         ("backward", "backward_causal"), lambda label, reads, writes, own: {**own, "flops": 2.5 * own["flops"]}
     ),
     "exact": lambda label, reads, writes, own: {"launches": _SORT, **own, "lookups": 0},
-    **dict.fromkeys(("embedding_dense_backward", "_embedding_bag_backward"), _size_gradient),
+    **dict.fromkeys(
+        ("embedding_dense_backward", "_embedding_bag_backward"),
+        lambda label, reads, writes, own: {**own, "elements": writes[0].numel, "rows": writes[0].shape[0]},
+    ),
 }
 
 

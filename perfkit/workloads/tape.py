@@ -99,6 +99,7 @@ class Tape:
         self.index = 8  # bytes of an index
         self.phase, self.module, self.layer = "forward", "", -1
         self.trained: list[Tensor] = []
+        self.modules: dict[Tensor, str] = {}  # of weights
         self.drawn = 0  # weights met since the first layer; those that are known are met again
         self.shards: dict[Tensor, Tensor] = {}  # what this rank keeps of a weight
         self.local: set[Tensor] = set()  # weights whose gradients are not averaged
@@ -138,6 +139,7 @@ class Tape:
             return self.trained[self.drawn - 1]
         weight = self.tensor(*shape, itemsize=itemsize or self.wide, grad=True)
         self.trained.append(weight)
+        self.modules[weight] = self.module
         self.due[weight] = 0
         return weight
 
@@ -198,7 +200,7 @@ class Tape:
             return
         reads: list[Tensor] = []
         for name in line.reads:
-            found = tensors[name] if name in tensors else _find(self, name, tensors)
+            found = _find(self, name, tensors)
             reads += found if isinstance(found, list) else (found,)
         for name in line.writes:
             if name not in tensors:
