@@ -205,10 +205,12 @@ class _Maker:
 
     def list_units(self, place: int) -> list[_Unit]:
         """Units of a chunk by its place among those of all stages: regions and layers, which are spread evenly."""
-        each, more = divmod(self.model.layers, self.s.pp * self.chunks)
-        first = place * each + min(place, more)
-        units = [("layers", layer) for layer in range(first, first + each + (place < more))]
-        last = place == self.s.pp * self.chunks - 1
+        s, count, last = self.s, self.s.pp * self.chunks, place == self.s.pp * self.chunks - 1
+        stated = {0: s.first_layers, count - 1: s.last_layers}
+        free = [own for own in range(count) if not stated.get(own)]
+        each, more = divmod(self.model.layers - sum(stated.values()), max(len(free), 1))
+        sizes = [stated.get(own) or each + (free.index(own) < more) for own in range(place + 1)]
+        units = [("layers", sum(sizes[:-1]) + layer) for layer in range(sizes[-1])]
         return [("embeddings", 0)] * (place == 0) + units + [("head", 0)] * last
 
     def make(self, stage: int) -> _Program:

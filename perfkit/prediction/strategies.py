@@ -17,7 +17,7 @@ from perfkit.prediction.memory import WORKSPACE
 from perfkit.prediction.micro_batches import ODD, REGIONS, count_experts, price_messages, price_part
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error
 from perfkit.workloads.blocks import UNFUSED, Cut
-from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.strategy import Strategy, spread_layers
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
@@ -76,13 +76,13 @@ def price_strategies(
         for name, values in price_part(replace(model, checkpoint=bool(kind & 1)), platform, cut, execution).items():
             parts.setdefault(name, np.zeros(len(structure)))[members] = values[1 + place]
     parts["layers.backward"] += np.where(s.checkpoint == "selective", parts["attention.forward"], 0.0)
-    micro, layers = model.batch / (s.dp * s.micro_batch), np.ceil(model.layers / s.pp)
+    micro, ends = model.batch / (s.dp * s.micro_batch), spread_layers(model.layers, s)
     for name in [f"{region}{own}" for region in REGIONS for own in (".", ".host.")]:
         parts[f"{name}backward"] += np.where(micro > 1, parts[f"{name}added"], 0.0)  # a single one is added to nothing
     chunks = np.where(np.isin(s.schedule, CHUNKED), s.chunks, 0)
     itemsize, overlap = ITEMSIZE.get(model.dtype, 2), platform.context.overlap
     contention = overlap["contention"] if overlap else 0.0
-    return _Iterations(model, platform, s, parts, micro, layers, chunks, itemsize, contention).add_up()
+    return _Iterations(model, platform, s, parts, micro, ends, ends[1], chunks, itemsize, contention).add_up()
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class _Iterations:
     parts: dict[str, Array]
 
     micro: Array  # micro-batches
-    layers: Array  # of the largest stage
+    ends: Sequence[Array]  # layers of the first stage, of the largest between, and of the last
+    layers: Array  # of the largest between
     chunks: Array  # of each stage; 0 where nothing hides its messages
     itemsize: int  # of activations and of weights in use
     contention: float  # share that collectives take from kernels beside them
@@ -119,12 +120,15 @@ class _Iterations:
         """What the slowest stage has of some parts, and all stages together."""
         parts = [np.array([self.parts[f"{region}.{name}"] for name in names]) for region in REGIONS]
         first, one, last = (own.sum(axis=0) for own in parts)
+        total = self.model.layers * one + first + last
+        parts = [own + (layers - self.layers) * parts[1] for own, layers in zip(parts, self.ends, strict=True)]
+        first, _, last = (own.sum(axis=0) for own in parts)
         phases = np.maximum(parts[0], parts[2]).sum(axis=0)  # forward passes of all micro-batches before backward ones
         apart = np.where(self.s.schedule == "gpipe", phases, np.maximum(first, last))
         breadth = (self.s.schedule == "breadth_first") | (self.micro <= self.s.pp)
         one_by_one = (self.s.pp == 1) | breadth & (self.s.chunks > 1)
         ends = np.where(one_by_one, first + last, apart)
-        return self.layers * one + ends, self.model.layers * one + first + last
+        return self.layers * one + np.maximum(ends, 0.0), total
 
     def hide(self, time: Array, compute: Array, pieces: Any, hidden: Any, kernels: Any = 1.0) -> Array:
         """What is left of communication where it is hidden, and what it takes from the kernels beside it."""
@@ -146,7 +150,7 @@ class _Iterations:
         """Passes of a micro-batch through a stage, as long as the longest of them, and how many times what a stage does
         for it all others wait until the first micro-batch comes round again.
         """
-        longest = np.ceil(self.model.layers / (self.s.pp * np.maximum(self.chunks, 1)))
+        longest = np.ceil(self.layers / np.maximum(self.chunks, 1))
         known = np.where(self.s.schedule == "interleaved", np.minimum(self.micro, self.s.pp), self.micro)
         return self.layers / longest, (1.0 - longest / self.layers) * (self.s.pp - known)
 
@@ -201,7 +205,7 @@ class _Iterations:
         open_ends = np.where(self.chunks > 0, 0.0, message)
         slowest = work + tensor + ring + late + open_ends
         passes, around = self.count_passes()
-        total = total + message * (s.pp - 1) * passes
+        total = total + message * (s.pp - 1) * passes - _find_slack(self)
         delayed = np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0)
         # of many chunks each waits until the first micro-batch has come round, but for what a stage has to do meanwhile
         round_trip = around * between + (chunks - 1) * s.pp * message
@@ -272,6 +276,16 @@ class _Iterations:
                   terms["host"] / time * np.log(find_host_error(self.platform)))  # fmt: skip
         spread = np.sqrt(sum(np.square(error) for error in errors))
         return {"time": time, **terms, "spread": spread, "needs": _measure(self, weights)}
+
+
+def _find_slack(own: _Iterations) -> Array:
+    """Backward passes that a slow first stage still has to do while the last micro-batch is on other stages [s]."""
+    s, p, one = own.s, own.parts, own.parts["layers.forward"] + own.parts["layers.backward"]
+    first, last = (layers * one + p[f"{region}.forward"] + p[f"{region}.backward"]
+                   for region, layers in (("embeddings", own.ends[0]), ("head", own.ends[2])))  # fmt: skip
+    backward = own.ends[0] * p["layers.backward"] + p["embeddings.backward"]
+    others = np.minimum(s.pp, own.micro) - 1.0
+    return np.where((first > last) & np.isin(s.schedule, ("1f1b", "zero_bubble")), others * backward, 0.0)
 
 
 def _share_sequences(own: _Iterations, phase: str, numbers: Array) -> tuple[Array, Array]:

@@ -36,6 +36,8 @@ class Strategy:
         ``gpipe``, ``1f1b``, ``interleaved``, ``breadth_first`` or ``zero_bubble`` (H1).
     chunks : int
         Chunks of layers of each stage, where these are interleaved or breadth-first [-].
+    first_layers, last_layers : int
+        Layers of the first and the last stage, which hold embeddings and head too; 0 for as many as the others [-].
     checkpoint : str
         What the backward pass computes again: ``none``, ``selective`` (attention between its projections) or ``full``.
     zero : int
@@ -75,6 +77,8 @@ class Strategy:
     micro_batch: Any = 1
     schedule: Any = "1f1b"
     chunks: Any = 1
+    first_layers: Any = 0
+    last_layers: Any = 0
     checkpoint: Any = "none"
     zero: Any = 0
     shards: Any = 0
@@ -92,8 +96,9 @@ class Strategy:
                 check_choice(key, value, known)
         for value in np.unique(self.zero).tolist():
             check_positive("zero", value, integer=True, zero=True, maximum=3)
-        for value in np.unique(self.shards).tolist():
-            check_positive("shards", value, integer=True, zero=True, maximum=2.0**20)
+        for key in ("shards", "first_layers", "last_layers"):
+            for value in np.unique(getattr(self, key)).tolist():
+                check_positive(key, value, integer=True, zero=True, maximum=2.0**20)
         for key in ("sequence_parallel", "ulysses", "two_level", "overlap", "tiled"):
             for value in np.unique(getattr(self, key)).tolist():
                 check_type(key, value, bool)
@@ -154,6 +159,34 @@ class Strategy:
         return replace(self, **{name: np.broadcast_to(own, shape)[index] for name, own in vars(self).items()})
 
 
+def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
+    """How stages share the layers of a model.
+
+    Parameters
+    ----------
+    layers : int
+        All layers [-].
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    first, inner, last : array
+        Layers of the first stage, of the largest one between, and of the last [-]. Of two stages the larger is inner.
+
+    Examples
+    --------
+    Sixteen stages of 126 layers, one less in the first and in the last:
+
+    >>> [int(each) for each in spread_layers(126, Strategy(pp=16, first_layers=7, last_layers=7))]
+    [7, 8, 7]
+    """
+    stated = np.greater(s.first_layers, 0) * 1 + np.greater(s.last_layers, 0)
+    each = np.ceil((layers - s.first_layers - s.last_layers) / np.maximum(s.pp - stated, 1))
+    first, last = (np.where(np.greater(own, 0), own, each) for own in (s.first_layers, s.last_layers))
+    return first, np.where(s.pp > 2, each, np.maximum(first, last)), last
+
+
 def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     """Which strategies can share what a Transformer has.
 
@@ -168,13 +201,16 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     -------
     fits : dict of str to bool or array
         By field of the model whether ranks, stages and micro-batches divide it, or layers are enough for all chunks;
-        interleaved stages take micro-batches in rounds of all stages.
+        interleaved stages take micro-batches in rounds of all stages. Stages whose layers are stated have one chunk.
     """
     micro, kv = model.batch / (s.dp * s.micro_batch), model.kv_heads or model.heads
+    stated = np.greater(s.first_layers, 0) * 1 + np.greater(s.last_layers, 0)
+    rest = model.layers - s.first_layers - s.last_layers
+    enough = np.where(s.pp > stated, rest >= s.pp - stated, (s.pp == stated) & (rest == 0))
     return {
         "heads": (model.heads % (s.tp * np.where(s.ulysses, s.cp, 1)) == 0) & ((kv % s.tp == 0) | (s.tp % kv == 0)),
         "sequence": model.sequence % (s.cp * s.rows) == 0,
         "experts": (s.ep == 1) | ((model.experts or 1) % s.ep == 0),
         "batch": np.equal(micro % 1, 0) & ((np.asarray(s.schedule) != "interleaved") | (micro % s.pp == 0)),
-        "layers": s.pp * s.chunks <= model.layers,
+        "layers": np.where(stated > 0, (s.chunks == 1) & enough, s.pp * s.chunks <= model.layers),
     }
