@@ -68,14 +68,10 @@ def bmm(tape: Tape, a: Tensor, b: Tensor, layout: str = "") -> Tensor:
     return tape.record("bmm" + layout, a, b, out=(*a.shape[:2], b.shape[1 if layout else 2]))
 
 
-def count_views(tape: Tape, count: int) -> None:
+def count_views(tape: Tape, x: Tensor, count: int) -> None:
     """Views are calls without a kernel here, and as many again on the way back."""
-
-    def backward() -> None:
-        tape.bare += count - 1  # a node without a kernel counts as one itself
-
     tape.bare += count
-    tape.node(backward)
+    tape.record(f"{count} views", x, out=x)
 
 
 def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -179,7 +175,7 @@ def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
     """
     batch, n, _ = x.shape
     pairs = n * (n - 1) // 2
-    count_views(tape, 2)  # rows by table, and these transposed
+    count_views(tape, x, 2)  # rows by table, and these transposed
     index = [tape.tensor(pairs, itemsize=8) for _ in range(2)]
     triangle = tape.record("triangle", bmm(tape, x, x, "_nt"), *index, out=(batch, pairs), rows=batch)
     return cat(tape, [dense, triangle])
@@ -303,24 +299,16 @@ def exchange(
 def binary_cross_entropy(tape: Tape, logits: Tensor) -> None:
     """Mean binary cross entropy with logits."""
     logits = cast(tape, logits, tape.wide)
-    labels, loss, one = (tape.tensor(*shape, itemsize=tape.wide) for shape in (logits.shape, (1,), (1,)))
+    labels = tape.tensor(*logits.shape, itemsize=tape.wide)
+    loss, one = (tape.tensor(1, itemsize=tape.wide, grad=True) for _ in range(2))
     tape.record("binary_cross_entropy", logits, labels, loss, one)
-    _seed(tape, loss, one)
+    tape.record("seed", loss, out=one)
 
 
 def cross_entropy(tape: Tape, logits: Tensor, rows: int) -> None:
     """Mean cross entropy of `rows` decoded tokens."""
     labels, wide = tape.tensor(rows, itemsize=8), max(tape.wide, logits.itemsize)
-    loss, total, one = (tape.tensor(1, itemsize=wide) for _ in range(3))
+    loss, total, one = (tape.tensor(1, itemsize=wide, grad=True) for _ in range(3))
     probability = tape.record("log_softmax", logits.view(rows, logits.numel // rows))
     tape.record("nll_loss", cast(tape, probability, wide), labels, loss, total, one)
-    _seed(tape, loss, one)
-
-
-def _seed(tape: Tape, loss: Tensor, one: Tensor) -> None:
-    """The gradient of the loss itself, which the backward pass starts with."""
-
-    def backward() -> None:
-        tape.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1)
-
-    tape.node(backward)
+    tape.record("seed", loss, out=one)

@@ -143,6 +143,8 @@ _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 #: Layers by name. A gradient `dy` that arrives at a narrower operand is cast, at a smaller one summed up.
 RULES: Mapping[str, Rule] = {
+    **{f"{count} views": _rule("x", "", bare=count - 1) for count in (2, 6)},  # a node without a kernel counts as one
+    "seed": _rule("x", "", "ones_like copy.new_zeros: x -> y"),  # the gradient of a loss itself
     "cast": _rule("x", "_to_copy: x -> y", gives="dy>x"),
     "relu": _rule("x", "relu: x -> y", "threshold_backward: dy y -> dx"),
     "gelu": _rule("x", "gelu: x -> y", "gelu_backward: dy x -> dx"),

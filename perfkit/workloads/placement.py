@@ -316,19 +316,16 @@ class Plan:
         >>> plan["embeddings"]["table 0"]["shards"][1]
         {'rank': 1, 'offsets': [5, 0], 'sizes': [5, 16]}
         """
-        out: dict[str, dict[str, Any]] = {
-            name: {
-                "sharding_type": placement.kind,
-                "compute_kernel": "dense" if placement.kind == "data_parallel" else "fused",
-                "ranks": list(placement.ranks),
-                "shards": [],
-            }
-            for name, placement in zip(name_tables(tables), self.placements, strict=True)
-        }
+        shards: list[list[dict[str, Any]]] = [[] for _ in self.owners]
         for s in self.cut(tables):
             box = {"rank": s.rank, "offsets": [s.first_row, s.first_column], "sizes": [s.rows, s.columns]}
-            out[name_tables(tables)[s.table]]["shards"].append(box)
-        return {module: out}
+            shards[s.table].append(box)
+        found = {}
+        for name, placement, own in zip(name_tables(tables), self.placements, shards, strict=True):
+            kernel = "dense" if placement.kind == "data_parallel" else "fused"
+            ranks = list(placement.ranks)
+            found[name] = {"sharding_type": placement.kind, "compute_kernel": kernel, "ranks": ranks, "shards": own}
+        return {module: found}
 
     @classmethod
     @reading("plan", "compare with Plan.to_torchrec")
