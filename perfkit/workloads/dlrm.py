@@ -312,7 +312,7 @@ def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor
     logits = layers.mlp(tape, joined, model.top, last_relu=False)
     if tape.overlap:
         own = [weight for weight in tape.trained if weight not in tape.local]
-        tape.buckets = {weight: {"top": 0, "bottom": 1}.get(tape.modules[weight], 2) for weight in own}
+        tape.buckets = {weight: {"bottom": 1, "embeddings": 2}.get(tape.modules[weight], 0) for weight in own}
     return logits
 
 
