@@ -192,7 +192,8 @@ class DLRM:
             fault = f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients"
             advice = "take embedding='exact', sparse=False, or capture the step"
             raise ValueError(f"{fault}; rows of equal number must be added up first; {advice}")
-        if not isinstance(base["cross"], tuple) or len(base["cross"]) != 2:
+        check_type("cross", base["cross"], tuple)
+        if len(base["cross"]) != 2:
             wanted = "the number of layers and their rank, such as (3, 512)"
             raise ValueError(f"cross is {show(base['cross'])}; it must be {wanted}")
         base["cross"] = tuple(check_positive("cross", size, integer=True) for size in base["cross"])
