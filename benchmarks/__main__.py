@@ -4,15 +4,14 @@ python -m benchmarks [--platform P.toml] [--quick]
 python -m benchmarks --docs    # only writes docs/accuracy.md again, from committed runs; measures nothing
 """
 
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks import make_command
+from benchmarks import command, find_shared_data
 from benchmarks.docs import write_page
-from benchmarks.gpu_bars import POOLED, find_shared_data
+from benchmarks.gpu_bars import POOLED
 from perfkit.calibration.campaign import calibrate
 from perfkit.ground.files import find_reference
 from perfkit.measure.machine import count_cores
@@ -65,8 +64,13 @@ def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[str, list[str]
         yield "families", [str(measured / "zen3-2.measurements.json"), "--check", *checks, *keep("families")]
 
 
-def _run(given: Any) -> int:
-    """Run everything; returns the first exit code that is not 0."""
+@command({
+    "--platform": {"type": Path, "metavar": "P.toml", "help": "calibration of this machine; default: make one"},
+    "--quick": {"action": "store_true", "help": "small everywhere, to see that everything works"},
+    "--docs": {"action": "store_true", "help": "write docs/accuracy.md again, from committed runs"},
+})  # fmt: skip
+def main(given: Any) -> int:
+    """All tables of accuracy, learning, speed and more."""
     if given.docs:
         write_page()
         return 0
@@ -76,14 +80,3 @@ def _run(given: Any) -> int:
         if code := import_module(f"benchmarks.{name}").main(own):
             return int(code)
     return 0
-
-
-main = make_command("benchmarks", "All tables of accuracy, learning, speed and more.", _run, {
-    "--platform": {"type": Path, "metavar": "P.toml", "help": "calibration of this machine; default: make one"},
-    "--quick": {"action": "store_true", "help": "small everywhere, to see that everything works"},
-    "--docs": {"action": "store_true", "help": "write docs/accuracy.md again, from committed runs"},
-})  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,13 +9,12 @@ measuring: with a platform it is that one which predicts, else the predictions i
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import OUT, PLATFORM, make_command, save_rows
+from benchmarks import OUT, PLATFORM, command, save_rows
 from benchmarks.bars import evaluate, format_accuracy
 from perfkit.calibration.campaign import check, measure_collectives, measure_kernels
 from perfkit.ground.files import write_text
@@ -82,7 +81,15 @@ def _seeds(text: str) -> list[int]:
     return [int(check_positive("seeds", float(word), integer=True, zero=True)) for word in text.split(",")]
 
 
-def _run(given: Any) -> None:
+@command({
+    **PLATFORM, **OUT,
+    "--seeds": {"default": "1,2,3", "help": "seeds of check, comma-separated"},
+    "--kernel-seed": {"type": int, "default": 1, "help": "seed of the kernel sizes, not that of calibration"},
+    "--from": {"dest": "files", "type": Path, "nargs": "+", "metavar": "FILE", "help": "judge saved parts"},
+    "--quick": {"action": "store_true", "help": "a few sizes and runs, to see that everything works"},
+})  # fmt: skip
+def main(given: Any) -> None:
+    """Errors on held-out kernels, collectives and runs."""
     platform, files = load_platform(given.platform) if given.platform else None, given.files
     if not files:
         if platform is None:
@@ -93,16 +100,3 @@ def _run(given: Any) -> None:
     rows = evaluate(files, platform)
     print(format_accuracy(rows))
     save_rows(given.json, rows, files=[file.name for file in files])
-
-
-main = make_command("accuracy", "Errors on held-out kernels, collectives and runs.", _run, {
-    **PLATFORM, **OUT,
-    "--seeds": {"default": "1,2,3", "help": "seeds of check, comma-separated"},
-    "--kernel-seed": {"type": int, "default": 1, "help": "seed of the kernel sizes, not that of calibration"},
-    "--from": {"dest": "files", "type": Path, "nargs": "+", "metavar": "FILE", "help": "judge saved parts"},
-    "--quick": {"action": "store_true", "help": "a few sizes and runs, to see that everything works"},
-})  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,16 +7,16 @@ Each is built from a configuration of its published size, weights are never made
 
 import multiprocessing
 import resource
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from importlib.util import find_spec
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import OUT, make_command, save_rows
+from benchmarks import OUT, command, save_rows
 from perfkit.ground.units import check_choice, format_table
 from perfkit.prediction.result import predict
 
@@ -106,6 +106,35 @@ def _make_dlrm(s: Any) -> Any:
     return Net()
 
 
+def make_step(
+    name: str, sizes: Mapping[str, int], *, device: str = "cpu", amp: str = "", execution: str = "eager"
+) -> Callable[[], None]:
+    """A training step, with AdamW, or SGD for the sparse gradients of the DLRM; `amp` names autocast to bf16."""
+    import torch
+
+    make, inputs = build(name, **sizes)
+    torch.manual_seed(0)
+    given = {key: [t.to(device) for t in one] if isinstance(one, list) else one.to(device)
+             for key, one in inputs.items()}  # fmt: skip
+    real = torch.cuda.is_available()
+    with torch.device(device) if real else nullcontext():  # which draws weights there
+        model = make().to(device).train()
+    replayed = real and execution == "graphs"  # only a real step
+    kind: Any = torch.optim.SGD if name == "dlrm" else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=1e-4, **({"capturable": True} if replayed else {}))
+    run = torch.compile(model) if execution == "compiled" else model
+    region: Any = torch.autocast(device, torch.bfloat16, cache_enabled=not replayed) if amp else nullcontext()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with region:
+            loss = run(**given).loss
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
 def measure(name: str, device: str) -> dict[str, Any]:
     """Capture one model in this process, and price it."""
     from perfkit.recording.steps import capture
@@ -123,7 +152,9 @@ def measure(name: str, device: str) -> dict[str, Any]:
     return about | row | {"a100-sxm-8 [ms]": f"{1e3 * found.time:.1f}"}
 
 
-def _run(given: Any) -> None:
+@command(OUT)
+def main(given: Any) -> None:
+    """Captures of models of the package transformers."""
     names = list(_MODELS) if find_spec("transformers") else ["dlrm"]
     if len(names) == 1:
         print("models of transformers are left out; install it: pip install 'perfkit[models]'")
@@ -131,10 +162,3 @@ def _run(given: Any) -> None:
         rows = pool.starmap(measure, [(name, device) for name in names for device in ("cuda", "cpu")], chunksize=1)
     print(format_table([tuple(rows[0]), *(tuple(map(str, row.values())) for row in rows)], numbers=True))
     save_rows(given.json, rows)
-
-
-main = make_command("captures", "Captures of models of the package transformers.", _run, OUT)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,12 +3,11 @@
 python -m benchmarks.checks zen3-2
 """
 
-import sys
 from typing import Any
 
 import numpy as np
 
-from benchmarks import make_command
+from benchmarks import command
 from perfkit.calibration.checks import Comparison
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import format_table
@@ -59,18 +58,12 @@ def format_bias(comparison: Comparison) -> str:
     return format_table(rows, numbers=True)
 
 
-def _run(given: Any) -> None:
+@command({"name": {"help": "machine, such as zen3-2"}})
+def main(given: Any) -> None:
+    """Errors of committed runs of check."""
     found = pool_checks(given.name)
     print(f"as measured\n{format_errors(found)}")
     if any("relative_s" in run for run in found.runs):
         found = found.at_usual_pace()
         print(f"\nat the usual pace of the machine\n{format_errors(found)}")
     print(f"\n{format_bias(found)}")
-
-
-NAME = {"name": {"help": "machine, such as zen3-2"}}
-main = make_command("checks", "Errors of committed runs of check.", _run, NAME)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

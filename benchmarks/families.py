@@ -7,18 +7,17 @@ Platforms are fitted to the isolated kernels and to the iterations of all other 
 iterations of the family itself, drawn at random; each predicts the saved runs of the family.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.saved import judge_saved, predict_again
-from perfkit.calibration.checks import Comparison, summarize_errors
+from benchmarks import command
+from benchmarks.saved import SUBSETS, average, judge_saved, predict_again
+from perfkit.calibration.checks import Comparison
 from perfkit.calibration.context import add_context
 from perfkit.calibration.fit import fit_platform
-from perfkit.ground.units import format_table
 
 
 def judge_families(measurements: Mapping[str, Any], comparison: Comparison, *, draws: int = 6) -> list[dict[str, Any]]:
@@ -40,32 +39,15 @@ def judge_families(measurements: Mapping[str, Any], comparison: Comparison, *, d
                 order = np.random.default_rng([count, draw]).permutation(len(own))[:count]
                 chosen = others + [own[i] for i in order]
                 found.append(predict_again(runs, add_context(bare, {**measurements, "iterations": chosen})))
-            rows.append({"family": family, "iterations": count, **_average(found), "draws": len(found)})
+            rows.append({"family": family, "iterations": count, **average(found)})
     return rows
 
 
-def _average(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    figures = [summarize_errors(c.errors) for c in comparisons]
-    mean, geomean, bias = (float(np.mean([f[key] for f in figures])) / 100 for key in ("mean", "geomean", "bias"))
-    width = float(np.mean([run["high_s"] / run["low_s"] for c in comparisons for run in c.runs]))
-    inside = float(np.mean([c.coverage() for c in comparisons]))
-    return {"error": mean, "geomean": geomean, "bias": bias, "width": width, "inside": inside}
-
-
-def format_families(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table as text; no iterations of its own means that the family is left out."""
-    heads = ("family", "own iterations", "mean", "geomean", "bias", "80 % interval, high / low", "inside", "draws")
-    cells = [
-        (row["family"], f"{row['iterations']}", f"{row['error']:.1%}", f"{row['geomean']:.1%}", f"{row['bias']:+.1%}",
-         f"{row['width']:.2f}", f"{row['inside']:.0%}", f"{row['draws']}")
-        for row in rows
-    ]  # fmt: skip
-    return format_table([heads, *cells], numbers=True)
-
-
-TEXT = "Errors on families that calibration has not run."
-main = judge_saved("families", TEXT, judge_families, format_families, draws=6)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@command(SUBSETS)
+def main(given: Any) -> None:
+    """Errors on families that calibration has not run; no iterations of its own means that the family is left out."""
+    judge_saved(given, judge_families, {
+        "family": "{family}", "own iterations": "{iterations}", "mean": "{error:.1%}", "geomean": "{geomean:.1%}",
+        "bias": "{bias:+.1%}", "80 % interval, high / low": "{width:.2f}", "inside": "{inside:.0%}",
+        "draws": "{draws}",
+    })  # fmt: skip

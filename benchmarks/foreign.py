@@ -6,16 +6,16 @@ python -m benchmarks.foreign --saved FILE
 Each configuration is timed twice, in a process of its own, the second time after all others. Needs transformers.
 """
 
-import sys
 import warnings
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, PLATFORM, make_command
-from benchmarks.captures import build
-from perfkit.calibration.checks import Comparison
+from benchmarks import OUT, PLATFORM, SAVED, command
+from benchmarks.captures import make_step
+from benchmarks.saved import join_passes
+from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.calibration.pace import relate_run
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.processes import run_processes
@@ -38,39 +38,15 @@ def draw_sizes(seed: int, count: int = 6) -> list[tuple[str, dict[str, int]]]:
         spread = [low * (high / low) ** ((rng.permutation(count) + rng.random(count)) / count) for low, high in ranges]
         for layers, heads, length, batch, words in np.array(spread).T.tolist():
             width, sequence = (16, int(length)) if name == "dlrm" else (64, max(16, int(length) // 16 * 16))
-            sizes = {
-                "layers": round(layers),
-                "hidden": width * round(heads),
-                "heads": round(heads),
-                "sequence": sequence,
-            }
-            drawn.append((name, sizes | {"batch": int(batch), "vocabulary": int(words)}))
+            sizes = {"layers": round(layers), "hidden": width * round(heads), "heads": round(heads)}
+            drawn.append((name, sizes | {"sequence": sequence, "batch": int(batch), "vocabulary": int(words)}))
     return drawn
-
-
-def make_step(name: str, sizes: dict[str, int]) -> Callable[[], None]:
-    """A training step: AdamW, or SGD for the sparse gradients of the DLRM."""
-    import torch
-
-    make, inputs = build(name, **sizes)
-    model = make().train()
-    optimizer = (torch.optim.SGD if name == "dlrm" else torch.optim.AdamW)(model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(**inputs).loss.backward()
-        optimizer.step()
-
-    return step
 
 
 def time_model(*, name: str, sizes: dict[str, int], seconds: float) -> dict[str, Any]:
     """Time the step in this process, see `perfkit.measure.iterations.time_step`."""
-    import torch
-
     from perfkit.measure.iterations import time_step
 
-    torch.manual_seed(0)
     return time_step(make_step(name, sizes), seconds=seconds)
 
 
@@ -84,25 +60,24 @@ def judge_models(platform: Any, seed: int, seconds: float = 0.8) -> Comparison:
     for (name, sizes), *results in zip(drawn, *passes, strict=True):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = predict(capture(lambda name=name, sizes=sizes: make_step(name, sizes), name=name), where)
+            found = predict(capture(partial(make_step, name, sizes), name=name), where)
         related = [relate_run(result, name, where.context.paces)[0] for result in results]
-        raw = [result[0] for result in results]
-        measured = {key: float(np.mean([run[key] for run in raw])) for key in ("median", "q1", "q3")}
-        usual, passed = [run["median"] for run in related], [run["median"] for run in raw]
-        low, high = found.interval(0.8)
+        usual = [run["median"] for run in related]
         rows.append({
             "family": name, "name": name + "-" + "-".join(map(str, sizes.values())), "config": sizes, "ranks": 1,
-            "predicted_s": found.time, "low_s": low, "high_s": high, "bottleneck": found.bottleneck,
-            "measured_s": measured["median"], "measured_q1_s": measured["q1"], "measured_q3_s": measured["q3"],
-            "flagged": False, "passes_s": passed, "noise": max(passed) / min(passed) - 1,
+            **state_prediction(found), **join_passes([result[0] for result in results]),
             "relative_s": float(np.mean(usual)), "relative_noise": max(usual) / min(usual) - 1,
         })  # fmt: skip
     return Comparison(tuple(rows), where.name, describe_machine(), list_versions())
 
 
-def _run(given: Any) -> None:
+@command({
+    **PLATFORM, **OUT, **SAVED, "--seed": {"type": int, "default": 0, "help": "seed of the sizes"},
+})  # fmt: skip
+def main(given: Any) -> None:
+    """Accuracy on models that calibration does not know."""
     if given.saved:
-        saved = Comparison.load(given.saved)
+        saved = Comparison.load(*given.saved)
         print(saved.summary_as_text(), "at the usual pace of the machine", sep="\n")
         print(saved.at_usual_pace().summary_as_text())
         return
@@ -110,20 +85,3 @@ def _run(given: Any) -> None:
     print(comparison.as_text())
     if given.json:
         comparison.save(given.json)
-
-
-main = make_command(
-    "foreign",
-    "Accuracy on models that calibration does not know.",
-    _run,
-    {
-        **PLATFORM,
-        **OUT,
-        "--seed": {"type": int, "default": 0, "help": "seed of the sizes"},
-        "--saved": {"metavar": "FILE", "help": "print the errors of saved runs"},
-    },
-)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

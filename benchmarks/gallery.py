@@ -7,19 +7,16 @@ aiconfigurator-core (installed, or in PERFKIT_KERNEL_DATABASE). With --check not
 """
 
 import math
-import sys
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from benchmarks import gallery_v100, make_command
-from benchmarks.gpu_bars import AbsentError, find_shared_data
+from benchmarks import AbsentError, command, find_shared_data, gallery_v100
 from benchmarks.gpu_context import read_scales
 from perfkit.calibration.published import add_published
 from perfkit.fitting import Fit, fit_collective
@@ -72,10 +69,6 @@ class Recipe:
     fabric: str = ""
 
 
-def _shared(*parts: str) -> Path:
-    return find_shared_data().joinpath(*parts)
-
-
 # -- sources ---------------------------------------------------------------------------------------------------------
 
 
@@ -83,7 +76,7 @@ def _shared_collectives(system: str, platform: Platform) -> dict[str, Fit]:
     """Sweeps that lie beside the checkout, of the newest library."""
     import polars as pl
 
-    frame = pl.read_csv(_shared("nccl", f"nccl_{system}.csv"), infer_schema_length=None)
+    frame = pl.read_csv(find_shared_data("nccl", f"nccl_{system}.csv"), infer_schema_length=None)
     version = max(set(frame["nccl_version_recorded"]) - {"unrecorded"}, key=lambda v: [int(x) for x in v.split(".")])
     tidy = frame.filter(pl.col("nccl_version_recorded") == version).select(
         operation=pl.col("op").replace("alltoall", "all_to_all"), ranks="num_gpus", nodes=pl.lit(1, pl.Int64),
@@ -96,7 +89,7 @@ def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
     """Products that lie beside the checkout, with random data as in training; a fifth is kept for tests."""
     import polars as pl
 
-    frame = pl.read_csv(_shared("gemm", f"gemm_bf16_{system}.csv")).filter(pl.col("split_random") == "train")
+    frame = pl.read_csv(find_shared_data("gemm", f"gemm_bf16_{system}.csv")).filter(pl.col("split_random") == "train")
     tidy = frame.select("m", "n", "k", dtype=pl.lit("bf16"), seconds=pl.col("latency_us_sglang") * 1e-6)
     text = f"{_DATABASE}, {system}, collector sglang, split_random train"
     return fit_gemms(tidy, platform.device, source=text, date=DATE)
@@ -106,7 +99,7 @@ def _products_fp32(name: str, sheet: str, platform: Platform) -> dict[str, Fit]:
     """Products in fp32 without TF32 on the PCIe card of the same chip, of random sizes, most of them unaligned."""
     import polars as pl
 
-    frame = pl.read_csv(_shared("kernels_neusight", f"linear_{name}.csv")).select(
+    frame = pl.read_csv(find_shared_data("kernels_neusight", f"linear_{name}.csv")).select(
         "n", "k", m=pl.col("m") * pl.col("b"), dtype=pl.lit("fp32"), seconds=pl.col("latency_ms") * 1e-3
     )
     text = f"sitar-lab/NeuSight (MIT), half of the rows of linear, {name}, shares of the datasheet {sheet}"
@@ -135,7 +128,7 @@ def _read_log(name: str) -> "polars.DataFrame":
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # labels and busbw disagree in one of them, which the reader resolves
-        return read_nccl_tests(_shared("nccl_logs", name))
+        return read_nccl_tests(find_shared_data("nccl_logs", name))
 
 
 def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
@@ -148,7 +141,8 @@ def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
 
 def _volta_kernels(platform: Platform) -> dict[str, Fit]:
     """Kernels of a V100 at locked clocks, as shares of the datasheet's bandwidth instead of the measured one."""
-    kernels, locked = gallery_v100.fit_kernels(_shared()), gallery_v100.build("v100-locked-1", _shared()).device
+    shared = find_shared_data()
+    kernels, locked = gallery_v100.fit_kernels(shared), gallery_v100.build("v100-locked-1", shared).device
     scale = {"memory_efficiency": locked.main_bandwidth / platform.device.main_bandwidth}
     note = "measured at 1297 MHz; taken to reach the same share of the peak at the boost clock"
 
@@ -168,7 +162,7 @@ def _volta_collectives(platform: Platform) -> dict[str, Fit]:
     import polars as pl
 
     paper = "arXiv 2404.12674, ml_perf_model (BSD-3)"
-    folder = _shared("nccl")
+    folder = find_shared_data("nccl")
     frame = pl.read_csv(folder / "collectives_4xV100_dgx1_digitized.csv").filter(pl.col("kind") == "line")
     names = {"all_gather_base": "all_gather", "all_gather": "all_gather_into_list"}
     tidy = frame.select(
@@ -286,7 +280,7 @@ def build(name: str) -> Platform:
     if name == TYPICAL:
         return _round(build_typical())
     if name in gallery_v100.NAMES:
-        return _round(gallery_v100.build(name, _shared()))
+        return _round(gallery_v100.build(name, find_shared_data()))
     platform, missing = read_parts(name)
     if missing:
         raise AbsentError(f"{name} cannot be built: {'; '.join(dict.fromkeys(missing))}")
@@ -469,7 +463,12 @@ def find_differences(new: Any, old: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {old!r} in the file, {new!r} from the sources"
 
 
-def _run(given: Any) -> int:
+@command({
+    "names": {"nargs": "*", "metavar": "NAME", "help": f"platforms, all by default: {', '.join(NAMES)}"},
+    "--check": {"action": "store_true", "help": "write nothing, list what differs from the files"},
+})  # fmt: skip
+def main(given: Any) -> int:
+    """Build the GPU platforms of the gallery."""
     changed = 0
     for name in given.names or (*NAMES, TYPICAL):
         path = find_reference() / "platforms" / f"{name}.toml"
@@ -483,13 +482,3 @@ def _run(given: Any) -> int:
         elif found:
             write_text(path, text)
     return int(given.check and changed > 0)
-
-
-main = make_command("gallery", "Build the GPU platforms of the gallery.", _run, {
-    "names": {"nargs": "*", "metavar": "NAME", "help": f"platforms, all by default: {', '.join(NAMES)}"},
-    "--check": {"action": "store_true", "help": "write nothing, list what differs from the files"},
-})  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from benchmarks.gpu_bars import POOLED, find_shared_data, make_record
+from benchmarks import find_shared_data
+from benchmarks.gpu_bars import POOLED, Judged, join, make_record
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_pipelined
 from perfkit.ground.hardware import Network
 from perfkit.ground.units import Array
@@ -17,15 +18,13 @@ from perfkit.platform.gallery import load_platform
 from perfkit.readers.kernel_database import read_collectives
 
 Frame = pl.DataFrame
-#: Held-out errors of one curve, predicted / measured - 1, and whether each lay inside the 80 % interval.
-_Judged = tuple[Array, np.ndarray]
 _CURVE = ["operation", "dtype", "ranks", "library_version"]
 
 
 def read_curves(system: str) -> Frame:
     """Collectives of one system, medians over repeats: operation, dtype, ranks, library_version, nbytes, seconds."""
     if system in POOLED.split("+"):
-        raw = pl.read_csv(find_shared_data() / "nccl" / f"nccl_{system}.csv", infer_schema_length=None)
+        raw = pl.read_csv(find_shared_data("nccl", f"nccl_{system}.csv"), infer_schema_length=None)
         frame = raw.select(
             pl.col("op").replace("alltoall", "all_to_all").alias("operation"),
             "dtype",
@@ -40,7 +39,7 @@ def read_curves(system: str) -> Frame:
     return medians.sort([*_CURVE, "nbytes"], nulls_last=True)
 
 
-def _judge(fits: dict[str, Fit], operation: str, ranks: int, nbytes: Array, seconds: Array) -> _Judged:
+def _judge(fits: dict[str, Fit], operation: str, ranks: int, nbytes: Array, seconds: Array) -> Judged:
     """Errors and coverage of what a platform with these fits would say."""
     with keep_quiet():
         platform = replace(load_platform("h100-sxm-8"), collectives=fits, network=Network(ranks))
@@ -52,7 +51,7 @@ def _arrays(rows: Frame, *names: str) -> list[Array]:
     return [rows[name].to_numpy() for name in names]
 
 
-def _every_other_size(frame: Frame, fit: Callable[..., Fit]) -> Iterator[_Judged]:
+def _every_other_size(frame: Frame, fit: Callable[..., Fit]) -> Iterator[Judged]:
     """Each half of the sizes of a curve predicts the other."""
     for rows in frame.partition_by(_CURVE, maintain_order=True):
         operation, ranks = rows["operation"][0], rows["ranks"][0]
@@ -62,7 +61,7 @@ def _every_other_size(frame: Frame, fit: Callable[..., Fit]) -> Iterator[_Judged
             yield _judge(fits, operation, ranks, nbytes[~half], seconds[~half])
 
 
-def _two_and_four_to_eight(frame: Frame) -> Iterator[_Judged]:
+def _two_and_four_to_eight(frame: Frame) -> Iterator[Judged]:
     """2 and 4 ranks predict 8 of the same operation, dtype and library, whatever algorithm that takes there."""
     for rows in frame.partition_by([name for name in _CURVE if name != "ranks"], maintain_order=True):
         few, eight = rows.filter(pl.col("ranks") < 8), rows.filter(pl.col("ranks") == 8)
@@ -73,7 +72,7 @@ def _two_and_four_to_eight(frame: Frame) -> Iterator[_Judged]:
 
 
 #: Quantity, form as printed, most parameters fitted, split, and what judges one system.
-_ROWS: tuple[tuple[str, str, int, str, Callable[[Frame], Iterator[_Judged]]], ...] = (
+_ROWS: tuple[tuple[str, str, int, str, Callable[[Frame], Iterator[Judged]]], ...] = (
     ("collective, two parameters", "pipelined, q = 0.6", 2, "every other size",
      partial(_every_other_size, fit=fit_pipelined)),
     ("collective, chosen form", "by left-out sizes", 4, "every other size",
@@ -90,8 +89,8 @@ def records(systems: Sequence[str]) -> list[dict[str, Any]]:
         judged = {system: list(judge(frame)) for system, frame in frames.items()}
         if set(pair) <= set(judged):
             judged[POOLED] = [found for system in pair for found in judged[system]]
-        for system, found in judged.items():
-            if found:
-                errors, inside = (np.concatenate(parts) for parts in zip(*found, strict=True))
-                rows.append(make_record(system, quantity, form, parameters, split, errors, inside=inside))
+        rows += [
+            make_record(system, quantity, form, parameters, split, [join(found)])
+            for system, found in judged.items() if found
+        ]  # fmt: skip
     return rows

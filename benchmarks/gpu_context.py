@@ -10,7 +10,6 @@ from steps on it and, as a prior, from those on others.
 
 import csv
 import io
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, make_command, save_rows
+from benchmarks import OUT, command, save_rows
 from perfkit.calibration.checks import summarize_errors
 from perfkit.calibration.published import Scales, Step, fit_scales, predict_steps, split_step
 from perfkit.ground.files import find_reference, write_text
@@ -206,7 +205,9 @@ def read_scales() -> Scales:
     }
 
 
-def _run(given: Any) -> None:
+@command({**OUT, "--write": {"action": "store_true", "help": "write reference_data/published/gpu_scales.csv again"}})
+def main(given: Any) -> None:
+    """Published steps of GPUs, judged by scales fitted to others."""
     rows = read_rows()
     steps = list_steps([row for row in rows if row["source"] != _STATED])
     figures = [row for how in dict.fromkeys(how for _, how in BARS) for row in judge(steps, how)]
@@ -229,13 +230,3 @@ def _run(given: Any) -> None:
     if given.write:
         write_text(find_reference("published") / "gpu_scales.csv", tabulate_scales(scales))
     save_rows(given.json, [*figures, *stated])
-
-
-WRITE = {"--write": {"action": "store_true", "help": "write reference_data/published/gpu_scales.csv again"}}
-main = make_command(
-    "gpu_context", "Published steps of GPUs, judged by scales fitted to others.", _run, {**OUT, **WRITE}
-)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

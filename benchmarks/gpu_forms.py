@@ -10,10 +10,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import OUT, gpu_collectives, gpu_gemm, make_command, save_rows
-from benchmarks.gpu_bars import BARS, DATASHEETS, POOLED, find_shared_data, format_records, is_met
+from benchmarks import OUT, command, find_shared_data, gpu_collectives, gpu_gemm, lay_out, save_rows
+from benchmarks.gpu_bars import BARS, DATASHEETS, POOLED
 from perfkit.ground.units import check_choice
 from perfkit.readers.kernel_database import list_tables
+
+_COLUMNS = {name: f"{{{name}}}" for name in ("system", "quantity", "split", "form", "parameters", "n")}
+_COLUMNS |= {name: f"{{{name}:.1f}}" for name in ("geomean", "mean", "p95")}
+_COLUMNS |= {"bias": "{bias:+.1f}", "inside": "{inside:.0f}", "bar [%]": "{bar}", "met": "{met}"}
 
 
 def choose_systems(words: str) -> list[str]:
@@ -31,27 +35,23 @@ def choose_systems(words: str) -> list[str]:
 
 def list_faults(rows: Sequence[Mapping[str, Any]], systems: Sequence[str]) -> list[str]:
     """Bars that are missed, and bars of these systems that no record belongs to, in words."""
-    keys = {tuple(row[name] for name in ("system", "quantity", "split")): is_met(row) for row in rows}
+    keys = {tuple(row[name] for name in ("system", "quantity", "split")): row["met"] for row in rows}
     wanted = [key for key in BARS if set(key[0].split("+")) <= set(systems)]
     said = {False: "missed", None: "not judged"}
     return [f"{said[keys.get(key)]}: {', '.join(key)}" for key in wanted if not keys.get(key)]
 
 
-def _run(given: Any) -> int:
+@command(
+    {"--systems": {"default": "all", "help": "comma-separated names, or all: every one whose data are here"}, **OUT}
+)
+def main(given: Any) -> int:
+    """Errors of GPU forms on held-out measurements."""
     systems = choose_systems(given.systems)
     if set(systems) & set(POOLED.split("+")):
         find_shared_data()
     rows = [*gpu_collectives.records(systems), *gpu_gemm.records(systems)]
-    print(format_records(rows))
+    print(lay_out(rows, _COLUMNS))
     save_rows(given.json, rows, systems=systems)
     for fault in (faults := list_faults(rows, systems)):
         print(fault, file=sys.stderr)
     return 1 if faults else 0
-
-
-SYSTEMS = {"--systems": {"default": "all", "help": "comma-separated names, or all: every one whose data are here"}}
-main = make_command("gpu_forms", "Errors of GPU forms on held-out measurements.", _run, SYSTEMS | {**OUT})
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,21 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
-from benchmarks.gpu_bars import DATASHEETS, POOLED, find_shared_data, make_record, pool_draws
+from benchmarks import find_shared_data
+from benchmarks.gpu_bars import DATASHEETS, POOLED, Judged, join, make_record
 from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.units import Array
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.estimates import FORMS
 from perfkit.readers.datasheets import read_datasheet
+from perfkit.readers.kernel_database import read_gemms
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
-_Judged: TypeAlias = list[tuple[Array, Mask]]
 
 _DRAWS, _FEW = 20, 32
 #: Whose fit is put to which other GPU with the datasheet of that one.
@@ -28,9 +29,8 @@ _SWAPS = (
 
 @dataclass(frozen=True)
 class Shapes:
-    """Measured bf16 GEMMs of one system: sizes, times, the rates of its datasheet, and who is held out."""
+    """Measured bf16 GEMMs of one system: sizes, times, who is held out, and the rates of its datasheet."""
 
-    system: str
     m: Array
     n: Array
     k: Array
@@ -41,66 +41,51 @@ class Shapes:
     bandwidth: float
 
     @property
-    def work(self) -> dict[str, Array]:
-        """FLOP and bytes of each shape."""
-        sizes = (self.m, self.n, self.k)
-        return {"flops": gemm_flops(*sizes), "nbytes": gemm_bytes(*sizes, itemsize=2)}
-
-    @property
     def wide(self) -> Mask:
         """Which shapes have no side under 512."""
         return np.asarray(np.minimum(np.minimum(self.m, self.n), self.k) >= 512)
 
-    def fit(self, chosen: npt.NDArray[Any]) -> Fit:
-        """Fit the shapes that are chosen, by mask or index."""
-        work = {name: values[chosen] for name, values in self.work.items()}
-        return fit_roofline(**work, seconds=self.seconds[chosen], peak=self.peak, bandwidth=self.bandwidth)
+    def work(self, chosen: npt.NDArray[Any]) -> dict[str, Any]:
+        """FLOP and bytes of the shapes that are chosen, by mask or index."""
+        sizes = (self.m[chosen], self.n[chosen], self.k[chosen])
+        return {"flops": gemm_flops(*sizes), "nbytes": gemm_bytes(*sizes, itemsize=2)}
 
-    def judge(self, fit: Fit, chosen: Mask) -> tuple[Array, Mask]:
+    def fit(self, chosen: npt.NDArray[Any]) -> Fit:
+        """Fit the shapes that are chosen."""
+        seconds = self.seconds[chosen]
+        return fit_roofline(**self.work(chosen), seconds=seconds, peak=self.peak, bandwidth=self.bandwidth)
+
+    def judge(self, fit: Fit, chosen: Mask) -> Judged:
         """Errors of a fit on the shapes that are chosen, and which lay inside its 80 % interval."""
-        work = {name: values[chosen] for name, values in self.work.items()}
         rates = {"peak": np.asarray(self.peak), "bandwidth": np.asarray(self.bandwidth)}
-        predicted = np.asarray(FORMS["roofline"](work | rates, **fit))
+        predicted = np.asarray(FORMS["roofline"](self.work(chosen) | rates, **fit))
         error = predicted / self.seconds[chosen] - 1
         return error, np.abs(np.log1p(error)) <= 1.2816 * fit.spread_at(predicted)
 
 
-def _read_shared(folder: Path, system: str) -> dict[str, Any]:
-    import polars
-
-    frame = polars.read_csv(folder / "gemm" / f"gemm_bf16_{system}.csv")
-    columns = {name: frame[name].to_numpy().astype(float) for name in ("m", "n", "k")}
-    columns["seconds"] = frame["latency_us_sglang"].to_numpy() * 1e-6  # random data, as in training
-    columns["random"] = (frame["split_random"] == "test").to_numpy()
-    return columns | {"largest": frame["extrap_top_decile_mnk"].to_numpy()}
-
-
-def _read_database(system: str) -> dict[str, Any]:
-    """Median of each shape over repeats, a fifth by lot, and what is as large as the largest tenth of wide ones."""
-    import polars
-
-    from perfkit.readers.kernel_database import read_gemms
-
-    frame = read_gemms(system).filter(polars.col("collector") == "sglang")
-    frame = frame.group_by("m", "n", "k").agg(polars.col("seconds").median()).sort("m", "n", "k")
-    columns = {name: frame[name].to_numpy().astype(float) for name in ("m", "n", "k", "seconds")}
-    size = columns["m"] * columns["n"] * columns["k"]
-    wide = np.minimum(np.minimum(columns["m"], columns["n"]), columns["k"]) >= 512
-    columns["random"] = np.random.default_rng(0).random(len(size)) < 0.2
-    return columns | {"largest": size >= np.quantile(size[wide], 0.9)}
+def _read_shapes(system: str) -> pl.DataFrame:
+    """Shapes with who is held out: as the shared measurements say, else a fifth by lot and the largest tenth."""
+    if system in POOLED:
+        frame = pl.read_csv(find_shared_data("gemm", f"gemm_bf16_{system}.csv"))
+        return frame.with_columns(
+            seconds=pl.col("latency_us_sglang") * 1e-6, random=pl.col("split_random") == "test",  # of random data
+            largest="extrap_top_decile_mnk",
+        )  # fmt: skip
+    frame = read_gemms(system).filter(pl.col("collector") == "sglang")
+    frame = frame.group_by("m", "n", "k").agg(pl.col("seconds").median()).sort("m", "n", "k")
+    size, wide = pl.col("m") * pl.col("n") * pl.col("k"), pl.min_horizontal("m", "n", "k") >= 512
+    drawn = pl.Series(np.random.default_rng(0).random(len(frame)) < 0.2)
+    return frame.with_columns(random=drawn, largest=size >= size.filter(wide).quantile(0.9, "linear"))
 
 
 def load_shapes(system: str) -> Shapes:
     """Shapes of a system: A100 and H100 from the shared measurements, any other from the kernel database."""
-    columns = _read_shared(find_shared_data(), system) if system in POOLED else _read_database(system)
-    device = read_datasheet(DATASHEETS[system]).device
-    bandwidth = device.memory[-1].bandwidth
-    if bandwidth is None:
-        raise ValueError(f"the datasheet of {system} has no memory bandwidth; add it to reference_data/datasheets.csv")
-    return Shapes(system, **columns, peak=device.peaks["bf16"].value, bandwidth=bandwidth.value)
+    frame, device = _read_shapes(system).cast({pl.Int64: pl.Float64}), read_datasheet(DATASHEETS[system]).device
+    columns: dict[str, Any] = {name: frame[name].to_numpy() for name in ("m", "n", "k", "seconds", "random", "largest")}
+    return Shapes(**columns, peak=device.peaks["bf16"].value, bandwidth=device.main_bandwidth)
 
 
-def _judge_all(shapes: Shapes) -> dict[tuple[str, str], _Judged]:
+def _judge_all(shapes: Shapes) -> dict[tuple[str, str], list[Judged]]:
     """Errors on held-out shapes and which lay inside the interval, by quantity and split, one entry per draw."""
     wide, random, largest = shapes.wide, shapes.random, shapes.largest
     whole = shapes.fit(~random)
@@ -116,33 +101,20 @@ def _judge_all(shapes: Shapes) -> dict[tuple[str, str], _Judged]:
     }
 
 
-def _join(first: _Judged, second: _Judged) -> _Judged:
-    """Two systems together, draw by draw."""
-    pairs = zip(first, second, strict=True)
-    return [(np.concatenate([a[0], b[0]]), np.concatenate([a[1], b[1]])) for a, b in pairs]
-
-
-def _record(system: str, key: tuple[str, str], draws: _Judged) -> dict[str, Any]:
-    quantity, split = key
-    rows = [make_record(system, quantity, "roofline", 4, split, error, inside=inside) for error, inside in draws]
-    return pool_draws(rows)
-
-
-def _swap(source: Shapes, target: Shapes) -> dict[str, Any]:
-    """What the fit of one GPU says of another whose datasheet numbers are put in, and how much too narrow it is."""
-    fit, every = source.fit(~source.random), np.ones(len(target.m), dtype=bool)
-    error, inside = target.judge(fit, every)
-    form, quantity = f"roofline of {source.system}", "GEMM, any size: datasheet swapped"
-    return make_record(target.system, quantity, form, 0, "every shape", error, inside=inside)
-
-
 def records(systems: Sequence[str]) -> list[dict[str, Any]]:
     """Records of each system, of A100 and H100 together, and of fits carried over by swapping datasheets."""
     shapes = {system: load_shapes(system) for system in systems}
     judged = {system: _judge_all(each) for system, each in shapes.items()}
     if set(POOLED.split("+")) <= set(systems):
         first, second = (judged[system] for system in POOLED.split("+"))
-        judged[POOLED] = {key: _join(first[key], second[key]) for key in first}
-    rows = [_record(system, key, draws) for system, by_key in judged.items() for key, draws in by_key.items()]
-    pairs = [(source, target) for source, target in _SWAPS if source in shapes and target in shapes]
-    return rows + [_swap(shapes[source], shapes[target]) for source, target in pairs]
+        judged[POOLED] = {key: list(map(join, zip(first[key], second[key], strict=True))) for key in first}
+    rows = [
+        make_record(system, quantity, "roofline", 4, split, draws)
+        for system, by_key in judged.items() for (quantity, split), draws in by_key.items()
+    ]  # fmt: skip
+    for source, target in _SWAPS:
+        if source in shapes and target in shapes:
+            other, fit = shapes[target], shapes[source].fit(~shapes[source].random)
+            found, form = other.judge(fit, np.ones(len(other.m), dtype=bool)), f"roofline of {source}"
+            rows.append(make_record(target, "GEMM, any size: datasheet swapped", form, 0, "every shape", [found]))
+    return rows

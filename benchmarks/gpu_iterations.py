@@ -29,21 +29,16 @@ too fast, as these reach smaller shares of their peaks than the V100 does; and s
 active time (5.06 ms at batch 2048 of DLRM-MLPerf on the V100) exceeds the kernels of the study's own trace (4.58 ms).
 """
 
-import csv
-import io
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, make_command, save_rows
+from benchmarks import OUT, WRITE, Row, command, judge, lay_out, read_csv, save_rows, state, write_csv
 from benchmarks.eager import EagerDLRM
-from perfkit.calibration.checks import summarize_errors
 from perfkit.ground.files import find_reference, write_text
-from perfkit.ground.units import format_table
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import predict
@@ -64,16 +59,14 @@ _SOURCE = "arXiv 2201.07821v2, ml_perf_model (BSD-3), read off a plot: 0.12 ms"
 
 def read_rows() -> list[dict[str, Any]]:
     """Published iterations: times [s], errors of the study's own predictions [-], nan where they could not be read."""
-    with open(find_reference("published", "dlrm_single_gpu.csv"), newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(find_reference("published", "dlrm_single_gpu.csv"))
     words = ("gpu", "model", "unit", "kind", "source")
-    return [{k: v if k in words else float(v) if v else math.nan for k, v in row.items()} for row in rows]
+    return [{k: v if k in words else float(v or "nan") for k, v in row.items()} for row in rows]
 
 
 def read_shared(shared: Path) -> list[dict[str, Any]]:
     """The same from the file that was digitized, without predictions."""
-    with open(shared / "end_to_end" / "e2e_single_gpu_dlrm_digitized.csv", newline="", encoding="utf-8") as file:
-        source = list(csv.DictReader(file))
+    source = read_csv(shared / "end_to_end" / "e2e_single_gpu_dlrm_digitized.csv")
     names = {"Xp": "TITAN Xp"}
     rows = []
     for row in source:
@@ -90,20 +83,19 @@ def read_shared(shared: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def predict_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def predict_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Put predicted time, 80 % interval and GPU active time beside every published iteration [s]."""
     done = []
     for row in rows:
         model = EagerDLRM(DLRM(row["model"], batch=int(row["batch"]), embedding="fused"))
         with keep_quiet():
             found = predict(model, load_platform(PLATFORMS[row["gpu"]]))
-        low, high = found.interval(0.8)
         active = sum(seconds for (_, kind), (_, seconds) in found.parts.items() if kind != "host")
-        done.append({**row, "predicted": found.time, "low": low, "high": high, "predicted_active": active})
+        done.append({**row, **state(found, row["measured"]), "predicted_active": active})
     return done
 
 
-def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Errors by GPU and over all [%], the study's own beside them, and what the mean signed error is made of."""
     out = []
     for gpu in (*PLATFORMS, "all"):
@@ -111,64 +103,45 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         keys = ("measured", "predicted", "predicted_active", "published_active")
         measured, predicted, active, true = (np.array([row[key] for row in part]) for key in keys)
         shares = {"kernels": (active - true) / measured, "host": (predicted - active - measured + true) / measured}
-        inside = np.array([row["low"] <= row["measured"] <= row["high"] for row in part])
         out.append(
-            {"gpu": gpu, **summarize_errors(predicted / measured - 1), "inside": round(100 * float(inside.mean()), 1),
-             **{name: round(100 * float(np.nanmean(share)), 1) for name, share in shares.items()},
+            {"gpu": gpu, **judge(part), **{name: 100 * float(np.nanmean(share)) for name, share in shares.items()},
              "study_own": STUDY[gpu][0], "study_shared": STUDY[gpu][1], "bar": BARS.get(gpu, math.nan)}
         )  # fmt: skip
     return out
 
 
-def tabulate(rows: Sequence[Mapping[str, Any]]) -> str:
+def tabulate(rows: Sequence[Row]) -> str:
     """The rows as the CSV that perfkit ships: cited figures and, beside them, predictions."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        short = {k: v if isinstance(v, str) else "" if math.isnan(v) else f"{v:.4g}" for k, v in row.items()}
-        writer.writerow({**short, "predicted": f"{row['predicted']:.6g}"})
-    return out.getvalue()
+
+    def shorten(key: str, value: Any) -> str:
+        digits = 6 if key == "predicted" else 4
+        return value if isinstance(value, str) else "" if math.isnan(value) else f"{value:.{digits}g}"
+
+    return write_csv([{key: shorten(key, row[key]) for key in COLUMNS} for row in rows])
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, Any]]) -> str:
-    """Every row, then the errors by GPU."""
-    heads = "GPU,model,batch,measured,predicted (80 %),error,active: predicted,published,theirs"
-    table: list[Sequence[str]] = [heads.split(",")]
-    for row in rows:
-        ms = {k: f"{row[k] * 1e3:.2f}" for k in ("measured", "predicted", "low", "high")}
-        pairs = (("predicted_active", "predicted"), ("published_active", "measured"))
-        shares = (f"{row[part] / row[whole]:.0%}" for part, whole in pairs)
-        table.append(
-            (row["gpu"], row["model"], f"{row['batch']:.0f}", f"{ms['measured']} ms",
-             f"{ms['predicted']} ms ({ms['low']} to {ms['high']})", f"{row['predicted'] / row['measured'] - 1:+.1%}",
-             *(share.replace("nan%", "") for share in shares), f"{row['published_error']:+.1%}".replace("+nan%", ""))
-        )  # fmt: skip
-    keys, heads = ("bias", "kernels", "host"), "GPU,n,geomean,bar,mean,p95,bias,of kernels,of host,inside 80 %"
-    lines: list[Sequence[str]] = [[*heads.split(","), "study: own", "shared"]]
-    for f in figures:
-        bar = "" if math.isnan(f["bar"]) else f"{f['bar']:.0f}"
-        lines.append(
-            (f["gpu"], f"{f['n']:.0f}", f"{f['geomean']:.1f}", bar, f"{f['mean']:.1f}", f"{f['p95']:.1f}",
-             *(f"{f[key]:+.1f}" for key in keys), f"{f['inside']:.0f}", f"{f['study_own']:.1f}",
-             f"{f['study_shared']:.1f}")
-        )  # fmt: skip
-    return format_table(table) + "\n\nerrors [%]\n" + format_table(lines)
+_ROWS = {
+    "GPU": "{gpu}", "model": "{model}", "batch": "{batch:.0f}", "measured": "{measured:.2fms} ms",
+    "predicted (80 %)": "{predicted:.2fms} ms ({low:.2fms} to {high:.2fms})", "error": "{error:+.1%}",
+    "active: predicted": "{active:.0%}", "published": "{published:.0%}", "theirs": "{published_error:+.1%}",
+}  # fmt: skip
+_FIGURES = {
+    "GPU": "{gpu}", "n": "{n:.0f}", "geomean": "{geomean:.1f}", "bar": "{bar:.0f}", "mean": "{mean:.1f}",
+    "p95": "{p95:.1f}", "bias": "{bias:+.1f}", "of kernels": "{kernels:+.1f}", "of host": "{host:+.1f}",
+    "inside 80 %": "{inside:.0f}", "study: own": "{study_own:.1f}", "shared": "{study_shared:.1f}",
+}  # fmt: skip
 
 
-def _run(given: Any) -> int:
+@command({**OUT, **WRITE})
+def main(given: Any) -> int:
+    """Published DLRM iterations on single GPUs."""
     rows = predict_rows(read_rows())
     figures = summarize(rows)
-    print(format_rows(rows, figures))
+    shares = [{"active": row["predicted_active"] / row["predicted"],
+               "published": row["published_active"] / row["measured"]} for row in rows]  # fmt: skip
+    print(lay_out([{**row, **share} for row, share in zip(rows, shares, strict=True)], _ROWS))
+    print(f"\nerrors [%]\n{lay_out(figures, _FIGURES)}")
     if given.write:
         write_text(find_reference("published", "dlrm_single_gpu.csv"), tabulate(rows))
     save_rows(given.json, figures, iterations=rows)
     return int(any(row["geomean"] > row["bar"] for row in figures))
-
-
-WRITE = {"--write": {"action": "store_true", "help": "bring the predictions in reference_data/published up to date"}}
-main = make_command("gpu_iterations", "Published DLRM iterations on single GPUs.", _run, {**OUT, **WRITE})
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,10 +19,7 @@ one), which moved the mean error from 19.3 to 18.6 %. What remains, as seen then
 - TITAN Xp and P100 reach smaller shares of their peaks than the V100, whose shares they were given; DLRMs say the same.
 """
 
-import csv
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks import OUT, make_command, save_rows
-from benchmarks.gpu_bars import find_shared_data
+from benchmarks import OUT, AbsentError, Row, command, find_shared_data, judge, lay_out, read_csv, save_rows, state
 from benchmarks.gpu_iterations import PLATFORMS
-from perfkit.calibration.checks import summarize_errors
-from perfkit.ground.units import format_table
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.result import predict
 from perfkit.recording.steps import capture
@@ -154,71 +148,60 @@ def predict_rows(names: Sequence[str] = tuple(NETS), batches: Sequence[int] = (1
         for (name, batch), graph in graphs.items():
             with keep_quiet():
                 found = predict(graph, platform)
-            low, high = found.interval(0.8)
             kinds: dict[str, float] = {}
             for (_, kind), (_, seconds) in found.parts.items():
                 kinds[kind] = kinds.get(kind, 0.0) + seconds
-            rows.append(
-                {"gpu": gpu, "model": name, "batch": batch, "predicted": found.time, "low": low, "high": high,
-                 "latency": found.latency, "active": sum(s for kind, s in kinds.items() if kind != "host"),
-                 "kinds": kinds}
-            )  # fmt: skip
+            active = sum(seconds for kind, seconds in kinds.items() if kind != "host")
+            about = {"gpu": gpu, "model": name, "batch": batch, "latency": found.latency, "active": active}
+            rows.append({**about, **state(found), "kinds": kinds, "share": kinds.get("convolution", 0.0) / active})
     return rows
 
 
-def read_rows(shared: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Measured time [s] and errors of other predictions [%] beside the predicted rows."""
-    with open(shared / "end_to_end" / "e2e_single_gpu_cnn.csv", newline="", encoding="utf-8") as file:
-        source = {(r["gpu"], r["model"], int(r["batch"])): r for r in csv.DictReader(file)}
+def read_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Measured time [s], errors [-], and those of other predictions [%] beside the predicted rows."""
+    source = {(r["gpu"], r["model"], int(r["batch"])): r
+              for r in read_csv(find_shared_data("end_to_end", "e2e_single_gpu_cnn.csv"))}  # fmt: skip
     found = []
     for row in rows:
         other = source[row["gpu"], row["model"], row["batch"]]
-        errors = {key: float(other[key] or "nan") for key in STUDY}
-        found.append({**row, "measured": float(other["measured_iter_ms"]) * 1e-3, **errors})
+        measured = float(other["measured_iter_ms"]) * 1e-3
+        errors = {key: row[name] / measured - 1 for key, name in (("error", "predicted"), ("standstill", "latency"))}
+        found.append({**row, "measured": measured, **errors, **{key: float(other[key] or "nan") for key in STUDY}})
     return found
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+_ROWS = {
+    "GPU": "{gpu}", "net": "{model}", "batch": "{batch}",
+    "predicted (80 %)": "{predicted:.1fms} ms ({low:.1fms} to {high:.1fms})", "kernels": "{active:.1fms} ms",
+    "convolutions": "{share:.0%}", "measured": "{measured:.1fms} ms", "error": "{error:+.1%}",
+    "from a standstill": "{standstill:+.1%}",
+}  # fmt: skip
+_FIGURES = {
+    "GPU": "{gpu}", "n": "{n:.0f}", "geomean": "{geomean:.1f}", "mean": "{mean:.1f}", "largest": "{max:.1f}",
+    "bias": "{bias:+.1f}", "inside 80 %": "{inside:.0f}",
+    **{head: f"{{{key}:.1f}}" for head, key in zip(("study's mean", "Habitat", "MLPredict"), STUDY, strict=True)},
+}  # fmt: skip
+
+
+def format_rows(rows: Sequence[Row]) -> str:
     """Every row; where measured times are at hand, errors by GPU and over all."""
-    table: list[tuple[str, ...]] = [
-        ("GPU", "net", "batch", "predicted (80 %)", "kernels", "convolutions", "measured", "error", "from a standstill")
-    ]
-    for row in rows:
-        ms = {k: f"{row[k] * 1e3:.1f}" for k in ("predicted", "low", "high", "active", "measured") if k in row}
-        signed = [f"{row[k] / row['measured'] - 1:+.1%}" if "measured" in row else "" for k in ("predicted", "latency")]
-        table.append(
-            (row["gpu"], row["model"], f"{row['batch']}", f"{ms['predicted']} ms ({ms['low']} to {ms['high']})",
-             f"{ms['active']} ms", f"{row['kinds'].get('convolution', 0.0) / row['active']:.0%}",
-             f"{ms['measured']} ms" if "measured" in row else "", *signed)
-        )  # fmt: skip
     if "measured" not in rows[0]:
-        return format_table(table)
-    heads = ("GPU", "n", "geomean", "mean", "largest", "bias", "inside 80 %", "study's mean", "Habitat", "MLPredict")
-    lines: list[tuple[str, ...]] = [heads]
+        return lay_out(rows, _ROWS)
+    figures = []
     for gpu in (*PLATFORMS, "all"):
         part = [row for row in rows if gpu in ("all", row["gpu"])]
-        errors = np.array([row["predicted"] / row["measured"] - 1 for row in part])
-        figures, inside = summarize_errors(errors), np.mean([r["low"] <= r["measured"] <= r["high"] for r in part])
-        others = (f"{np.nanmean([row[key] for row in part]):.1f}" for key in STUDY)
-        lines.append(
-            (gpu, f"{len(part)}", f"{figures['geomean']:.1f}", f"{figures['mean']:.1f}",
-             f"{100 * np.abs(errors).max():.1f}", f"{figures['bias']:+.1f}", f"{100 * inside:.0f}", *others)
-        )  # fmt: skip
-    return format_table(table) + "\n\nerrors [%]\n" + format_table(lines)
+        others = {key: float(np.nanmean([row[key] for row in part])) for key in STUDY}
+        figures.append({"gpu": gpu, **judge(part), **others})
+    return f"{lay_out(rows, _ROWS)}\n\nerrors [%]\n{lay_out(figures, _FIGURES)}"
 
 
-def _run(given: Any) -> None:
+@command(OUT)
+def main(given: Any) -> None:
+    """Published iterations of nets on single GPUs."""
     rows = predict_rows()
     try:
-        rows = read_rows(find_shared_data(), rows)
-    except ValueError as error:
+        rows = read_rows(rows)
+    except AbsentError as error:
         print(f"predictions only: {error}")
     print(format_rows(rows))
     save_rows(given.json, rows)
-
-
-main = make_command("gpu_networks", "Published iterations of nets on single GPUs.", _run, OUT)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

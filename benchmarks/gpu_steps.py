@@ -8,10 +8,7 @@ python -m benchmarks.gpu_steps --saved FILE
 
 import gc
 import json
-import sys
-import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from datetime import date
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,10 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import OUT, make_command
-from benchmarks.captures import build
+from benchmarks import OUT, SAVED, command
+from benchmarks.captures import make_step
+from benchmarks.saved import join_passes
+from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.ground.files import write_text
+from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.timing import clock, summarize_samples
+from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
+from perfkit.prediction.result import predict
+from perfkit.recording.steps import capture
 
 #: Sizes by model, as `benchmarks.captures.build` names them; published ones where nothing is said.
 _LARGE = {"layers": 24, "hidden": 1024, "heads": 16}
@@ -78,58 +83,22 @@ def list_steps() -> list[Step]:
     return steps + [Step(model, size, "bf16", "compiled") for model, size in compiled]
 
 
-def make_step(step: Step, device: str = "cuda") -> Callable[[], None]:
-    """The training step, with AdamW, or SGD for the sparse gradients of the DLRM."""
-    import torch
-
-    make, inputs = build(step.model, **step.sizes)
-    torch.manual_seed(0)
-    given = {key: [t.to(device) for t in one] if isinstance(one, list) else one.to(device)
-             for key, one in inputs.items()}  # fmt: skip
-    with torch.device(device) if torch.cuda.is_available() else nullcontext():  # which draws weights there
-        model = make().to(device).train()
-    replayed = step.execution == "graphs" and torch.cuda.is_available()  # only a real step
-    kind: Any = torch.optim.SGD if step.model == "dlrm" else torch.optim.AdamW
-    optimizer = kind(model.parameters(), lr=1e-4, **({"capturable": True} if replayed else {}))
-    run = torch.compile(model) if step.execution == "compiled" else model
-    region: Any = nullcontext()
-    if step.amp:
-        region = torch.autocast("cuda", torch.bfloat16, cache_enabled=not replayed)
-
-    def train() -> None:
-        optimizer.zero_grad()
-        with region:
-            loss = run(**given).loss
-        loss.backward()
-        optimizer.step()
-
-    return train
-
-
-def predict_steps(platform: Any, more: bool = False) -> list[dict[str, Any]]:
+def predict_steps(platform: Platform, more: bool = False) -> list[dict[str, Any]]:
     """Price one set of steps on a platform: times [s], with their interval, and memory [B]."""
-    from perfkit.platform.gallery import load_platform
-    from perfkit.prediction.result import predict
-    from perfkit.recording.steps import capture
-
-    where, rows = load_platform(platform), []
+    rows = []
     for step in list_more() if more else list_steps():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            graph = capture(partial(make_step, step), device="cuda", name=step.name, family=_find_family(step))
-            found = predict(graph, where, execution="graphs" if step.execution == "graphs" else None)
-        low, high = found.interval(0.8)
+        with keep_quiet():
+            make = partial(make_step, step.model, step.sizes, device="cuda", amp=step.amp, execution=step.execution)
+            family = {"dlrm": "dlrm", "resnet": "convolution"}.get(step.model, "transformer")
+            graph = capture(make, device="cuda", name=step.name, family=family)
+            found = predict(graph, platform, execution="graphs" if step.execution == "graphs" else None)
         rows.append({
-            "family": step.model, "name": step.name, "config": step._asdict(), "ranks": 1, "predicted_s": found.time,
-            "low_s": low, "high_s": high, "device_s": found.device_time, "bottleneck": found.bottleneck,
-            "execution": found.execution, "operations": len(graph), "predicted_peak": found.memory().total,
+            "family": step.model, "name": step.name, "config": step._asdict(), "ranks": 1, **state_prediction(found),
+            "device_s": found.device_time, "execution": found.execution, "operations": len(graph),
+            "predicted_peak": found.memory().total,
         })  # fmt: skip
         print(f"{step.name:<60} {1e3 * found.time:8.2f} ms  {found.bottleneck}", flush=True)
     return rows
-
-
-def _find_family(step: Step) -> str:
-    return {"dlrm": "dlrm", "resnet": "convolution"}.get(step.model, "transformer")
 
 
 def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
@@ -140,8 +109,8 @@ def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before, train, numbers, wait = torch.cuda.memory_allocated(), make_step(step), count(), torch.cuda.synchronize
-    aside = torch.cuda.Stream()
+    before, numbers, wait, aside = torch.cuda.memory_allocated(), count(), torch.cuda.synchronize, torch.cuda.Stream()
+    train: Any = make_step(step.model, step.sizes, device="cuda", amp=step.amp, execution=step.execution)
     with torch.cuda.stream(aside):
         for _ in range(4):
             train()
@@ -176,8 +145,6 @@ def measure_steps(out: Path, names: list[str], passes: int = 2) -> None:
     """Time the steps of these names; each is written when it is finished, with the reason where it failed."""
     import torch
 
-    from perfkit.measure.machine import describe_machine, list_versions
-
     out.mkdir(parents=True, exist_ok=True)
     device, rows = torch.cuda.get_device_properties(0), list[dict[str, Any]]()
     facts = {"device": device.name, "memory": device.total_memory, "cache": device.L2_cache_size}
@@ -195,31 +162,30 @@ def measure_steps(out: Path, names: list[str], passes: int = 2) -> None:
             write_text(out / "steps.json", json.dumps({**facts, "rows": rows}, indent=1))
 
 
-def join_runs(predicted: dict[str, Any], measured: dict[str, Any]) -> Any:
-    """Predictions and measurements as a `Comparison`: iterations in a row, the mean of both passes."""
-    from perfkit.calibration.checks import Comparison
-
+def join_runs(predicted: dict[str, Any], measured: dict[str, Any]) -> Comparison:
+    """Predictions and measurements: iterations in a row, the mean of both passes."""
     runs = []
     for row in predicted["rows"]:
         timed = [one for one in measured["rows"] if one["name"] == row["name"] and "failed" not in one]
         if timed:
-            own = {key: float(np.mean([one["in_a_row"][key] for one in timed])) for key in ("median", "q1", "q3")}
-            passes = [one["in_a_row"]["median"] for one in timed]
-            runs.append({
-                **row, "measured_s": own["median"], "measured_q1_s": own["q1"], "measured_q3_s": own["q3"],
-                "flagged": False, "passes_s": passes, "noise": max(passes) / min(passes) - 1,
-                "one_by_one_s": float(np.mean([one["one_by_one"]["median"] for one in timed])),
-                "peak": timed[0]["peak"], "reserved": timed[0]["reserved"],
-            })  # fmt: skip
+            apart = float(np.mean([one["one_by_one"]["median"] for one in timed]))
+            sizes = {key: timed[0][key] for key in ("peak", "reserved")}
+            runs.append({**row, **join_passes([one["in_a_row"] for one in timed]), "one_by_one_s": apart, **sizes})
     machine = {**measured["machine"], "device": measured["device"], "predicted": predicted["date"]}
     return Comparison(tuple(runs), predicted["platform"], machine, measured["versions"])
 
 
-def _run(given: Any) -> None:
-    from perfkit.calibration.checks import Comparison
-
+@command({
+    "--platform": {"metavar": "P.toml", "help": "platform to predict on"},
+    "--more": {"action": "store_true", "help": "the second set of steps"},
+    "--predictions": {"type": Path, "metavar": "FILE", "help": "what was predicted"},
+    "--measure": {"type": Path, "metavar": "FOLDER", "help": "time the steps here, into steps.json and traces"},
+    "--measured": {"type": Path, "metavar": "FILE", "help": "steps.json of the GPU"}, **SAVED, **OUT,
+})  # fmt: skip
+def main(given: Any) -> None:
+    """Training steps on one GPU, predicted beforehand."""
     if given.saved:
-        found = Comparison.load(given.saved)
+        found = Comparison.load(*given.saved)
         print(found.summary_as_text())
         peaks = np.array([run["predicted_peak"] / run["peak"] - 1 for run in found.runs])
         near, mean = int(np.sum(np.abs(peaks) <= 0.1)), 100 * np.mean(np.abs(peaks))
@@ -228,37 +194,14 @@ def _run(given: Any) -> None:
     if not given.predictions:
         raise ValueError("predictions is missing; name its file, or give --saved")
     if given.platform:
-        from datetime import date
-
-        from perfkit.platform.gallery import load_platform
-
         where = load_platform(given.platform)
-        about = {"platform": where.name, "date": date.today().isoformat()}
-        write_text(given.predictions, json.dumps({**about, "rows": predict_steps(where, given.more)}, indent=1) + "\n")
+        about = {"platform": where.name, "date": date.today().isoformat(), "rows": predict_steps(where, given.more)}
+        write_text(given.predictions, json.dumps(about, indent=1) + "\n")
         return
     predicted = json.loads(given.predictions.read_text())
     if given.measure:
-        measure_steps(given.measure, [row["name"] for row in predicted["rows"]], 1 if given.more else 2)
-        return
+        return measure_steps(given.measure, [row["name"] for row in predicted["rows"]], 1 if given.more else 2)
     comparison = join_runs(predicted, json.loads(given.measured.read_text()))
     print(comparison.as_text())
     if given.json:
         comparison.save(given.json)
-
-
-main = make_command(
-    "gpu_steps", "Training steps on one GPU, predicted beforehand.", _run,
-    {
-        "--platform": {"metavar": "P.toml", "help": "platform to predict on"},
-        "--more": {"action": "store_true", "help": "the second set of steps"},
-        "--predictions": {"type": Path, "metavar": "FILE", "help": "what was predicted"},
-        "--saved": {"metavar": "FILE", "help": "print saved runs"},
-        "--measure": {"type": Path, "metavar": "FOLDER", "help": "time the steps here, into steps.json and traces"},
-        "--measured": {"type": Path, "metavar": "FILE", "help": "steps.json of the GPU"},
-        **OUT,
-    },
-)  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

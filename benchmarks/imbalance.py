@@ -9,16 +9,14 @@ collectives run beside computation, as how much longer than the busiest rank a r
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, PLATFORM, make_command, save_rows
+from benchmarks import OUT, PLATFORM, SAVED, command, save_rows
 from perfkit.ground.units import format_table, format_time
 from perfkit.measure.processes import run_processes
 from perfkit.measure.samples import draw_check, dump, load
@@ -173,7 +171,14 @@ def _format(rows: Sequence[Mapping[str, Any]]) -> str:
     return format_table(table) + "\n" + summary
 
 
-def _run(given: Any) -> None:
+@command({
+    **PLATFORM, **SAVED,
+    "--seed": {"type": int, "default": 11, "help": "seed of the models"},
+    "--models": {"type": int, "default": 3, "help": "DLRMs, and as many Transformers"},
+    "--seconds": {"type": float, "default": 3.0, "help": "time for each case"}, **OUT,
+})  # fmt: skip
+def main(given: Any) -> None:
+    """Waiting of ranks for one another."""
     if given.saved:
         files = [json.loads(file.read_text(encoding="utf-8")) for file in given.saved]
         return print(_format([row for file in files for row in file["records"]]).splitlines()[-1])
@@ -189,15 +194,3 @@ def _run(given: Any) -> None:
             rows[i] |= {**found, "error": error, "waiting_error": waiting / least}
     print(_format(rows))
     save_rows(given.json, rows, platform=platform.name, seed=given.seed)
-
-
-main = make_command("imbalance", "Waiting of ranks for one another.", _run, {
-    **PLATFORM, "--saved": {"type": Path, "nargs": "+", "metavar": "FILE", "help": "what was measured before"},
-    "--seed": {"type": int, "default": 11, "help": "seed of the models"},
-    "--models": {"type": int, "default": 3, "help": "DLRMs, and as many Transformers"},
-    "--seconds": {"type": float, "default": 3.0, "help": "time for each case"}, **OUT,
-})  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

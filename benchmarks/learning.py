@@ -6,20 +6,18 @@ Subsets of the calibration iterations are drawn, platforms fitted to them, and t
 families take turns in pairs, since one iteration alone cannot tell its own noise from its family's habits.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.saved import judge_saved, predict_again
-from perfkit.calibration.checks import Comparison, summarize_errors
+from benchmarks import Row, command
+from benchmarks.saved import SUBSETS, average, judge_saved, predict_again
+from perfkit.calibration.checks import Comparison
 from perfkit.calibration.fit import fit_platform
-from perfkit.ground.units import format_table
 
 COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)
-
-_Rows = Sequence[Mapping[str, Any]]
 
 
 def _family(row: Mapping[str, Any]) -> str:
@@ -27,7 +25,7 @@ def _family(row: Mapping[str, Any]) -> str:
     return "parallel" if row["owners"] else row["workload"]["family"]
 
 
-def draw_subset(rows: _Rows, count: int, rng: np.random.Generator) -> list[Mapping[str, Any]]:
+def draw_subset(rows: Sequence[Row], count: int, rng: np.random.Generator) -> list[Mapping[str, Any]]:
     """At least `count` random calibration iterations, all families in proportion, two or three of one at a time."""
     turns = []
     for family in sorted({_family(row) for row in rows}):
@@ -47,41 +45,25 @@ def learn(
     measurements: Mapping[str, Any], comparison: Comparison, *, counts: Sequence[int] = COUNTS, draws: int = 10
 ) -> list[dict[str, Any]]:
     """Errors on unseen runs by family and number of calibration iterations, and their quartiles over the draws."""
-    every: _Rows = measurements["iterations"]
-    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    every: Sequence[Row] = measurements["iterations"]
+    found: dict[tuple[str, int], list[Comparison]] = {}
     families = [*dict.fromkeys(run["family"] for run in comparison.runs), "all"]
     for count in [count for count in sorted(set(counts)) if count < len(every)] + [len(every)]:
         for draw in range(draws if 0 < count < len(every) else 1):
             chosen = draw_subset(every, count, np.random.default_rng([count, draw]))
             again = predict_again(comparison, fit_platform({**measurements, "iterations": chosen}))
             for family in families:
-                own = np.array([family in (run["family"], "all") for run in again.runs])
-                found.setdefault((family, len(chosen)), []).append(summarize_errors(again.errors[own]))
-    rows = []
-    for (family, count), figures in found.items():
-        means = np.array([figure["mean"] for figure in figures]) / 100
-        q1, q3 = np.percentile(means, [25, 75])
-        geomean = float(np.mean([figure["geomean"] for figure in figures])) / 100
-        rows.append(
-            {"family": family, "iterations": count, "error": float(means.mean()), "q1": float(q1), "q3": float(q3),
-             "geomean": geomean, "bias": float(np.mean([f["bias"] for f in figures])) / 100, "draws": len(figures)}
-        )  # fmt: skip
+                own = tuple(run for run in again.runs if family in (run["family"], "all"))
+                found.setdefault((family, len(chosen)), []).append(replace(again, runs=own))
+    rows = [{"family": family, "iterations": count, **average(own)} for (family, count), own in found.items()]
     return sorted(rows, key=lambda row: (families.index(row["family"]), row["iterations"]))
 
 
-def format_learning(rows: _Rows) -> str:
-    """The table as text: mean error and its quartiles over the draws, geometric mean."""
-    heads = ("family", "iterations", "mean", "quartiles over draws", "geomean", "bias", "draws")
-    cells = [
-        (row["family"], f"{row['iterations']}", f"{row['error']:.1%}", f"{row['q1']:.1%} to {row['q3']:.1%}",
-         f"{row['geomean']:.1%}", f"{row['bias']:+.1%}", f"{row['draws']}")
-        for row in rows
-    ]  # fmt: skip
-    return format_table([heads, *cells], numbers=True)
-
-
-main = judge_saved("learning", "Error on unseen runs by calibration iterations.", learn, format_learning, draws=10)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@command(SUBSETS)
+def main(given: Any) -> None:
+    """Error on unseen runs by calibration iterations."""
+    judge_saved(given, learn, {
+        "family": "{family}", "iterations": "{iterations}", "mean": "{error:.1%}",
+        "quartiles over draws": "{q1:.1%} to {q3:.1%}", "geomean": "{geomean:.1%}", "bias": "{bias:+.1%}",
+        "draws": "{draws}",
+    })  # fmt: skip

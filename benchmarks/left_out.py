@@ -7,7 +7,7 @@ iterations of one process is predicted from the other iterations: its time, and 
 """
 
 import json
-import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, make_command, save_rows
-from benchmarks.bars import Bar, format_accuracy, judge_part, tabulate
+from benchmarks import OUT, command, save_rows
+from benchmarks.bars import Bar, Errors, format_accuracy, judge_part, tabulate
 from perfkit.calibration.context import add_context
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
@@ -25,16 +25,14 @@ from perfkit.measure.samples import load
 from perfkit.prediction.cost import price
 
 #: The share has a bar; the time is shown beside it.
-_PARTS = (Bar("embedding time in iterations", ("time",)), Bar("embedding share of iterations", ("share",), mean=15))
-
-_Errors = dict[str, list[tuple[float, float]]]
+_PARTS = (Bar("embedding time in iterations", "time"), Bar("embedding share of iterations", "share", {"mean": 15}))
 
 
-def judge_kernel_folds(measurements: Mapping[str, Any], *, folds: int = 5, draws: int = 2) -> _Errors:
+def judge_kernel_folds(measurements: Mapping[str, Any], *, folds: int = 5, draws: int = 2) -> Errors:
     """Error and noise of kernels by class, each predicted from those of other folds, for several random splits."""
     rows: Sequence[Mapping[str, Any]] = measurements["kernels"]
     classes = np.unique([f"{row['kind']}.{row['variant']}" for row in rows], return_inverse=True)[1]
-    found: _Errors = {}
+    found: Errors = defaultdict(list)
     for draw in range(draws):
         rng, fold = np.random.default_rng([4, draw]), np.zeros(len(rows), dtype=int)
         for number in range(classes.max() + 1):
@@ -44,15 +42,15 @@ def judge_kernel_folds(measurements: Mapping[str, Any], *, folds: int = 5, draws
             fitted, rest = (list(compress(rows, part)) for part in (fold != number, fold == number))
             platform = fit_platform({**measurements, "kernels": fitted, "iterations": [], "collectives": []})
             for key, pairs in judge_part({"kernels": rest}, platform).items():
-                found.setdefault(key, []).extend(pairs)
+                found[key] += pairs
     return found
 
 
-def judge_embeddings(measurements: Mapping[str, Any]) -> _Errors:
+def judge_embeddings(measurements: Mapping[str, Any]) -> Errors:
     """Errors of the time of embedding operations, and of their share of all, in iterations left out one at a time."""
     single = [row for row in measurements["iterations"] if len(row["runs"]) == 1]
     isolated = fit_platform({**measurements, "iterations": []})
-    found: _Errors = {"time": [], "share": []}
+    found: Errors = {"time": [], "share": []}
     for row in (row for row in single if row["workload"].get("tables")):
         others = [other for other in single if other is not row]
         platform = add_context(isolated, {**measurements, "iterations": others})
@@ -67,7 +65,16 @@ def judge_embeddings(measurements: Mapping[str, Any]) -> _Errors:
     return found
 
 
-def _run(given: Any) -> None:
+STORED = find_reference("measured", "zen5-2.measurements.json")
+
+
+@command({
+    "file": {"type": Path, "nargs": "?", "default": STORED, "help": "measurements that calibrate has written"},
+    "--folds": {"type": float, "default": 5, "help": "parts that kernels are split into"},
+    "--draws": {"type": float, "default": 2, "help": "random splits"}, **OUT,
+})  # fmt: skip
+def main(given: Any) -> None:
+    """Errors on what is left out of a calibration."""
     folds, draws = (int(check_positive(name, getattr(given, name), integer=True)) for name in ("folds", "draws"))
     if folds < 2:
         raise ValueError(f"folds is {folds}; at least 2 are needed to fit one and judge the other")
@@ -76,15 +83,3 @@ def _run(given: Any) -> None:
     rows += tabulate(judge_embeddings(measurements), _PARTS)
     print(format_accuracy(rows))
     save_rows(given.json, rows, id=measurements["id"], folds=folds, draws=draws)
-
-
-STORED = find_reference("measured", "zen5-2.measurements.json")
-main = make_command("left_out", "Errors on what is left out of a calibration.", _run, {
-    "file": {"type": Path, "nargs": "?", "default": STORED, "help": "measurements that calibrate has written"},
-    "--folds": {"type": float, "default": 5, "help": "parts that kernels are split into"},
-    "--draws": {"type": float, "default": 2, "help": "random splits"}, **OUT,
-})  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

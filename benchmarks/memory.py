@@ -1,13 +1,12 @@
 """The most memory that real steps take on this machine, from the profiler's allocations, beside the predicted one."""
 
 import gc
-import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from benchmarks import OUT, make_command, save_rows
+from benchmarks import OUT, command, save_rows
 from perfkit.ground.units import format_table
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.result import predict
@@ -50,7 +49,9 @@ def measure_peak(make_step: Callable[[], Callable[[], Any]]) -> float:
     return float(held + max(accumulate(event.nbytes() for event in events if event.name() == "[memory]")))
 
 
-def _run(given: Any) -> None:
+@command(OUT)
+def main(given: Any) -> None:
+    """Most memory of real steps, measured and predicted."""
     from perfkit.recording.modules import build_step
 
     rows = []
@@ -62,10 +63,3 @@ def _run(given: Any) -> None:
         rows.append({"step": workload.description, **sizes, "error [%]": 100 * (found.total / measured - 1)})
     print(format_table([tuple(rows[0]), *((r["step"], *(f"{v:.1f}" for v in [*r.values()][1:])) for r in rows)]))
     save_rows(given.json, rows)
-
-
-main = make_command("memory", "Most memory of real steps, measured and predicted.", _run, OUT)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

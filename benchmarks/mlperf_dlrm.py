@@ -51,18 +51,14 @@ exchanges are priced as NCCL's, HugeCTR wrote its own. What the arguments weigh,
     DCNv2: as stated 3.14, without overlap 3.44, eager kernels 3.85, uniform rows 3.66, exponent 0.9 3.22, 1.05 2.98
 """
 
-import csv
-import io
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import OUT, make_command, save_rows
+from benchmarks import OUT, WRITE, Row, command, lay_out, read_csv, save_rows, state, write_csv
 from perfkit.ground.files import find_reference, write_text
-from perfkit.ground.units import format_table
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import Prediction, predict
@@ -90,19 +86,17 @@ _NUMBERS = ("batch", "measured", "predicted", "low", "high")
 
 def read_rows() -> list[dict[str, Any]]:
     """Published steps [s] as perfkit ships them."""
-    with open(find_reference("published", "mlperf_dlrm.csv"), newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(find_reference("published", "mlperf_dlrm.csv"))
     return [{k: float(v) if k in _NUMBERS and v else v for k, v in row.items()} for row in rows]
 
 
 def read_shared(shared: Path) -> list[dict[str, Any]]:
     """The fastest entries of the file that the steps were collected in."""
-    with open(shared / "end_to_end" / "mlperf_8gpu_bert_dlrm.csv", newline="", encoding="utf-8") as file:
-        entries = [
-            row for row in csv.DictReader(file)
-            if row["benchmark"] in MODELS and row["quality"].startswith("A") and row["train_only_iter_ms"]
-            and row["num_accel"] == str(RANKS) and row["global_batch"] == str(BATCH)
-        ]  # fmt: skip
+    entries = [
+        row for row in read_csv(shared / "end_to_end" / "mlperf_8gpu_bert_dlrm.csv")
+        if row["benchmark"] in MODELS and row["quality"].startswith("A") and row["train_only_iter_ms"]
+        and row["num_accel"] == str(RANKS) and row["global_batch"] == str(BATCH)
+    ]  # fmt: skip
     rows = []
     for benchmark in MODELS:
         for gpu in PLATFORMS:
@@ -136,57 +130,37 @@ def predict_step(
         return predict(model, platform, ranks=RANKS, plan=plan, execution="compiled"), plan
 
 
-def predict_rows(
-    rows: Sequence[Mapping[str, Any]], plans: Mapping[str, Plan]
-) -> tuple[list[dict[str, Any]], dict[str, Plan]]:
+def predict_rows(rows: Sequence[Row], plans: Mapping[str, Plan]) -> tuple[list[dict[str, Any]], dict[str, Plan]]:
     """Put predicted time and 80 % interval beside every published step [s]; with the plans."""
     done, found = [], {}
     for row in rows:
         key = f"{row['benchmark']} {row['gpu']}"
         step, found[key] = predict_step(row["benchmark"], row["gpu"], plan=plans.get(key))
-        low, high = step.interval(0.8)
-        done.append({**row, "predicted": step.time, "low": low, "high": high})
+        done.append({**row, **state(step, row["measured"])})
     return done, found
 
 
-def tabulate(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as the CSV that perfkit ships: cited figures and, beside them, predictions."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: f"{row[key]:.6g}" if key in _NUMBERS else row[key] for key in COLUMNS})
-    return out.getvalue()
+_TABLE = {
+    "benchmark": "{benchmark}", "GPU": "{gpu}", "round": "{round}", "system": "{submitter} {system}",
+    "measured": "{measured:.2fms} ms", "predicted (80 %)": "{predicted:.2fms} ms ({low:.2fms} to {high:.2fms})",
+    "error": "{error:+.1%}", "bar": "{bar:.0%}",
+}  # fmt: skip
 
 
-def _run(given: Any) -> int:
+@command({
+    **OUT, **WRITE, "--shared": {"type": Path, "help": "folder of the data the steps were collected in, for new rows"},
+    "--search": {"action": "store_true", "help": "search for placements instead of taking those found"},
+})  # fmt: skip
+def main(given: Any) -> int:
+    """MLPerf steps of DLRM on 8 GPUs."""
     steps = read_shared(given.shared) if given.shared else read_rows()
     rows, plans = predict_rows(steps, {} if given.search else read_plans())
-    table = [("benchmark", "GPU", "round", "system", "measured", "predicted (80 %)", "error", "bar")]
-    code = 0
-    for row in rows:
-        error, bar = row["predicted"] / row["measured"] - 1, BARS.get((row["benchmark"], row["gpu"]))
-        code |= bar is not None and abs(error) > bar
-        ms = {k: f"{row[k] * 1e3:.2f}" for k in ("measured", "predicted", "low", "high")}
-        table.append(
-            (row["benchmark"], row["gpu"], row["round"], f"{row['submitter']} {row['system']}", f"{ms['measured']} ms",
-             f"{ms['predicted']} ms ({ms['low']} to {ms['high']})", f"{error:+.1%}", f"{bar:.0%}" if bar else "")
-        )  # fmt: skip
-    print(format_table(table))
+    rows = [{**row, "bar": BARS.get((row["benchmark"], row["gpu"]))} for row in rows]
+    print(lay_out(rows, _TABLE))
     if given.write:
-        write_text(find_reference("published") / "mlperf_dlrm.csv", tabulate(rows))
+        short = [{key: f"{row[key]:.6g}" if key in _NUMBERS else row[key] for key in COLUMNS} for row in rows]
+        write_text(find_reference("published") / "mlperf_dlrm.csv", write_csv(short))
         entries = ",\n".join(f"{json.dumps(k)}: {json.dumps(json.loads(p.to_json()))}" for k, p in plans.items())
         write_text(find_reference("published") / "mlperf_dlrm_plans.json", "{" + entries + "}\n")
     save_rows(given.json, rows)
-    return int(code)
-
-
-main = make_command("mlperf_dlrm", "MLPerf steps of DLRM on 8 GPUs.", _run, {
-    **OUT, "--shared": {"type": Path, "help": "folder of the data the steps were collected in, for new rows"},
-    "--search": {"action": "store_true", "help": "search for placements instead of taking those found"},
-    "--write": {"action": "store_true", "help": "bring reference_data/published up to date"},
-})  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return int(any(row["bar"] and abs(row["error"]) > row["bar"] for row in rows))

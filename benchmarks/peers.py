@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from benchmarks import OUT, make_command, save_rows
+from benchmarks import OUT, command, save_rows
 from perfkit.exploration.sweeps import sweep
 from perfkit.ground.units import format_table, format_time
 from perfkit.platform.gallery import load_platform
@@ -127,7 +127,9 @@ def format_peers(rows: Sequence[Mapping[str, Any]]) -> str:
     return format_table(cells, numbers=True)
 
 
-def _run(given: Any) -> None:
+@command(OUT)
+def main(given: Any) -> None:
+    """Configurations a second of perfkit and of two published tools."""
     with TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder]
         for packages in _PACKAGES:
@@ -145,10 +147,3 @@ def _run(given: Any) -> None:
             logging.disable(logging.NOTSET)
     print(format_peers(rows))
     save_rows(given.json, rows)
-
-
-main = make_command("peers", "Configurations a second of perfkit and of two published tools.", _run, OUT)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

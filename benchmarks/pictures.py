@@ -4,13 +4,12 @@ python -m benchmarks.pictures [--out docs] [--browser chromium-headless-shell]
 """
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks import make_command
+from benchmarks import command
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.traces import read_trace
 from perfkit.exploration.sweeps import sweep
@@ -40,19 +39,14 @@ def list_results() -> Iterator[tuple[str, Any]]:
     yield "calibration", load_platform("zen5-2")
 
 
-def _run(given: Any) -> None:
+@command({
+    "--out": {"type": Path, "default": Path("docs").resolve(), "help": "folder of the pictures"},
+    "--browser": {"default": "chromium-headless-shell", "help": "Chromium or one that takes its options"},
+})  # fmt: skip
+def main(given: Any) -> None:
+    """Pictures of reports for docs/."""
     with TemporaryDirectory() as folder:
         for name, result in list_results():
             page = report(result, path=Path(folder, f"{name}.html"))
             picture = f"--screenshot={given.out / f'report_{name}.png'}"
             subprocess.run([given.browser, *_OPTIONS, picture, str(page)], check=True)
-
-
-main = make_command("pictures", "Pictures of reports for docs/.", _run, {
-    "--out": {"type": Path, "default": Path("docs").resolve(), "help": "folder of the pictures"},
-    "--browser": {"default": "chromium-headless-shell", "help": "Chromium or one that takes its options"},
-})  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

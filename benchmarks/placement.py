@@ -6,7 +6,6 @@ Without sizes: the standard cases, five seeds each, beside their bars. Tables ar
 nodes of eight H100; the iteration is that of the tables alone: no dense part hides a gap.
 """
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import MET, OUT, make_command, save_rows
+from benchmarks import MET, OUT, command, save_rows
 from perfkit.ground.units import format_table, format_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -114,16 +113,7 @@ def format_cases(cases: Sequence[Case], records: Sequence[Sequence[Mapping[str, 
     return format_table(rows)
 
 
-def _run(given: Any) -> None:
-    wanted = [Case(given.tables, given.ranks, huge=given.huge)] if given.tables else []
-    cases = wanted or list(CASES[:3] if given.quick else CASES)
-    seeds = [given.seed or 0] if given.seed is not None or wanted or given.quick else list(range(_SEEDS))
-    records = [[r for seed in seeds for r in run_case(case, seed, seconds=given.seconds)] for case in cases]
-    print(format_cases(cases, records))
-    save_rows(given.json, [{"case": case.name, **r} for case, own in zip(cases, records, strict=True) for r in own])
-
-
-main = make_command("placement", "Placements beside their bound.", _run, {
+@command({
     "--tables": {"type": int, "metavar": "T", "help": "number of tables; default: the standard cases"},
     "--ranks": {"type": int, "metavar": "R", "default": 8, "help": "number of ranks"},
     "--seed": {"type": int, "metavar": "S", "help": "one seed; default: five, or one where sizes are given"},
@@ -131,7 +121,11 @@ main = make_command("placement", "Placements beside their bound.", _run, {
     "--huge": {"action": "store_true", "help": "make one of the tables huge"},
     "--quick": {"action": "store_true", "help": "one seed, and not the largest case"}, **OUT,
 })  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(given: Any) -> None:
+    """Placements beside their bound."""
+    wanted = [Case(given.tables, given.ranks, huge=given.huge)] if given.tables else []
+    cases = wanted or list(CASES[:3] if given.quick else CASES)
+    seeds = [given.seed or 0] if given.seed is not None or wanted or given.quick else list(range(_SEEDS))
+    records = [[r for seed in seeds for r in run_case(case, seed, seconds=given.seconds)] for case in cases]
+    print(format_cases(cases, records))
+    save_rows(given.json, [{"case": case.name, **r} for case, own in zip(cases, records, strict=True) for r in own])

@@ -7,8 +7,6 @@ of Megatron-core, and arXiv:2205.05198, table 5. Scales are fitted to reference_
 steps of the source that is judged.
 """
 
-import csv
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,12 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import OUT, gpu_context, make_command, save_rows
-from benchmarks.gpu_bars import find_shared_data
-from perfkit.calibration.checks import summarize_errors
+from benchmarks import OUT, command, find_shared_data, gpu_context, judge, lay_out, read_csv, save_rows, widen
 from perfkit.calibration.published import add_published, fit_scales
 from perfkit.calibration.runs import tune
-from perfkit.ground.units import format_table
 from perfkit.models.pipelines import CHUNKED, SCHEDULES
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
@@ -79,8 +74,7 @@ class Row(NamedTuple):
 
 
 def _read(name: str) -> list[dict[str, str]]:
-    with open(find_shared_data() / "end_to_end" / name, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_csv(find_shared_data("end_to_end", name))
 
 
 def _make(name: str, batch: int, sequence: int, shape: Sequence[int], **about: Any) -> Transformer:
@@ -132,49 +126,31 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
             yield Row("torchtitan", group, "h100-sxm 2.4e12 5e10", model, strategy, way, seconds, held, kept)
 
 
-def list_recipes() -> Iterator[Row]:
-    """Dense models on H100 in fp8, by NeMo and Megatron-Bridge."""
-    for row in _read("nvidia_recipes.csv"):
-        if row["model"].lower().replace("_", "-") in _SHAPES and row["system"] == "DGX-H100":
-            name = row["model"].lower().replace("_", "-")
-            n = {k: int(row[k]) if row[k].isdigit() else 1 for k in ("gpus", "tp", "pp", "cp", "vp", "micro_batch")}
-            batch, sequence, fsdp = int(row["global_batch"]), int(row["sequence"]), row["fsdp"] == "1"
-            about = {**_HALF, "dtype": "fp8", "attention": "flash3", **(_LLAMA if "llama" in name else {})}
-            model = _make(name, batch, sequence, _SHAPES[name], **about)
-            dp = n["gpus"] // (n["tp"] * n["pp"] * n["cp"])
-            strategy = Strategy(
-                tp=n["tp"], pp=n["pp"], dp=dp, cp=n["cp"], micro_batch=n["micro_batch"], zero=3 if fsdp else 1,
-                schedule="interleaved" if n["vp"] > 1 and n["pp"] > 1 else "1f1b",
-                chunks=n["vp"] if n["pp"] > 1 else 1, sequence_parallel=n["tp"] > 1, tiled=n["tp"] > 1,
-            )  # fmt: skip
-            seconds = batch * sequence / (float(row["tokens_per_s_per_gpu"]) * n["gpus"])
-            yield Row("nvidia", f"{name} {n['gpus']}", "h100-sxm", model, strategy, "compiled", seconds)
+def list_recipes(*, stated: bool = False) -> Iterator[Row]:
+    """Recipes of NVIDIA in fp8, by NeMo and Megatron-Bridge: of dense models on H100, or `stated` others.
 
-
-def list_stated() -> Iterator[Row]:
-    """Recipes of NVIDIA with experts or on Blackwell, which no bar names; the first setting where there are two."""
+    Those have experts or run on Blackwell, and no bar names them; the first setting where there are two.
+    """
     for row in _read("nvidia_recipes.csv"):
-        name = row["model"].lower().replace("_", "-")
-        shape, device = _EXPERTS.get(name) or _SHAPES.get(name), row["system"].partition("-")[2].lower()
-        if shape and (device != "h100" or name in _EXPERTS):
-            keys = ("gpus", "tp", "pp", "cp", "vp", "ep", "micro_batch")
-            n = {key: int(own) if (own := row[key].split(" ")[0]).isdigit() else 1 for key in keys}
-            batch, sequence, dp = (
-                int(row["global_batch"]),
-                int(row["sequence"]),
-                n["gpus"] // n["tp"] // n["pp"] // n["cp"],
-            )
-            about = {**_HALF, **_LLAMA, "dtype": "fp8", "attention": "flash3"}
-            about |= dict(zip(("experts", "top_k"), shape[6:], strict=False))
-            many = n["vp"] > 1 and n["pp"] > 1
-            strategy = Strategy(
-                tp=n["tp"], pp=n["pp"], dp=dp, cp=n["cp"], ep=min(n["ep"], dp), micro_batch=n["micro_batch"], zero=1,
-                schedule="interleaved" if many else "1f1b", chunks=n["vp"] if many else 1,
-                sequence_parallel=n["tp"] > 1, tiled=n["tp"] > 1,
-            )  # fmt: skip
-            seconds = batch * sequence / (float(row["tokens_per_s_per_gpu"]) * n["gpus"])
-            model = _make(name, batch, sequence, shape[:6], **about)
-            yield Row("nvidia", f"{name} {device}", f"{device}-sxm", model, strategy, "compiled", seconds)
+        name, device = row["model"].lower().replace("_", "-"), row["system"].partition("-")[2].lower()
+        shape = _EXPERTS.get(name) or _SHAPES.get(name)
+        if not shape or stated != (device != "h100" or name in _EXPERTS):
+            continue
+        keys = ("gpus", "tp", "pp", "cp", "vp", "ep", "micro_batch")
+        n = {key: int(own) if (own := row[key].split(" ")[0]).isdigit() else 1 for key in keys}
+        batch, sequence, pp = int(row["global_batch"]), int(row["sequence"]), n["pp"]
+        about = {**_HALF, "dtype": "fp8", "attention": "flash3"} | ({} if "gpt" in name or "nemo" in name else _LLAMA)
+        about |= dict(zip(("experts", "top_k"), shape[6:], strict=False))
+        model = _make(name, batch, sequence, shape[:6], **about)
+        chunks, dp = n["vp"] if pp > 1 else 1, n["gpus"] // n["tp"] // pp // n["cp"]
+        strategy = Strategy(
+            tp=n["tp"], pp=pp, dp=dp, cp=n["cp"], ep=min(n["ep"], dp), micro_batch=n["micro_batch"],
+            zero=3 if row["fsdp"] == "1" and not stated else 1, schedule="interleaved" if chunks > 1 else "1f1b",
+            chunks=chunks, sequence_parallel=n["tp"] > 1, tiled=n["tp"] > 1,
+        )  # fmt: skip
+        seconds = batch * sequence / (float(row["tokens_per_s_per_gpu"]) * n["gpus"])
+        group = f"{name} {device if stated else n['gpus']}"
+        yield Row("nvidia", group, f"{device}-sxm", model, strategy, "compiled", seconds)
 
 
 def list_megablocks() -> Iterator[Row]:
@@ -260,18 +236,16 @@ def count_kept(row: Row) -> float:
     return row.selective * m.layers * s.micro_batch * m.sequence * numbers * 2.0
 
 
-def judge(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+def judge_rows(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
     """Errors [%] by source, how many intervals of 80 % hold them, and how many pairs of a model are ranked rightly."""
     out = []
     for source in dict.fromkeys(row.source for row in rows):
-        own = [(row, one) for row, one in zip(rows, found, strict=True) if row.source == source]
-        logs = np.log([one["time"] / row.seconds for row, one in own])
-        inside = np.abs(logs) <= 1.2816 * np.array([one["spread"] for _, one in own])
+        own = [(row, one["time"], one["spread"]) for row, one in zip(rows, found, strict=True) if row.source == source]
         pairs = [(a, b) for a, b in combinations(own, 2)
                  if a[0].group == b[0].group and abs(np.log(a[0].seconds / b[0].seconds)) > 0.05]  # fmt: skip
-        right = [(a[0].seconds - b[0].seconds) * (a[1]["time"] - b[1]["time"]) > 0 for a, b in pairs]
-        figures = summarize_errors(np.exp(logs) - 1) | {"inside": 100 * float(np.mean(inside))}
-        out.append({"steps": source, **figures, "pairs": len(pairs), "ranked": sum(right)})
+        right = [(a[0].seconds - b[0].seconds) * (a[1] - b[1]) > 0 for a, b in pairs]
+        figures = judge([widen(time, spread, row.seconds) for row, time, spread in own])
+        out.append({"steps": source, **figures, "pairs": len(pairs), "ranked": sum(right), "bar": BARS[source]})
     return out
 
 
@@ -291,7 +265,7 @@ def judge_tuned(rows: Sequence[Row], how: str) -> dict[str, Any]:
     """
     runs, models = list_runs(rows), [f"{row.model.layers} {row.model.hidden} {row.model.name}" for row in rows]
     platform = _find_platform(rows[0].device, max(row.strategy.ranks for row in rows), rows[0].source)
-    logs, inside, said, names = list[float](), list[bool](), list[float](), sorted(set(models))
+    judged, said, names = list[dict[str, float]](), list[float](), sorted(set(models))
     for seed in range(10 if how == _HALVES else len(names)):
         rng = np.random.default_rng(seed)
         left_out = {names[seed]} if how != _HALVES else {*rng.permutation(names)[: (len(names) + seed % 2) // 2]}
@@ -299,11 +273,10 @@ def judge_tuned(rows: Sequence[Row], how: str) -> dict[str, Any]:
         with keep_quiet():
             tuning = tune(rows[0].model, platform, [known[n] for n in rng.permutation(len(known))[:30]])
             found = tuning.price([run for run, own in zip(runs, models, strict=True) if own in left_out])
-        logs += (found["predicted"] / found["seconds"]).log().to_list()
-        inside += found["seconds"].is_between(found["low"], found["high"]).to_list()
+        judged += found.rename({"seconds": "measured"}).select("predicted", "measured", "low", "high").to_dicts()
         said.append(100 * tuning.error)
-    share, about = 100 * float(np.mean(inside)), {"steps": rows[0].source, "judged": how}
-    return about | summarize_errors(np.exp(logs) - 1) | {"inside": share, "expected": float(np.mean(said))}
+    about = {"steps": rows[0].source, "judged": how, "expected": float(np.mean(said))}
+    return about | judge(judged) | {"bar": TUNED[rows[0].source, how]}
 
 
 def list_rows() -> list[Row]:
@@ -312,26 +285,28 @@ def list_rows() -> list[Row]:
     return [row for each in lists for row in each()]
 
 
+_FIGURES = {name: f"{{{name}:.1f}}" for name in ("geomean", "mean", "p95", "bias", "inside")}
+
+
 def _print_tuned() -> list[dict[str, Any]]:
     vtrain, recipes = list(list_vtrain(alone=True)), list(list_recipes())
-    asked = [(vtrain, _HALVES), (vtrain, "one left out"), (recipes, _HALVES)]
-    figures = [judge_tuned(rows, how) for rows, how in asked]
-    heads = ("steps", "judged", "geomean", "mean", "p95", "bias", "inside", "expected")
-    numbers = ([f"{row[name]:.1f}" for name in heads[2:]] for row in figures)
-    cells = [(row["steps"], row["judged"], *own, f"{TUNED[row['steps'], row['judged']]:g}")
-             for row, own in zip(figures, numbers, strict=True)]  # fmt: skip
-    print(f"\nTuned to at most 30 runs of other models\n{format_table([(*heads, 'bar'), *cells])}")
+    figures = [judge_tuned(*asked) for asked in ((vtrain, _HALVES), (vtrain, "one left out"), (recipes, _HALVES))]
+    columns = {"steps": "{steps}", "judged": "{judged}", **_FIGURES, "expected": "{expected:.1f}", "bar": "{bar:g}"}
+    print(f"\nTuned to at most 30 runs of other models\n{lay_out(figures, columns)}")
     return figures
 
 
 def _print_memory() -> None:
-    held = [(row, price_row(row)["needs"] + count_kept(row)) for row in list_torchtitan(alone=True)]
-    errors = np.array([found / row.reserved - 1 for row, found in held])
-    middle, most = np.median(np.abs(errors)), np.abs(errors).max()
-    print(f"\nMemory of {len(held)} steps of torchtitan: error {middle:.1%} in median, {most:.1%} at most")
-    about = ((row.model.name, row.strategy.ranks, row.model.sequence, f"{row.reserved / 2**30:.1f}") for row, _ in held)
-    heads = ("model", "ranks", "sequence", "reserved GiB", "error")
-    print(format_table([heads, *((*map(str, own), f"{e:+.1%}") for own, e in zip(about, errors, strict=True))]))
+    rows = []
+    for row in list_torchtitan(alone=True):
+        error = (price_row(row)["needs"] + count_kept(row)) / row.reserved - 1
+        rows.append({"name": row.model.name, "ranks": row.strategy.ranks, "sequence": row.model.sequence,
+                     "reserved": row.reserved / 2**30, "error": error})  # fmt: skip
+    errors = np.abs([row["error"] for row in rows])
+    print(f"\nMemory of {len(rows)} steps of torchtitan: error {np.median(errors):.1%} in median, "
+          f"{errors.max():.1%} at most")  # fmt: skip
+    print(lay_out(rows, {"model": "{name}", "ranks": "{ranks}", "sequence": "{sequence}",
+                         "reserved GiB": "{reserved:.1f}", "error": "{error:+.1%}"}))  # fmt: skip
 
 
 def time_layers() -> list[tuple[str, float, float]]:
@@ -404,19 +379,17 @@ def find_crossing(nbytes: float) -> int:
 
 
 def _print_experts() -> None:
-    for title, rows in (("MegaBlocks (arXiv:2211.15841, figure 8)", list(list_megablocks())),
-                        ("NVIDIA's recipes with experts, and on Blackwell", list(list_stated()))):  # fmt: skip
-        print(f"\n{title}")
-        cells = []
+    for title, rows in (("MegaBlocks (arXiv:2211.15841, figure 8)", list_megablocks()),
+                        ("NVIDIA's recipes with experts, and on Blackwell", list_recipes(stated=True))):  # fmt: skip
+        found = list[dict[str, Any]]()
         for row in rows:
             one = price_row(row)
-            error, inside = (
-                one["time"] / row.seconds - 1,
-                abs(np.log(one["time"] / row.seconds)) < 1.2816 * one["spread"],
-            )
-            cells.append((row.group, f"{error:+.0%}", "yes" if inside else "no"))
-        errors = [abs(float(cell[1].rstrip("%"))) for cell in cells]
-        print(format_table([("step", "error", "inside"), *cells, ("mean", f"{np.mean(errors):.0f}%", "")]))
+            found.append({"step": row.group, **widen(one["time"], one["spread"], row.seconds)})
+        mean = np.mean(np.abs([round(one["error"], 2) for one in found]))
+        cells = [{**one, "error": f"{one['error']:+.0%}",
+                  "inside": "yes" if one["low"] < one["measured"] < one["high"] else "no"} for one in found]  # fmt: skip
+        cells.append({"step": "mean", "error": f"{mean:.0%}"})
+        print(f"\n{title}\n{lay_out(cells, {'step': '{step}', 'error': '{error}', 'inside': '{inside}'})}")
     shares = ", ".join(f"{ranks}: {real:.0%} and {own:.0%}" for ranks, real, own in time_exchanges())
     print(f"\nall_to_all in a layer of experts on A100, published and predicted (Tutel, table 2): {shares}")
     crossings = ", ".join(f"{find_crossing(n):d} at {n / 1e6:g} MB" for n in (4e6, 16e6, 64e6))
@@ -426,9 +399,11 @@ def _print_experts() -> None:
 def _print_parts(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> None:
     print("\nA layer of 22B parameters on 8 A100 (arXiv:2205.05198, table 4)")
     layers = [(name, real, own, own / real - 1) for name, real, own in time_layers()]
-    cells = [(name, f"{1e3 * real:.1f} ms", f"{1e3 * own:.1f} ms", f"{e:+.1%}") for name, real, own, e in layers]
-    mean = np.mean([abs(error) for *_, error in layers])
-    print(format_table([("layer", "published", "predicted", "error"), *cells, ("mean", "", "", f"{mean:.1%}")]))
+    heads = ("layer", "published", "predicted", "error")
+    cells = [dict(zip(heads, (*row, f"{error:+.1%}"), strict=True)) for *row, error in layers]
+    mean = {"layer": "mean", "error": f"{np.mean([abs(error) for *_, error in layers]):.1%}"}
+    columns = {"layer": "{layer}", "published": "{published:.1fms} ms", "predicted": "{predicted:.1fms} ms"}
+    print(lay_out([*cells, mean], columns | {"error": "{error}"}))
     print("\nThroughput of torchtitan over sequences of 32768 to 262144 (tables 2 and 6)")
     for name in ("llama3-8b", "llama3-405b"):
         pairs = [(row, one) for row, one in zip(rows, found, strict=True) if row.model.name == name]
@@ -492,25 +467,17 @@ def _print_agreement() -> None:
           f"bias {errors.mean():+.1%}, 95 % within {np.quantile(abs(errors), 0.95):.1%}")  # fmt: skip
 
 
-def _run(given: Any) -> None:
+@command(OUT)
+def main(given: Any) -> None:
+    """Published steps of ranks that share layers and stages, beside predictions."""
     judged = list_rows()
-    figures = judge(judged, [price_row(row) for row in judged])
-    heads = ("steps", "n", "geomean", "mean", "p95", "bias", "inside", "pairs", "ranked", "bar")
-    rows = [
-        tuple(f"{row[head]:.1f}" if head in heads[2:7] else f"{row[head]}" for head in heads[:-1]) for row in figures
-    ]
-    cells = [(*row, f"{BARS[row[0]]:g}") for row in rows]
-    print(format_table([heads, *cells]))
-    titan = [row for row in list_torchtitan(alone=True)]
+    figures = judge_rows(judged, [price_row(row) for row in judged])
+    columns = {"steps": "{steps}", "n": "{n}", **_FIGURES, "pairs": "{pairs}", "ranked": "{ranked}", "bar": "{bar:g}"}
+    print(lay_out(figures, columns))
+    titan = list(list_torchtitan(alone=True))
     _print_parts(titan, [price_row(row) for row in titan])
     _print_experts()
     _print_memory()
     _print_agreement()
     figures += _print_tuned()
     save_rows(given.json, figures)
-
-
-main = make_command("scale", "Published steps of ranks that share layers and stages, beside predictions.", _run, OUT)
-
-if __name__ == "__main__":
-    sys.exit(main())

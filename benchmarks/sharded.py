@@ -3,14 +3,13 @@
 python -m benchmarks.sharded --platform P.toml [--json OUT]
 """
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, PLATFORM, make_command, save_rows
+from benchmarks import OUT, PLATFORM, command, save_rows
 from perfkit.ground.units import format_table
 from perfkit.measure.processes import run_processes
 from perfkit.prediction.result import predict
@@ -49,8 +48,9 @@ def time_sharded(*, sizes: list[int]) -> dict[str, Any]:
     return time_step(make_step(*sizes), seconds=4.0)
 
 
-def run(given: Any) -> None:
-    """Predict the steps, measure them and print both."""
+@command({"--platform": {**PLATFORM["--platform"], "required": True}, **OUT})
+def main(given: Any) -> None:
+    """Fully sharded steps on two ranks of this machine."""
     from perfkit.recording.steps import capture
 
     rows = []
@@ -67,7 +67,3 @@ def run(given: Any) -> None:
 
 
 _NEEDED = {"--platform": {**PLATFORM["--platform"], "required": True}}
-main = make_command("sharded", "Fully sharded steps on two ranks of this machine.", run, {**_NEEDED, **OUT})
-
-if __name__ == "__main__":
-    sys.exit(main())

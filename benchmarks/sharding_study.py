@@ -7,12 +7,10 @@ The first measures 12 drawn models under 8 placements each, with two ranks on th
 an interruption the same command goes on. The second prints what was measured before, with today's predictions.
 """
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from benchmarks import MET, OUT, make_command
+from benchmarks import MET, OUT, SAVED, command
 from benchmarks.saved import predict_again
 from perfkit.calibration.study import Trials, measure_trials
 from perfkit.ground.results import check_target
@@ -36,25 +34,20 @@ def format_bars(totals: Mapping[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def _run(given: Any) -> None:
+@command({
+    "--platform": {"default": "zen5-2", "metavar": "P.toml", "help": "calibration of this machine"},
+    "--seed": {"type": int, "default": 0, "metavar": "S", "help": "seed of models and random placements"},
+    "--quick": {"action": "store_true", "help": "two models and a third of the time"},
+    **SAVED, **OUT,
+})  # fmt: skip
+def main(given: Any) -> None:
+    """Placements predicted and measured."""
     if given.json is not None:
         check_target("json", given.json)
     if given.saved is not None:
-        trials = predict_again(Trials.load(given.saved), load_platform(given.platform))
+        trials = predict_again(Trials.load(*given.saved), load_platform(given.platform))
     else:
         trials = measure_trials(given.platform, seed=given.seed, quick=given.quick)
     if given.json is not None:
         trials.save(given.json)
     print(f"{trials.as_text()}\n\n{format_bars(trials.totals())}")
-
-
-main = make_command("sharding_study", "Placements predicted and measured.", _run, {
-    "--platform": {"default": "zen5-2", "metavar": "P.toml", "help": "calibration of this machine"},
-    "--seed": {"type": int, "default": 0, "metavar": "S", "help": "seed of models and random placements"},
-    "--quick": {"action": "store_true", "help": "two models and a third of the time"},
-    "--saved": {"type": Path, "metavar": "FILE", "help": "what was measured before"}, **OUT,
-})  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

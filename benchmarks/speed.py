@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import MET, OUT, PLATFORM, make_command, save_rows
-from benchmarks.gpu_bars import find_shared_data
+from benchmarks import OUT, PLATFORM, command, find_shared_data, lay_out, save_rows
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.traces import read_trace
 from perfkit.exploration.strategies import explore
@@ -29,7 +28,7 @@ from perfkit.exploration.sweeps import sweep
 from perfkit.fitting import Fit
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import Network
-from perfkit.ground.units import check_positive, format_table, format_time
+from perfkit.ground.units import check_positive
 from perfkit.measure.samples import draw_check
 from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import KERNEL_TERMS, additive
@@ -188,7 +187,7 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
         find_database()
         jobs.append(Job("read one system of the kernel database", repeat(_read_system), bar=3.0, slow=True))
     with suppress(ValueError):
-        paths = sorted((find_shared_data() / "traces" / "megatron_tp8_a100x8").glob("kineto*"))
+        paths = sorted(find_shared_data("traces", "megatron_tp8_a100x8").glob("kineto*"))
         read = partial(_read_ranks, paths)
         jobs.append(Job("read and analyse traces of 8 ranks, 31 MB", repeat(read), bar=1.5, slow=True))
     if measurements is not None:
@@ -211,21 +210,33 @@ def time_jobs(jobs: Sequence[Job], *, rounds: int = 35) -> list[dict[str, Any]]:
     for job in jobs:
         q1, median, q3 = (float(q) / job.results for q in np.percentile(seconds[job.name], [25, 50, 75]))
         met = None if job.bar is None else median <= job.bar
-        rows.append({"name": job.name, "median_s": median, "q1_s": q1, "q3_s": q3, "bar": job.bar, "met": met})
+        rows.append(
+            {
+                "name": job.name,
+                "median_s": median,
+                "q1_s": q1,
+                "q3_s": q3,
+                "per_second": 1 / median,
+                "bar": job.bar,
+                "met": met,
+            }
+        )
     return rows
 
 
-def format_speed(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table as text."""
-    cells = [("what", "median", "quartiles", "per second", "bar", "met")]
-    for row in rows:
-        q1, median, q3 = (format_time(row[key]) for key in ("q1_s", "median_s", "q3_s"))
-        bar, rate = format_time(row["bar"]) if row["bar"] else "", f"{1 / row['median_s']:.3g}"
-        cells.append((row["name"], median, f"{q1} to {q3}", rate, bar, MET[row["met"]]))
-    return format_table(cells, numbers=True)
+_COLUMNS = {
+    "what": "{name}", "median": "{median_s:time}", "quartiles": "{q1_s:time} to {q3_s:time}",
+    "per second": "{per_second:.3g}", "bar": "{bar:time}", "met": "{met}",
+}  # fmt: skip
 
 
-def _run(given: Any) -> None:
+@command({
+    **PLATFORM, **OUT,
+    "--measurements": {"type": Path, "help": "raw measurements to fit; by default those of zen5-2"},
+    "--rounds": {"type": int, "default": 35, "help": "repetitions"},
+})  # fmt: skip
+def main(given: Any) -> None:
+    """Time that perfkit itself takes."""
     rounds = int(check_positive("rounds", given.rounds, integer=True))
     gallery = [load_platform(path) for path in sorted(find_reference("platforms").glob("*.toml"))]
     calibrated = [load_platform(given.platform)] if given.platform else [p for p in gallery if p.context]
@@ -234,16 +245,5 @@ def _run(given: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sizes outside the fitted ranges are as fast as any
         rows = time_jobs(jobs, rounds=rounds)
-    print(format_speed(rows))
+    print(lay_out(rows, _COLUMNS, numbers=True))
     save_rows(given.json, rows)
-
-
-main = make_command("speed", "Time that perfkit itself takes.", _run, {
-    **PLATFORM, **OUT,
-    "--measurements": {"type": Path, "help": "raw measurements to fit; by default those of zen5-2"},
-    "--rounds": {"type": int, "default": 35, "help": "repetitions"},
-})  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

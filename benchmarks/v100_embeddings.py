@@ -6,14 +6,10 @@ Fused kernels of Lin et al. (arXiv 2404.12674): of DLRM-MLPerf at batch 2048, an
 last half of either kind with indices in shared memory.
 """
 
-import csv
-import sys
 from typing import Any
 
-from benchmarks import OUT, make_command, save_rows
+from benchmarks import OUT, command, find_shared_data, lay_out, read_csv, save_rows
 from benchmarks.gallery_v100 import read_trace
-from benchmarks.gpu_bars import find_shared_data
-from perfkit.ground.units import format_table, format_time
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.cost import price
 from perfkit.workloads.dlrm import DLRM
@@ -24,16 +20,13 @@ def predict_kernels() -> list[dict[str, Any]]:
     shared, model = find_shared_data(), DLRM("dlrm-mlperf", batch=2048, embedding="fused")
     names = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
     cases = [(names[row["op"]], "MLPerf", model, row["seconds"]) for row in read_trace(shared) if row["op"] in names]
-    with open(shared / "kernels_v100" / "kernel_samples_v100_2020_counters.csv", encoding="utf-8") as file:
-        for row in (row for row in csv.DictReader(file) if row["set"].startswith("EL")):
+    for row in read_csv(shared / "kernels_v100" / "kernel_samples_v100_2020_counters.csv"):
+        if row["set"].startswith("EL"):
             keys = ("batch_size", "num_embeddings", "num_tables", "bag_size", "embedding_dim")
             batch, rows, tables, pooling, dim = (int(float(row[key])) for key in keys)
             model = DLRM(batch=batch, rows=[rows] * tables, pooling=pooling, dim=dim, embedding="fused")
-            phase, text = (
-                "forward" if "fwd" in row["set"] else "backward",
-                f"{tables} of {rows} x {dim}, {pooling} each",
-            )
-            cases.append((phase, text, model, 1e-6 * float(row["kernel_runtime"])))
+            phase, text = "forward" if "fwd" in row["set"] else "backward", f"{tables} of {rows} x {dim}"
+            cases.append((phase, f"{text}, {pooling} each", model, 1e-6 * float(row["kernel_runtime"])))
     found = []
     for phase, text, model, measured in cases:
         [graph] = model.graphs(1, accelerator=True)
@@ -44,19 +37,12 @@ def predict_kernels() -> list[dict[str, Any]]:
     return found
 
 
-def _run(given: Any) -> None:
+@command(OUT)
+def main(given: Any) -> None:
+    """Lookups and updates on a V100 that nothing was fitted to."""
     rows = predict_kernels()
-    cells = [("phase", "tables", "batch", "measured", "predicted", "error")]
-    for row in rows:
-        times = (format_time(row[key]) for key in ("measured_s", "predicted_s"))
-        cells.append((row["phase"], row["tables"], str(row["batch"]), *times, f"{row['error']:+.0%}"))
-    print(format_table(cells))
+    heads = ("phase", "tables", "batch")
+    columns = {"measured": "{measured_s:time}", "predicted": "{predicted_s:time}", "error": "{error:+.0%}"}
+    print(lay_out(rows, {head: f"{{{head}}}" for head in heads} | columns))
     print(f"{sum(abs(row['error']) <= 0.15 for row in rows)} of {len(rows)} within 15 %")
     save_rows(given.json, rows)
-
-
-main = make_command("v100_embeddings", "Lookups and updates on a V100 that nothing was fitted to.", _run, OUT)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import find_shared_data
 from benchmarks.gallery import NAMES, RECIPES, TYPICAL, build, find_differences, finish, main, read_parts
-from benchmarks.gpu_bars import find_shared_data
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.models.collectives import bus_factor

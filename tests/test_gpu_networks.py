@@ -4,8 +4,7 @@ import pytest
 
 pytest.importorskip("torch", reason="capturing modules needs torch")
 
-from benchmarks import gpu_networks
-from benchmarks.gpu_bars import find_shared_data
+from benchmarks import find_shared_data, gpu_networks
 
 
 def test_nets_have_the_size_of_their_publications() -> None:
@@ -23,7 +22,7 @@ def test_nets_have_the_size_of_their_publications() -> None:
 @pytest.mark.skipif("not _has_data()", reason="published measurements are not at hand")
 def test_published_iterations_of_a_v100() -> None:
     rows = [r for r in gpu_networks.predict_rows(["ResNet50"], [64]) if r["gpu"] == "V100"]
-    rows = gpu_networks.read_rows(find_shared_data(), rows)
+    rows = gpu_networks.read_rows(rows)
     for row in rows:
         assert row["low"] < row["measured"] < row["high"]
         assert row["predicted"] == pytest.approx(row["measured"], rel=0.1)
