@@ -387,7 +387,8 @@ def _print_experts() -> None:
             found.append({"step": row.group, **widen(one["time"], one["spread"], row.seconds)})
         mean = np.mean(np.abs([round(one["error"], 2) for one in found]))
         cells = [{**one, "error": f"{one['error']:+.0%}",
-                  "inside": "yes" if one["low"] < one["measured"] < one["high"] else "no"} for one in found]  # fmt: skip
+                  "inside": "yes" if one["low"] < one["measured"] < one["high"] else "no"}
+                 for one in found]  # fmt: skip
         cells.append({"step": "mean", "error": f"{mean:.0%}"})
         print(f"\n{title}\n{lay_out(cells, {'step': '{step}', 'error': '{error}', 'inside': '{inside}'})}")
     shares = ", ".join(f"{ranks}: {real:.0%} and {own:.0%}" for ranks, real, own in time_exchanges())
