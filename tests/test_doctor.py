@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,7 +103,6 @@ def test_what_is_measured(monkeypatch: Patch) -> None:
             raise answers[-1]
         return answers[-1:]
 
-    monkeypatch.setattr(doctor, "find_spec", lambda name: "torch")
     monkeypatch.setattr(doctor, "run_processes", run)
     for factor, share, ok in ((1.0, 1.0, True), (2.0, 1.0, None), (1.0, 0.9, False)):
         references = [[1e-3] * 3] * 50 + [[factor * 1e-3] * 3] * 50
@@ -123,8 +123,11 @@ def test_processes_are_started_for_real(monkeypatch: Patch) -> None:
 
 
 def test_missing_torch_is_no_obstacle_a_missing_package_is_one(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    monkeypatch.setattr(doctor, "run_processes", lambda *_, **__: {}["torch"])  # fails, as it does without torch
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(doctor, "version", missing)
     assert [look(name).ok for name in ("torch", "gloo", "GPUs", "steadiness")] == [None] * 4
     monkeypatch.setattr(doctor, "PACKAGES", ("numpy", "no-such-package-of-perfkit"))
     assert look("versions").ok is False

@@ -23,7 +23,7 @@ from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import MeasurementError, check_ranks, join_ranks, run_processes
-from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check, dump
+from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check
 from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.platform import Platform
@@ -152,15 +152,12 @@ def measure_samples(
         ``name``, ``family``, ``workload``, ``owners`` and ``passes``: a list of results by rank for each pass.
     """
 
-    def describe(sample: Sample) -> dict[str, Any]:
-        return {"workload": dump(sample.workload), "owners": list(sample.plan.owners) if sample.plan else None}
-
     job = {"task": "iteration", "seconds": seconds, "operations": operations, "device": device}
     turns = {f"{number}-{s.name}": s for number in range(passes) for s in samples}
-    jobs = {name: partial(_measure_steadily, job | describe(s), s.ranks) for name, s in turns.items()}
+    jobs = {name: partial(_measure_steadily, job | s.describe(), s.ranks) for name, s in turns.items()}
     found = campaign.run(stage, jobs)
     each = {s.name: [found[f"{number}-{s.name}"] for number in range(passes)] for s in samples}
-    return [{"name": s.name, "family": s.family, **describe(s), "passes": each[s.name]} for s in samples]
+    return [{"name": s.name, "family": s.family, **s.describe(), "passes": each[s.name]} for s in samples]
 
 
 def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
@@ -381,8 +378,8 @@ def check(
     if room < min(2, where.network.ranks):
         warnings.warn("iterations on two ranks are left out: this process may use one core", stacklevel=2)
     predictions = [predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen]  # before measuring anything
-    names = [(s.name, dump(s.workload), s.plan and s.plan.owners, s.ranks) for s in chosen]
-    campaign = open_campaign("check", where.name, seed, names, progress=progress)
+    about = [(s.name, s.describe(), s.ranks) for s in chosen]
+    campaign = open_campaign("check", where.name, seed, about, progress=progress)
     rows = measure_samples(campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2)
     spoiled = name_disturbances(iterations=[run for row in rows for results in row["passes"] for run in results])
     triples = zip(chosen, predictions, rows, strict=True)

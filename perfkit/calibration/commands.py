@@ -69,19 +69,18 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
             os.dup2(nowhere.fileno(), sys.stdout.fileno())  # which Python flushes at its end
         return 141
     except BaseException as error:
-        caught, text = error, str(error)
-    code = 2
-    if isinstance(caught, KeyboardInterrupt):
-        code = 128 + (caught.args or (2,))[0]
-        text = "interrupted; what was measured is kept, the same command goes on from there"
-    elif isinstance(caught, ModuleNotFoundError):
-        text = f"{caught.name} is not installed; pip install 'perfkit[measure]' brings it"
-    say(text)
-    if log and printed and (file := _write_log(log, printed, caught)):
-        say(f"{file} tells more: machine, versions, what was printed; it can be sent")
-    if not isinstance(caught, KeyboardInterrupt | ImportError | ValueError | OSError | RuntimeError):
-        raise caught
-    return code
+        code, text = 2, str(error)
+        if isinstance(error, KeyboardInterrupt):
+            code = 128 + (error.args or (2,))[0]
+            text = "interrupted; what was measured is kept, the same command goes on from there"
+        elif isinstance(error, ModuleNotFoundError):
+            text = f"{error.name} is not installed; pip install 'perfkit[measure]' brings it"
+        say(text)
+        if log and printed and (file := _write_log(log, printed, error)):
+            say(f"{file} tells more: machine, versions, what was printed; it can be sent")
+        if not isinstance(error, KeyboardInterrupt | ImportError | ValueError | OSError | RuntimeError):
+            raise
+        return code
 
 
 def _write_log(folder: Path, printed: list[str], error: BaseException) -> Path | None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -179,7 +178,6 @@ CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
     ("gloo", _gloo, "see whether loopback is up: ip link"),
     ("GPUs", _gpus, "to measure GPUs: install a CUDA build of torch"),
 )
-_NEED_TORCH = ("torch", "steadiness", "gloo", "GPUs")
 
 
 def diagnose(*names: str, root: Path = Path("/")) -> list[Finding]:
@@ -203,8 +201,8 @@ def diagnose(*names: str, root: Path = Path("/")) -> list[Finding]:
             ok, detail = look(root)
         except Exception as error:  # whatever a check may raise, the finding is the same
             ok, detail = False, (str(error).strip() or type(error).__name__).splitlines()[-1]
-        if name in _NEED_TORCH and find_spec("torch") is None:
-            ok, detail = None, "torch is not installed; predicting needs none"
+            if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+                ok, detail = None, "torch is not installed; predicting needs none"
         findings.append(Finding(name, ok, detail, "" if ok else advice))
     return findings
 

@@ -27,7 +27,6 @@ _ENTRIES = (1024.0, 1536.0, 2048.0, 3072.0, 4096.0, 6144.0, 8192.0)
 _STREAMS = tuple("relu threshold_backward add add_ mul_ mul_scalar lerp_ addcmul_ addcdiv_ add_scalar_".split())
 
 Row: TypeAlias = Mapping[str, Any]
-Groups: TypeAlias = dict[str, list[Row]]
 
 #: Effective cache capacities tried, as shares of the nominal ones.
 _SHARES = ((0.5, 0.7, 0.9), (0.4, 0.5, 0.6, 0.75, 0.9))
@@ -92,21 +91,20 @@ def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: fl
     return sizes
 
 
-def _group(rows: Iterable[Row], *kinds: str) -> Groups:
-    """Rows by class, of all kinds or of some."""
-    groups: Groups = {}
+def _group(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows by class."""
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        if not kinds or row["kind"] in kinds:
-            groups.setdefault(f"{row['kind']}.{row['variant']}", []).append(row)
+        groups.setdefault(f"{row['kind']}.{row['variant']}", []).append(row)
     return groups
 
 
 def _fit_kernels(
-    groups: Groups, held: Mapping[str, float], source: str = "", prior: Mapping[str, float] | None = None
+    measured: Iterable[Row], held: Mapping[str, float], source: str = "", prior: Mapping[str, float] | None = None
 ) -> dict[str, Fit]:
     """Kernel fits of all classes; one size says nothing about others: its class counts as not measured."""
     fits = {}
-    for key, rows in ((key, rows) for key, rows in groups.items() if len(rows) > 1):
+    for key, rows in ((key, rows) for key, rows in _group(measured).items() if len(rows) > 1):
         sizes = size_cases(rows, (held["l2"], held["l3"]), held.get("pages", np.inf))
         swept = {name: n for name, n in sizes.items() if name in ("flops", "elements", "lookups") and n.max() > 0}
         ranges = {name: (float(n.min()), float(n.max())) for name, n in swept.items()}
@@ -122,24 +120,25 @@ def _average_spread(fits: Mapping[str, Fit]) -> float:
 
 def _choose_caches(rows: Sequence[Row], pairs: Iterable[tuple[float, float]]) -> dict[str, float]:
     """Effective cache capacities: those of smallest residuals among some pairs, and the pages held likewise."""
-    flat, tables = _group(rows, "elementwise", "rowwise"), [row for row in rows if row["kind"].startswith("embedding")]
+    flat = [row for row in rows if row["kind"] in ("elementwise", "rowwise")]
+    tables = [row for row in rows if row["kind"].startswith("embedding")]
     tried: Iterable[dict[str, float]] = ({"l2": near, "l3": far} for near, far in pairs)
     held = min(tried, key=lambda held: _average_spread(_fit_kernels(flat, held)))
     if not tables:
         return held
     tried = [held | {"pages": entries} for entries in _ENTRIES]
-    return min(tried, key=lambda held: _average_spread(_fit_kernels(_group(tables), held)))
+    return min(tried, key=lambda held: _average_spread(_fit_kernels(tables, held)))
 
 
 def _fit_classes(rows: Sequence[Row], held: Mapping[str, float], rates: Sequence[float], source: str) -> dict[str, Fit]:
     """Kernel fits of all classes, with a prior for bytes from beyond the caches, which few sizes of a class need."""
-    alone = _fit_kernels(_group(_streams(rows)), held).values()
+    alone = _fit_kernels(_streams(rows), held).values()
     levels = [1.0 / far - 1.0 / near for near, far in pairwise(rates)][-2:]
     costs = {name: [fit.get(name, 0.0) for fit in alone] for name in ("beyond_l2", "beyond_l3")}
     if not alone and len(levels) == 2:
         costs = {name: [cost] for name, cost in zip(costs, levels, strict=True)}
     prior = {name: float(np.median(values)) for name, values in costs.items() if values}
-    return _fit_kernels(_group(rows), held, source, prior)
+    return _fit_kernels(rows, held, source, prior)
 
 
 def judge_kernels(platform: Platform, rows: Sequence[Row]) -> dict[str, Array]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.calibration.context import expect_spread
-from perfkit.ground.results import Table, Tabular
+from perfkit.ground.results import Table, Tabular, read_records
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
 from perfkit.platform.collectives import MOVE, START
 from perfkit.platform.estimates import find_interval, warn_once
@@ -184,10 +184,7 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Tab
 
 def _read(runs: Any) -> list[dict[str, Any]]:
     """Rows of a frame of any kind, or dicts, without what is empty."""
-    rows = runs.to_dicts() if hasattr(runs, "to_dicts") else runs
-    rows = rows.to_dict("records") if hasattr(rows, "to_dict") else rows
-    check_type("runs", rows, Sequence[Mapping])
-    known = [*_FIELDS, *_SIZES, "execution", "seconds"]
+    rows, known = read_records("runs", runs), [*_FIELDS, *_SIZES, "execution", "seconds"]
     for name in dict.fromkeys(key for row in rows for key in row):
         check_choice("column of runs", name, [*known, "predicted", "left_out"])
     return [{name: value for name, value in row.items() if value is not None and name in known} for row in rows]

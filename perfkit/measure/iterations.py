@@ -128,9 +128,8 @@ def time_in_turns(
 
 
 def time_iteration(
-    *, workload: dict[str, Any], owners: Sequence[int] | None = None, seconds: float = 2.0, operations: int = 0,
-    device: str = "cpu", seed: int = 0, minimum: int = 6,
-) -> dict[str, Any]:  # fmt: skip
+    *, workload: dict[str, Any], owners: Sequence[int] | None = None, device: str = "cpu", seed: int = 0, **how: Any
+) -> dict[str, Any]:
     """Time a workload's iterations in this process, and then the operations inside some of them.
 
     Parameters
@@ -139,24 +138,19 @@ def time_iteration(
         From `perfkit.measure.samples.dump`.
     owners : sequence of int, optional
         Rank of every table when several ranks run.
-    seconds : float
-        As for `time_step` [s].
-    operations : int
-        As for `time_step` [-].
     device : str
         Torch device.
     seed : int
         Seed of weights and data [-].
-    minimum : int
-        As for `time_step` [-].
+    **how : object
+        Other arguments of `time_step`.
 
     Returns
     -------
     result : dict
         As from `time_step`.
     """
-    step = _build(workload, owners, device, seed)
-    return time_step(step, seconds=seconds, operations=operations, device=device, minimum=minimum)
+    return time_step(_build(workload, owners, device, seed), device=device, **how)
 
 
 def time_step(

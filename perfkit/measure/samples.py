@@ -46,6 +46,10 @@ class Sample:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", self.plan.ranks if self.plan else self.ranks)
 
+    def describe(self) -> dict[str, Any]:
+        """Workload, and owners of tables where there is a plan, as plain JSON."""
+        return {"workload": dump(self.workload), "owners": list(self.plan.owners) if self.plan else None}
+
 
 def _spread(rng: Rng, n: int, low: float, high: float) -> np.ndarray:
     """Draws that fill a range evenly on a logarithmic scale."""
