@@ -83,14 +83,14 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     platform : Platform
         With kernels, collectives and effective caches.
     measurements : mapping
-        Raw measurements with ``id``, ``iterations`` and ``collectives``, see `perfkit.calibration.fit.fit_platform`.
+        Raw measurements with ``iterations`` and ``collectives``, see `perfkit.calibration.fit.fit_platform`.
 
     Returns
     -------
     platform : Platform
         With context by operation class and family, unless there are no iterations.
     """
-    source, paces, accelerator = measurements["id"], platform.context.paces, platform.device.kind != "cpu"
+    paces, accelerator = platform.context.paces, platform.device.kind != "cpu"
     runs = [_Run.read(row, accelerator=accelerator) for row in measurements["iterations"]]
     # Times at the usual pace are taken where they predict iterations that were left out better.
     related = [replace(run, results=relate_run(run.results, run.family, paces)) for run in runs] if paces else []
@@ -98,23 +98,25 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     alone, parallel = ([[r for r in own if (len(r.graphs) > 1) == many] for own in tried] for many in (False, True))
     if not (alone and alone[0]):
         return platform
-    platform = replace(platform, kernels={**platform.kernels, **_fit_absent(alone[0], platform, source)})
-    fits = []
+    platform = replace(platform, kernels={**platform.kernels, **_fit_absent(alone[0], platform)})
+    fits, context, caches = [], platform.context, platform.context.caches
     for share in _HELD:
-        context = _hold(platform.context, share)
+        if caches is not None:
+            units = {**caches.units, "l3_share": "-"}
+            context = replace(context, caches=replace(caches, parameters={**caches, "l3_share": share}, units=units))
         held = replace(platform, context=context)
         costs = [price([run.graphs[0]], held, dtype=run.graphs[0].dtype)[0] for run in alone[0]]
-        fits += [_fit_families(list(map(_put_beside, own, costs)), context, source) for own in alone]
+        fits += [_fit_families(list(map(_put_beside, own, costs)), context) for own in alone]
     found = min(fits, key=lambda context: _left_out({k: f for k, f in context.iterations.items() if k != ANY}))
     platform = replace(platform, context=found)
     if not parallel[0]:
         return platform
     # Before any iteration is looked at, a call is delayed like a usual isolated one: median over lower quartile.
     delay = max(float(np.mean([row["median"] - row["q1"] for row in measurements["collectives"]])), 1e-5)
-    return replace(platform, context=_fit_parallel(parallel, platform, delay, source))
+    return replace(platform, context=_fit_parallel(parallel, platform, delay))
 
 
-def _fit_absent(runs: Sequence[_Run], platform: Platform, source: str) -> dict[str, Fit]:
+def _fit_absent(runs: Sequence[_Run], platform: Platform) -> dict[str, Fit]:
     """Fit embedding classes that were never timed alone to their times inside iterations: nothing stands in for them.
 
     As for isolated kernels, what lies beyond the caches costs what it costs others.
@@ -139,16 +141,8 @@ def _fit_absent(runs: Sequence[_Run], platform: Platform, source: str) -> dict[s
         named = dict(zip(term_names(*name.split(".", 1)), terms, strict=True))
         note = "never timed alone: fitted to its times inside iterations"
         if len(seconds) > len(terms):
-            fits[name] = replace(fit_additive(named, seconds, prior=prior, source=source), notes=(note,))
+            fits[name] = replace(fit_additive(named, seconds, prior=prior), notes=(note,))
     return fits
-
-
-def _hold(context: Context, share: float) -> Context:
-    """The context of iterations that find this share of the last cache."""
-    if (caches := context.caches) is None:
-        return context
-    units = {**caches.units, "l3_share": "-"}
-    return replace(context, caches=replace(caches, parameters={**caches, "l3_share": share}, units=units))
 
 
 def _left_out(fits: Mapping[str, Fit]) -> float:
@@ -198,14 +192,14 @@ def _sum(run: _Run, find: _Find) -> float:
     return total
 
 
-def _fit_walls(runs: Sequence[_Run], find: _Find, source: str = "") -> Fit:
+def _fit_walls(runs: Sequence[_Run], find: _Find) -> Fit:
     sums, counts, walls = np.array([(_sum(run, find), len(run.graphs[0]), run.wall) for run in runs]).T
-    return fit_iteration(sums, counts, walls, source=source)
+    return fit_iteration(sums, counts, walls)
 
 
-def _fit_families(runs: Sequence[_Run], known: Context, source: str) -> Context:
+def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
     """Context of all classes; scale and host time of each family, whose spread is that of iterations left out."""
-    find: Callable[[str], Any] = _learn(runs, partial(fit_context, source=source))
+    find: Callable[[str], Any] = _learn(runs, fit_context)
     names = dict.fromkeys(name for run in runs for key in run.classes for name in (key, key.partition(".")[0]))
     families = {run.family: [other for other in runs if other.family == run.family] for run in runs}
     fits: dict[str, Fit] = {}
@@ -214,7 +208,7 @@ def _fit_families(runs: Sequence[_Run], known: Context, source: str) -> Context:
         if len(own) > 1:
             logs = [_judge([run], [other for other in runs if other is not run], [family])[0] for run in own]
             spread, bias = expect_spread(logs, family), float(np.mean(logs))
-        fits[family] = replace(_fit_walls(own, find, source), spread=spread, bias=bias)
+        fits[family] = replace(_fit_walls(own, find), spread=spread, bias=bias)
     # A family that was never calibrated: as each of several that is left out, or twice the widest of two.
     strange = 2.0 * max(fit.spread for fit in fits.values())
     if len(families) > 2:
@@ -299,7 +293,7 @@ def bound_spread(logs: Sequence[float], level: float = 0.8) -> float:
 # -- on several ranks -------------------------------------------------------------------------------------------------
 
 
-def _fit_parallel(tried: Sequence[Sequence[_Run]], platform: Platform, delay: float, source: str) -> Context:
+def _fit_parallel(tried: Sequence[Sequence[_Run]], platform: Platform, delay: float) -> Context:
     """Context with what collectives cost inside iterations, and the scale of iterations that share the machine."""
     runs = tried[0]
     shares = _SHARED if any(run.graphs[0].waits is not None for run in runs) else (None,)
@@ -308,10 +302,10 @@ def _fit_parallel(tried: Sequence[Sequence[_Run]], platform: Platform, delay: fl
         context = platform.context
         if share is not None:
             notes = ("share of its time that a collective in flight takes from kernels on the same core",)
-            about = {"units": {"contention": "-"}, "source": source, "n": len(runs), "notes": notes}
-            context = replace(context, overlap=Fit("overlap", {"contention": share}, **about))  # type: ignore[arg-type]
+            overlap = Fit("overlap", {"contention": share}, units={"contention": "-"}, n=len(runs), notes=notes)
+            context = replace(context, overlap=overlap)
         imagine = cache(partial(_imagine, tuple(run.graphs for run in runs), replace(platform, context=context)))
-        found.append([_fit_shared(own, imagine, context, delay, source) for own in tried])
+        found.append([_fit_shared(own, imagine, context, delay) for own in tried])
     best = [min(pairs, key=lambda pair: pair[0])[1] for pairs in zip(*found, strict=True)]
     return min(best, key=lambda context: _left_out(context.parallel))
 
@@ -332,7 +326,7 @@ def _imagine(runs: Sequence[tuple[Graph, ...]], platform: Platform, delay: float
 
 
 def _fit_shared(
-    runs: Sequence[_Run], imagine: Callable[[float, float], _Imagined], known: Context, delay: float, source: str
+    runs: Sequence[_Run], imagine: Callable[[float, float], _Imagined], known: Context, delay: float
 ) -> tuple[float, Context]:
     """Squared error of left-out iterations, and the context of ranks that share the machine: scale and delays."""
     walls = np.array([run.wall for run in runs])
@@ -343,7 +337,7 @@ def _fit_shared(
     waited = 1.0
     for _ in range(2):  # waiting may be hidden by what runs beside it, so that both depend on each other
         slowed, stopped = imagine(delay, waited)
-        fit, logs = _fit_delays(times, (slowed - times) / delay, walls, trust, delay, source)
+        fit, logs = _fit_delays(times, (slowed - times) / delay, walls, trust, delay)
         # The share of the delay in which the busiest rank was seen to wait; unchanged if unseen. Not quite none, as
         # the next round divides by it.
         total = fit.get("per_collective", 0.0)
@@ -362,9 +356,7 @@ def _fit_shared(
     return float(np.mean(np.square(logs))), replace(known, parallel=fits)
 
 
-def _fit_delays(
-    times: Array, counts: Array, walls: Array, trust: Array, delay: float, source: str
-) -> tuple[Fit, list[float]]:
+def _fit_delays(times: Array, counts: Array, walls: Array, trust: Array, delay: float) -> tuple[Fit, list[float]]:
     """Scale and delay of iterations that share the machine, and errors of those left out one at a time."""
 
     def fit_runs(kept: Any) -> Fit:
@@ -372,7 +364,7 @@ def _fit_delays(
         # core (tests/machines.py) are missed, and with 0.15 or 0.3 instead of 0.07 errors differ by less than 0.5
         # points.
         priors: dict[str, Any] = {"each": "per_collective", "prior": (1.0, delay), "trust": (0.07, delay)}
-        return fit_iteration(times[kept], counts[kept], walls[kept], weights=trust[kept], source=source, **priors)
+        return fit_iteration(times[kept], counts[kept], walls[kept], weights=trust[kept], **priors)
 
     whole, numbers, logs = fit_runs(...), np.arange(len(walls)), []
     for number, wall in enumerate(walls):

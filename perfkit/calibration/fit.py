@@ -100,7 +100,7 @@ def _group(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _fit_kernels(
-    measured: Iterable[Row], held: Mapping[str, float], source: str = "", prior: Mapping[str, float] | None = None
+    measured: Iterable[Row], held: Mapping[str, float], prior: Mapping[str, float] | None = None
 ) -> dict[str, Fit]:
     """Kernel fits of all classes; one size says nothing about others: its class counts as not measured."""
     fits = {}
@@ -108,9 +108,9 @@ def _fit_kernels(
         sizes = size_cases(rows, (held["l2"], held["l3"]), held.get("pages", np.inf))
         swept = {name: n for name, n in sizes.items() if name in ("flops", "elements", "lookups") and n.max() > 0}
         ranges = {name: (float(n.min()), float(n.max())) for name, n in swept.items()}
-        terms = {name: np.asarray(TERMS[name](sizes), float) for name in term_names(*key.split(".", 1))}
+        terms = {name: TERMS[name](sizes) for name in term_names(*key.split(".", 1))}
         seconds = np.array([row["median"] for row in rows])
-        fits[key] = fit_additive(terms, seconds, prior=prior, ranges=ranges, source=source)
+        fits[key] = fit_additive(terms, seconds, prior=prior, ranges=ranges)
     return fits
 
 
@@ -130,7 +130,7 @@ def _choose_caches(rows: Sequence[Row], pairs: Iterable[tuple[float, float]]) ->
     return min(tried, key=lambda held: _average_spread(_fit_kernels(tables, held)))
 
 
-def _fit_classes(rows: Sequence[Row], held: Mapping[str, float], rates: Sequence[float], source: str) -> dict[str, Fit]:
+def _fit_classes(rows: Sequence[Row], held: Mapping[str, float], rates: Sequence[float]) -> dict[str, Fit]:
     """Kernel fits of all classes, with a prior for bytes from beyond the caches, which few sizes of a class need."""
     alone = _fit_kernels(_streams(rows), held).values()
     levels = [1.0 / far - 1.0 / near for near, far in pairwise(rates)][-2:]
@@ -138,7 +138,7 @@ def _fit_classes(rows: Sequence[Row], held: Mapping[str, float], rates: Sequence
     if not alone and len(levels) == 2:
         costs = {name: [cost] for name, cost in zip(costs, levels, strict=True)}
     prior = {name: float(np.median(values)) for name, values in costs.items() if values}
-    return _fit_kernels(rows, held, source, prior)
+    return _fit_kernels(rows, held, prior)
 
 
 def judge_kernels(platform: Platform, rows: Sequence[Row]) -> dict[str, Array]:
@@ -170,14 +170,14 @@ def judge_kernels(platform: Platform, rows: Sequence[Row]) -> dict[str, Array]:
 # -- collectives -----------------------------------------------------------------------------------------------------
 
 
-def _fit_collectives(rows: Sequence[Row], ranks: int, source: str) -> dict[str, Fit]:
+def _fit_collectives(rows: Sequence[Row], ranks: int) -> dict[str, Fit]:
     """One pipelined curve per operation through the lower quartiles; the share and cost of slow calls are noted."""
     fits = {}
     for operation in dict.fromkeys(row["operation"] for row in rows):
         own = [row for row in rows if row["operation"] == operation]
         nbytes, quartile = (np.array([row[key] for row in own], dtype=float) for key in ("nbytes", "q1"))
         slow = float(np.mean([row["mean"] / row["q1"] for row in own]))
-        tried = [fit_pipelined(nbytes, quartile, sharpness=q, source=source) for q in (0.6, None)]
+        tried = [fit_pipelined(nbytes, quartile, sharpness=q) for q in (0.6, None)]
         fit = min(tried, key=lambda fit: fit.spread)  # of sizes left out: the third parameter has to earn its place
         note = f"fitted to lower quartiles; the mean call takes {slow:.2f} times as long"
         fits[f"{operation}.{ranks}"] = replace(fit, notes=(note,))
@@ -232,9 +232,9 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     stated = [facts.get(level, {}).get("value") or 0.0 for level in ("L2", "L3")]
     held = _choose_caches(rows, _pair_caches([] if ladder else stated, levels, largest))
     tried = [rows, relate_kernels(rows, paces)] if paces else [rows]
-    kernels = min((_fit_classes(own, held, rates, source) for own in tried), key=_average_spread)
+    kernels = min((_fit_classes(own, held, rates) for own in tried), key=_average_spread)
     caches = Fit(
-        "caches", held, n=len(rows), source=source, date=day, ranges={"nbytes": (0.0, largest)},
+        "caches", held, n=len(rows), ranges={"nbytes": (0.0, largest)},
         units={name: "-" if name == "pages" else "B" for name in held},
         notes=("effective capacities, chosen from a coarse grid",),
     )  # fmt: skip
@@ -245,10 +245,10 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     device, network = _describe(measurements, facts["memory"], levels, rates)
     device = replace(device, never_left_cache=not levels or largest < 2.0 * (stated[1] or stated[0]))
     name, context = name or f"{measurements['device']}-{ranks}", Context(caches=caches, paces=paces)
-    curves = _fit_collectives(collectives, ranks, source)
+    curves = _fit_collectives(collectives, ranks)
     platform = Platform(name, device, network, kernels, curves, context=context, provenance=origin)
     platform = add_context(platform, measurements)
-    stamp, groups = partial(replace, date=day), (platform.kernels, platform.collectives)
+    stamp, groups = partial(replace, source=source, date=day), (platform.kernels, platform.collectives)
     kernels, curves = ({key: stamp(fit) for key, fit in fits.items()} for fits in groups)
     return replace(platform, kernels=kernels, collectives=curves, context=platform.context.map(stamp))
 

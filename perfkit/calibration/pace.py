@@ -45,7 +45,7 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
     for name, runs in stages.items():
         if runs:
             usual = _find_usual([run["references"] for run in stages["parallel" if name == "parallel" else "any"]])
-            paces[name] = _weigh(runs, usual, measurements["id"])
+            paces[name] = _weigh(runs, usual)
     kernels = [[row["reference"]] for row in measurements["kernels"] if "reference" in row]
     if kernels and "any" in paces:
         paces["kernels"] = replace(paces["any"], parameters={**paces["any"], **_find_usual(kernels)})
@@ -58,7 +58,7 @@ def _find_usual(references: Sequence[Any]) -> dict[str, float]:
     return dict(zip(REFERENCES, np.exp(middle).tolist(), strict=True))
 
 
-def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float], source: str) -> Fit:
+def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Fit:
     """Weights of one class of iterations, from how blocks of a run move with the references beside them."""
     from scipy.optimize import nnls
 
@@ -79,7 +79,7 @@ def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float], source
         weights, _ = nnls(held[:, None] * vectors.T, vectors.T @ (beside.T @ seen + trust * _PRIOR) / held)
     names = {f"{name}_weight": float(weight) for name, weight in zip(REFERENCES, weights, strict=True)}
     units = {**dict.fromkeys(usual, "s"), **dict.fromkeys(names, "-")}
-    return Fit("pace", {**usual, **names}, units=units, n=len(seen), source=source)
+    return Fit("pace", {**usual, **names}, units=units, n=len(seen))
 
 
 def relate_kernels(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]) -> list[dict[str, Any]]:
