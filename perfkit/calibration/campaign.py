@@ -210,22 +210,16 @@ def measure_platform(
     kernels = measure_kernels(campaign, density=density, seconds=seconds, cache=cache)
     samples = draw_calibration(quick=quick, hybrid=ranks == 2, models=models)
     pause, operations = (0.3, 3) if quick else (0.6, 5)
-    rows = measure_samples(campaign, samples, device="cpu", seconds=pause, operations=operations)
+    iterations = measure_samples(campaign, samples, device="cpu", seconds=pause, operations=operations)
+    for row in iterations:
+        row["runs"] = [{key: value for key, value in run.items() if key != "names"} for run in row.pop("passes")[0]]
     machine, versions, day = describe_machine(), list_versions(), campaign.day
     return {
         "format": 1, "id": f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
         "device": "cpu", "ranks": ranks, "date": day, "ranks_per_node": (launched_ranks() or (0, ranks, ranks))[2],
         "machine": machine, "versions": versions, "facts": {name: asdict(fact) for name, fact in facts.items()},
-        "ladder": ladder, "kernels": kernels, "collectives": collectives, "iterations": [_trim(row) for row in rows],
+        "ladder": ladder, "kernels": kernels, "collectives": collectives, "iterations": iterations,
     }  # fmt: skip
-
-
-def _trim(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What fits need of an iteration; four digits of an operation's time are more than it is known to."""
-    runs = [{key: value for key, value in run.items() if key not in ("names", "nbytes")} for run in row["passes"][0]]
-    for run in runs:
-        run["operation_seconds"] = [float(f"{t:.4g}") for t in run["operation_seconds"]]
-    return {**{key: value for key, value in row.items() if key != "passes"}, "runs": runs}
 
 
 def _count_ranks(device: str, ranks: int | None) -> int:
@@ -293,8 +287,7 @@ def calibrate(
     if measurements is not None:
         with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
             raw = json.loads(Path(measurements).read_text(encoding="utf-8"))
-            rows = raw.get("probes") if isinstance(raw, dict) else ()
-            for row in rows if isinstance(rows, list) else ():  # traces move with what they are beside
+            for row in raw.get("probes", ()):  # traces move with what they are beside
                 if (old := row.get("trace")) and not Path(old).exists():
                     row["trace"] = str(Path(measurements).with_suffix(".traces") / Path(old).name)
     elif traces is None:

@@ -1,7 +1,7 @@
 """Whole training iterations of real steps, and the operations inside them, timed in turns between references."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,11 @@ class OperationTimer(TorchDispatchMode):
         self.names.append(name)
         self.nbytes.append(count_operands((args, kwargs)) + count_operands(out))
         return out
+
+
+def _round(times: Iterable[float]) -> list[float]:
+    """Four digits are more than a time is known to."""
+    return [float(f"{t:.4g}") for t in times]
 
 
 def _agree(counts: Sequence[int], device: str) -> list[int]:
@@ -183,9 +188,8 @@ def time_step(
     reference = Reference(device)
 
     def look(count: int) -> list[float]:
-        """The references once, or three times after a step so long that there is time for it; four digits are known."""
-        times = np.median([reference() for _ in range(3 if count == 1 else 1)], axis=0)
-        return [float(f"{t:.4g}") for t in times]
+        """The references once, or three times after a step so long that there is time for it."""
+        return _round(np.median([reference() for _ in range(3 if count == 1 else 1)], axis=0))
 
     paces = [look(1)]
     how: dict[str, Any] = {"seconds": seconds, "device": device, "minimum": minimum}
@@ -201,7 +205,7 @@ def time_step(
         rows.append(timer.seconds)
         inside.append(look(each))
         result["names"] = timer.names
-    result |= {"references": paces, "operation_seconds": np.median(rows, axis=0).tolist() if rows else []}
+    result |= {"references": paces, "operation_seconds": _round(np.median(rows, axis=0)) if rows else []}
     result |= {"operation_references": inside} if rows else {}
     return {**result, "core_share": reference.core_share}
 
@@ -215,5 +219,4 @@ def time_placements(
     Every placement has a model of its own in memory.
     """
     steps = [_build(workload, owners, device, seed) for owners in placements]
-    results = time_in_turns(steps, seconds=seconds, device=device, seed=seed)
-    return [{**result, "operation_seconds": []} for result in results]
+    return time_in_turns(steps, seconds=seconds, device=device, seed=seed)
