@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.workloads.vocabulary import size_product
+from perfkit.workloads.operations import size_product
 
 #: Batches of indices that the calls of an embedding kernel rotate through; see `perfkit.models.caches.rotating_misses`.
 INDEX_BATCHES = 8

@@ -14,8 +14,8 @@ from perfkit.models.embedding import forward_bytes
 from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import COLLECTIVES
+from perfkit.workloads.operations import size_product
 from perfkit.workloads.transformer import Transformer
-from perfkit.workloads.vocabulary import size_product
 
 #: Number formats of matrix products in the order of a plan; the first one that a device has is used for other kernels.
 FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")

@@ -8,11 +8,10 @@ import numpy as np
 
 from perfkit.models.distributions import distinct_rows
 from perfkit.models.embedding import STATE, exact_backward_bytes, row_traffic
-from perfkit.workloads.operations import Tensor
+from perfkit.workloads.operations import Tensor, size_product
 from perfkit.workloads.sizes import Size, round_size
 from perfkit.workloads.tables import EmbeddingTable, list_laws
 from perfkit.workloads.tape import Tape, copy
-from perfkit.workloads.vocabulary import size_product
 
 
 def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from perfkit.workloads.vocabulary import size_product
+from perfkit.models.roofline import gemm_flops
 
 #: Kernels of a sort by key with what prepares it.
 _SORT = 10
@@ -77,10 +77,26 @@ class Rule(NamedTuple):
     bare: int = 0
 
 
+def size_product(m: float, n: float, k: float, *, batch: float = 1, passes: float = 1.0) -> dict[str, float]:
+    """Features of a product of matrices.
+
+    Parameters
+    ----------
+    m, n, k, batch : float
+        Rows, columns, inner dimension and number of products [-].
+    passes : float, optional
+        How many times the arithmetic of one product is done [-].
+
+    Returns
+    -------
+    sizes : dict
+        ``flops`` and the dimensions [-].
+    """
+    return {"flops": passes * gemm_flops(m, n, k, batch=batch), "batch": batch, "m": m, "n": n, "k": k}
+
+
 def _size_product(label: _Label, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
     """Batch, rows, columns and depth of a product; its variant tells which operand is transposed."""
-    if "k" in own:
-        return own
     (left, right), (_, kind, layout) = (t.shape for t in reads[-2:]), label
     batch, m, k = (1, prod(left[:-1]), left[-1]) if kind == "gemm" else left
     m, k = (k, m) if layout[0] == "t" else (m, k)

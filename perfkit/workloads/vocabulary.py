@@ -8,7 +8,7 @@ from itertools import dropwhile
 from math import prod
 from typing import Any
 
-from perfkit.models.roofline import gemm_flops
+from perfkit.workloads.operations import size_product
 
 #: Operations that only make views or bookkeeping, and copies that exist under a dispatch mode alone.
 VIEWS = frozenset(
@@ -69,24 +69,6 @@ def count_bytes(tensor: Any) -> float:
 
 
 # -- sizes: (arguments, results) -> features. Arguments are complete, defaults included, in the order of the schema. ---
-
-
-def size_product(m: float, n: float, k: float, *, batch: float = 1, passes: float = 1.0) -> _Sizes:
-    """Features of a product of matrices.
-
-    Parameters
-    ----------
-    m, n, k, batch : float
-        Rows, columns, inner dimension and number of products [-].
-    passes : float, optional
-        How many times the arithmetic of one product is done [-].
-
-    Returns
-    -------
-    sizes : dict
-        ``flops`` and the dimensions [-].
-    """
-    return {"flops": passes * gemm_flops(m, n, k, batch=batch), "batch": batch, "m": m, "n": n, "k": k}
 
 
 def _product(a: Any, b: Any) -> _Sizes:
