@@ -24,6 +24,7 @@ def _list_sizes(model: str, column: str) -> tuple[int, ...]:
     return tuple(int(row[column]) for row in group_rows("model", "published", "dlrm_tables.csv")[model])
 
 
+_MLPERF: dict[str, Any] = {"dim": 128, "bottom": (512, 256, 128), "top": (1024, 1024, 512, 256, 1), "features": 13}
 #: Named configurations: ``dlrm-default`` and ``dlrm-ddp`` of arXiv 2404.12674, whose layer lists start with the input;
 #: ``dlrm-mlperf`` of MLPerf training v0.7 to v2.1 (mlcommons/training_results_v2.1), ``dlrm-dcnv2`` since v3.0.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -35,15 +36,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rows": (80_000,) * 8, "dim": 128, "pooling": 10, "bottom": (128, 128, 128), "top": (512, 512, 512, 256, 1),
         "features": 128,
     },
-    "dlrm-mlperf": {
-        "rows": _list_sizes("mlperf-dlrm-v1", "rows"), "dim": 128, "pooling": 1, "bottom": (512, 256, 128),
-        "top": (1024, 1024, 512, 256, 1), "features": 13,
-    },
+    "dlrm-mlperf": {"rows": _list_sizes("mlperf-dlrm-v1", "rows"), "pooling": 1, **_MLPERF},
     "dlrm-dcnv2": {
-        "rows": _list_sizes("mlperf-dlrm-dcnv2", "rows"), "dim": 128,
-        "pooling": _list_sizes("mlperf-dlrm-dcnv2", "pooling"), "bottom": (512, 256, 128),
-        "top": (1024, 1024, 512, 256, 1), "features": 13, "interaction": "cross", "optimizer": "adagrad",
-        "embedding": "exact",
+        "rows": _list_sizes("mlperf-dlrm-dcnv2", "rows"), "pooling": _list_sizes("mlperf-dlrm-dcnv2", "pooling"),
+        **_MLPERF, "interaction": "cross", "optimizer": "adagrad", "embedding": "exact",
     },
 }  # fmt: skip
 _CHOICES = {"interaction": ("dot", "cross"), "optimizer": ("sgd", "adagrad"),

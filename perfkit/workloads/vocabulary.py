@@ -298,15 +298,13 @@ TABLE: tuple[Entry, ...] = (
     Entry("_safe_softmax", "rowwise", "_softmax", lambda a, o: _rows(a[0])),
     Entry("_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
           "_log_softmax_backward_data", "rowwise", "", lambda a, o: _rows(a[0])),
-    Entry("native_layer_norm _fused_rms_norm", "rowwise", "native_layer_norm", lambda a, o: _rows(a[0])),
-    Entry("native_layer_norm_backward _fused_rms_norm_backward", "rowwise", "native_layer_norm_backward",
-          lambda a, o: _rows(a[1])),
-    Entry("native_batch_norm _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm", "rowwise",
-          "native_batch_norm", lambda a, o: _split(a[0], a[0].shape[1])),  # a row is a channel
-    Entry("native_batch_norm_backward batch_norm_backward cudnn_batch_norm_backward", "rowwise",
-          "native_batch_norm_backward", lambda a, o: _split(a[1], a[1].shape[1])),
-    Entry("native_group_norm", "rowwise", "", lambda a, o: _split(a[0], prod(a[0].shape[:2]), 0)),
-    Entry("native_group_norm_backward", "rowwise", "", lambda a, o: _split(a[1], prod(a[1].shape[:2]), 0)),
+    # what comes first when they go back is as large as what went in: the gradient of the result
+    Entry("native_layer_norm* _fused_rms_norm*", "rowwise", lambda n, a: n.replace("_fused_rms", "native_layer"),
+          lambda a, o: _rows(a[0])),
+    Entry("native_batch_norm* _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm* "
+          "batch_norm_backward", "rowwise", lambda n, a: "native_batch_norm" + "_backward" * n.endswith("_backward"),
+          lambda a, o: _split(a[0], a[0].shape[1])),  # a row is a channel
+    Entry("native_group_norm*", "rowwise", "", lambda a, o: _split(a[0], prod(a[0].shape[:2]), 0)),
     Entry("sum mean var std var_mean amax amin max min argmax argmin any all prod norm logsumexp linalg_vector_norm "
           "_foreach_norm _amp_foreach_non_finite_check_and_unscale_ count_nonzero median aminmax", "rowwise",
           lambda n, a: n.removeprefix("_foreach_"), _reduced),  # mostly of the columns, as gradients of biases
