@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import perfkit as pk
 from benchmarks import OUT, PLATFORM, SAVED, command
 from benchmarks.captures import make_step
 from benchmarks.saved import join_passes
@@ -19,8 +20,6 @@ from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.calibration.pace import relate_run
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.processes import run_processes
-from perfkit.platform.gallery import load_platform
-from perfkit.prediction.result import predict
 
 _WORDS = (1e3, 1.4e4)
 #: Ranges of layers (tables of the DLRM), heads of 64 (its width over 16), tokens, pixels or lookups, batch, and words.
@@ -52,15 +51,14 @@ def time_model(*, name: str, sizes: dict[str, int], seconds: float) -> dict[str,
 
 def judge_models(platform: Any, seed: int, seconds: float = 0.8) -> Comparison:
     """Predict and measure all configurations."""
-    from perfkit.recording.steps import capture
 
-    where, drawn, rows = load_platform(platform), draw_sizes(seed), []
+    where, drawn, rows = pk.load_platform(platform), draw_sizes(seed), []
     task = {"task": "benchmarks.foreign:time_model", "seconds": seconds}
     passes = [[run_processes({**task, "name": name, "sizes": sizes}) for name, sizes in drawn] for _ in range(2)]
     for (name, sizes), *results in zip(drawn, *passes, strict=True):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = predict(capture(partial(make_step, name, sizes), name=name), where)
+            found = pk.predict(pk.capture(partial(make_step, name, sizes), name=name), where)
         related = [relate_run(result, name, where.context.paces)[0] for result in results]
         usual = [run["median"] for run in related]
         rows.append({

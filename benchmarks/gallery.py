@@ -12,11 +12,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import polars as pl
 
-from benchmarks import AbsentError, command, find_shared_data, gallery_v100
+from benchmarks import AbsentError, command, find_shared_data, gallery_v100, gpu_collectives
 from benchmarks.gpu_context import read_scales
 from perfkit.calibration.published import add_published
 from perfkit.fitting import Fit, fit_collective
@@ -31,10 +32,6 @@ from perfkit.platform.platform import Platform
 from perfkit.platform.sources import POOR, UNFITTED, assemble, fit_curves, fit_database, fit_gemms, fit_rails
 from perfkit.platform.whatif import DEVICE_SPREAD
 from perfkit.readers.datasheets import read_datasheet
-
-if TYPE_CHECKING:
-    import polars
-
 
 #: Day the numbers were entered; the measurements bear none.
 DATE = "2026-11-21"
@@ -74,21 +71,17 @@ class Recipe:
 
 def _shared_collectives(system: str, platform: Platform) -> dict[str, Fit]:
     """Sweeps that lie beside the checkout, of the newest library."""
-    import polars as pl
-
-    frame = pl.read_csv(find_shared_data("nccl", f"nccl_{system}.csv"), infer_schema_length=None)
-    version = max(set(frame["nccl_version_recorded"]) - {"unrecorded"}, key=lambda v: [int(x) for x in v.split(".")])
-    tidy = frame.filter(pl.col("nccl_version_recorded") == version).select(
-        operation=pl.col("op").replace("alltoall", "all_to_all"), ranks="num_gpus", nodes=pl.lit(1, pl.Int64),
-        dtype=pl.col("dtype").replace("half", "fp16"), nbytes="message_bytes", seconds=pl.col("latency_us") * 1e-6,
-    )  # fmt: skip
+    frame = gpu_collectives.read_sweeps(system)
+    versions = set(frame["library_version"]) - {"unrecorded"}
+    version = max(versions, key=lambda words: [int(word) for word in words.split(".")])
+    tidy = frame.filter(pl.col("library_version") == version).with_columns(
+        pl.col("dtype").replace("half", "fp16"), nodes=pl.lit(1, pl.Int64)
+    )
     return fit_curves(tidy, source=f"{_DATABASE}, nccl {system}, NCCL {version}, medians over repeats", date=DATE)
 
 
 def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
     """Products that lie beside the checkout, with random data as in training; a fifth is kept for tests."""
-    import polars as pl
-
     frame = pl.read_csv(find_shared_data("gemm", f"gemm_bf16_{system}.csv")).filter(pl.col("split_random") == "train")
     tidy = frame.select("m", "n", "k", dtype=pl.lit("bf16"), seconds=pl.col("latency_us_sglang") * 1e-6)
     text = f"{_DATABASE}, {system}, collector sglang, split_random train"
@@ -97,8 +90,6 @@ def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
 
 def _products_fp32(name: str, sheet: str, platform: Platform) -> dict[str, Fit]:
     """Products in fp32 without TF32 on the PCIe card of the same chip, of random sizes, most of them unaligned."""
-    import polars as pl
-
     frame = pl.read_csv(find_shared_data("kernels_neusight", f"linear_{name}.csv")).select(
         "n", "k", m=pl.col("m") * pl.col("b"), dtype=pl.lit("fp32"), seconds=pl.col("latency_ms") * 1e-3
     )
@@ -123,7 +114,7 @@ def _log(name: str, source: str, platform: Platform) -> dict[str, Fit]:
     return {key: fit for key, fit in fits.items() if Key.parse(key).operation not in known}
 
 
-def _read_log(name: str) -> "polars.DataFrame":
+def _read_log(name: str) -> pl.DataFrame:
     from perfkit.readers.nccl import read_nccl_tests
 
     with warnings.catch_warnings():
@@ -141,8 +132,7 @@ def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
 
 def _volta_kernels(platform: Platform) -> dict[str, Fit]:
     """Kernels of a V100 at locked clocks, as shares of the datasheet's bandwidth instead of the measured one."""
-    shared = find_shared_data()
-    kernels, locked = gallery_v100.fit_kernels(shared), gallery_v100.build("v100-locked-1", shared).device
+    kernels, locked = gallery_v100.fit_kernels(), gallery_v100.build("v100-locked-1").device
     scale = {"memory_efficiency": locked.main_bandwidth / platform.device.main_bandwidth}
     note = "measured at 1297 MHz; taken to reach the same share of the peak at the boost clock"
 
@@ -150,17 +140,13 @@ def _volta_kernels(platform: Platform) -> dict[str, Fit]:
         return {name: value * scale.get(name, 1.0) for name, value in values.items()}
 
     return {
-        key: replace(
-            fit, parameters=rescale(fit), stderr=rescale(fit.stderr), spread=1.25 * fit.spread, notes=(*fit.notes, note)
-        )
-        for key, fit in kernels.items()
-    }
+        key: replace(fit, parameters=rescale(fit), stderr=rescale(fit.stderr), spread=1.25 * fit.spread,
+                     notes=(*fit.notes, note)) for key, fit in kernels.items()
+    }  # fmt: skip
 
 
 def _volta_collectives(platform: Platform) -> dict[str, Fit]:
     """Curves read off the plots of a paper, and on 8 ranks the curves that it published."""
-    import polars as pl
-
     paper = "arXiv 2404.12674, ml_perf_model (BSD-3)"
     folder = find_shared_data("nccl")
     frame = pl.read_csv(folder / "collectives_4xV100_dgx1_digitized.csv").filter(pl.col("kind") == "line")
@@ -280,7 +266,7 @@ def build(name: str) -> Platform:
     if name == TYPICAL:
         return _round(build_typical())
     if name in gallery_v100.NAMES:
-        return _round(gallery_v100.build(name, find_shared_data()))
+        return _round(gallery_v100.build(name))
     platform, missing = read_parts(name)
     if missing:
         raise AbsentError(f"{name} cannot be built: {'; '.join(dict.fromkeys(missing))}")

@@ -8,16 +8,15 @@ P100, which need 16 and 10 % more than the locked clock. Nothing here was fitted
 """
 
 import ast
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 
+from benchmarks import find_shared_data, read_csv, write_csv
 from benchmarks.eager import EagerDLRM
 from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.hardware import Device, MemoryLevel, Network, Quantity
@@ -26,10 +25,6 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
 from perfkit.readers.datasheets import read_overheads
 from perfkit.workloads.dlrm import DLRM
-
-if TYPE_CHECKING:
-    import polars
-
 
 DATE = "2022-02-01"
 #: Platforms by the name that the study gives the GPU: product, multiprocessors and fp32 units of each.
@@ -56,38 +51,32 @@ def _quantity(value: float, unit: str, source: str, kind: str = "measured", basi
     return Quantity(float(f"{value:.6g}"), unit, kind, f"{_STUDY}: {source}", DATE, basis=basis)
 
 
-def _read_hardware(shared: Path, gpu: str) -> dict[str, float | str]:
-    with open(shared / "kernels_v100" / "hw_params.csv", newline="", encoding="utf-8") as file:
-        row = next(row for row in csv.DictReader(file) if row["gpu"] == gpu)
+def _read_hardware(gpu: str) -> dict[str, float | str]:
+    row = next(row for row in read_csv(find_shared_data("kernels_v100", "hw_params.csv")) if row["gpu"] == gpu)
     return {key: float(value) if value.replace(".", "", 1).isdigit() else value for key, value in row.items()}
 
 
-def _device(name: str, shared: Path) -> Device:
+def _device(name: str) -> Device:
     gpu, product, units = NAMES[name]
-    hardware = _read_hardware(shared, gpu)
+    hardware = _read_hardware(gpu)
     clock = float(str(hardware["locked_clock_mem_MHz_sm_MHz"]).split(",")[1]) * 1e6
     peak = _quantity(2 * units * clock, "FLOP/s", f"{units} fp32 units at {clock / 1e6:.0f} MHz", "datasheet", "dense")
-    cache = MemoryLevel(
-        "L2",
-        _quantity(float(hardware["l2_mib"]) * 2**20, "B", "hw_params, l2_mib", "datasheet", "MiB as quoted"),
-        _quantity(float(hardware["l2_gbps"]) * 1e9, "B/s", "hw_params, l2_gbps"),
-    )
-    memory = MemoryLevel(
-        "DRAM",
-        _quantity(float(hardware["dram_gib"]) * 2**30, "B", "hw_params, dram_gib", "datasheet", "GiB as quoted"),
-        _quantity(float(hardware["dram_gbps"]) * 1e9, "B/s", "hw_params, dram_gbps"),
-    )
-    return Device(product, "cuda", {"fp32": peak}, (cache, memory))
+    levels = []
+    for level, key, unit, nbytes in (("L2", "l2", "MiB", 2**20), ("DRAM", "dram", "GiB", 2**30)):
+        size, rate = f"{key}_{unit.lower()}", f"{key}_gbps"
+        capacity = float(hardware[size]) * nbytes, "B", f"hw_params, {size}", "datasheet", f"{unit} as quoted"
+        levels.append(MemoryLevel(
+            level, _quantity(*capacity), _quantity(float(hardware[rate]) * 1e9, "B/s", f"hw_params, {rate}"),
+        ))  # fmt: skip
+    return Device(product, "cuda", {"fp32": peak}, tuple(levels))
 
 
 # -- kernels of the trace --------------------------------------------------------------------------------------------
 
 
-def read_trace(shared: Path) -> list[dict[str, Any]]:
+def read_trace() -> list[dict[str, Any]]:
     """Kernels of the trace by operation and shapes: mean time [s], times it runs in an iteration, shapes."""
-    import polars as pl
-
-    frame = pl.read_csv(shared / "kernels_v100" / "kernel_trace_v100_dlrm_mlperf_bs2048_10iter_shapes.csv")
+    frame = pl.read_csv(find_shared_data("kernels_v100", "kernel_trace_v100_dlrm_mlperf_bs2048_10iter_shapes.csv"))
     groups = frame.group_by("module", "op", "kernel", "shapes", maintain_order=True)
     sums = groups.agg(pl.col("count").sum(), pl.col("runtime_us").sum())
     rows = sums.with_columns(seconds=pl.col("runtime_us") / pl.col("count") * 1e-6, each=pl.col("count") / 10)
@@ -125,11 +114,9 @@ def _fit_moves(rows: Sequence[Mapping[str, Any]], kind: str, device: Device) -> 
     return fit_roofline(0.0, nbytes, seconds, **_rates(device), source=_TRACE, date=DATE)
 
 
-def _fit_products(shared: Path, device: Device) -> Fit:
+def _fit_products(device: Device) -> Fit:
     """Unbatched products of the trace."""
-    import polars as pl
-
-    frame = pl.read_csv(shared / "kernels_v100" / "gemm_v100_fp32_from_trace.csv").filter(pl.col("B") == 1)
+    frame = pl.read_csv(find_shared_data("kernels_v100", "gemm_v100_fp32_from_trace.csv")).filter(pl.col("B") == 1)
     m, n, k, micros = (frame[name].to_numpy().astype(float) for name in ("M", "N", "K", "mean_us"))
     work = {"flops": gemm_flops(m, n, k), "nbytes": gemm_bytes(m, n, k)}
     fit = fit_roofline(**work, seconds=micros * 1e-6, **_rates(device), source=_TRACE, date=DATE)
@@ -173,11 +160,11 @@ def _fit_share(shares: Sequence[float], moves: Fit) -> Fit:
     )  # fmt: skip
 
 
-def fit_kernels(shared: Path) -> dict[str, Fit]:
+def fit_kernels() -> dict[str, Fit]:
     """Kernel models of the V100: fitted to its kernel trace, or carried over from a class of the trace."""
-    device, rows = _device("v100-locked-1", shared), read_trace(shared)
+    device, rows = _device("v100-locked-1"), read_trace()
     moves = {kind: _fit_moves(rows, kind, device) for kind in ("elementwise", "copy")}
-    kernels = {"gemm": _fit_products(shared, device), **moves}
+    kernels = {"gemm": _fit_products(device), **moves}
     kernels["bmm"] = _tile(kernels["gemm"], moves["elementwise"])
     taken: dict[str, float] = {}
     for row in rows:  # of an iteration; the gradient of the gather starts with zeros, which are a copy of their own
@@ -238,15 +225,15 @@ def _classify(term: str, name: str) -> str:
 # -- platforms -------------------------------------------------------------------------------------------------------
 
 
-def build(name: str, shared: Path) -> Platform:
+def build(name: str) -> Platform:
     """One of the three GPUs: its own rates, the kernels of the V100, the published host overheads."""
-    hardware, own = _read_hardware(shared, NAMES[name][0]), name == "v100-locked-1"
+    hardware, own = _read_hardware(NAMES[name][0]), name == "v100-locked-1"
     shared_rates = "the V100: the same shares of peak and bandwidth"
     kernels = {
         key: fit
         if own
         else replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.2), transferred=(shared_rates,))
-        for key, fit in fit_kernels(shared).items()
+        for key, fit in fit_kernels().items()
     }
     per_byte = 1e-9 / float(hardware["pcie_gbps"])
     kernels["transfer"] = Fit(
@@ -256,14 +243,12 @@ def build(name: str, shared: Path) -> Platform:
     )  # fmt: skip
     host = read_overheads(kind="measured" if own else "assumed")
     provenance = {"study": _STUDY, "clocks": str(hardware["locked_clock_mem_MHz_sm_MHz"]) + " MHz memory, SM"}
-    return Platform(name, _device(name, shared), Network(1), kernels, {}, host, provenance=provenance)
+    return Platform(name, _device(name), Network(1), kernels, {}, host, provenance=provenance)
 
 
-def _read_overheads(shared: Path) -> "polars.DataFrame":
+def _read_overheads() -> pl.DataFrame:
     """Mean overhead by set, term and operation [s], and how often an iteration calls the operation."""
-    import polars as pl
-
-    folder, calls = shared / "kernels_v100", pl.col("count").fill_null(1.0)
+    folder, calls = find_shared_data("kernels_v100"), pl.col("count").fill_null(1.0)
     late = pl.read_csv(folder / "overheads_t1_t2_2022.csv").with_columns(set=pl.lit("2022"))
     late = late.filter(pl.col("model").str.starts_with("DLRM"), pl.col("batch") >= 512, pl.col("batch") <= 4096)
     early = pl.read_csv(folder / "overheads_t1_t5_dlrm_default_2048.csv").with_columns(set=pl.lit("2021"))
@@ -279,15 +264,16 @@ def _read_overheads(shared: Path) -> "polars.DataFrame":
     return table.drop("calls").join(counts, on="operation", how="left").sort("set", "term", "operation")
 
 
-def tabulate_overheads(shared: Path) -> str:
+def tabulate_overheads() -> str:
     """The table of host overheads that perfkit ships, as CSV: means over the published traces of DLRM training."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["term", "operation", "set", "mean", "deviation", "unit", "calls", "class", "source"])
-    for row in _read_overheads(shared).iter_rows(named=True):
+    rows = []
+    for row in _read_overheads().iter_rows(named=True):
         term, name = row["term"], row["operation"]
         group = _classify(term, name)
         if group or (term == "T2" and row["calls"] is not None):
-            figures = (f"{row['mean']:.3g}", f"{row['deviation'] or 0:.2g}", "s", f"{row['calls'] or 1:.1f}")
-            writer.writerow([term, name, row["set"], *figures, group, _SETS[row["set"]]])
-    return out.getvalue()
+            rows.append(
+                {"term": term, "operation": name, "set": row["set"], "mean": f"{row['mean']:.3g}",
+                 "deviation": f"{row['deviation'] or 0:.2g}", "unit": "s", "calls": f"{row['calls'] or 1:.1f}",
+                 "class": group, "source": _SETS[row["set"]]}
+            )  # fmt: skip
+    return write_csv(rows)

@@ -21,20 +21,19 @@ Frame = pl.DataFrame
 _CURVE = ["operation", "dtype", "ranks", "library_version"]
 
 
+def read_sweeps(system: str) -> Frame:
+    """Shared sweeps of A100 or H100: operation, dtype, ranks, library_version, nbytes [B], seconds."""
+    raw = pl.read_csv(find_shared_data("nccl", f"nccl_{system}.csv"), infer_schema_length=None)
+    return raw.select(
+        "dtype", operation=pl.col("op").replace("alltoall", "all_to_all"), ranks="num_gpus",
+        library_version="nccl_version_recorded", nbytes="message_bytes", seconds=pl.col("latency_us") * 1e-6,
+    )  # fmt: skip
+
+
 def read_curves(system: str) -> Frame:
-    """Collectives of one system, medians over repeats: operation, dtype, ranks, library_version, nbytes, seconds."""
-    if system in POOLED.split("+"):
-        raw = pl.read_csv(find_shared_data("nccl", f"nccl_{system}.csv"), infer_schema_length=None)
-        frame = raw.select(
-            pl.col("op").replace("alltoall", "all_to_all").alias("operation"),
-            "dtype",
-            ranks="num_gpus",
-            library_version="nccl_version_recorded",
-            nbytes=pl.col("message_bytes").cast(pl.Float64),
-            seconds=pl.col("latency_us") * 1e-6,
-        )
-    else:
-        frame = read_collectives(system).with_columns(pl.col("nbytes").cast(pl.Float64))
+    """Collectives of one system, as of `read_sweeps`, medians over repeats."""
+    frame = read_sweeps(system) if system in POOLED.split("+") else read_collectives(system)
+    frame = frame.with_columns(pl.col("nbytes").cast(pl.Float64))
     medians = frame.group_by([*_CURVE, "nbytes"]).agg(pl.col("seconds").median())
     return medians.sort([*_CURVE, "nbytes"], nulls_last=True)
 

@@ -8,8 +8,7 @@ Rows of reference_data/published/gpu_steps.csv; --write fits reference_data/publ
 from steps on it and, as a prior, from those on others.
 """
 
-import csv
-import io
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,15 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, command, save_rows
-from perfkit.calibration.checks import summarize_errors
+import perfkit as pk
+from benchmarks import OUT, WRITE, Row, command, judge, lay_out, read_csv, save_rows, widen, write_csv
 from perfkit.calibration.published import Scales, Step, fit_scales, predict_steps, split_step
 from perfkit.ground.files import find_reference, write_text
-from perfkit.ground.units import format_table, format_time
-from perfkit.platform.gallery import load_platform
-from perfkit.platform.platform import Platform
 from perfkit.readers.datasheets import read_datasheet
-from perfkit.workloads.transformer import Transformer
 
 #: Generation of a device by the first part of its name, and the single node of the gallery that stands for it.
 NODES = {"v100": "v100-sxm-8", "a100": "a100-sxm-8", "h100": "h100-sxm-8", "b200": "b200-sxm-8", "gb200": "gb200-4"}
@@ -58,19 +53,18 @@ _TOGETHER = {
 
 def read_rows() -> list[dict[str, str]]:
     """Published steps: sizes, how they ran, time [s], citation."""
-    with open(find_reference("published", "gpu_steps.csv"), newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_csv(find_reference("published", "gpu_steps.csv"))
 
 
 @cache
-def find_platform(device: str, ranks: int, bandwidth: str, link: str) -> Platform:
+def find_platform(device: str, ranks: int, bandwidth: str, link: str) -> pk.Platform:
     """A cluster of a device, with a memory bandwidth and a link between nodes where the source states them [B/s]."""
-    node = load_platform(NODES.get(device.partition("-")[0], f"{device}-8"))
+    node = pk.load_platform(NODES.get(device.partition("-")[0], f"{device}-8"))
     found = node
     if device == "gb200":  # 72 of them share their links
         found = replace(node, network=replace(node.network, ranks_per_node=max(ranks, node.network.ranks)))
     elif ranks > node.network.ranks:
-        found = load_platform(f"{node.name}x{-(-ranks // node.network.ranks)}")
+        found = pk.load_platform(f"{node.name}x{-(-ranks // node.network.ranks)}")
         found = found.with_link("inter", bandwidth=float(link)) if link else found
     found = replace(found, device=read_datasheet(device).device)
     *near, main = found.device.memory
@@ -79,7 +73,7 @@ def find_platform(device: str, ranks: int, bandwidth: str, link: str) -> Platfor
     return replace(found, device=replace(found.device, memory=(*near, main)))
 
 
-def build_workload(row: dict[str, str], accumulate: int) -> Transformer:
+def build_workload(row: Row, accumulate: int) -> pk.Transformer:
     """The workload of a row, with another number of micro-batches."""
     given: dict[str, Any] = {name: int(row[name] or 0) for name in (*_SIZES, "sequence")}
     given |= {name: row[name] for name in ("dtype", "attention", "parallel")} | (_LLAMA if row["inner"] else {})
@@ -91,10 +85,10 @@ def build_workload(row: dict[str, str], accumulate: int) -> Transformer:
     }
     batch = int(row["micro_batch"]) * int(row["ranks"]) * accumulate
     given |= {"fused": row["source"] != "mpt", "positions": given["sequence"], "accumulate": accumulate}
-    return Transformer(row["model"], row["causal"] == "yes", batch, **given)
+    return pk.Transformer(row["model"], row["causal"] == "yes", batch, **given)
 
 
-def list_steps(rows: Sequence[dict[str, str]]) -> list[Step]:
+def list_steps(rows: Sequence[Row]) -> list[Step]:
     """Rows with their parts: of several micro-batches as many times what a second one adds, of a micro step that."""
     steps = []
     for row in rows:
@@ -152,81 +146,63 @@ def _split(steps: Sequence[Step], how: str) -> Iterator[list[bool]]:
         yield from ([label == other for label in labels] for other in sorted(set(labels)))
 
 
-def judge(steps: Sequence[Step], how: str) -> list[dict[str, Any]]:
+def judge_steps(steps: Sequence[Step], how: str) -> list[dict[str, Any]]:
     """Errors [%] of steps that nothing was fitted to, by source and generation, and how many intervals hold them."""
-    found: dict[str, list[tuple[float, bool]]] = {}
+    found: dict[str, list[Row]] = defaultdict(list)
     for judged in _split(steps, how):
         fitted = [s for s, own in zip(steps, judged, strict=True) if not own and is_fitted(s)]
         others = [step for step, own in zip(steps, judged, strict=True) if own]
-        times, spreads = predict_steps(others, fit_scales(fitted, GENERATIONS))
-        for step, time, spread in zip(others, times, spreads, strict=True):
-            inside = abs(np.log(time / step.seconds)) <= 1.2816 * spread  # 80 %
+        priced = predict_steps(others, fit_scales(fitted, GENERATIONS))
+        for step, time, spread in zip(others, *priced, strict=True):
             name = f"{step.source} {step.generation}" + " fp8" * (_find_format(step) == "fp8")
-            found.setdefault(name, []).append((time / step.seconds - 1, bool(inside)))
-    found |= {name: [pair for part in parts for pair in found[part]] for name, parts in _TOGETHER.items()}
-    rows = []
-    for name, pairs in sorted(found.items()):
-        errors, inside = zip(*pairs, strict=True)
-        rows.append(
-            {"steps": name, "judged": how, **summarize_errors(np.array(errors)), "inside": 100 * np.mean(inside)}
-        )
-    return rows
+            found[name].append(widen(time, spread, step.seconds))
+    found |= {name: [row for part in parts for row in found[part]] for name, parts in _TOGETHER.items()}
+    return [{"steps": name, "judged": how, **judge(rows), "bar": BARS.get((name, how))}
+            for name, rows in sorted(found.items())]  # fmt: skip
 
 
-def state_steps(rows: Sequence[dict[str, str]], scales: Scales) -> list[dict[str, Any]]:
+def state_steps(rows: Sequence[Row], scales: Scales) -> list[dict[str, Any]]:
     """Steps that belong to no group, one by one, by scales to which they add nothing [s]."""
-    times, spreads = predict_steps(list_steps(rows), scales)
-    found = []
-    for row, time, spread in zip(rows, times, spreads, strict=True):
-        measured, width = float(row["seconds"]), np.exp(1.2816 * spread)  # 80 %
-        about = {name: row[name] for name in ("device", "model", "ranks", "micro_batch")}
-        low, high = float(time / width), float(time * width)
-        found.append({**about, "measured_s": measured, "predicted_s": float(time), "low_s": low, "high_s": high})
-    return found
+    priced = zip(rows, *predict_steps(list_steps(rows), scales), strict=True)
+    return [{**row, **widen(time, spread, float(row["seconds"]))} for row, time, spread in priced]
 
 
 def tabulate_scales(scales: Scales) -> str:
     """The fitted scales as a table that perfkit ships."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("class", "generation", "logarithm", "stderr", "configurations", "kind"))
-    for (name, generation), (value, error, count) in scales.items():
-        writer.writerow((name, generation, f"{value:.4f}", f"{error:.3f}", count, "fitted" if count else "assumed"))
-    return out.getvalue()
+    return write_csv([
+        {"class": name, "generation": generation, "logarithm": f"{value:.4f}", "stderr": f"{error:.3f}",
+         "configurations": count, "kind": "fitted" if count else "assumed"}
+        for (name, generation), (value, error, count) in scales.items()
+    ])  # fmt: skip
 
 
 def read_scales() -> Scales:
     """Fitted scales by class and generation, as `perfkit.calibration.published.fit_scales` gives them."""
-    with open(find_reference("published", "gpu_scales.csv"), newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     return {
         (row["class"], row["generation"]): (float(row["logarithm"]), float(row["stderr"]), int(row["configurations"]))
-        for row in rows
+        for row in read_csv(find_reference("published", "gpu_scales.csv"))
     }
 
 
-@command({**OUT, "--write": {"action": "store_true", "help": "write reference_data/published/gpu_scales.csv again"}})
+_FIGURES = {"steps": "{steps}", "judged": "{judged}", "n": "{n:.0f}"}
+_FIGURES |= {name: f"{{{name}:.1f}}" for name in ("geomean", "mean", "p95", "bias", "inside")} | {"bar": "{bar:g}"}
+_STEPS = {
+    "device": "{device}", "model": "{model}", "ranks": "{ranks}", "batch of a rank": "{micro_batch}",
+    "measured": "{measured:time}", "predicted (80 %)": "{predicted:time} ({low:time} to {high:time})",
+    "error": "{error:+.1%}",
+}  # fmt: skip
+
+
+@command({**OUT, **WRITE})
 def main(given: Any) -> None:
     """Published steps of GPUs, judged by scales fitted to others."""
     rows = read_rows()
     steps = list_steps([row for row in rows if row["source"] != _STATED])
-    figures = [row for how in dict.fromkeys(how for _, how in BARS) for row in judge(steps, how)]
-    heads = ("steps", "judged", "n", "geomean", "mean", "p95", "bias", "inside", "bar")
-    cells: list[tuple[str, ...]] = [heads]
-    for row in figures:
-        numbers = (f"{row[name]:.1f}" for name in heads[3:8])
-        bar = BARS.get((row["steps"], row["judged"]))
-        cells.append((row["steps"], row["judged"], f"{row['n']:.0f}", *numbers, f"{bar:g}" if bar else ""))
-    print(format_table(cells), end="\n\n")
+    figures = [row for how in dict.fromkeys(how for _, how in BARS) for row in judge_steps(steps, how)]
+    print(lay_out(figures, _FIGURES), end="\n\n")
     scales = fit_scales([step for step in steps if is_fitted(step)], GENERATIONS)
     stated = state_steps([row for row in rows if row["source"] == _STATED], scales)
-    cells = [("device", "model", "ranks", "batch of a rank", "measured", "predicted (80 %)", "error")]
-    for row in stated:
-        measured, time, low, high = (row[f"{name}_s"] for name in ("measured", "predicted", "low", "high"))
-        shown = f"{format_time(time)} ({format_time(low)} to {format_time(high)})"
-        about = (row["device"], row["model"], row["ranks"], row["micro_batch"])
-        cells.append((*about, format_time(measured), shown, f"{time / measured - 1:+.1%}"))
-    print(format_table(cells))
+    print(lay_out(stated, _STEPS))
     if given.write:
         write_text(find_reference("published") / "gpu_scales.csv", tabulate_scales(scales))
     save_rows(given.json, [*figures, *stated])

@@ -36,13 +36,11 @@ from typing import Any
 
 import numpy as np
 
+import perfkit as pk
 from benchmarks import OUT, WRITE, Row, command, judge, lay_out, read_csv, save_rows, state, write_csv
 from benchmarks.eager import EagerDLRM
 from perfkit.ground.files import find_reference, write_text
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.gallery import load_platform
-from perfkit.prediction.result import predict
-from perfkit.workloads.dlrm import DLRM
 
 #: Most geometric-mean error [%], by GPU; "all" pools the three.
 BARS = {"V100": 12.0, "all": 15.0}
@@ -87,9 +85,9 @@ def predict_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Put predicted time, 80 % interval and GPU active time beside every published iteration [s]."""
     done = []
     for row in rows:
-        model = EagerDLRM(DLRM(row["model"], batch=int(row["batch"]), embedding="fused"))
+        model = EagerDLRM(pk.DLRM(row["model"], batch=int(row["batch"]), embedding="fused"))
         with keep_quiet():
-            found = predict(model, load_platform(PLATFORMS[row["gpu"]]))
+            found = pk.predict(model, pk.load_platform(PLATFORMS[row["gpu"]]))
         active = sum(seconds for (_, kind), (_, seconds) in found.parts.items() if kind != "host")
         done.append({**row, **state(found, row["measured"]), "predicted_active": active})
     return done

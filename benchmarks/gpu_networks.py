@@ -25,31 +25,18 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+import perfkit as pk
 from benchmarks import OUT, AbsentError, Row, command, find_shared_data, judge, lay_out, read_csv, save_rows, state
 from benchmarks.gpu_iterations import PLATFORMS
 from perfkit.platform.estimates import keep_quiet
-from perfkit.prediction.result import predict
-from perfkit.recording.steps import capture
-from perfkit.workloads.graph import Graph
+from perfkit.recording.convolutions import Branches, Residual
 
 
 def _unit(inputs: int, outputs: int, kernel: Any = 1, *, stride: int = 1, pad: Any = 0) -> nn.Sequential:
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, pad, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
-
-
-class _Bottleneck(nn.Module):
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(_unit(inputs, width), _unit(width, width, 3, stride=stride, pad=1),
-                                  _unit(width, 4 * width)[:2])  # fmt: skip
-        same = stride == 1 and inputs == 4 * width
-        self.shortcut = nn.Identity() if same else _unit(inputs, 4 * width, stride=stride)[:2]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.body(x) + self.shortcut(x), inplace=True)
 
 
 class ResNet50(nn.Sequential):
@@ -60,18 +47,17 @@ class ResNet50(nn.Sequential):
         inputs = 64
         for stage, blocks in enumerate((3, 4, 6, 3)):
             for block in range(blocks):
-                layers.append(_Bottleneck(inputs, 64 << stage, 2 if stage and not block else 1))
-                inputs = 256 << stage
+                width, stride = 64 << stage, 2 if stage and not block else 1
+                units = (
+                    _unit(inputs, width),
+                    _unit(width, width, 3, stride=stride, pad=1),
+                    _unit(width, 4 * width)[:2],
+                )
+                same = stride == 1 and inputs == 4 * width
+                shortcut = None if same else _unit(inputs, 4 * width, stride=stride)[:2]
+                layers.append(Residual(nn.Sequential(*units), shortcut, nn.ReLU(inplace=True)))
+                inputs = 4 * width
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
-
-
-class _Branches(nn.Module):
-    def __init__(self, *ways: nn.Module) -> None:
-        super().__init__()
-        self.ways = nn.ModuleList(ways)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([way(x) for way in self.ways], 1)
 
 
 def _chain(inputs: int, *units: tuple[int, Any]) -> nn.Sequential:
@@ -98,21 +84,21 @@ class InceptionV3(nn.Sequential):
             _unit(80, 192, 3), nn.MaxPool2d(3, 2),
         ]  # fmt: skip
         for n, pool in ((192, 32), (256, 64), (288, 64)):
-            layers.append(_Branches(_chain(n, (64, 1)), _chain(n, (48, 1), (64, 5)),
+            layers.append(Branches(_chain(n, (64, 1)), _chain(n, (48, 1), (64, 5)),
                                     _chain(n, (64, 1), (96, 3), (96, 3)), _pooled(n, pool)))  # fmt: skip
         shrink = nn.Sequential(_chain(288, (64, 1), (96, 3)), _unit(96, 96, 3, stride=2))
-        layers.append(_Branches(_unit(288, 384, 3, stride=2), shrink, nn.MaxPool2d(3, 2)))
+        layers.append(Branches(_unit(288, 384, 3, stride=2), shrink, nn.MaxPool2d(3, 2)))
         for c in (128, 160, 160, 192):
             far = _chain(768, (c, 1), (c, column), (c, row), (c, column), (192, row))
             near = _chain(768, (c, 1), (c, row), (192, column))
-            layers.append(_Branches(_chain(768, (192, 1)), near, far, _pooled(768, 192)))
+            layers.append(Branches(_chain(768, (192, 1)), near, far, _pooled(768, 192)))
         near = nn.Sequential(_chain(768, (192, 1)), _unit(192, 320, 3, stride=2))
         far = nn.Sequential(_chain(768, (192, 1), (192, row), (192, column)), _unit(192, 192, 3, stride=2))
-        layers.append(_Branches(near, far, nn.MaxPool2d(3, 2)))
+        layers.append(Branches(near, far, nn.MaxPool2d(3, 2)))
         for n in (1280, 2048):
-            splits = [nn.Sequential(way, _Branches(_chain(out, (384, low)), _chain(out, (384, high))))
+            splits = [nn.Sequential(way, Branches(_chain(out, (384, low)), _chain(out, (384, high))))
                       for out, way in ((384, _chain(n, (384, 1))), (384, _chain(n, (448, 1), (384, 3))))]  # fmt: skip
-            layers.append(_Branches(_chain(n, (320, 1)), *splits, _pooled(n, 192)))
+            layers.append(Branches(_chain(n, (320, 1)), *splits, _pooled(n, 192)))
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Dropout(), nn.Flatten(), nn.Linear(2048, classes))
 
 
@@ -122,7 +108,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {"ResNet50": (ResNet50, 2
 STUDY = ("abs_err_ours_pct", "abs_err_habitat_pct", "abs_err_mlpredict_pct")
 
 
-def capture_net(name: str, batch: int) -> Graph:
+def capture_net(name: str, batch: int) -> pk.Graph:
     """One iteration of training as PyTorch ran it until 1.12: gradients zeroed and added to, weights one by one."""
     build, size = NETS[name]
 
@@ -137,7 +123,7 @@ def capture_net(name: str, batch: int) -> Graph:
 
         return step
 
-    return capture(make_step, name=f"{name}, batch {batch}", family="convolution", device="cuda")
+    return pk.capture(make_step, name=f"{name}, batch {batch}", family="convolution", device="cuda")
 
 
 def predict_rows(names: Sequence[str] = tuple(NETS), batches: Sequence[int] = (16, 32, 64)) -> list[dict[str, Any]]:
@@ -147,7 +133,7 @@ def predict_rows(names: Sequence[str] = tuple(NETS), batches: Sequence[int] = (1
     for gpu, platform in PLATFORMS.items():
         for (name, batch), graph in graphs.items():
             with keep_quiet():
-                found = predict(graph, platform)
+                found = pk.predict(graph, platform)
             kinds: dict[str, float] = {}
             for (_, kind), (_, seconds) in found.parts.items():
                 kinds[kind] = kinds.get(kind, 0.0) + seconds

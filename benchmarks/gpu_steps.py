@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import perfkit as pk
 from benchmarks import OUT, SAVED, command
 from benchmarks.captures import make_step
 from benchmarks.saved import join_passes
@@ -24,10 +25,6 @@ from perfkit.ground.files import write_text
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.timing import clock, summarize_samples
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.gallery import load_platform
-from perfkit.platform.platform import Platform
-from perfkit.prediction.result import predict
-from perfkit.recording.steps import capture
 
 #: Sizes by model, as `benchmarks.captures.build` names them; published ones where nothing is said.
 _LARGE = {"layers": 24, "hidden": 1024, "heads": 16}
@@ -83,15 +80,15 @@ def list_steps() -> list[Step]:
     return steps + [Step(model, size, "bf16", "compiled") for model, size in compiled]
 
 
-def predict_steps(platform: Platform, more: bool = False) -> list[dict[str, Any]]:
+def predict_steps(platform: pk.Platform, more: bool = False) -> list[dict[str, Any]]:
     """Price one set of steps on a platform: times [s], with their interval, and memory [B]."""
     rows = []
     for step in list_more() if more else list_steps():
         with keep_quiet():
             make = partial(make_step, step.model, step.sizes, device="cuda", amp=step.amp, execution=step.execution)
             family = {"dlrm": "dlrm", "resnet": "convolution"}.get(step.model, "transformer")
-            graph = capture(make, device="cuda", name=step.name, family=family)
-            found = predict(graph, platform, execution="graphs" if step.execution == "graphs" else None)
+            graph = pk.capture(make, device="cuda", name=step.name, family=family)
+            found = pk.predict(graph, platform, execution="graphs" if step.execution == "graphs" else None)
         rows.append({
             "family": step.model, "name": step.name, "config": step._asdict(), "ranks": 1, **state_prediction(found),
             "device_s": found.device_time, "execution": found.execution, "operations": len(graph),
@@ -194,7 +191,7 @@ def main(given: Any) -> None:
     if not given.predictions:
         raise ValueError("predictions is missing; name its file, or give --saved")
     if given.platform:
-        where = load_platform(given.platform)
+        where = pk.load_platform(given.platform)
         about = {"platform": where.name, "date": date.today().isoformat(), "rows": predict_steps(where, given.more)}
         write_text(given.predictions, json.dumps(about, indent=1) + "\n")
         return

@@ -16,17 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, PLATFORM, SAVED, command, save_rows
-from perfkit.ground.units import format_table, format_time
+import perfkit as pk
+from benchmarks import OUT, PLATFORM, SAVED, Row, command, lay_out, save_rows
 from perfkit.measure.processes import run_processes
 from perfkit.measure.samples import draw_check, dump, load
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.gallery import load_platform
-from perfkit.platform.platform import Platform
-from perfkit.prediction.result import predict
-from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import Plan
-from perfkit.workloads.transformer import Transformer
 
 _RANKS = 2
 
@@ -36,7 +30,7 @@ class Case:
     """One iteration whose ranks differ."""
 
     name: str
-    workload: DLRM | Transformer
+    workload: pk.DLRM | pk.Transformer
     owners: tuple[int, ...] | None
     slowdown: Mapping[int, float]
 
@@ -45,7 +39,7 @@ def draw_cases(seed: int, models: int = 3) -> list[Case]:
     """DLRMs with even tables, nearly all on one rank, with a straggler; Transformers with one, overlap off and on."""
     cases, none = [], dict[int, float]()
     workloads = [sample.workload for sample in draw_check(seed, dlrm=0, transformer=models, hybrid=models)]
-    for number, dlrm in enumerate(w for w in workloads if isinstance(w, DLRM)):
+    for number, dlrm in enumerate(w for w in workloads if isinstance(w, pk.DLRM)):
         even = tuple(table % _RANKS for table in range(len(dlrm.tables)))
         lopsided = (0,) * (len(even) - 1) + (1,)
         for what, owners, slowdown in (
@@ -53,7 +47,7 @@ def draw_cases(seed: int, models: int = 3) -> list[Case]:
             ("straggler 2.5", even, {0: 2.5}),
         ):  # fmt: skip
             cases.append(Case(f"dlrm-{number} {what}", dlrm, owners, slowdown))
-    for number, one in enumerate(w for w in workloads if isinstance(w, Transformer)):
+    for number, one in enumerate(w for w in workloads if isinstance(w, pk.Transformer)):
         for overlap in (False, True):
             model = replace(one, batch=one.batch + one.batch % _RANKS, overlap=overlap)
             for what, slowdown in {"even": none, "straggler 1.5": {1: 1.5}, "straggler 2.5": {0: 2.5}}.items():
@@ -61,11 +55,11 @@ def draw_cases(seed: int, models: int = 3) -> list[Case]:
     return cases
 
 
-def predict_case(case: Case, platform: Platform) -> dict[str, float]:
+def predict_case(case: Case, platform: pk.Platform) -> dict[str, float]:
     """Predicted iteration, and what all ranks together wait for others [s]."""
-    plan = None if case.owners is None else Plan.from_owners(case.owners, ranks=_RANKS)
+    plan = None if case.owners is None else pk.Plan.from_owners(case.owners, ranks=_RANKS)
     with keep_quiet():
-        found = predict(case.workload, platform, ranks=_RANKS, plan=plan, slowdown=case.slowdown)
+        found = pk.predict(case.workload, platform, ranks=_RANKS, plan=plan, slowdown=case.slowdown)
     frame = found.communication()
     return {"predicted_s": found.time, "predicted_waiting_s": float((frame["waiting_s"] * frame["ranks"]).sum())}
 
@@ -153,22 +147,22 @@ def time_stragglers(
 
     steps, rank = [], dist.get_rank()
     for owners, slowdown in zip(placements, slowdowns, strict=True):
-        plan = None if owners is None else Plan.from_owners(owners, ranks=_RANKS)
+        plan = None if owners is None else pk.Plan.from_owners(owners, ranks=_RANKS)
         built = build_step(load(workload), plan=plan, rank=rank, ranks=_RANKS)
         steps.append(Pacer(*built, float(slowdown.get(str(rank), 1.0))))
     return time_in_turns(steps, seconds=seconds)
 
 
-def _format(rows: Sequence[Mapping[str, Any]]) -> str:
-    table: list[Sequence[str]] = [("case", "predicted", "measured", "error", "waiting", "measured", "error")]
-    for row in rows:
-        times = [format_time(row[key]) for key in ("predicted_s", "measured_s")]
-        waits = [format_time(row[key]) for key in ("predicted_waiting_s", "measured_waiting_s")]
-        table.append((row["case"], *times, f"{row['error']:+.1%}", *waits, f"{row['waiting_error']:+.1%}"))
+_COLUMNS = {
+    "case": "{case}", "predicted": "{predicted_s:time}", "measured": "{measured_s:time}", "error": "{error:+.1%}",
+    "waiting": "{predicted_waiting_s:time}", "waited": "{measured_waiting_s:time}", "off": "{waiting_error:+.1%}",
+}  # fmt: skip
+
+
+def _summarize(rows: Sequence[Row]) -> str:
     uneven = [row for row in rows if not row["case"].endswith("even")]
     errors, waiting = (np.abs([row[key] for row in uneven]) for key in ("error", "waiting_error"))
-    summary = f"where ranks differ: iteration {errors.mean():.1%} mean, waiting {waiting.mean():.1%} mean; bar 15 %"
-    return format_table(table) + "\n" + summary
+    return f"where ranks differ: iteration {errors.mean():.1%} mean, waiting {waiting.mean():.1%} mean; bar 15 %"
 
 
 @command({
@@ -181,8 +175,8 @@ def main(given: Any) -> None:
     """Waiting of ranks for one another."""
     if given.saved:
         files = [json.loads(file.read_text(encoding="utf-8")) for file in given.saved]
-        return print(_format([row for file in files for row in file["records"]]).splitlines()[-1])
-    platform, cases = load_platform(given.platform), draw_cases(given.seed, given.models)
+        return print(_summarize([row for file in files for row in file["records"]]))
+    platform, cases = pk.load_platform(given.platform), draw_cases(given.seed, given.models)
     rows: list[dict[str, Any]] = [{"case": case.name, **predict_case(case, platform)} for case in cases]
     for model in dict.fromkeys(case.workload for case in cases):
         own = [i for i, case in enumerate(cases) if case.workload == model]
@@ -192,5 +186,5 @@ def main(given: Any) -> None:
             waiting = rows[i]["predicted_waiting_s"] - found["measured_waiting_s"]
             error = rows[i]["predicted_s"] / found["measured_s"] - 1
             rows[i] |= {**found, "error": error, "waiting_error": waiting / least}
-    print(_format(rows))
+    print(lay_out(rows, _COLUMNS), _summarize(rows), sep="\n")
     save_rows(given.json, rows, platform=platform.name, seed=given.seed)

@@ -6,22 +6,20 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import perfkit as pk
 from benchmarks import OUT, command, save_rows
 from perfkit.ground.units import format_table
 from perfkit.platform.estimates import keep_quiet
-from perfkit.prediction.result import predict
 from perfkit.recording.nets import Net
-from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.transformer import Transformer
 
-_BERT, _GPT = Transformer.bert, Transformer.gpt2
+_BERT, _GPT = pk.Transformer.bert, pk.Transformer.gpt2
 #: Steps by what they are: recommendation with each kind of gradient, language, convolutions.
 _STEPS: tuple[Any, ...] = (
     _BERT("bert-base", layers=4, batch=4, sequence=128), _BERT("bert-base", layers=2, batch=2, sequence=512),
     _GPT("gpt2", layers=3, batch=1, sequence=256), _GPT("gpt2", layers=2, batch=2, sequence=256, attention="eager"),
     _GPT("gpt2", layers=2, batch=1, sequence=128, optimizer="sgd"),
-    DLRM(rows=[200_000] * 8, dim=64, pooling=20, batch=2048), DLRM("dlrm-ddp", batch=4096),
-    DLRM("dlrm-ddp", batch=2048, sparse=False),
+    pk.DLRM(rows=[200_000] * 8, dim=64, pooling=20, batch=2048), pk.DLRM("dlrm-ddp", batch=4096),
+    pk.DLRM("dlrm-ddp", batch=2048, sparse=False),
     Net("resnet", batch=8, size=128, width=64, depth=2), Net("resnet", batch=2, size=224, width=64, depth=3),
 )  # fmt: skip
 
@@ -57,7 +55,7 @@ def main(given: Any) -> None:
     rows = []
     for workload in _STEPS:
         with keep_quiet():
-            found = predict(workload, "zen3-2").memory()
+            found = pk.predict(workload, "zen3-2").memory()
         measured = measure_peak(partial(lambda one: build_step(one)[0], workload))
         sizes = {"measured [MB]": measured / 1e6, "predicted [MB]": found.total / 1e6}
         rows.append({"step": workload.description, **sizes, "error [%]": 100 * (found.total / measured - 1)})

@@ -57,14 +57,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import perfkit as pk
 from benchmarks import OUT, WRITE, Row, command, lay_out, read_csv, save_rows, state, write_csv
 from perfkit.ground.files import find_reference, write_text
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.gallery import load_platform
-from perfkit.prediction.result import Prediction, predict
-from perfkit.sharding.planner import shard
-from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import Plan
 
 #: Most error by benchmark and GPU [-]; the others are shown without one.
 BARS = {("dlrm", "A100"): 0.30, ("dlrm", "H100"): 0.30, ("dlrm_dcnv2", "H100"): 0.25}
@@ -112,25 +108,25 @@ def read_shared(shared: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_plans() -> dict[str, Plan]:
+def read_plans() -> dict[str, pk.Plan]:
     """Placements that the search had found, by benchmark and GPU."""
     text = find_reference("published", "mlperf_dlrm_plans.json").read_text(encoding="utf-8")
-    return {key: Plan.from_json(json.dumps(plan)) for key, plan in json.loads(text).items()}
+    return {key: pk.Plan.from_json(json.dumps(plan)) for key, plan in json.loads(text).items()}
 
 
 def predict_step(
-    benchmark: str, gpu: str, *, plan: Plan | None = None, batch: int = BATCH, **changes: Any
-) -> tuple[Prediction, Plan]:
+    benchmark: str, gpu: str, *, plan: pk.Plan | None = None, batch: int = BATCH, **changes: Any
+) -> tuple[pk.Prediction, pk.Plan]:
     """Predict the step of a benchmark on 8 GPUs, launched as one graph; without a plan, one is searched for."""
-    model = DLRM(batch=batch, **(MODELS[benchmark] | changes))
-    platform = load_platform(PLATFORMS[gpu])
+    model = pk.DLRM(batch=batch, **(MODELS[benchmark] | changes))
+    platform = pk.load_platform(PLATFORMS[gpu])
     platform = replace(platform, host={}, device=replace(platform.device, capability=None))  # rows are padded
     with keep_quiet():
-        plan = plan or shard(model, platform, ranks=RANKS, memory=MEMORY, seconds=2.0, seed=0).plan
-        return predict(model, platform, ranks=RANKS, plan=plan, execution="compiled"), plan
+        plan = plan or pk.shard(model, platform, ranks=RANKS, memory=MEMORY, seconds=2.0, seed=0).plan
+        return pk.predict(model, platform, ranks=RANKS, plan=plan, execution="compiled"), plan
 
 
-def predict_rows(rows: Sequence[Row], plans: Mapping[str, Plan]) -> tuple[list[dict[str, Any]], dict[str, Plan]]:
+def predict_rows(rows: Sequence[Row], plans: Mapping[str, pk.Plan]) -> tuple[list[dict[str, Any]], dict[str, pk.Plan]]:
     """Put predicted time and 80 % interval beside every published step [s]; with the plans."""
     done, found = [], {}
     for row in rows:

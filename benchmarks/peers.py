@@ -20,13 +20,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from benchmarks import OUT, command, save_rows
-from perfkit.exploration.sweeps import sweep
-from perfkit.ground.units import format_table, format_time
-from perfkit.platform.gallery import load_platform
+import perfkit as pk
+from benchmarks import OUT, command, lay_out, save_rows
 from perfkit.prediction.strategies import price_strategies
-from perfkit.workloads.strategy import Strategy
-from perfkit.workloads.transformer import Transformer
 
 #: What is installed, with and without what it depends on: without transformers llm-analysis does all but downloads.
 _PACKAGES = (["mlsysim==0.3.0", "fire==0.5.0"], ["--no-deps", "llm-analysis==0.2.2"])
@@ -48,15 +44,15 @@ def _ask_perfkit(questions: Sequence[tuple[int, int]]) -> Sequence[float]:
     """Time of an iteration, with interval, bottleneck and memory."""
     grid = dict(zip(("batch", "sequence"), map(list, zip(*questions, strict=True)), strict=True))
     grid["dtype"] = ["bf16"] * len(questions)
-    return sweep(Transformer.gpt2, pl.DataFrame(grid), "a100-sxm-8", progress=False).frame["time"].to_list()
+    return pk.sweep(pk.Transformer.gpt2, pl.DataFrame(grid), "a100-sxm-8", progress=False).frame["time"].to_list()
 
 
 def _ask_strategies(questions: Sequence[tuple[int, int, int]]) -> Sequence[float]:
     """Time of an iteration, with its parts, spread and memory."""
-    gpt = Transformer.preset("gpt3-175b", batch=_BATCH, dtype="bf16", mixed=True, fused=True)
+    gpt = pk.Transformer.preset("gpt3-175b", batch=_BATCH, dtype="bf16", mixed=True, fused=True)
     tp, pp, micro = np.array(questions, dtype=float).T
-    ways = Strategy(tp=tp, pp=pp, dp=_RANKS / (tp * pp), micro_batch=micro, zero=1, sequence_parallel=tp > 1)
-    found = price_strategies(gpt, load_platform("a100-sxm-8x128"), ways.select(slice(None)))  # each field an array
+    ways = pk.Strategy(tp=tp, pp=pp, dp=_RANKS / (tp * pp), micro_batch=micro, zero=1, sequence_parallel=tp > 1)
+    found = price_strategies(gpt, pk.load_platform("a100-sxm-8x128"), ways.select(slice(None)))  # each field an array
     return list(found["time"])
 
 
@@ -120,11 +116,10 @@ def time_peers(peers: Mapping[str, Mapping[str, _Ask]], rounds: int = _ROUNDS) -
             for (name, what), rate in best.items()]  # fmt: skip
 
 
-def format_peers(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table as text."""
-    cells = [("tool", "questions", "a second", "batch 8, sequence 512; or 8 ways, 8 stages, micro-batches of 1")]
-    cells += [(r["name"], r["question"], f"{r['per_second']:,.0f}", format_time(r["answer_s"])) for r in rows]
-    return format_table(cells, numbers=True)
+_COLUMNS = {
+    "tool": "{name}", "questions": "{question}", "a second": "{per_second:,.0f}",
+    "batch 8, sequence 512; or 8 ways, 8 stages, micro-batches of 1": "{answer_s:time}",
+}  # fmt: skip
 
 
 @command(OUT)
@@ -145,5 +140,5 @@ def main(given: Any) -> None:
         finally:
             sys.path.remove(folder)
             logging.disable(logging.NOTSET)
-    print(format_peers(rows))
+    print(lay_out(rows, _COLUMNS, numbers=True))
     save_rows(given.json, rows)

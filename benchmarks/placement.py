@@ -7,28 +7,24 @@ nodes of eight H100; the iteration is that of the tables alone: no dense part hi
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from benchmarks import MET, OUT, command, save_rows
-from perfkit.ground.units import format_table, format_time
-from perfkit.platform.gallery import load_platform
-from perfkit.platform.platform import Platform
+import perfkit as pk
+from benchmarks import OUT, Row, command, lay_out, save_rows
+from perfkit.ground.units import format_time
 from perfkit.sharding.objective import OBJECTIVES
-from perfkit.sharding.planner import shard
-from perfkit.sharding.result import ShardingResult
 from perfkit.workloads.placement import KINDS
-from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
 
 #: Work on the search by objective, for up to 856 tables; more tables get more in proportion [s].
 _SECONDS = {"additive": 0.35, "iteration": 0.9}
 _SEEDS = 5
 #: One table with more lookups than 20 average ones, wide and with 20 GB of rows.
-_HUGE = EmbeddingTable(40_000_000, 128, 64.0, 0.6, name="huge")
+_HUGE = pk.EmbeddingTable(40_000_000, 128, 64.0, 0.6, name="huge")
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,15 @@ CASES = (
 )
 
 
-def draw_case(case: Case, seed: int, batch: int = 65536) -> TableSet:
+def draw_case(case: Case, seed: int, batch: int = 65536) -> pk.TableSet:
     """Tables of a case, looked up by fused kernels."""
-    tables = draw_tables(case.tables, seed=seed)
-    return TableSet((_HUGE, *tables[1:]) if case.huge else tables, batch=batch, embedding="fused")
+    tables = pk.draw_tables(case.tables, seed=seed)
+    return pk.TableSet((_HUGE, *tables[1:]) if case.huge else tables, batch=batch, embedding="fused")
 
 
 @lru_cache
-def _platform(ranks: int) -> Platform:
-    platform = load_platform("h100-sxm-8")
+def _platform(ranks: int) -> pk.Platform:
+    platform = pk.load_platform("h100-sxm-8")
     return platform if ranks <= 8 else platform.with_nodes(-(-ranks // 8))
 
 
@@ -75,10 +71,10 @@ def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dic
     for objective in case.objectives:
         settings: dict[str, Any] = {"ranks": case.ranks, "objective": objective, "seed": seed}
         settings["seconds"] = seconds or _SECONDS[objective] * max(1.0, case.tables / 856)
-        found, results = list[tuple[str, float, Any, float]](), list[ShardingResult]()
+        found, results = list[tuple[str, float, Any, float]](), list[pk.ShardingResult]()
         for method, forbid in {"search": (), "search-whole": {*KINDS} - {"table_wise"}}.items():
             start = time.perf_counter()
-            results.append(shard(tables, platform, forbid=forbid, **settings))
+            results.append(pk.shard(tables, platform, forbid=forbid, **settings))
             found.append((method, time.perf_counter() - start, results[-1].prediction, results[-1].bound))
         found += [(name, 0.0, price, results[0].bound) for name, price in results[0].baselines.items()]
         records += [
@@ -90,27 +86,31 @@ def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dic
     return records
 
 
-def format_cases(cases: Sequence[Case], records: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+_COLUMNS = {
+    "case": "{case}", "objective": "{objective}", "method": "{method}", "time": "{time}", "gap": "{gap:.3%}",
+    "worst gap": "{worst:.3%}", "seconds": "{seconds:.2f}", "most": "{most:.2f}", "met": "{met}",
+}  # fmt: skip
+
+
+def format_cases(cases: Sequence[Case], records: Sequence[Sequence[Row]]) -> str:
     """The table as text: mean and worst of the seeds."""
-    rows = [("case", "objective", "method", "time", "gap", "worst gap", "seconds", "most", "met")]
+    rows = []
     for case, own in zip(cases, records, strict=True):
-        for objective in case.objectives:
-            part = [record for record in own if record["objective"] == objective]
-            whole = [r["predicted_s"] for r in part if r["method"] == "search-whole"]
-            for method in dict.fromkeys(record["method"] for record in part):
-                found = [r for r in part if r["method"] == method and r["predicted_s"] is not None]
-                if not found:
-                    rows.append((case.name, objective, method, "no room", "", "", "", "", ""))
-                    continue
-                times, gaps, taken = (np.array([r[key] for r in found]) for key in ("predicted_s", "gap", "seconds"))
-                ratio = float(np.min(np.array(whole) / times)) if method == "search" else np.inf
-                met = gaps.max() <= case.gap and taken.max() <= case.seconds and ratio >= case.speedup
-                rows.append((
-                    case.name, objective, method, format_time(float(times.mean())), f"{gaps.mean():.3%}",
-                    f"{gaps.max():.3%}", f"{taken.mean():.2f}", f"{taken.max():.2f}",
-                    MET[bool(met)] if method == "search" else "",
-                ))  # fmt: skip
-    return format_table(rows)
+        for objective, method in dict.fromkeys((record["objective"], record["method"]) for record in own):
+            part = [r for r in own if (r["objective"], r["method"]) == (objective, method)]
+            found = [r for r in part if r["predicted_s"] is not None]
+            row: dict[str, Any] = {"case": case.name, "objective": objective, "method": method, "time": "no room"}
+            rows.append(row)
+            if not found:
+                continue
+            times, gaps, taken = (np.array([r[key] for r in found]) for key in ("predicted_s", "gap", "seconds"))
+            row |= {"time": format_time(float(times.mean())), "gap": gaps.mean(), "worst": gaps.max()}
+            row |= {"seconds": taken.mean(), "most": taken.max()}
+            if method == "search":
+                whole = [r["predicted_s"] for r in own if (r["objective"], r["method"]) == (objective, "search-whole")]
+                ratio = float(np.min(np.array(whole) / times))
+                row["met"] = bool(row["worst"] <= case.gap and row["most"] <= case.seconds and ratio >= case.speedup)
+    return lay_out(rows, _COLUMNS)
 
 
 @command({

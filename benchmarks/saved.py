@@ -9,16 +9,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+import perfkit as pk
 from benchmarks import OUT, Options, Row, lay_out, save_rows
 from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.calibration.study import Trials
 from perfkit.ground.units import check_positive
 from perfkit.measure.samples import load
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.platform import Platform
-from perfkit.prediction.result import predict
-from perfkit.sharding.planner import price_plan
-from perfkit.workloads.placement import Plan
 
 C = TypeVar("C", bound=Comparison)
 #: What `judge_saved` is given; ``--draws`` has the default of each study.
@@ -29,17 +26,17 @@ SUBSETS: Options = {
 }  # fmt: skip
 
 
-def predict_again(saved: C, platform: Platform) -> C:
+def predict_again(saved: C, platform: pk.Platform) -> C:
     """The same measurements beside the predictions of another platform, such as a later fit."""
     runs = []
     for run in saved.runs:
         workload: Any = load({key: value for key, value in run["config"].items() if key != "owners"})
         owners, ranks = run["config"].get("owners"), run["ranks"]
-        plan = Plan.from_owners(owners, ranks=ranks) if owners else None
+        plan = pk.Plan.from_owners(owners, ranks=ranks) if owners else None
         with keep_quiet():
-            found: Any = predict(workload, platform, ranks=ranks, plan=plan)
+            found: Any = pk.predict(workload, platform, ranks=ranks, plan=plan)
             if plan and isinstance(saved, Trials):
-                found = price_plan(workload, platform, plan)
+                found = pk.price_plan(workload, platform, plan)
         runs.append({**run, **state_prediction(found)})
     return replace(saved, runs=tuple(runs), platform=platform.name)
 

@@ -20,35 +20,23 @@ from typing import Any
 
 import numpy as np
 
+import perfkit as pk
 from benchmarks import OUT, PLATFORM, command, find_shared_data, lay_out, save_rows
 from perfkit.calibration.fit import fit_platform
-from perfkit.calibration.traces import read_trace
-from perfkit.exploration.strategies import explore
-from perfkit.exploration.sweeps import sweep
-from perfkit.fitting import Fit
 from perfkit.ground.files import find_reference
-from perfkit.ground.hardware import Network
 from perfkit.ground.units import check_positive
 from perfkit.measure.samples import draw_check
 from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
-from perfkit.platform.gallery import load_platform
-from perfkit.platform.platform import Platform
 from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.ranks import Kind, RankTimes
-from perfkit.prediction.result import predict
 from perfkit.prediction.simulation import simulate
 from perfkit.prediction.strategies import price_strategies
 from perfkit.readers.kernel_database import find_database, read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import parse_nccl_tests
 from perfkit.recording.nets import Net
-from perfkit.sharding.planner import shard
-from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import FEATURES, Graph
-from perfkit.workloads.strategy import Strategy
-from perfkit.workloads.tables import TableSet, draw_tables
-from perfkit.workloads.transformer import Transformer
 
 _N = 1_000_000  # sizes in one array
 _EACH = {"Transformers": 1e-5, "DLRMs": 1e-4 / 3}  # most that one of many configurations may take [s]
@@ -65,16 +53,16 @@ class Job:
     slow: bool = False
 
 
-def _models(number: int) -> dict[str, Iterator[DLRM | Transformer | Net]]:
+def _models(number: int) -> dict[str, Iterator[pk.DLRM | pk.Transformer | Net]]:
     """Configurations by what they cost: new ones for each call and platform, which no cache has seen."""
     seeds = range(1000 * number, 1000 * number + 1000)
     drawn = (s.workload for seed in seeds for s in draw_check(seed, dlrm=10, transformer=0, hybrid=0))
     large: Iterator[Any] = (
-        Transformer.bert("bert-large", batch=number, sequence=sequence) for sequence in range(64, 4096)
+        pk.Transformer.bert("bert-large", batch=number, sequence=sequence) for sequence in range(64, 4096)
     )
     return {
         "DLRM, new": drawn, "DLRM, again": repeat(draw_check(0)[0].workload),
-        "BERT-large, new": large, "BERT-large, again": repeat(Transformer.bert("bert-large")),
+        "BERT-large, new": large, "BERT-large, again": repeat(pk.Transformer.bert("bert-large")),
     }  # fmt: skip
 
 
@@ -103,30 +91,30 @@ def _read_system() -> None:
 
 def _read_ranks(paths: Sequence[Path]) -> None:
     """Where the time of all ranks went."""
-    trace = read_trace(paths)
+    trace = pk.read_trace(paths)
     for look in (trace.breakdown, trace.idle, trace.collectives, trace.stragglers):
         look()
 
 
 def _compose(nbytes: np.ndarray) -> Any:
     """Two stages inside nodes of 8 and one between 8 of them."""
-    curve = Fit("two_branch", {"alpha1": 1e-5, "beta1": 6e-12, "alpha2": 3e-5, "beta2": 3e-12})
+    curve = pk.Fit("two_branch", {"alpha1": 1e-5, "beta1": 6e-12, "alpha2": 3e-5, "beta2": 3e-12})
     fits = {"reduce_scatter.8": curve, "all_gather.8": curve, "all_reduce.8.rail": curve}
-    platform = replace(load_platform("h100-sxm-8"), collectives=fits, network=Network(8, 8))
+    platform = replace(pk.load_platform("h100-sxm-8"), collectives=fits, network=pk.Network(8, 8))
     return platform.price_collective("all_reduce", nbytes, 64)
 
 
-def _draw_many(rng: np.random.Generator, n: int) -> dict[str, DLRM | Transformer]:
+def _draw_many(rng: np.random.Generator, n: int) -> dict[str, pk.DLRM | pk.Transformer]:
     """Workloads whose sizes are arrays."""
     heads, batches, sequences, vocabularies = (rng.integers(1, most, n) for most in (17, 65, 513, 50_000))
     sizes: dict[str, Any] = {"batch": batches, "sequence": sequences, "vocabulary": vocabularies, "hidden": 64 * heads}
     rows, pooling = ([rng.integers(1, most, n) for _ in range(26)] for most in (1_000_000, 30))
     widths = [8 * rng.integers(17, 129, n) for _ in range(4)]
-    model = DLRM(batch=8 * batches, rows=rows, pooling=pooling, bottom=widths[:1], top=widths[1:], features=13)
-    return {"Transformers": Transformer.bert(heads=heads, dtype="bf16", **sizes), "DLRMs": model}
+    model = pk.DLRM(batch=8 * batches, rows=rows, pooling=pooling, bottom=widths[:1], top=widths[1:], features=13)
+    return {"Transformers": pk.Transformer.bert(heads=heads, dtype="bf16", **sizes), "DLRMs": model}
 
 
-def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | None) -> list[Job]:
+def list_jobs(platforms: Sequence[pk.Platform], measurements: Mapping[str, Any] | None) -> list[Job]:
     """Everything that is timed."""
     jobs = [
         Job("import perfkit, fresh process", repeat(_import), bar=0.5, slow=True),
@@ -134,7 +122,7 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
     ]
     for number, platform in enumerate(platforms, 1):
         for name, models in _models(number).items():
-            calls = (partial(predict, model, p) for model, p in zip(models, repeat(platform), strict=False))
+            calls = (partial(pk.predict, model, p) for model, p in zip(models, repeat(platform), strict=False))
             jobs.append(Job(f"{name}, on {platform.name}", calls, bar=5e-3 if "DLRM" in name else None))
     rng = np.random.default_rng(0)
     nbytes = rng.uniform(1e3, 1e9, _N)
@@ -161,24 +149,32 @@ def list_jobs(platforms: Sequence[Platform], measurements: Mapping[str, Any] | N
         run = partial(simulate, ranks, [np.full(99, 1e-3)] * 8, device=how[0], contention=how[1])
         jobs.append(Job(f"simulate 8 ranks of 10,000 operations on {name}", repeat(run), bar=1.0))
     for name, many in _draw_many(rng, 10_000).items():
-        price = partial(price_configurations, many, load_platform("h100-sxm-8"))
+        price = partial(price_configurations, many, pk.load_platform("h100-sxm-8"))
         jobs.append(Job(f"{name} of one structure, on h100-sxm-8", repeat(price), 10_000, _EACH[name], slow=True))
-    grids: dict[str, tuple[Any, str]] = {"Transformers": (Transformer.bert, "sequence"), "DLRMs": (DLRM, "pooling")}
+    grids: dict[str, tuple[Any, str]] = {
+        "Transformers": (pk.Transformer.bert, "sequence"),
+        "DLRMs": (pk.DLRM, "pooling"),
+    }
     for name, (build, other) in grids.items():
         grid = {"batch": [*range(8, 808, 8)], other: [*range(1, 101)]}
-        call = partial(sweep, build, grid, "h100-sxm-8", progress=False)
+        call = partial(pk.sweep, build, grid, "h100-sxm-8", progress=False)
         jobs.append(Job(f"sweep of {name} on h100-sxm-8", repeat(call), 10_000, _EACH[name], slow=True))
-    gpt = Transformer.preset("gpt3-175b", batch=1536, dtype="bf16", mixed=True, fused=True)
-    where, most = load_platform("a100-sxm-8x128"), 100_000
-    found = explore(gpt, where, 1024).table().select(field.name for field in fields(Strategy)).to_dict(as_series=False)
-    tiled = Strategy(**{name: np.resize(np.array(own), most) for name, own in found.items()})
+    gpt = pk.Transformer.preset("gpt3-175b", batch=1536, dtype="bf16", mixed=True, fused=True)
+    where, most = pk.load_platform("a100-sxm-8x128"), 100_000
+    found = (
+        pk.explore(gpt, where, 1024)
+        .table()
+        .select(field.name for field in fields(pk.Strategy))
+        .to_dict(as_series=False)
+    )
+    tiled = pk.Strategy(**{name: np.resize(np.array(own), most) for name, own in found.items()})
     price = partial(price_strategies, gpt, where, tiled)
     jobs += [
         Job("strategies of GPT-3 175B on 1,024 A100", repeat(price), most, 1e-5, slow=True),
-        Job("explore the same", repeat(partial(explore, gpt, where, 1024)), bar=2.0, slow=True),
+        Job("explore the same", repeat(partial(pk.explore, gpt, where, 1024)), bar=2.0, slow=True),
     ]
     search = partial(
-        shard, TableSet(draw_tables(856), embedding="fused"), load_platform("h100-sxm-8").with_nodes(8),
+        pk.shard, pk.TableSet(pk.draw_tables(856), embedding="fused"), pk.load_platform("h100-sxm-8").with_nodes(8),
         ranks=64, objective="additive", seconds=0.35,
     )  # fmt: skip
     jobs.append(Job("place 856 tables on 64 ranks", repeat(search), bar=1.0, slow=True))
@@ -238,10 +234,10 @@ _COLUMNS = {
 def main(given: Any) -> None:
     """Time that perfkit itself takes."""
     rounds = int(check_positive("rounds", given.rounds, integer=True))
-    gallery = [load_platform(path) for path in sorted(find_reference("platforms").glob("*.toml"))]
-    calibrated = [load_platform(given.platform)] if given.platform else [p for p in gallery if p.context]
+    gallery = [pk.load_platform(path) for path in sorted(find_reference("platforms").glob("*.toml"))]
+    calibrated = [pk.load_platform(given.platform)] if given.platform else [p for p in gallery if p.context]
     file = given.measurements or find_reference("measured", "zen5-2.measurements.json")
-    jobs = list_jobs([load_platform("h100-sxm-8"), *calibrated[:1]], json.loads(file.read_text()))
+    jobs = list_jobs([pk.load_platform("h100-sxm-8"), *calibrated[:1]], json.loads(file.read_text()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sizes outside the fitted ranges are as fast as any
         rows = time_jobs(jobs, rounds=rounds)

@@ -17,10 +17,10 @@ from perfkit.workloads.dlrm import DLRM
 
 def predict_kernels() -> list[dict[str, Any]]:
     """Phase, tables, measured and predicted time of every kernel [s]."""
-    shared, model = find_shared_data(), DLRM("dlrm-mlperf", batch=2048, embedding="fused")
+    model = DLRM("dlrm-mlperf", batch=2048, embedding="fused")
     names = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
-    cases = [(names[row["op"]], "MLPerf", model, row["seconds"]) for row in read_trace(shared) if row["op"] in names]
-    for row in read_csv(shared / "kernels_v100" / "kernel_samples_v100_2020_counters.csv"):
+    cases = [(names[row["op"]], "MLPerf", model, row["seconds"]) for row in read_trace() if row["op"] in names]
+    for row in read_csv(find_shared_data("kernels_v100", "kernel_samples_v100_2020_counters.csv")):
         if row["set"].startswith("EL"):
             keys = ("batch_size", "num_embeddings", "num_tables", "bag_size", "embedding_dim")
             batch, rows, tables, pooling, dim = (int(float(row[key])) for key in keys)

@@ -170,7 +170,7 @@ def test_peers_are_asked_what_perfkit_is(monkeypatch: Patch, capsys: Capture, tm
     assert all(1024 % (tp * pp) == 0 and 1536 % (1024 // (tp * pp) * micro) == 0 for tp, pp, micro in asked[1])
     assert [(row["name"], row["answer_s"]) for row in rows[1::2]] == [("another", 8e-3)] * 2
     gpt = predict(Transformer.gpt2(batch=8, sequence=512, dtype="bf16"), load_platform("a100-sxm-8"))
-    assert rows[0]["answer_s"] == pytest.approx(gpt.time) and "8 ways, 8 stages" in peers.format_peers(rows)
+    assert rows[0]["answer_s"] == pytest.approx(gpt.time)
     large = Transformer.preset("gpt3-175b", batch=1536, dtype="bf16", mixed=True, fused=True)
     ways = Strategy(tp=8, pp=8, dp=16, zero=1, sequence_parallel=True)
     best = explore(large, "a100-sxm-8x128", strategies=[ways], memory=1e12).table()["time"][0]

@@ -71,7 +71,7 @@ def test_measured_times_are_those_that_were_digitized(shared_data: Path) -> None
 
 @pytest.mark.parametrize("name", gallery_v100.NAMES)
 def test_platforms_follow_from_the_hardware_and_the_kernel_trace(name: str, shared_data: Path) -> None:
-    built, kept = gallery_v100.build(name, shared_data), load_platform(name)
+    built, kept = gallery_v100.build(name), load_platform(name)
     assert list(built.kernels) == list(kept.kernels)
     for key, fit in built.kernels.items():
         assert dict(fit) == pytest.approx(dict(kept.kernels[key]), rel=5e-3), key
@@ -83,7 +83,7 @@ def test_platforms_follow_from_the_hardware_and_the_kernel_trace(name: str, shar
 
 def test_the_table_of_overheads_follows_from_the_published_traces(shared_data: Path) -> None:
     kept = find_reference("published", "host_overheads.csv").read_text(encoding="utf-8")
-    assert gallery_v100.tabulate_overheads(shared_data) == kept
+    assert gallery_v100.tabulate_overheads() == kept
 
 
 def test_nothing_of_the_iterations_is_in_the_platforms() -> None:

@@ -47,7 +47,7 @@ class Residual(nn.Module):
         return self.act(self.body(x) + self.shortcut(x))
 
 
-class _Branches(nn.Module):
+class Branches(nn.Module):
     """Several branches side by side, their channels put together."""
 
     def __init__(self, *ways: nn.Module) -> None:
@@ -102,7 +102,7 @@ def _densenet(net: _Net) -> Iterator[nn.Module]:
     for stage in range(3):
         for _ in range(2 * net.depth):  # the new channels join the old ones
             new = nn.Sequential(*_normed(channels, 4 * growth), *_normed(4 * growth, growth, 3))
-            yield _Branches(nn.Identity(), new)
+            yield Branches(nn.Identity(), new)
             channels += growth
         if stage < 2:
             yield from (*_normed(channels, channels // 2), nn.AvgPool2d(2, 2))
@@ -120,10 +120,10 @@ def _inception(net: _Net) -> Iterator[nn.Module]:
         far = ((n, tall), (n, flat), (n, tall), (2 * n, flat)) if stage else ((2 * n, 3), (2 * n, 3))
         for _ in range(net.depth):
             pool = nn.Sequential(nn.AvgPool2d(3, 1, 1), _unit(before, n))
-            yield _Branches(_unit(before, n), _chain(before, (n,), *near), _chain(before, (n,), *far), pool)
+            yield Branches(_unit(before, n), _chain(before, (n,), *near), _chain(before, (n,), *far), pool)
             before = 5 * n
         if not stage:
-            yield _Branches(_unit(before, n, 3, 2), _chain(before, (n,), (2 * n, 3, 2)), nn.MaxPool2d(3, 2, 1))
+            yield Branches(_unit(before, n, 3, 2), _chain(before, (n,), (2 * n, 3, 2)), nn.MaxPool2d(3, 2, 1))
             before += 3 * n
     yield from _head(before, net.classes)
 
@@ -135,7 +135,7 @@ def _squeezenet(net: _Net) -> Iterator[nn.Module]:
         squeeze = net.width // 2 * (stage + 1)
         for _ in range(net.depth):
             yield from _active(before, squeeze, 1)
-            yield _Branches(*(nn.Sequential(*_active(squeeze, 4 * squeeze, kernel)) for kernel in (1, 3)))
+            yield Branches(*(nn.Sequential(*_active(squeeze, 4 * squeeze, kernel)) for kernel in (1, 3)))
             before = 8 * squeeze
         if stage < 2:
             yield nn.MaxPool2d(3, 2, 1)
