@@ -74,7 +74,7 @@ def measure_cases(cases: Sequence[Case], *, seconds: float) -> Iterator[dict[str
         "seconds": seconds,
     }  # fmt: skip
     for runs in zip(*run_processes(job, ranks=_RANKS), strict=True):
-        arrivals = np.array([run["returned"] for run in runs])
+        arrivals = np.array([run["arrivals"] for run in runs])
         usual = np.median(arrivals - arrivals.mean(axis=0), axis=1)
         idle = np.array([run["idle"] for run in runs])
         yield {
@@ -99,12 +99,13 @@ class Pacer:
 
         self.step, self.factor = step, factor
         self._since = 0.0
+        self.arrivals: list[list[float]] = []
         for part in module.modules():
             if isinstance(part, DistributedDataParallel):
                 part.register_comm_hook(None, allreduce_hook)  # its own way, but for a division, where it can be seen
 
-    def __call__(self) -> list[float]:
-        """Run the step; returns when the rank came to each collective, on a clock that all processes share [s]."""
+    def __call__(self) -> None:
+        """Run the step; note when the rank comes to each collective, on a clock that all processes share [s]."""
         import torch.distributed as dist
 
         calls = {name: getattr(dist, name) for name in ("all_reduce", "all_to_all_single")}
@@ -118,7 +119,7 @@ class Pacer:
         finally:
             for name, call in calls.items():
                 setattr(dist, name, call)
-        return arrivals
+        self.arrivals.append(arrivals)
 
     def _meet(self, call: Callable[..., Any], arrivals: list[float]) -> Callable[..., Any]:
         def meet(*args: Any, **kwargs: Any) -> Any:
@@ -150,7 +151,8 @@ def time_stragglers(
         plan = None if owners is None else pk.Plan.from_owners(owners, ranks=_RANKS)
         built = build_step(load(workload), plan=plan, rank=rank, ranks=_RANKS)
         steps.append(Pacer(*built, float(slowdown.get(str(rank), 1.0))))
-    return time_in_turns(steps, seconds=seconds)
+    results = time_in_turns(steps, seconds=seconds)
+    return [{**result, "arrivals": step.arrivals} for result, step in zip(results, steps, strict=True)]
 
 
 _COLUMNS = {

@@ -75,7 +75,8 @@ def test_a_straggler_computes_so_many_times_as_long(factor: float, monkeypatch: 
 
     exchange = lambda: clock.compute(2.0, asleep=5.0)  # noqa: E731  waiting for others
     monkeypatch.setattr(dist, "all_reduce", exchange)
-    assert Pacer(step, torch.nn.Linear(1, 1), factor)() == pytest.approx([3.0 * factor + 0.5], abs=0.02)
+    (pacer := Pacer(step, torch.nn.Linear(1, 1), factor))()
+    assert pacer.arrivals == [pytest.approx([3.0 * factor + 0.5], abs=0.02)]
     assert clock.wall == pytest.approx(4.0 * factor + 0.5 + 7.0, abs=0.03)
     assert clock.wall - clock.computed == pytest.approx(5.5, abs=0.02)
     failing[0] = True
@@ -94,7 +95,7 @@ def test_others_come_to_collectives_before_a_straggler() -> None:
     for model, (one, other) in zip(models, run_together("benchmarks.imbalance:time_stragglers", jobs, 2), strict=True):
         for even, slow in (one, other):
             assert slow["median"] > even["median"]
-            assert len({len(iteration) for iteration in slow["returned"]}) == 1
-        early = np.array(other[1]["returned"]) - np.array(one[1]["returned"])
+            assert len({len(iteration) for iteration in slow["arrivals"]}) == 1
+        early = np.array(other[1]["arrivals"]) - np.array(one[1]["arrivals"])
         assert early.shape[1] == 1 or (model.overlap and early.shape[1] > 1)
         assert np.median(early, axis=0).max() > 0

@@ -76,14 +76,13 @@ def compare_run(
         A run of `Comparison`.
     """
     slowest = [max(results, key=lambda r: r["median"]) for results in passes]
-    measured, low, high = ([r[key] for r in slowest] for key in ("median", "q1", "q3"))
+    times = np.array([[r[key] for key in ("median", "q1", "q3")] for r in slowest])
     related = [relate_run(results, sample.family, paces) for results in passes]
     usual = [max(r["median"] for r in results) for results in related]
     run = {
         "family": sample.family, "name": sample.name, "config": dump(sample.workload), "ranks": sample.ranks,
-        **state_prediction(prediction), "measured_s": float(np.mean(measured)), "measured_q1_s": float(np.mean(low)),
-        "measured_q3_s": float(np.mean(high)),
-        "flagged": any(r.get("flagged", False) for r in slowest), "passes_s": measured,
+        **state_prediction(prediction), **dict(zip(_MEASURED, times.mean(axis=0).tolist(), strict=True)),
+        "flagged": any(r.get("flagged", False) for r in slowest), "passes_s": (measured := times[:, 0].tolist()),
         "noise": max(measured) / min(measured) - 1, "relative_noise": max(usual) / min(usual) - 1,
     }  # fmt: skip
     if sample.plan:

@@ -37,10 +37,8 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
     """
     stages: dict[str, list[Mapping[str, Any]]] = {"any": [], "parallel": []}
     for row in measurements["iterations"]:
-        runs, many = [run for run in row["runs"] if "references" in run], len(row["runs"]) > 1
-        stages["parallel" if many else "any"] += runs
-        if not many:
-            stages.setdefault(row["family"], []).extend(runs)
+        for name in ["parallel"] if len(row["runs"]) > 1 else ["any", row["family"]]:
+            stages.setdefault(name, []).extend(run for run in row["runs"] if "references" in run)
     paces = {}
     for name, runs in stages.items():
         if runs:

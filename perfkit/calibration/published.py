@@ -108,10 +108,8 @@ def split_step(
             continue
         name = _CLASSES.get(kind, "rest") + ".fused" * (variant == "fused")
         if kind == "attention":
-            name, own = (
-                f"attention.{kernels[0]}",
-                own * (BACKWARD[kernels[0]] if variant.startswith("backward") else 1.0),
-            )
+            name = f"attention.{kernels[0]}"
+            own *= BACKWARD[kernels[0]] if variant.startswith("backward") else 1.0
         doubt = own * spread * (name == "product" and dtype not in _FORMATS)
         for part, value in ((name, own), ("host", host), ("update", own * (phase == "update")), ("doubt", doubt)):
             parts[part] = parts.get(part, 0.0) + float(value)

@@ -98,7 +98,7 @@ def time_in_turns(
     -------
     results : list of dict
         For each step its timing, ``blocks``: the median of every turn [s], ``idle``: the median time of an iteration in
-        which this thread did not compute [s], and ``returned``: the return values of the step.
+        which this thread did not compute [s],.
     """
     wait, alone = find_wait(device), len(steps) == 1
     once = [max(min([clock([step], wait) for _ in range(4)][2:]), 1e-5) for step in steps]
@@ -110,7 +110,7 @@ def time_in_turns(
         counts = _agree([int(np.clip(round(seconds / _ROUNDS / one), 2, 200)) for one in once], device)
         shuffled = np.random.default_rng([6, seed])  # the same on all ranks, which have to run the same step
         turns = [(i, counts[i]) for _ in range(_ROUNDS) for i in shuffled.permutation(len(steps)).tolist()]
-    found: list[dict[str, list[Any]]] = [{"blocks": [], "idle": [], "shares": [], "returned": []} for _ in steps]
+    found: list[dict[str, list[Any]]] = [{"blocks": [], "idle": [], "shares": []} for _ in steps]
     for number, count in turns:
         step, own, block = steps[number], found[number], []
         if max(turns)[1] > 1:  # an untimed one first fills the caches again
@@ -118,7 +118,7 @@ def time_in_turns(
         begin, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
             thread = time.thread_time()
-            block.append(clock([lambda own=own, step=step: own["returned"].append(step())], wait))  # type: ignore[misc]
+            block.append(clock([step], wait))
             own["idle"].append(block[-1] - (time.thread_time() - thread))
         own["shares"].append((time.process_time() - cpu) / (time.perf_counter() - begin))
         own["blocks"].append(block)
@@ -127,8 +127,7 @@ def time_in_turns(
     for own in found:
         timing = summarize_samples([t for block in own["blocks"] for t in block], float(np.mean(own["shares"])))
         blocks, idle = [float(f"{np.median(block):.5g}") for block in own["blocks"]], float(np.median(own["idle"]))
-        returned = [one for one in own["returned"] if one is not None]
-        results.append({**timing, "blocks": blocks, "idle": max(0.0, idle), "returned": returned})
+        results.append({**timing, "blocks": blocks, "idle": max(0.0, idle)})
     return results
 
 
@@ -194,7 +193,6 @@ def time_step(
     paces = [look(1)]
     how: dict[str, Any] = {"seconds": seconds, "device": device, "minimum": minimum}
     (result,) = time_in_turns([step], after=lambda count: paces.append(look(count)), **how)
-    del result["returned"]
     if _find_ranks()[1] == 1 or device != "cpu":
         del result["idle"]
     rows, each = [], 1 if result["median"] > _BLOCK else 2
