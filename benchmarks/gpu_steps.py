@@ -106,22 +106,22 @@ def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before, numbers, wait, aside = torch.cuda.memory_allocated(), count(), torch.cuda.synchronize, torch.cuda.Stream()
+    before, numbers, aside = torch.cuda.memory_allocated(), count(), torch.cuda.Stream()
     train: Any = make_step(step.model, step.sizes, device="cuda", amp=step.amp, execution=step.execution)
     with torch.cuda.stream(aside):
         for _ in range(4):
             train()
-    wait()
+    torch.cuda.synchronize()
     if step.execution == "graphs":
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=aside):
             train()
         train = graph.replay
-    once = min(clock([train], wait) for _ in range(2))
+    once = min(clock([train], "cuda") for _ in range(2))
     peak, reserved = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_reserved()
     each = int(np.clip(0.2 / once, 4, 40))
-    blocks = [clock([train] * each, wait) / each for _ in range(8)]
-    spaced = [clock([train], wait) for _ in range(2 * each)]
+    blocks = [clock([train] * each, "cuda") / each for _ in range(8)]
+    spaced = [clock([train], "cuda") for _ in range(2 * each)]
     timing = {"in_a_row": summarize_samples(blocks), "one_by_one": summarize_samples(spaced)}
     result = {"name": step.name, **timing, "peak": peak, "reserved": reserved}
     if folder is None:
@@ -132,7 +132,7 @@ def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
             train()
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as found:
-        profiled = clock([mark] * 4, wait) / 4
+        profiled = clock([mark] * 4, "cuda") / 4
     folder.mkdir(parents=True, exist_ok=True)
     found.export_chrome_trace(str(folder / f"{step.name}.json.gz"))
     return {**result, "profiled": profiled}

@@ -22,7 +22,7 @@ from perfkit.calibration.campaign import calibrate, check, measure_samples
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground import results
 from perfkit.ground.results import check_target
-from perfkit.measure import folders, processes
+from perfkit.measure import folders, processes, timing
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import Case
 from perfkit.measure.machine import Fact, count_cores
@@ -422,18 +422,19 @@ def test_one_core_leaves_out_what_needs_two(monkeypatch: Patch, toy: Platform, c
 
 
 def test_timing_summarises_samples() -> None:
-    timing = summarize_samples([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], cpu_share=0.9)
-    assert timing == {"median": 2.0, "q1": 1.0, "q3": 3.0, "halves": (1.0, 3.0), "n": 6, "cpu_share": 0.9}
-    assert find_disagreement(timing) == 2.0 and find_disagreement(summarize_samples([0.5])) == 0
+    found = summarize_samples([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], cpu_share=0.9)
+    assert found == {"median": 2.0, "q1": 1.0, "q3": 3.0, "halves": (1.0, 3.0), "n": 6, "cpu_share": 0.9}
+    assert find_disagreement(found) == 2.0 and find_disagreement(summarize_samples([0.5])) == 0
 
 
-def test_time_calls_rotates_and_groups() -> None:
-    calls, waits = list[int](), list[int]()
+def test_time_calls_rotates_and_groups(monkeypatch: Patch) -> None:
+    calls, clocked = list[int](), list[Any]()
+    monkeypatch.setattr(timing, "clock", lambda *given, clock=timing.clock: clocked.append(1) or clock(*given))
     turns = [partial(calls.append, i) for i in range(3)]
-    timing = time_calls(turns, seconds=0, minimum=4, wait=lambda: waits.append(1))
+    found = time_calls(turns, seconds=0, minimum=4)
     counts = np.bincount(calls)
-    assert timing["n"] == 4 and np.ptp(counts) <= 4
-    assert len(waits) == 6, "after the warm-up, after the trial call and after each sample"
+    assert found["n"] == 4 and np.ptp(counts) <= 4
+    assert len(clocked) == 6, "the warm-up, the trial call and each sample"
 
 
 @pytest.mark.parametrize(("workers", "spacing", "batch"), [

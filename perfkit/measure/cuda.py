@@ -89,7 +89,7 @@ def _time_iteration(probe: Probe, device: str, trace: Path) -> dict[str, Any]:
         with torch.profiler.record_function(f"ProfilerStep#{next(numbers)}"):
             run()
 
-    time = partial(clock, [mark] * _ITERATIONS, torch.cuda.synchronize)
+    time = partial(clock, [mark] * _ITERATIONS, "cuda")
     _, *rounds = [time() for _ in range(_ROUNDS + 1)]
     plain = sorted(rounds)[_ROUNDS // 2]
     kinds = torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.measure.operations import count_operands
 from perfkit.measure.samples import load
-from perfkit.measure.timing import Reference, clock, find_wait, summarize_samples
+from perfkit.measure.timing import Reference, clock, summarize_samples
 from perfkit.recording.modules import build_step
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.vocabulary import VIEWS
@@ -100,9 +100,8 @@ def time_in_turns(
         For each step its timing, ``blocks``: the median of every turn [s], ``idle``: the median time of an iteration in
         which this thread did not compute [s],.
     """
-    wait, alone = find_wait(device), len(steps) == 1
-    once = [max(min([clock([step], wait) for _ in range(4)][2:]), 1e-5) for step in steps]
-    if alone:
+    once = [max(min([clock([step], device) for _ in range(4)][2:]), 1e-5) for step in steps]
+    if len(steps) == 1:
         wanted = [max(minimum, min(400, int(seconds / once[0]))), max(1, min(50, round(_BLOCK / once[0])))]
         count, each = _agree(wanted, device)
         turns = [(0, min(each, count - start)) for start in range(0, count, each)]
@@ -118,7 +117,7 @@ def time_in_turns(
         begin, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
             thread = time.thread_time()
-            block.append(clock([step], wait))
+            block.append(clock([step], device))
             own["idle"].append(block[-1] - (time.thread_time() - thread))
         own["shares"].append((time.process_time() - cpu) / (time.perf_counter() - begin))
         own["blocks"].append(block)

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from perfkit.measure.kernels import FUNCTIONS, INDEX_BATCHES, Case
-from perfkit.measure.timing import Reference, find_disagreement, find_wait, time_calls
+from perfkit.measure.timing import Reference, find_disagreement, time_calls
 from perfkit.recording.modules import draw_rows
 from perfkit.workloads.vocabulary import find_entry
 
@@ -260,13 +260,13 @@ def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float) -> list[dict
     rows : list of dict
         ``nbytes`` [B], the timing and the references around it [s] of each case.
     """
-    rows, reference, wait = [], Reference(), find_wait("cpu")
+    rows, reference = [], Reference()
     before = reference()
     for number, case in enumerate(cases):
         calls, nbytes = prepare(Case(*case), seed=number)
-        timing = time_calls(calls, seconds=seconds, wait=wait)
+        timing = time_calls(calls, seconds=seconds)
         if find_disagreement(timing) > 0.1:
-            timing = min(timing, time_calls(calls, seconds=seconds, wait=wait), key=find_disagreement)
+            timing = min(timing, time_calls(calls, seconds=seconds), key=find_disagreement)
         after = reference()
         around = [float(f"{t:.4g}") for t in np.sqrt(before * after)]
         rows.append({"nbytes": nbytes, **timing, "reference": around})

@@ -57,35 +57,15 @@ def find_disagreement(timing: Mapping[str, Any]) -> float:
     return float(max(timing["halves"]) / min(timing["halves"]) - 1.0)
 
 
-def find_wait(device: str) -> Callable[[], None]:
-    """Find what waits for a device to finish; a CPU needs no waiting.
-
-    Parameters
-    ----------
-    device : str
-        ``cpu`` or ``cuda``.
-
-    Returns
-    -------
-    wait : callable
-        Returns when the device is idle.
-    """
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.synchronize
-    return lambda: None
-
-
-def clock(calls: Iterable[Callable[[], Any]], wait: Callable[[], None]) -> float:
+def clock(calls: Iterable[Callable[[], Any]], device: str = "cpu") -> float:
     """Time calls that follow one another.
 
     Parameters
     ----------
     calls : iterable of callables
         What to run.
-    wait : callable
-        Waits for the device to finish.
+    device : str, optional
+        ``cpu``, or ``cuda``, whose work has to be finished.
 
     Returns
     -------
@@ -95,14 +75,15 @@ def clock(calls: Iterable[Callable[[], Any]], wait: Callable[[], None]) -> float
     start = time.perf_counter()
     for call in calls:
         call()
-    wait()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
-def time_calls(
-    calls: Sequence[Callable[[], Any]], *, seconds: float, wait: Callable[[], None], minimum: int = 6
-) -> dict[str, Any]:
-    """Time callables run in rotation, each sample long enough for the clock.
+def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float, minimum: int = 6) -> dict[str, Any]:
+    """Time callables run in rotation on a CPU, each sample long enough for the clock.
 
     Parameters
     ----------
@@ -110,8 +91,6 @@ def time_calls(
         Run one after another, over and over.
     seconds : float
         Time to spend, warm-up aside [s].
-    wait : callable
-        Waits for the device to finish.
     minimum : int
         Fewest samples [-].
 
@@ -120,12 +99,12 @@ def time_calls(
     timing : dict
         Of one call, see `summarize_samples` [s].
     """
-    clock([*calls[:2], *calls[:2]], wait)
-    group = max(1, min(5000, int(_SAMPLE / max(clock(calls[:1], wait), 1e-7))))
+    clock([*calls[:2], *calls[:2]])
+    group = max(1, min(5000, int(_SAMPLE / max(clock(calls[:1]), 1e-7))))
     samples: list[float] = []
     turns, begin, cpu = itertools.cycle(calls), time.perf_counter(), time.process_time()
     while len(samples) < _MOST and (len(samples) < minimum or time.perf_counter() - begin < seconds):
-        samples.append(clock(itertools.islice(turns, group), wait) / group)
+        samples.append(clock(itertools.islice(turns, group)) / group)
     share = (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9)
     return summarize_samples(samples, share)
 
@@ -188,7 +167,7 @@ class Reference:
     def __init__(self, device: str = "cpu") -> None:
         import torch
 
-        self._wait = find_wait(device)
+        self._device = device
         self._wall, self._core = 0.0, 0.0
         rng = torch.Generator().manual_seed(0)
         a, b, c = (torch.rand(256, 256, generator=rng).to(device) for _ in range(3))
@@ -201,9 +180,9 @@ class Reference:
     def __call__(self) -> np.ndarray:
         """Run all three; returns the time of each [s]."""
         add, gather = next(self._streams)
-        clock([self._multiply] * 2, self._wait)
+        clock([self._multiply] * 2, self._device)
         core, wall = time.thread_time(), time.perf_counter()
-        product, stream, rows = (clock(calls, self._wait) for calls in ([self._multiply] * 2, [add], [gather]))
+        product, stream, rows = (clock(calls, self._device) for calls in ([self._multiply] * 2, [add], [gather]))
         self._core += time.thread_time() - core
         self._wall += time.perf_counter() - wall
         return np.array([product / 2, stream, rows])
@@ -265,7 +244,7 @@ def time_collectives(
     import torch
     import torch.distributed as dist
 
-    wait, reference = find_wait(device), Reference(device)
+    reference = Reference(device)
     made = [(operation, *make_collective(operation, size, device)) for operation in operations for size in sizes]
     rows: list[dict[str, Any]] = [{"operation": o, "nbytes": n, "samples": []} for o, _, n in made]
     for _ in range(_SWEEPS):
@@ -275,7 +254,7 @@ def time_collectives(
             while agreed.item():  # rank 0 decides when it is enough, or ranks would wait for each other
                 for _ in range(8):
                     dist.barrier()
-                    row["samples"].append(clock([call], wait))
+                    row["samples"].append(clock([call], device))
                 agreed.fill_(time.perf_counter() - begin < seconds / _SWEEPS)
                 dist.broadcast(agreed, 0)
             reference()
@@ -290,7 +269,7 @@ def time_ladder(*, largest: float) -> list[dict[str, Any]]:
     """
     import torch
 
-    wait, rng = find_wait("cpu"), torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     steps = np.arange(np.log2(_SMALLEST), np.log2(max(largest, 4 * _SMALLEST)) + 0.01, 0.5)
     counts = [int(2.0**step) // _ROW for step in steps]
     whole, out = (torch.zeros(n, _ROW // 4) for n in (counts[-1], 4096))
@@ -299,8 +278,8 @@ def time_ladder(*, largest: float) -> list[dict[str, Any]]:
         for row in rows[:: 1 if sweep % 2 == 0 else -1]:
             part, turns = whole[: row["nbytes"] // _ROW], max(1, int(4e6 / row["nbytes"]))
             passes = [partial(part.add_, 1.0)] * turns
-            row["stream"].append(min([clock(passes, wait) for _ in range(3)][1:]) / turns)
+            row["stream"].append(min([clock(passes) for _ in range(3)][1:]) / turns)
             draws = [torch.randint(0, len(part), (len(out),), generator=rng) for _ in range(3)]
             gathers = (partial(torch.index_select, part, 0, draw, out=out) for draw in draws)
-            row["gather"].append(min(clock([gather], wait) for gather in gathers) / len(out))
+            row["gather"].append(min(clock([gather]) for gather in gathers) / len(out))
     return rows
