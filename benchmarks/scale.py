@@ -463,7 +463,7 @@ def compare_events(drawn: Sequence[tuple[Transformer, str, Strategy, str]]) -> l
 
 def _print_agreement() -> None:
     errors = np.array(compare_events(draw_strategies(200))) - 1
-    near = [f"{np.mean(abs(errors) <= bar):.0%} within {bar:.0%}" for bar in (0.05, 0.1)]
+    near = [f"{np.mean(abs(errors) <= bar):.1%} within {bar:.0%}" for bar in (0.05, 0.1)]
     print(f"\n200 random strategies, event loop over closed forms: {', '.join(near)}; mean {abs(errors).mean():.1%}, "
           f"bias {errors.mean():+.1%}, 95 % within {np.quantile(abs(errors), 0.95):.1%}")  # fmt: skip
 

@@ -24,6 +24,8 @@ CORES = ("bmm", "attention")
 ODD = 1031
 #: Communicators of a graph of `perfkit.prediction.stages` that are waited for within a pass: those before this one [-].
 PASSED = 3
+#: Communicators of neighbouring stages: this one and all after it [-].
+PAIRS = 6
 #: Sizes of a collective as its host sees it: a call that launches a kernel [-].
 _CALL = np.isin(FEATURES, ("calls", "launches")).astype(float)[np.newaxis]
 
@@ -120,5 +122,8 @@ def join_hosts(rank: RankTimes, durations: Array, whole: Fit | None) -> RankTime
     device, host = (np.add.reduceat(each, begins) for each in (busy, rank.host + rank.spacing))
     rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.spacing)]  # the update is not waited for
     device[-1], host[-1] = device[-1] - rest[0], host[-1] - rest[1]
-    seconds[marks] = join_host(device, host, whole) - device
+    if groups.max(initial=0.0) < PAIRS:  # a single stage waits for no messages
+        seconds[marks] = (join_host(device.sum(), host.sum(), whole) - device.sum()) / len(marks)
+    else:
+        seconds[marks] = join_host(device, host, whole) - device
     return replace(rank, seconds=seconds, host=np.zeros(len(graph)), spacing=np.zeros(len(graph)))

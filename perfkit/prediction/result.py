@@ -265,11 +265,15 @@ class Prediction(Tabular):
             return plots.module_bars(self.modules())
         return plots.breakdown_bars(self.breakdown()) if kind == "breakdown" else plots.timeline_lanes(self.timeline())
 
+    @property
+    def _unhidden(self) -> str:
+        return f"if nothing overlapped{' nor waited for other ranks' * (self.serial < self.time)}"
+
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
         low, high = map(format_time, self.interval())
         times = {"time of an iteration": self.time, "the busiest resource alone": self.lower_bound}
-        times |= {"if nothing overlapped": self.serial, "if the host were never late": self.device_time}
+        times |= {self._unhidden: self.serial, "if the host were never late": self.device_time}
         rows = [(name, format_time(seconds)) for name, seconds in times.items()]
         rows += [("80% interval", f"{low}–{high}"), ("bottleneck", self.bottleneck), ("memory", repr(self.memory()))]
         yield "Time and memory", [("quantity", "value"), *rows]
@@ -280,7 +284,7 @@ class Prediction(Tabular):
     def explain(self) -> str:
         """The prediction in words: what was priced, where the time goes, between which bounds it is."""
         lines = [repr(self), f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
-                 f"{format_time(self.serial)} if nothing overlapped; {self.memory()}"]  # fmt: skip
+                 f"{format_time(self.serial)} {self._unhidden}; {self.memory()}"]  # fmt: skip
         for (phase, kind), (count, seconds) in self._largest[:6]:
             label = f"{phase} {kind}".strip().replace("_", " ") + f" ({count} operation{'s' * (count != 1)})"
             lines.append(f"  {seconds / self.time:6.1%}  {format_time(seconds):>9}  {label}")

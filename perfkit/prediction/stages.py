@@ -11,7 +11,7 @@ from perfkit.ground.units import Array, check_type, show
 from perfkit.models.pipelines import CHUNKED, Step, list_steps
 from perfkit.platform.platform import Platform
 from perfkit.prediction.memory import WORKSPACE
-from perfkit.prediction.micro_batches import CORES, REGIONS, count_experts, record_micro_batch
+from perfkit.prediction.micro_batches import CORES, PAIRS, REGIONS, count_experts, record_micro_batch
 from perfkit.prediction.ranks import find_graphs
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
@@ -22,7 +22,7 @@ from perfkit.workloads.transformer import Transformer
 
 #: Numbers of communicators: of what ranks share in a pass; of replicas; the last one and all after it of neighbouring
 #: stages, two for a pair.
-_TENSOR, _CONTEXT, _EXPERTS, _REPLICAS, _ACROSS, _ROUTED, _PAIRS = range(7)
+_TENSOR, _CONTEXT, _EXPERTS, _REPLICAS, _ACROSS, _ROUTED = range(PAIRS)
 #: Most operations of all stages [-].
 _MOST = 3_000_000
 #: Passes: forward, backward, and gradients of weights that are put off.
@@ -231,13 +231,14 @@ class _Maker:
             if step.phase != "weights":
                 program.wait(*given.pop(step, ()))
             due += self.run(program, step, units[step.chunk], given, ready)
-            if s.pp > 1 and step.phase != "weights":  # where messages are waited for
-                program.run(self.table.late)
             sent = self.pass_on(program, step, stage)
+            if s.zero > 1 and step.micro < self.micro - 1 and s.schedule != "breadth_first":  # summed up with each
+                due += [number for unit in ready for number in self.share(program, unit, "reduce")]
+                program.wait(*due)
+                ready.clear()
+                due.clear()
             if not ahead and step in following:
                 given[following[step]] = [*sent, *self.receive(program, following[step], stage)]
-        if s.pp == 1:
-            program.run(self.table.late)
         due += [number for unit in ready for number in self.share(program, unit, "reduce")]
         program.wait(*due)
         whole = sum(float(self.weights[region][-1]) for own in units for region, _ in own)
@@ -274,11 +275,8 @@ class _Maker:
             if whole and (last or (s.zero > 1 and not once)):
                 ready.append(unit)
                 due += self.share(program, ready.pop(), "reduce") if s.overlap else ()
-        if s.zero > 1 and not (last or once):
-            due = [number for unit in ready for number in self.share(program, unit, "reduce")] + due
-            ready.clear()
-            program.wait(*due)
-            return []
+        if step.phase != "weights":  # the host joins before what it waits for
+            program.run(self.table.late)
         return due
 
     def receive(self, program: _Program, step: Step, stage: int) -> list[int]:
@@ -298,7 +296,7 @@ class _Maker:
             return []
         border = min(place, place + way) % s.pp
         nbytes = self.numbers * self.model.hidden / (s.tp if s.sequence_parallel else 1)
-        group = _PAIRS + 2 * border + forward
+        group = PAIRS + 2 * border + forward
         return [program.send(self.table.send("send_recv", step.phase, "stages", nbytes, group))]
 
     def finish(self, program: _Program, ranks: int) -> Graph:

@@ -154,9 +154,9 @@ class _Iterations:
         known = np.where(self.s.schedule == "interleaved", np.minimum(self.micro, self.s.pp), self.micro)
         return self.layers / longest, (1.0 - longest / self.layers) * (self.s.pp - known)
 
-    def count_rounds(self, late: Any = 0.0) -> tuple[Array, Array, Array]:
-        """How often replicas reduce gradients, gather weights, and gather them again, with what other stages add."""
-        each, zero = late + np.where(self.s.schedule == "breadth_first", 1.0, self.micro), self.s.zero
+    def count_rounds(self) -> tuple[Array, Array, Array]:
+        """How often replicas reduce gradients, gather weights, and gather them again."""
+        each, zero = np.where(self.s.schedule == "breadth_first", 1.0, self.micro), self.s.zero
         gathered = np.choose(zero, [0.0, 1.0, each, each])
         return np.where(zero > 1, each, 1.0), gathered, np.where(zero > 2, each, 0.0)
 
@@ -218,7 +218,7 @@ class _Iterations:
                 total, slowest=slowest, stages=s.pp, chunks=passes, delayed=delayed, micro_batches=self.micro),
         }  # fmt: skip
 
-    def share_replicas(self, weights: Array, stretch: Array, kernels: Array) -> Array:
+    def share_replicas(self, weights: Array, stretch: Array, kernels: Array, ahead: Array) -> Array:
         """What replicas exchange of gradients and weights, as far as nothing hides it, with the copies around it.
 
         Passes are so many times as long as their kernels.
@@ -240,6 +240,7 @@ class _Iterations:
 
         put_off = (s.schedule == "zero_bubble") & (s.pp > 1)  # gradients of weights, which come one after another
         forward, backward = (stretch * self.gather(name)[0] for name in ("forward", "backward"))
+        forward = forward * ahead
         backward = np.where(put_off, stretch * self.layers * self.parts["delayed"], backward)
         groups = s.dp * s.cp // ranks  # of hybrid sharding, which add up what each of them has summed up
         reduce = np.where(s.zero > 0, send("reduce_scatter", wide), send("all_reduce", wide))
@@ -249,17 +250,21 @@ class _Iterations:
         window = (np.where(breadth, self.micro * (chunks - 1), 0.0) + 1) / chunks
         passes, around = self.count_passes()
         late = (s.pp - 1) / passes + np.where(self.micro == 1, around, 0.0)  # what the last pass does in other stages
-        reduced, gathered, again = self.count_rounds(late * (s.zero > 1))
+        reduced, gathered, again = self.count_rounds()
         ends = np.array([self.parts["embeddings.weights"], self.parts["head.weights"]])
         ends = np.where(s.zero > 1, ends.sum(axis=0), ends.max(axis=0))  # one hides behind a layer, no more, if at all
         pieces = weights / np.maximum(layer, ends)
         both = reduce + np.where(s.zero > 2, gather, 0.0)  # one after the other
         time = reduced * self.hide(both, window * backward, pieces, s.overlap, kernels)
-        time += gathered * self.hide(gather, forward, pieces, s.overlap, kernels)
+        more = late * (s.zero > 1), late * (s.zero > 2)  # gradients are summed up after messages to other stages
+        time += (gathered + more[0]) * self.hide(gather, forward, pieces, s.overlap, kernels)
+        time += more[1] * self.hide(gather, window * backward, pieces, s.overlap, kernels)
         slows = np.where(s.overlap & (s.zero < 2) & ~put_off, late, 0.0)  # the last pass of every other stage
-        time += self.copy(reduced + slows, reduced + slows, gathered, again) * weights
+        time += self.copy(reduced, reduced, gathered + more[0], again + more[1]) * weights
+        time += self.copy(slows, slows, 0.0 * slows, 0.0 * slows) * self.layers * layer
         beside = np.maximum(1.0 - passes / pieces, 0.0)  # nothing is sent while the first piece of a pass is made
-        time += slows * self.contention * beside * np.minimum(reduce, window * backward)
+        window = window * backward / (1.0 - self.contention)
+        time += slows * self.contention * beside * kernels * np.minimum(reduce, window)
         return np.asarray(time)
 
     def add_up(self) -> dict[str, Array]:
@@ -267,7 +272,8 @@ class _Iterations:
         terms, weights = self.share_stages(), self.gather("weights")[0]
         inside = sum(terms[name] for name in ("work", "tensor", "context", "experts", "host"))
         kernels = (terms["work"] + terms["host"]) / inside
-        terms["replicas"] = self.share_replicas(weights, inside / terms["work"], kernels)
+        ahead = 1.0 - np.where(self.s.pp == 1, terms["host"] / inside, 0.0)
+        terms["replicas"] = self.share_replicas(weights, inside / terms["work"], kernels, ahead)
         terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(weights), 1)
         time: Any = sum(terms.values())
         whole = self.whole
