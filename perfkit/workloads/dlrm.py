@@ -292,12 +292,10 @@ def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor
     logits : Tensor
         What the loss is computed from.
     """
-    if not tape.overlap:
-        dense = _bottom(tape, inputs, model)
-    receive, before = _look_up(tape, model, held), len(tape.trained)
-    if tape.overlap:
-        dense = _bottom(tape, inputs, model)
-        tape.trained = tape.trained[before:] + tape.trained[:before]  # modules are made in the order of PRESETS
+    dense = None if tape.overlap else _bottom(tape, inputs, model)
+    receive = _look_up(tape, model, held)
+    dense = dense or _bottom(tape, inputs, model)
+    tape.trained.sort(key=lambda weight: tape.modules[weight] == "embeddings")  # in the order in which they are made
     tape.module = "interaction"
     vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
     if model.interaction == "cross":

@@ -119,12 +119,12 @@ def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, 
     count, width = batch * heads, hidden // heads
     q, v = (_regroup(tape, x, width, count, sequence, width) for x in (q, v))
     k = _regroup(tape, k, width, count, width, sequence, lazy=True)
-    scores = tape.record("scale", bmm(tape, _gather(tape, q), _gather(tape, k)))
+    scores = tape.record("scale", bmm(tape, copy(tape, q), copy(tape, k)))
     if causal:
         scores = tape.record("add", scores, tape.tensor(sequence, sequence))
     scores = dropout(tape, drop, tape.record("softmax", cast(tape, scores, tape.wide)))
-    mixed = bmm(tape, scores, _gather(tape, v))
-    return _gather(tape, _regroup(tape, mixed, width, batch, sequence, hidden), width)
+    mixed = bmm(tape, scores, copy(tape, v))
+    return copy(tape, _regroup(tape, mixed, width, batch, sequence, hidden), width)
 
 
 def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -> Tensor:
@@ -138,13 +138,6 @@ def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -
         tape.arrive(x, gradient if lazy else copy(tape, gradient, run))
 
     tape.node(backward)
-    return out
-
-
-def _gather(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
-    """A copy of a permuted view; the gradient passes through."""
-    out = copy(tape, x, run)
-    out.root = x.root
     return out
 
 

@@ -304,7 +304,8 @@ def accumulate(tape: Tape, weight: Tensor) -> None:
 
 
 def copy(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
-    """A copy of a permuted view with its elements in order, `run` at a time."""
+    """A copy of a permuted view with its elements in order, `run` at a time; a gradient passes through."""
     out = tape.tensor(*x.shape, itemsize=x.itemsize, grad=True)
+    out.root = x.root
     tape.emit("clone", "copy", [x], [out], elements=x.numel, rows=x.numel // (x.shape[-1] if run is None else run))
     return out
