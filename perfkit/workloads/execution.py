@@ -227,11 +227,11 @@ def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
     if execution is None:
         return [*graphs]
     check_choice("execution", execution, EXECUTIONS)
-    found = dict[int, Graph]()
-    for graph in {id(graph): graph for graph in graphs}.values():
+    found = dict[Graph, Graph]()
+    for graph in dict.fromkeys(graphs):
         if execution not in (known := EXECUTIONS[graph.execution]):
             fault = f"execution is {execution!r} and {graph.name} was recorded as {graph.execution!r}"
             raise ValueError(f"{fault}; it can be priced as {' or '.join(known)}; else record it again")
         merged = execution == "compiled" != graph.execution
-        found[id(graph)] = compile_graph(graph) if merged else replace(graph, execution=execution)
-    return [found[id(graph)] for graph in graphs]
+        found[graph] = compile_graph(graph) if merged else replace(graph, execution=execution)
+    return [found[graph] for graph in graphs]

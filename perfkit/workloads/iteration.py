@@ -56,8 +56,8 @@ def _recall(record: _Record, names: tuple[str, ...], model: Any, *given: Any) ->
         return record(model, *given)
     program, forms = _record_open(record, structure, *given)
     values = program.run(*(getattr(model, name) for name in names))
-    found = {number: form.fill(values) for number, form in {id(form): form for form in forms}.items()}
-    return tuple(found[id(form)] for form in forms)
+    found = {form: form.fill(values) for form in dict.fromkeys(forms)}
+    return tuple(found[form] for form in forms)
 
 
 @lru_cache(maxsize=128)
