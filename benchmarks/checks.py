@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import command
+from benchmarks import command, lay_out
 from perfkit.calibration.checks import Comparison
 from perfkit.ground.files import find_reference
-from perfkit.ground.units import format_table
 from perfkit.measure.samples import load
 
 #: The families of `perfkit check`, in words.
@@ -29,33 +28,33 @@ def pool_checks(name: str) -> Comparison:
 
 def format_errors(comparison: Comparison) -> str:
     """Errors by family, in percent."""
-    formats = dict.fromkeys(("geomean", "mean", "p95"), ".1f")
-    formats |= {"max": ".0f", "bias": "+.1f", "floor": ".1f", "inside": ".0f"}
-    rows = [("family [errors in %]", "n", *formats)]
-    for row in comparison.summary().to_dicts():
-        figures = [format(row[name], style) for name, style in formats.items()]
-        rows.append((FAMILIES[row["family"]], f"{row['n']}", *figures))
-    return format_table(rows, numbers=True)
+    rows = [{**row, "family": FAMILIES[row["family"]]} for row in comparison.summary().to_dicts()]
+    return lay_out(rows, {
+        "family [errors in %]": "{family}", "n": "{n}", "geomean": "{geomean:.1f}", "mean": "{mean:.1f}",
+        "p95": "{p95:.1f}", "max": "{max:.0f}", "bias": "{bias:+.1f}", "floor": "{floor:.1f}", "inside": "{inside:.0f}",
+    }, numbers=True)  # fmt: skip
 
 
 def format_bias(comparison: Comparison) -> str:
     """Bias of groups of runs with its standard error, in percent."""
-    runs = comparison.runs
-    models = [load({key: value for key, value in run["config"].items() if key != "owners"}) for run in runs]
-    sizes = [sum(table.nbytes for table in getattr(model, "tables", ())) for model in models]
-    groups = {
-        f"under {1e3 * _SHORT:.0f} ms, one rank": [r["measured_s"] < _SHORT and r["ranks"] == 1 for r in runs],
-        f"under {1e3 * _SHORT:.0f} ms, two ranks": [r["measured_s"] < _SHORT and r["ranks"] > 1 for r in runs],
-        "two ranks": [run["ranks"] > 1 for run in runs],
-        "tables above 1 GB": [size > _LARGE for size in sizes],
-    }
-    rows = [("group", "n", "bias [%]", "standard error")]
-    for name, chosen in groups.items():
-        errors = 100 * comparison.errors[np.array(chosen)]
+    groups = dict[str, list[float]]()
+    for run, error in zip(comparison.runs, 100 * comparison.errors, strict=True):
+        model, ranks = load({key: value for key, value in run["config"].items() if key != "owners"}), run["ranks"]
+        own = {
+            f"under {1e3 * _SHORT:.0f} ms, one rank": run["measured_s"] < _SHORT and ranks == 1,
+            f"under {1e3 * _SHORT:.0f} ms, two ranks": run["measured_s"] < _SHORT and ranks > 1,
+            "two ranks": ranks > 1,
+            "tables above 1 GB": sum(table.nbytes for table in getattr(model, "tables", ())) > _LARGE,
+        }
+        for name, belongs in own.items():
+            groups.setdefault(name, []).extend([error] * belongs)
+    rows = []
+    for name, errors in groups.items():
         if len(errors) > 1:
-            error = errors.std(ddof=1) / np.sqrt(len(errors))
-            rows.append((name, f"{len(errors)}", f"{errors.mean():+.1f}", f"{error:.1f}"))
-    return format_table(rows, numbers=True)
+            error = np.std(errors, ddof=1) / np.sqrt(len(errors))
+            rows.append({"group": name, "n": len(errors), "bias": np.mean(errors), "error": error})
+    columns = {"group": "{group}", "n": "{n}", "bias [%]": "{bias:+.1f}", "standard error": "{error:.1f}"}
+    return lay_out(rows, columns, numbers=True)
 
 
 @command({"name": {"help": "machine, such as zen3-2"}})

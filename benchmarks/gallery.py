@@ -226,13 +226,10 @@ NAMES = (*RECIPES, *gallery_v100.NAMES)
 TYPICAL = "../typical"
 
 
-def _is_of_steps(key: str) -> bool:
-    """Whether it is of a finer class that `add_own_steps` adds, where the device is new enough."""
-    return "." in key and key.partition(".")[0] in _FROM_STEPS
-
-
-def _is_curve(key: str) -> bool:
-    return Key.parse(key).operation in OPERATIONS
+def _split(fits: Mapping[str, Fit]) -> tuple[dict[str, Fit], dict[str, Fit]]:
+    """Those of kernels, and those of collectives."""
+    curves = {key: fit for key, fit in fits.items() if Key.parse(key).operation in OPERATIONS}
+    return {key: fit for key, fit in fits.items() if key not in curves}, curves
 
 
 def read_parts(name: str) -> tuple[Platform, list[str]]:
@@ -243,8 +240,11 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
         platform, missing = read_parts(recipe.node)
     else:
         platform = Platform.from_datasheet(recipe.system, ranks=recipe.ranks)
-        plain = {key: fit for key, fit in platform.kernels.items() if not _is_of_steps(key)}
-        kernels = {key: replace(fit, transferred=()) for key, fit in plain.items()}
+        kernels = {}
+        for key, fit in platform.kernels.items():  # without finer classes, which `add_own_steps` adds to new devices
+            kind, finer, _ = key.partition(".")
+            if not (finer and kind in _FROM_STEPS):
+                kernels[key] = replace(fit, transferred=())
         platform = replace(platform, kernels=kernels, collectives={})
     platform = replace(platform, name=name, network=replace(platform.network, nodes=recipe.nodes, rails=recipe.rails))
     for part in recipe.parts:
@@ -253,7 +253,7 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
         except (FileNotFoundError, AbsentError) as error:
             missing.append(str(error))
             continue
-        kernels, curves = ({k: f for k, f in fits.items() if _is_curve(k) == which} for which in (False, True))
+        kernels, curves = _split(fits)
         platform = assemble(platform, kernels=kernels, collectives=curves)
     if recipe.fabric and "inter" in (links := platform.network.links):
         links = {**links, "inter": replace(links["inter"], name=recipe.fabric)}
@@ -316,10 +316,9 @@ def build_typical() -> Platform:
     own, text = "a placeholder: every datasheet states its own", f"median over {', '.join(nodes)}"
     memory = MemoryLevel("memory", None, Quantity(1.0, "B/s", "assumed", own, DATE))
     link = Link(Quantity(wire, "B/s", "assumed", text, DATE), Quantity(hop, "s", "assumed", text, DATE))
-    kernels, curves = ({k: f for k, f in found.items() if _is_curve(k) == which} for which in (False, True))
     device = Device("a device that nobody measured", "cuda", {}, (memory,))
     network = Network(8, links={"intra": link})
-    return add_context(Platform("the middle of the measured GPUs", device, network, kernels, curves), "others")
+    return add_context(Platform("the middle of the measured GPUs", device, network, *_split(found)), "others")
 
 
 def _take_middle(fits: Mapping[str, Fit]) -> Fit:

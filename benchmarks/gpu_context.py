@@ -30,7 +30,8 @@ _GENERATION = {"b200": "blackwell", "gb200": "blackwell", "l4": "ada"}
 #: What is fitted to, but for steps in fp8.
 _FITTED = ("mpt", "vtrain", "flash_gpt", "dle_bert", "megatron")
 _SIZES = ("layers", "hidden", "heads", "vocabulary", "kv_heads", "inner")
-_LLAMA = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
+#: What Llama has and GPT has not.
+LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
 #: Share of what recomputing whole layers adds that `selective` checkpoints do: every other product, no attention.
 _SELECTIVE = {"product": 0.5, "memory": 1.0, "memory.fused": 1.0, "host": 1.0}
 #: Steps on four GPUs with copies of the weights: stated, and in no group.
@@ -76,7 +77,7 @@ def find_platform(device: str, ranks: int, bandwidth: str, link: str) -> pk.Plat
 def build_workload(row: Row, accumulate: int) -> pk.Transformer:
     """The workload of a row, with another number of micro-batches."""
     given: dict[str, Any] = {name: int(row[name] or 0) for name in (*_SIZES, "sequence")}
-    given |= {name: row[name] for name in ("dtype", "attention", "parallel")} | (_LLAMA if row["inner"] else {})
+    given |= {name: row[name] for name in ("dtype", "attention", "parallel")} | (LLAMA if row["inner"] else {})
     given |= {
         "dropout": float(row["dropout"]),
         "mixed": row["mixed"] == "yes",

@@ -54,6 +54,7 @@ exchanges are priced as NCCL's, HugeCTR wrote its own. What the arguments weigh,
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +95,15 @@ def read_shared(shared: Path) -> list[dict[str, Any]]:
         and row["num_accel"] == str(RANKS) and row["global_batch"] == str(BATCH)
     ]  # fmt: skip
     rows = []
-    for benchmark in MODELS:
-        for gpu in PLATFORMS:
-            own = [r for r in entries if r["benchmark"] == benchmark and f"{gpu}-SXM" in r["accelerator"]]
-            if not own:
-                continue
+    for benchmark, gpu in product(MODELS, PLATFORMS):
+        own = [r for r in entries if r["benchmark"] == benchmark and f"{gpu}-SXM" in r["accelerator"]]
+        if own:
             best = min(own, key=lambda r: float(r["train_only_iter_ms"]))
-            rows.append(
-                {"benchmark": benchmark, "gpu": gpu, "round": best["round"], "submitter": best["submitter"],
-                 "system": best["system"], "batch": float(BATCH), "measured": float(best["train_only_iter_ms"]) * 1e-3,
-                 "unit": "s", "kind": "measured", "source": best["source"].replace(" : ", ", ")}
-            )  # fmt: skip
+            rows.append({
+                **{key: best[key] for key in COLUMNS[2:5]}, "benchmark": benchmark, "gpu": gpu, "batch": float(BATCH),
+                "measured": float(best["train_only_iter_ms"]) * 1e-3, "unit": "s", "kind": "measured",
+                "source": best["source"].replace(" : ", ", "),
+            })  # fmt: skip
     return rows
 
 

@@ -9,7 +9,6 @@ nodes of eight H100; the iteration is that of the tables alone: no dense part hi
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -59,15 +58,10 @@ def draw_case(case: Case, seed: int, batch: int = 65536) -> pk.TableSet:
     return pk.TableSet((_HUGE, *tables[1:]) if case.huge else tables, batch=batch, embedding="fused")
 
 
-@lru_cache
-def _platform(ranks: int) -> pk.Platform:
-    platform = pk.load_platform("h100-sxm-8")
-    return platform if ranks <= 8 else platform.with_nodes(-(-ranks // 8))
-
-
 def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dict[str, Any]]:
     """One record for the search, one for a search among whole tables, and one for every rule of thumb."""
-    tables, platform, records = draw_case(case, seed), _platform(case.ranks), []
+    tables, records, node = draw_case(case, seed), [], pk.load_platform("h100-sxm-8")
+    platform = node.with_nodes(-(-case.ranks // 8)) if case.ranks > 8 else node
     for objective in case.objectives:
         settings: dict[str, Any] = {"ranks": case.ranks, "objective": objective, "seed": seed}
         settings["seconds"] = seconds or _SECONDS[objective] * max(1.0, case.tables / 856)

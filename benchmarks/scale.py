@@ -28,27 +28,25 @@ from perfkit.prediction.result import predict
 from perfkit.prediction.stages import check_strategy
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
-from perfkit.workloads.transformer import Transformer
+from perfkit.workloads.transformer import PRESETS, Transformer
 
 #: Largest mean error [%] without any run of the source.
 BARS = {"vtrain": 12.0, "torchtitan": 15.0, "nvidia": 18.0, "megatron": 15.0, "seqsel": 8.0}
 _HALVES = "half of the models"
 #: The same where the platform was tuned to at most 30 runs of other models of the source.
 TUNED = {("vtrain", _HALVES): 8.0, ("vtrain", "one left out"): 11.0, ("nvidia", _HALVES): 12.0}
-_LLAMA = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
+_LLAMA = gpu_context.LLAMA
 _HALF: dict[str, Any] = {"dtype": "bf16", "mixed": True, "fused": True}
-#: Shapes of the models that sources name: layers, width, heads, heads of keys and values, inner width, vocabulary.
-#: arXiv:2005.14165, 2307.09288, 2407.21783, 2402.16819 and 2406.11704 (Nemotron), NeMo's configurations of 5b, 20b, 8b
-#: and 22b.
-_SHAPES = {
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "inner", "vocabulary")
+#: Shapes of the models that sources name, by `_SIZES`: arXiv:2402.16819 and 2406.11704 (Nemotron), NeMo's of 5b,
+#: 20b, 8b and 22b, with its vocabulary GPT-3 (arXiv:2005.14165), and perfkit's own of Llama.
+_SHAPES: dict[str, tuple[int, ...]] = {
     "gpt3-5b": (24, 4096, 32, 0, 0, 51200), "gpt3-20b": (44, 6144, 48, 0, 0, 51200),
-    "gpt3-175b": (96, 12288, 96, 0, 0, 51200), "llama2-7b": (32, 4096, 32, 32, 11008, 32000),
-    "llama2-13b": (40, 5120, 40, 40, 13824, 32000), "llama2-70b": (80, 8192, 64, 8, 28672, 32000),
-    "nemotron-8b": (32, 4096, 32, 0, 0, 256000), "nemotron-22b": (40, 6144, 48, 0, 0, 256000),
-    "nemotron-340b": (96, 18432, 96, 8, 73728, 256000), "llama3-8b": (32, 4096, 32, 8, 14336, 128256),
-    "llama3-70b": (80, 8192, 64, 8, 28672, 128256), "llama3.1-405b": (126, 16384, 128, 8, 53248, 128256),
+    "gpt3-175b": (96, 12288, 96, 0, 0, 51200), "nemotron-8b": (32, 4096, 32, 0, 0, 256000),
+    "nemotron-22b": (40, 6144, 48, 0, 0, 256000), "nemotron-340b": (96, 18432, 96, 8, 73728, 256000),
 }  # fmt: skip
-
+_SHAPES |= {name.replace("llama-", "llama"): tuple(sizes[key] for key in _SIZES)
+            for name, sizes in PRESETS.items() if "llama" in name}  # fmt: skip
 #: The same of experts, with their number and how many a token has: Qwen3 (arXiv:2505.09388), whose heads of 128 are as
 #: many here as its width has room for, which is half.
 _EXPERTS = {
@@ -78,9 +76,15 @@ def _read(name: str) -> list[dict[str, str]]:
 
 
 def _make(name: str, batch: int, sequence: int, shape: Sequence[int], **about: Any) -> Transformer:
-    names = ("layers", "hidden", "heads", "kv_heads", "inner", "vocabulary")
-    sizes: dict[str, Any] = dict(zip(names, shape, strict=True))
+    sizes: dict[str, Any] = dict(zip(_SIZES, shape, strict=True))
     return Transformer(name, True, batch, sequence, positions=sequence, **sizes, **about)
+
+
+def _share(n: Mapping[str, int], chunks: int, **about: Any) -> Strategy:
+    """Sharing by the counts that are known; tokens are shared as products are, and stages of chunks interleave."""
+    ways: dict[str, Any] = {key: n[key] for key in ("tp", "pp", "dp", "cp", "ep", "micro_batch") if key in n}
+    ways |= {"schedule": "interleaved" if chunks > 1 else "1f1b", "chunks": chunks}
+    return Strategy(**{**ways, "sequence_parallel": n["tp"] > 1, "tiled": n["tp"] > 1, **about})
 
 
 def list_vtrain(*, alone: bool = False) -> Iterator[Row]:
@@ -111,15 +115,11 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
         n = {key: int(words[words.index(key) + 1]) if key in words else 1 for key in ("fsdp", "tp", "pp", "cp")}
         if alone or n["tp"] * n["cp"] > 1:
             batch, name = int(row["global_batch"]), row["model"].replace("llama-3.1-", "llama3-")
-            shape = _SHAPES[name.replace("llama3-405b", "llama3.1-405b")]
             about = {**_HALF, **_LLAMA, "dtype": "fp8" if "fp8" in row["precision"] else "bf16", "attention": "flash2"}
-            model = _make(name, batch, int(row["sequence"]), shape, **about)
-            many, pp = "interleaved" in words, n["pp"]
-            strategy = Strategy(
-                tp=n["tp"], pp=pp, dp=n["fsdp"], cp=n["cp"], micro_batch=int(row["local_batch"]) // pp,
-                zero=3 if pp == 1 else 1, sequence_parallel=n["tp"] > 1, schedule="interleaved" if many else "1f1b",
-                chunks=2 if many else 1, tiled="async" in words, checkpoint="full",
-            )  # fmt: skip
+            model = _make(name, batch, int(row["sequence"]), _SHAPES[name], **about)
+            n |= {"dp": n["fsdp"], "micro_batch": int(row["local_batch"]) // n["pp"]}
+            about = {"zero": 3 if n["pp"] == 1 else 1, "tiled": "async" in words, "checkpoint": "full"}
+            strategy = _share(n, 2 if "interleaved" in words else 1, **about)
             seconds = batch * int(row["sequence"]) / (float(row["tokens_per_s_per_gpu"]) * int(row["gpus"]))
             group, way = f"{name} {row['sequence']}", "compiled" if row["compiled"] == "yes" else "eager"
             kept, held = row["checkpointing"] == "selective", float(row["memory_gib_max"]) * 2**30
@@ -133,21 +133,19 @@ def list_recipes(*, stated: bool = False) -> Iterator[Row]:
     """
     for row in _read("nvidia_recipes.csv"):
         name, device = row["model"].lower().replace("_", "-"), row["system"].partition("-")[2].lower()
-        shape = _EXPERTS.get(name) or _SHAPES.get(name)
+        shape = _EXPERTS.get(name) or _SHAPES.get(name.replace("3.1", "3"))
         if not shape or stated != (device != "h100" or name in _EXPERTS):
             continue
         keys = ("gpus", "tp", "pp", "cp", "vp", "ep", "micro_batch")
         n = {key: int(own) if (own := row[key].split(" ")[0]).isdigit() else 1 for key in keys}
-        batch, sequence, pp = int(row["global_batch"]), int(row["sequence"]), n["pp"]
+        batch, sequence = int(row["global_batch"]), int(row["sequence"])
         about = {**_HALF, "dtype": "fp8", "attention": "flash3"} | ({} if "gpt" in name or "nemo" in name else _LLAMA)
         about |= dict(zip(("experts", "top_k"), shape[6:], strict=False))
         model = _make(name, batch, sequence, shape[:6], **about)
-        chunks, dp = n["vp"] if pp > 1 else 1, n["gpus"] // n["tp"] // pp // n["cp"]
-        strategy = Strategy(
-            tp=n["tp"], pp=pp, dp=dp, cp=n["cp"], ep=min(n["ep"], dp), micro_batch=n["micro_batch"],
-            zero=3 if row["fsdp"] == "1" and not stated else 1, schedule="interleaved" if chunks > 1 else "1f1b",
-            chunks=chunks, sequence_parallel=n["tp"] > 1, tiled=n["tp"] > 1,
-        )  # fmt: skip
+        n["dp"] = n["gpus"] // n["tp"] // n["pp"] // n["cp"]
+        n["ep"] = min(n["ep"], n["dp"])
+        zero = 3 if row["fsdp"] == "1" and not stated else 1
+        strategy = _share(n, n["vp"] if n["pp"] > 1 else 1, zero=zero)
         seconds = batch * sequence / (float(row["tokens_per_s_per_gpu"]) * n["gpus"])
         group = f"{name} {device if stated else n['gpus']}"
         yield Row("nvidia", group, f"{device}-sxm", model, strategy, "compiled", seconds)
@@ -174,10 +172,7 @@ def list_megatron() -> Iterator[Row]:
         shape = (n["layers"], n["hidden"], n["heads"], 0, 0, n["vocab"])
         model = _make("gpt", n["global_batch"], int(row["seq"]), shape, **_HALF, attention="flash2")
         chunks = n["layers"] // n["pp"] // 2 if n["pp"] > 1 else 1  # not stated; two layers each, as NeMo's GPT-3 175B
-        strategy = Strategy(
-            tp=n["tp"], pp=n["pp"], dp=n["dp"], micro_batch=4 if n["pp"] == 1 else 1, zero=1, tiled=n["tp"] > 1,
-            sequence_parallel=n["tp"] > 1, schedule="interleaved" if chunks > 1 else "1f1b", chunks=chunks,
-        )  # fmt: skip
+        strategy = _share(n | {"micro_batch": 4 if n["pp"] == 1 else 1}, chunks, zero=1)
         yield Row("megatron", row["model"], "h100-sxm", model, strategy, "compiled", float(row["iter_time_s_derived"]))
 
 
@@ -188,12 +183,9 @@ def list_recomputed() -> Iterator[Row]:
         shape = (n["layers"], n["hidden"], n["heads"], 0, 0, int(row["vocab"]))
         about = {**_HALF, "dtype": "fp16", "attention": "eager", "dropout": 0.1}
         model = _make(row["model"], n["global_batch"], int(row["seq"]), shape, **about)
-        many, selective = n["interleave_m"] > 1 and n["pp"] > 1, "selective" in row["variant"]
-        strategy = Strategy(
-            tp=n["tp"], pp=n["pp"], dp=n["dp"], micro_batch=int(row["micro_batch"]), overlap=False,
-            checkpoint="selective" if selective else "full", sequence_parallel=selective,
-            schedule="interleaved" if many else "1f1b", chunks=n["interleave_m"] if many else 1,
-        )  # fmt: skip
+        selective, chunks = "selective" in row["variant"], n["interleave_m"] if n["pp"] > 1 else 1
+        again = {"checkpoint": "selective" if selective else "full", "sequence_parallel": selective, "tiled": False}
+        strategy = _share(n | {"micro_batch": int(row["micro_batch"])}, chunks, overlap=False, **again)
         yield Row("seqsel", row["model"], "a100-sxm", model, strategy, "compiled", float(row["iter_time_s"]))
 
 

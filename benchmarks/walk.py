@@ -4,10 +4,10 @@ python -m benchmarks.walk [--list]
 """
 
 import sys
-import warnings
 from types import FrameType
 from typing import Any
 
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import predict
 from perfkit.workloads.dlrm import DLRM
@@ -22,8 +22,7 @@ def walk() -> set[tuple[str, str]]:
         if event == "call" and "/perfkit/" in code.co_filename and not code.co_name.startswith("<"):
             seen.add((code.co_filename.rpartition("/perfkit/")[2], code.co_qualname))
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with keep_quiet():
         sys.setprofile(note)
         predict(model, platform, ranks=8)
         sys.setprofile(None)
