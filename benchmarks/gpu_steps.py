@@ -8,6 +8,7 @@ python -m benchmarks.gpu_steps --saved FILE
 
 import gc
 import json
+from collections.abc import Sequence
 from datetime import date
 from functools import partial
 from itertools import count
@@ -21,17 +22,14 @@ from benchmarks import OUT, SAVED, command
 from benchmarks.captures import make_step
 from benchmarks.saved import join_passes
 from perfkit.calibration.checks import Comparison, state_prediction
-from perfkit.ground.files import write_text
+from perfkit.ground.files import find_reference, write_text
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.timing import clock, summarize_samples
 from perfkit.platform.estimates import keep_quiet
 
-#: Sizes by model, as `benchmarks.captures.build` names them; published ones where nothing is said.
-_LARGE = {"layers": 24, "hidden": 1024, "heads": 16}
-
 
 class Step(NamedTuple):
-    """A model with sizes that differ from the published ones, the format of autocast, and how it runs."""
+    """A model of `benchmarks.captures`, sizes other than published, the format of autocast, and how it runs."""
 
     model: str
     sizes: dict[str, int]
@@ -45,45 +43,19 @@ class Step(NamedTuple):
         return "-".join(filter(None, (self.model, sizes, self.amp or "fp32", self.execution)))
 
 
-def list_more() -> list[Step]:
-    """Steps of other sizes, predicted and measured after the first ones had been seen."""
-    bert, table = {**_LARGE, "batch": 16, "sequence": 256}, {"layers": 16, "hidden": 128, "sequence": 10}
-    steps = [Step("bert", {"batch": 64, "sequence": 128}, "bf16"), *(Step("bert", bert, amp) for amp in ("", "bf16"))]
-    steps += [Step("gpt2", {"batch": 4}, "bf16"), Step("gpt2", {**_LARGE, "batch": 4, "sequence": 512})]
-    steps += [Step("llama", {"layers": 8, "hidden": 2048, "heads": 16, "batch": 4, "sequence": 1024}, "bf16")]
-    steps += [Step("vit", {**_LARGE, "batch": 32}, "bf16"), Step("vit", {"batch": 32})]
-    steps += [Step("resnet", {"batch": 64}, amp) for amp in ("", "bf16")]
-    steps += [Step("dlrm", {**table, "batch": 8192}), Step("dlrm", {"layers": 26, "sequence": 2, "batch": 32768})]
-    steps += [Step("t5", {"batch": 16, "sequence": 256}, "bf16"), Step("vit", {"batch": 32}, "bf16", "graphs")]
-    compiled = (("bert", {"batch": 64, "sequence": 128}), ("gpt2", {"batch": 4}), ("resnet", {"batch": 64}))
-    return steps + [Step(model, size, "bf16", "compiled") for model, size in compiled]
+def list_steps(*, more: bool = False) -> list[Step]:
+    """The steps of perfkit's own H100 as its committed runs hold them: the first ones, or `more` of other sizes.
 
-
-def list_steps() -> list[Step]:
-    """The first steps, those that compile last."""
-    bert, gpt = {**_LARGE, "batch": 32, "sequence": 128}, {"batch": 8}
-    steps = [Step("bert", size, amp) for size in ({"batch": 16, "sequence": 128}, bert) for amp in ("", "bf16")]
-    steps += [Step("bert", {**_LARGE, "batch": 8, "sequence": 512}, "bf16")]
-    steps += [Step("gpt2", gpt, amp) for amp in ("", "bf16")]
-    steps += [Step("gpt2", {"batch": 2, "sequence": 256}, "bf16"), Step("gpt2", {**_LARGE, "batch": 8}, "bf16")]
-    steps += [Step("llama", {"layers": 16, "hidden": 2048, "heads": 16, "batch": 2}, "bf16")]
-    steps += [Step("vit", {"batch": 64}, amp) for amp in ("", "bf16")]
-    steps += [Step("resnet", {"batch": batch}, amp) for batch in (32, 128) for amp in ("", "bf16")]
-    wide = {"layers": 26, "hidden": 128, "sequence": 1, "batch": 8192}
-    tables: tuple[dict[str, int], ...] = ({}, {"batch": 16384}, wide)
-    steps += [Step("dlrm", size) for size in tables]
-    few = {"layers": 26, "hidden": 32, "sequence": 20, "batch": 512, "vocabulary": 100_000}
-    steps += [Step("dlrm", few), Step("t5", {"batch": 8}, "bf16"), Step("whisper", {"batch": 16}, "bf16")]
-    small = (("vit", {"batch": 16}), ("gpt2", {"batch": 2, "sequence": 256}))
-    steps += [Step("vit", {"batch": 16}, "bf16"), *(Step(model, size, "bf16", "graphs") for model, size in small)]
-    compiled = (("bert", bert), ("gpt2", gpt), ("vit", {"batch": 64}), ("resnet", {"batch": 128}))
-    return steps + [Step(model, size, "bf16", "compiled") for model, size in compiled]
+    The latter were predicted and measured after the first ones had been seen.
+    """
+    runs = Comparison.load(find_reference("measured", f"h100-1.check-{1 + more}.json")).runs
+    return [Step(**run["config"]) for run in runs]
 
 
 def predict_steps(platform: pk.Platform, more: bool = False) -> list[dict[str, Any]]:
     """Price one set of steps on a platform: times [s], with their interval, and memory [B]."""
     rows = []
-    for step in list_more() if more else list_steps():
+    for step in list_steps(more=more):
         with keep_quiet():
             make = partial(make_step, step.model, step.sizes, device="cuda", amp=step.amp, execution=step.execution)
             family = {"dlrm": "dlrm", "resnet": "convolution"}.get(step.model, "transformer")
@@ -138,8 +110,8 @@ def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
     return {**result, "profiled": profiled}
 
 
-def measure_steps(out: Path, names: list[str], passes: int = 2) -> None:
-    """Time the steps of these names; each is written when it is finished, with the reason where it failed."""
+def measure_steps(out: Path, steps: Sequence[Step], passes: int = 2) -> None:
+    """Time these steps; each is written when it is finished, with the reason where it failed."""
     import torch
 
     out.mkdir(parents=True, exist_ok=True)
@@ -147,7 +119,7 @@ def measure_steps(out: Path, names: list[str], passes: int = 2) -> None:
     facts = {"device": device.name, "memory": device.total_memory, "cache": device.L2_cache_size}
     facts |= {"machine": describe_machine(), "versions": {**list_versions(), "cuda": torch.version.cuda}}
     for number in range(passes):
-        for step in (step for step in [*list_steps(), *list_more()] if step.name in names):
+        for step in steps:
             if number and step.execution == "compiled":
                 continue
             try:
@@ -197,7 +169,8 @@ def main(given: Any) -> None:
         return
     predicted = json.loads(given.predictions.read_text())
     if given.measure:
-        return measure_steps(given.measure, [row["name"] for row in predicted["rows"]], 1 if given.more else 2)
+        steps = [Step(**row["config"]) for row in predicted["rows"]]
+        return measure_steps(given.measure, steps, 1 if given.more else 2)
     comparison = join_runs(predicted, json.loads(given.measured.read_text()))
     print(comparison.as_text())
     if given.json:

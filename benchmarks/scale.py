@@ -196,7 +196,7 @@ def _find_platform(device: str, ranks: int, source: str) -> Platform:
     steps = [step for step in _list_steps() if step.source != source]
     scales, generation = fit_scales(steps, gpu_context.GENERATIONS), name.partition("-")[0]
     if generation not in gpu_context.GENERATIONS:  # nothing but NVIDIA's recipes ran on it
-        local = load_platform({"b200": "b200-sxm-8", "gb200": "gb200-4"}[generation])
+        local = load_platform(gpu_context.NODES[generation])
         if generation == "gb200":  # NVLink of 72 GPUs
             local = local.with_link("inter", bandwidth=9e11, latency=2e-6)
         return local.with_nodes(max(ranks // local.network.ranks_per_node, 1))
