@@ -207,7 +207,7 @@ def embedding_bags(
     kind = "sparse" if sparse else model.embedding if updated else "fused_dense" if fused else "dense"
     pooled: list[Tensor] = []
     for table in tables:
-        lookups, number, wide = count_lookups(bags, table), len(tape.tables), tape.wide
+        lookups, number, wide = round_size(bags * table.pooling), len(tape.tables), tape.wide
         weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
         tape.tables[weight] = table
         sizes: dict[str, Any] = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": number}
@@ -232,14 +232,9 @@ def embedding_bags(
     return pooled
 
 
-def count_lookups(bags: Any, table: EmbeddingTable) -> Any:
-    """Lookups of one iteration into a table: a whole number."""
-    return round_size(bags * table.pooling)
-
-
 def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
     """Bytes that a sort and one update of each distinct row with its states move, the gradient of the output aside."""
-    lookups, row = count_lookups(bags, table), row_traffic(table.dim, table.itemsize, 32)
+    lookups, row = round_size(bags * table.pooling), row_traffic(table.dim, table.itemsize, 32)
     shape = np.broadcast_shapes(np.shape(lookups), np.shape(table.rows))
     unique = distinct_rows(list_laws([table], sum(shape)), np.broadcast_to(lookups, shape or 1)).reshape(shape)
     whole = exact_backward_bytes(unique, bags, lookups, table.dim, itemsize=table.itemsize)
