@@ -36,7 +36,6 @@ from perfkit.readers.datasheets import read_datasheet
 #: Day the numbers were entered; the measurements bear none.
 DATE = "2026-11-21"
 _DATABASE = "aiconfigurator-core 0.12.0 (Apache-2.0)"
-_PARTS = ("collectives", "gemm", "attention", "elementwise")
 
 
 #: Generation of scales fitted to whole steps, by the model of the device.
@@ -101,9 +100,9 @@ def _products_fp32(name: str, sheet: str, platform: Platform) -> dict[str, Fit]:
     return {"gemm.fp32": replace(fit, parameters=own, stderr=errors, notes=(*fit.notes, note))}
 
 
-def _database(system: str, part: str, platform: Platform) -> dict[str, Fit]:
-    """One part of what the kernel database knows."""
-    curves, kernels = fit_database(system, platform.device, parts=(part,), label=_DATABASE, date=DATE)
+def _database(system: str, parts: Sequence[str], platform: Platform) -> dict[str, Fit]:
+    """What the kernel database knows, or some parts of it."""
+    curves, kernels = fit_database(system, platform.device, parts=parts, label=_DATABASE, date=DATE)
     return {**curves, **kernels}
 
 
@@ -175,7 +174,7 @@ def _volta_collectives(platform: Platform) -> dict[str, Fit]:
 
 def _from_database(system: str, sheet: str, ranks: int = 8) -> Recipe:
     """A node whose every measurement is in the kernel database."""
-    return Recipe(sheet, ranks, [partial(_database, system, part) for part in _PARTS])
+    return Recipe(sheet, ranks, [partial(_database, system, ())])
 
 
 def _from_shared(system: str, sheet: str, log: tuple[str, str], *more: str) -> Recipe:
@@ -183,7 +182,7 @@ def _from_shared(system: str, sheet: str, log: tuple[str, str], *more: str) -> R
     parts = [partial(_shared_collectives, system), partial(_log, *log), partial(_shared_gemms, system)]
     if system == "a100_sxm":
         parts.append(partial(_products_fp32, "nvidia_a100_pcie_40gb", "a100-pcie-40gb"))
-    return Recipe(sheet, 8, parts + [partial(_database, system, part) for part in more])
+    return Recipe(sheet, 8, [*parts, partial(_database, system, more)])
 
 
 _LOGS = "nccl-tests log of {}, {}"

@@ -69,8 +69,7 @@ def measure_cases(cases: Sequence[Case], *, seconds: float) -> Iterator[dict[str
     model = cases[0].workload
     job = {
         "task": "benchmarks.imbalance:time_stragglers", "workload": dump(model),
-        "placements": [case.owners for case in cases],
-        "slowdowns": [{str(rank): factor for rank, factor in case.slowdown.items()} for case in cases],
+        "cases": [(case.owners, [case.slowdown.get(rank, 1.0) for rank in range(_RANKS)]) for case in cases],
         "seconds": seconds,
     }  # fmt: skip
     for runs in zip(*run_processes(job, ranks=_RANKS), strict=True):
@@ -138,19 +137,17 @@ class Pacer:
 
 
 def time_stragglers(
-    *, workload: dict[str, Any], placements: Sequence[Sequence[int] | None], slowdowns: Sequence[Mapping[str, float]],
-    seconds: float,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """What a measuring process runs: iterations of each placement in turns, this rank slowed down by its number."""
+    *, workload: dict[str, Any], cases: Sequence[tuple[Sequence[int] | None, Sequence[float]]], seconds: float
+) -> list[dict[str, Any]]:
+    """What a measuring process runs: iterations in turns, by owners of tables and how slow each rank is."""
     import torch.distributed as dist
 
     from perfkit.measure.iterations import build_step, time_in_turns
 
     steps, rank = [], dist.get_rank()
-    for owners, slowdown in zip(placements, slowdowns, strict=True):
+    for owners, slowdown in cases:
         plan = None if owners is None else pk.Plan.from_owners(owners, ranks=_RANKS)
-        built = build_step(load(workload), plan=plan, rank=rank, ranks=_RANKS)
-        steps.append(Pacer(*built, float(slowdown.get(str(rank), 1.0))))
+        steps.append(Pacer(*build_step(load(workload), plan=plan, rank=rank, ranks=_RANKS), slowdown[rank]))
     results = time_in_turns(steps, seconds=seconds)
     return [{**result, "arrivals": step.arrivals} for result, step in zip(results, steps, strict=True)]
 

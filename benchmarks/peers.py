@@ -56,6 +56,11 @@ def _ask_strategies(questions: Sequence[tuple[int, int, int]]) -> Sequence[float
     return list(found["time"])
 
 
+def _each(ask: Callable[..., float]) -> _Ask:
+    """Ask one question at a time."""
+    return lambda questions: list(starmap(ask, questions))
+
+
 def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
     """Ways to ask each, from the folder that they were installed into."""
     analysis, config = (import_module(f"llm_analysis.{name}") for name in ("analysis", "config"))
@@ -73,16 +78,10 @@ def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
             return float(asked.training(batch_size_per_gpu=micro, **steps)["latency_per_iter"])
         return math.nan
 
-    yield (
-        "llm-analysis 0.2.2",
-        {
-            "configurations": lambda questions: [
-                found.training(batch_size_per_gpu=batch, seq_len=length, **one)["latency_per_iter"]
-                for batch, length in questions
-            ],
-            "strategies": lambda questions: list(starmap(share, questions)),
-        },
-    )
+    def train(batch: int, length: int) -> float:
+        return float(found.training(batch_size_per_gpu=batch, seq_len=length, **one)["latency_per_iter"])
+
+    yield "llm-analysis 0.2.2", {"configurations": _each(train), "strategies": _each(share)}
     peer = import_module("mlsysim")
     models, device = peer.Models.Language, peer.Hardware.Cloud.A100
     solver, fleet = peer.solvers.DistributedModel(), peer.Systems.Clusters.Training_1K_A100
@@ -92,13 +91,11 @@ def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
         ways = {"tp_size": tp, "pp_size": pp, "microbatch_count": steps, "zero_stage": 1, "seq_len": 2048}
         return float(solver.solve(models.GPT3, fleet, batch_size=_BATCH, **ways).step_latency_total.to("s").magnitude)
 
-    yield "mlsysim 0.3.0", {
-        "configurations": lambda questions: [
-            peer.Engine.solve(models.GPT2_Small, device, batch_size=batch, seq_len=length, is_training=True)
-            .latency.to("s").magnitude for batch, length in questions
-        ],
-        "strategies": lambda questions: list(starmap(solve, questions)),
-    }  # fmt: skip
+    def step(batch: int, length: int) -> float:
+        about = {"batch_size": batch, "seq_len": length, "is_training": True}
+        return float(peer.Engine.solve(models.GPT2_Small, device, **about).latency.to("s").magnitude)
+
+    yield "mlsysim 0.3.0", {"configurations": _each(step), "strategies": _each(solve)}
 
 
 def time_peers(peers: Mapping[str, Mapping[str, _Ask]], rounds: int = _ROUNDS) -> list[dict[str, Any]]:

@@ -90,7 +90,7 @@ def test_others_come_to_collectives_before_a_straggler() -> None:
     pytest.importorskip("torch")
     sizes = {"batch": 4, "sequence": 16, "layers": 2, "hidden": 64, "heads": 2, "vocabulary": 500}
     models = [Transformer.gpt2(**sizes, overlap=overlap) for overlap in (False, True)]
-    about = {"placements": [None, None], "slowdowns": [{}, {"1": 4.0}], "seconds": 0.2}
+    about = {"cases": [(None, [1.0, 1.0]), (None, [1.0, 4.0])], "seconds": 0.2}
     jobs = [{"workload": dump(model), **about} for model in models]
     for model, (one, other) in zip(models, run_together("benchmarks.imbalance:time_stragglers", jobs, 2), strict=True):
         for even, slow in (one, other):
