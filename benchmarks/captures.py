@@ -62,11 +62,8 @@ def build(name: str, **sizes: int) -> tuple[Callable[[], Any], Mapping[str, Any]
 
     images, make = name in ("vit", "resnet"), getattr(transformers, kind)
     values = (s.layers, s.hidden, s.heads, round(inner * s.hidden))
-    own = {
-        **dict(zip(names.split(), values, strict=True)),
-        **more,
-        "num_labels" if images else "vocab_size": s.vocabulary,
-    }
+    own = {**dict(zip(names.split(), values, strict=True)), **more}
+    own["num_labels" if images else "vocab_size"] = s.vocabulary
     own |= {key.replace("encoder", "decoder"): value for key, value in own.items()}
     inputs = {"input_ids": tokens, "labels": tokens}
     if images:

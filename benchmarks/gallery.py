@@ -385,23 +385,17 @@ def add_context(platform: Platform, default: str = "") -> Platform:
 
 
 def finish(platform: Platform) -> Platform:
-    """A platform as its file holds it: numbers rounded to what they are known to, and what they rest on."""
+    """A platform as its file holds it: numbers rounded to what they are known to, what they rest on, and poor forms."""
     platform = add_context(platform)
-    return _round(replace(platform, provenance=_describe(platform)))
-
-
-def _describe(platform: Platform) -> dict[str, str]:
-    """What the platform rests on, and which forms do not fit."""
     fits = {**platform.kernels, **platform.collectives}
     poor = [f"{key} ({fit.spread:.0%})" for key, fit in fits.items() if fit.kind == "fitted" and fit.spread > POOR]
-    about = {
-        "evidence": "datasheets, and public measurements by others of kernels and whole steps"
-        if platform.context
-        else "datasheets and public measurements by others; nothing was calibrated in context",
-        "terms": "figures are facts with their citation; the measurements themselves are not copied",
-        "entered": DATE,
-    }
-    return about | ({"poor_fits": f"measurements scatter widely around {', '.join(poor)}"} if poor else {})
+    public = "datasheets, and public measurements by others of kernels and whole steps"
+    bare = "datasheets and public measurements by others; nothing was calibrated in context"
+    about = {"evidence": public if platform.context else bare,
+             "terms": "figures are facts with their citation; the measurements themselves are not copied",
+             "entered": DATE}  # fmt: skip
+    about |= {"poor_fits": f"measurements scatter widely around {', '.join(poor)}"} if poor else {}
+    return _round(replace(platform, provenance=about))
 
 
 def _round(platform: Platform) -> Platform:

@@ -78,12 +78,8 @@ def build_workload(row: Row, accumulate: int) -> pk.Transformer:
     """The workload of a row, with another number of micro-batches."""
     given: dict[str, Any] = {name: int(row[name] or 0) for name in (*_SIZES, "sequence")}
     given |= {name: row[name] for name in ("dtype", "attention", "parallel")} | (LLAMA if row["inner"] else {})
-    given |= {
-        "dropout": float(row["dropout"]),
-        "mixed": row["mixed"] == "yes",
-        "checkpoint": row["checkpoint"] == "full",
-        "overlap": row["overlap"] == "yes",
-    }
+    given |= {name: row[name] == "yes" for name in ("mixed", "overlap")}
+    given |= {"dropout": float(row["dropout"]), "checkpoint": row["checkpoint"] == "full"}
     batch = int(row["micro_batch"]) * int(row["ranks"]) * accumulate
     given |= {"fused": row["source"] != "mpt", "positions": given["sequence"], "accumulate": accumulate}
     return pk.Transformer(row["model"], row["causal"] == "yes", batch, **given)
