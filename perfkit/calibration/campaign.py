@@ -18,7 +18,7 @@ from perfkit.calibration.fit import find_caches, fit_platform
 from perfkit.calibration.pace import name_disturbances
 from perfkit.ground.files import LARGEST_TEXT, reading, write_text
 from perfkit.ground.results import check_target
-from perfkit.ground.units import check_choice, check_positive
+from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
@@ -287,6 +287,7 @@ def calibrate(
     if measurements is not None:
         with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
             raw = json.loads(Path(measurements).read_text(encoding="utf-8"))
+            check_type("the content", raw, dict)
             for row in raw.get("probes", ()):  # traces move with what they are beside
                 if (old := row.get("trace")) and not Path(old).exists():
                     row["trace"] = str(Path(measurements).with_suffix(".traces") / Path(old).name)

@@ -98,7 +98,7 @@ def time_in_turns(
     -------
     results : list of dict
         For each step its timing, ``blocks``: the median of every turn [s], ``idle``: the median time of an iteration in
-        which this thread did not compute [s],.
+        which this thread did not compute [s].
     """
     once = [max(min([clock([step], device) for _ in range(4)][2:]), 1e-5) for step in steps]
     if len(steps) == 1:
