@@ -11,11 +11,11 @@ import numpy as np
 
 from perfkit.ground.units import check_choice, check_positive, check_type, format_bytes
 from perfkit.sharding.objective import LOAD, Options, Problem
-from perfkit.workloads.placement import KINDS, SPLIT_BY_COLUMNS, Plan
+from perfkit.workloads.placement import EVERYWHERE, KINDS, Plan
 from perfkit.workloads.tables import name_tables
 
-#: Kinds that put a part of a table on every rank, and kinds that keep a table inside one node.
-EVERYWHERE, NODE_KINDS = ("row_wise", "data_parallel"), ("table_row_wise", "table_column_wise")
+#: Kinds that keep a table inside one node.
+NODE_KINDS = ("table_row_wise", "table_column_wise")
 #: Narrowest shard in columns [-]; docs/formulas.md, table 8.2.
 _NARROWEST = 4
 #: Least load of a table that is split, over the average load of a rank [-]; docs/formulas.md, table 8.2.
@@ -87,7 +87,8 @@ def read_constraints(
         first[np.isin(first, joined)] = joined.min()
     home = np.unique(first, return_inverse=True)[1]
     for table, rank in (pin or {}).items():
-        name, unit = names[_find(names, table, "pin")], int(home[_find(names, table, "pin")])
+        number = _find(names, table, "pin")
+        name, unit = names[number], int(home[number])
         check_positive(f"rank of {name!r}", rank, integer=True, zero=True, maximum=ranks - 1)
         if fixed.setdefault(unit, int(rank)) != rank:
             text = f"pin puts {name!r} on rank {rank} and a table that must share its rank"
@@ -125,9 +126,8 @@ def list_options(problem: Problem, constraints: Constraints) -> Options:
     def add(kind: str, members: np.ndarray, parts: int, part: float = 1.0) -> None:
         own = np.flatnonzero(members & constraints.allowed[kind] & (kind in problem.kinds))
         if len(own) or not found:
-            width = np.round(dim[own] * part).astype(int) if kind in SPLIT_BY_COLUMNS else 0 * own
             loads = map(problem.loads, costs.shards(own, kind, part))
-            found.append((own, np.full(len(own), kind), np.full(len(own), parts), width, *loads))
+            found.append((own, np.full(len(own), kind), np.full(len(own), parts), *loads))
 
     add("table_wise", rows > 0, 1)
     loads = problem.loads(costs.shards(np.arange(len(tables)), "table_wise")[0])
@@ -142,7 +142,7 @@ def list_options(problem: Problem, constraints: Constraints) -> Options:
         if 1 < node < ranks:
             add("table_row_wise", large & (rows >= node), node)
         add("data_parallel", costs.worth, 0)
-    table, kinds, parts, width, load, hot = (np.concatenate(part) for part in zip(*found, strict=True))
+    table, kinds, parts, load, hot = (np.concatenate(part) for part in zip(*found, strict=True))
     if len(missing := np.setdiff1d(np.arange(len(tables)), table)):
         text = f"no kind is left for {name_tables(tables)[missing[0]]!r}: of {', '.join(problem.kinds)}, what no"
         raise InfeasibleError(f"{text} constraint rules out does not suit its shape or the ranks; allow another kind")
@@ -151,8 +151,7 @@ def list_options(problem: Problem, constraints: Constraints) -> Options:
     unit = home[table[order]]
     first = np.flatnonzero((np.bincount(home)[unit] == 1) | (np.diff(unit, prepend=-1) > 0))
     chosen, load = order[first], np.add.reduceat(load[order], first, axis=0)
-    kinds, parts, width, hot = (each[chosen] for each in (kinds, parts, width, hot))
-    return Options(unit[first], kinds, parts, width, load, hot, costs.home[table[chosen]])
+    return Options(unit[first], kinds[chosen], parts[chosen], load, hot[chosen], costs.home[table[chosen]])
 
 
 def check_memory(problem: Problem, options: Options, constraints: Constraints) -> None:

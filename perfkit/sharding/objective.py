@@ -87,16 +87,15 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """Options to place tables, sorted by table: number of the table, kind, shards and their columns, and loads.
+    """Options to place tables, sorted by table: number of the table, kind, shards, and loads.
 
-    An option has 0 parts where every rank gets one, and a width where columns are split. `hot` comes on top for the
-    shard with the most popular row, which is on rank `home` for a table that is on all ranks.
+    An option has 0 parts where every rank gets one. `hot` comes on top for the shard with the most popular row, which
+    is on rank `home` for a table that is on all ranks.
     """
 
     table: np.ndarray
     kind: np.ndarray
     parts: np.ndarray
-    width: np.ndarray
     load: Array
     hot: Array
     home: np.ndarray

@@ -15,7 +15,7 @@ from perfkit.sharding.objective import set_up
 from perfkit.sharding.result import PlanPrice, ShardingResult, find_price
 from perfkit.sharding.search import Found, State, search_plan
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import Placement, Plan
+from perfkit.workloads.placement import SPLIT_BY_COLUMNS, Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
 
 #: Sort key of each rule, the largest first, which it balances over ranks; ``random`` draws the rank, ``storage``
@@ -181,9 +181,10 @@ def _plan(state: State, found: Found) -> Plan:
     owners: list[int | Placement] = [0] * len(tables)
     for members, option in zip(state.constraints.units, found.choice.tolist(), strict=True):
         at = tuple(found.rank[state.first[option] : state.first[option + 1]].tolist()) or tuple(range(state.ranks))
-        widths = (int(options.width[option]),) * len(at) if options.width[option] else ()
+        kind = str(options.kind[option])
+        widths = (tables[members[0]].dim // len(at),) * len(at) if kind in SPLIT_BY_COLUMNS else ()
         for table in members:
-            owners[table] = Placement(str(options.kind[option]), at, widths)
+            owners[table] = Placement(kind, at, widths)
     return Plan(state.ranks, tuple(owners), tuple(name_tables(tables)))
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import Array, check_choice, format_bytes, format_time
 from perfkit.platform.estimates import check_time, find_interval
-from perfkit.sharding.constraints import EVERYWHERE, Constraints
+from perfkit.sharding.constraints import Constraints
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY, SECONDS, Costs
 from perfkit.sharding.objective import MESSAGES, RESOURCES, Problem
-from perfkit.workloads.placement import BY_ROWS, Plan
+from perfkit.workloads.placement import BY_ROWS, EVERYWHERE, Plan
 from perfkit.workloads.tables import name_tables
 
 #: Columns of seconds on the device and of memory.

@@ -21,9 +21,8 @@ KINDS = ("data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wi
 #: Those that split columns, and those that split rows.
 SPLIT_BY_COLUMNS = ("column_wise", "table_column_wise")
 BY_ROWS = ("row_wise", "table_row_wise")
-
-
-_EVERYWHERE = ("data_parallel", "row_wise")  # kinds that put a part of a table on every rank
+#: Those that put a part of a table on every rank.
+EVERYWHERE = ("data_parallel", "row_wise")
 
 
 class Shard(NamedTuple):
@@ -160,7 +159,7 @@ class Plan:
             if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.ranks:
                 fault = f"table {table} is placed on rank {rank!r}; ranks go from 0 to {self.ranks - 1}"
                 raise ValueError(f"{fault}; give every table the number of an existing rank")
-        if placed and owner.kind in _EVERYWHERE and len(owner.ranks) < self.ranks:
+        if placed and owner.kind in EVERYWHERE and len(owner.ranks) < self.ranks:
             fault = f"table {table} is {owner.kind} on {len(owner.ranks)} of {self.ranks} ranks"
             raise ValueError(f"{fault}; it must name all of them")
         whole: int | Placement = owner.ranks[0] if placed and owner.kind == "table_wise" else owner
