@@ -267,7 +267,7 @@ class Prediction(Tabular):
 
     @property
     def _unhidden(self) -> str:
-        return f"if nothing overlapped{' nor waited for other ranks' * (self.serial < self.time)}"
+        return f"if nothing overlapped{' nor waited for other ranks' * (self.ranks > 1 and self.serial < self.time)}"
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
