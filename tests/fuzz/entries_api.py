@@ -201,6 +201,7 @@ MODELS = (GPT, replace(GPT, experts=4, top_k=2, capacity=1.5), SMALL)
 STRATEGY = {
     "tp": (1, 2, 8), "pp": (1, 2, 4), "dp": (1, 2, 8, 3), "cp": (1, 2), "ep": (1, 2), "micro_batch": (1, 2, 16),
     "schedule": ("1f1b", "gpipe", "interleaved", "breadth_first", "zero_bubble"), "chunks": (1, 1, 2),
+    "first_layers": (0, 0, 0, 1), "last_layers": (0, 0, 0, 1, 2),
     "zero": (0, 1, 2, 3), "checkpoint": ("none", "selective", "full"), "shards": (0, 2), "sequence_parallel": True,
     "ulysses": True, "two_level": True, "overlap": False, "tiled": True,
 }  # fmt: skip
