@@ -47,10 +47,10 @@ _SHAPES: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 _SHAPES |= {name.replace("llama-", "llama"): tuple(sizes[key] for key in _SIZES)
             for name, sizes in PRESETS.items() if "llama" in name}  # fmt: skip
-#: The same of experts, with their number and how many a token has: Qwen3 (arXiv:2505.09388), whose heads of 128 are as
-#: many here as its width has room for, which is half.
+#: The same of experts, with their number and how many a token has, and the width of a head: Qwen3 (arXiv:2505.09388).
 _EXPERTS = {
-    "qwen3-30b-a3b": (48, 2048, 16, 4, 768, 151936, 128, 8), "qwen3-235b-a22b": (94, 4096, 32, 4, 1536, 151936, 128, 8),
+    "qwen3-30b-a3b": (48, 2048, 32, 4, 768, 151936, 128, 8, 128),
+    "qwen3-235b-a22b": (94, 4096, 64, 4, 1536, 151936, 128, 8, 128),
 }  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def list_recipes(*, stated: bool = False) -> Iterator[Row]:
         n = {key: int(own) if (own := row[key].split(" ")[0]).isdigit() else 1 for key in keys}
         batch, sequence = int(row["global_batch"]), int(row["sequence"])
         about = {**_HALF, "dtype": "fp8", "attention": "flash3"} | ({} if "gpt" in name or "nemo" in name else _LLAMA)
-        about |= dict(zip(("experts", "top_k"), shape[6:], strict=False))
+        about |= dict(zip(("experts", "top_k", "head_width"), shape[6:], strict=False))
         model = _make(name, batch, sequence, shape[:6], **about)
         n["dp"] = n["gpus"] // n["tp"] // n["pp"] // n["cp"]
         n["ep"] = min(n["ep"], n["dp"])

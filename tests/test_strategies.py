@@ -130,6 +130,22 @@ def test_schedules_differ_in_bubble_and_memory() -> None:
     assert 3 / 32 < share <= 3 / 16
 
 
+def test_heads_may_be_wider_than_their_share_of_the_width() -> None:
+    """Qwen3-30B-A3B: its published parameters but for the norms of queries and keys, which are not modelled."""
+    heads = {"heads": 32, "kv_heads": 4, "head_width": 128}
+    shape = {"layers": 48, "hidden": 2048, "vocabulary": 151_936, "inner": 768, "experts": 128, "top_k": 8}
+    [graph] = Transformer.preset("llama-2-7b", **heads, **shape).graphs()
+    assert graph.parameters == 30_532_122_624 - 48 * 2 * 128
+    own, twice = (replace(GPT, head_width=width) for width in (GPT.hidden // GPT.heads, 2 * GPT.hidden // GPT.heads))
+    strategy = Strategy(tp=2, dp=2, cp=2, checkpoint="full")
+    plain, same, more = (price(model, strategy) for model in (GPT, own, twice))
+    assert same == plain and more["context"] > plain["context"] and more["needs"] > plain["needs"]
+    events = predict(twice, "a100-sxm-8", strategy=strategy)
+    assert events.time == pytest.approx(more["time"], rel=0.05)
+    with pytest.raises(ValueError, match=r"heads is 30; it must divide hidden, 2048; change one of them, or give head"):
+        replace(GPT, heads=30)
+
+
 def test_experts_are_shared_and_tokens_go_to_them() -> None:
     """Mixtral 8x7B has 46.7 billion weights, 12.9 of which a token uses (arXiv:2401.04088, section 2)."""
     shape = {"kv_heads": 8, "inner": 14336, "experts": 8, "top_k": 2, "dtype": "bf16", "attention": "flash2"}

@@ -47,9 +47,9 @@ def model_state_bytes(
 
 
 def activation_bytes(
-    batch: Values, sequence: Values, hidden: Values, *, heads: Values, kv_share: Values = 1.0, inner: Values = 0,
-    gated: bool = False, fused: bool = False, dropout: bool = True, tensor: Values = 1, sharing: Values = 1,
-    recompute: str = "none", itemsize: float = 2.0,
+    batch: Values, sequence: Values, hidden: Values, *, heads: Values, kv_share: Values = 1.0, width: Values = 0,
+    inner: Values = 0, gated: bool = False, fused: bool = False, dropout: bool = True, tensor: Values = 1,
+    sharing: Values = 1, recompute: str = "none", itemsize: float = 2.0,
 ) -> Values:  # fmt: skip
     """Memory of the activations that a layer keeps for its backward pass.
 
@@ -61,6 +61,8 @@ def activation_bytes(
         Attention heads [-].
     kv_share : float or array, optional
         Heads of keys and values for each head of queries [-].
+    width : int or array, optional
+        Width of all heads of queries; that of the layer unless given [-].
     inner : int or array, optional
         Width between the products of a layer; four times the width unless given [-].
     gated : bool, optional
@@ -103,6 +105,6 @@ def activation_bytes(
     if check_choice("recompute", recompute, RECOMPUTED) == "full":
         return itemsize * tokens * hidden / sharing
     rest = tokens * hidden * (4 * itemsize + 2 * mask) / sharing
-    shared = itemsize * tokens * (hidden * (2 + 2 * kv_share) + wide * (3 if gated else 2)) / tensor
+    shared = itemsize * tokens * ((width or hidden) * (2 + 2 * kv_share) + wide * (3 if gated else 2)) / tensor
     scores = 0.0 if fused or recompute == "selective" else heads * sequence * tokens * (itemsize * (1 + mask) + mask)
     return rest + shared + scores / tensor

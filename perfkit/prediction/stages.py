@@ -176,8 +176,9 @@ class _Maker:
         ring, with their gradients in the backward pass.
         """
         s, m = self.s, self.model
-        width = m.hidden / m.heads * np.ceil((m.kv_heads or m.heads) / s.tp)
-        swapped, step = (m.hidden / s.tp + width) / 2.0, (4.0 if gradients else 2.0) * width
+        head = m.head_width or m.hidden / m.heads
+        width = head * np.ceil((m.kv_heads or m.heads) / s.tp)
+        swapped, step = (head * m.heads / s.tp + width) / 2.0, (4.0 if gradients else 2.0) * width
         operation, size, count = ("all_to_all", swapped, 3) if s.ulysses else ("send_recv", step, s.cp - 1)
         if s.cp == 1:
             return []

@@ -299,11 +299,12 @@ def _share_sequences(own: _Iterations, phase: str, numbers: Array) -> tuple[Arra
     values go around a ring, and then their gradients too, or sequences are exchanged for heads.
     """
     s, p, m = own.s, own.parts, own.model
-    width = m.hidden / m.heads * np.ceil((m.kv_heads or m.heads) / s.tp)
+    head = m.head_width or m.hidden / m.heads
+    width = head * np.ceil((m.kv_heads or m.heads) / s.tp)
     nbytes = (2.0 if phase == "forward" else 4.0) * numbers * width
     step = price_messages(own.platform, "send_recv", nbytes, np.minimum(s.cp, 2), s.tp)
     passed = (s.cp - 1) * np.maximum(step - p[f"attention.{phase}"] / s.cp, 0.0)
-    swapped = numbers * (m.hidden / s.tp + width) / 2.0  # mean of queries, keys, values and what comes of them
+    swapped = numbers * (head * m.heads / s.tp + width) / 2.0  # mean of queries, keys, values and what comes of them
     swapped = price_messages(own.platform, "all_to_all", swapped, np.where(s.ulysses, s.cp, 1), s.tp)
     parts = (s.cp - 1) * (1.0 + p[f"attention.host.{phase}"] / p["call"])  # each with its kernel
     return np.where(s.ulysses, 4.0 * swapped, passed), np.where(s.ulysses, 4.0 * (s.cp > 1), parts)
@@ -318,6 +319,7 @@ def _measure(own: _Iterations, weights: Array) -> Array:
     wide_inner = (m.inner or 4 * m.hidden) * (m.routed if m.experts else 1.0)
     sizes: dict[str, Any] = {
         "heads": m.heads, "kv_share": (m.kv_heads or m.heads) / m.heads, "inner": wide_inner, "gated": m.gated,
+        "width": m.head_width * m.heads,
         "fused": m.attention not in UNFUSED, "dropout": m.dropout > 0, "tensor": s.tp, "sharing": s.rows,
         "itemsize": own.itemsize,
     }  # fmt: skip

@@ -142,7 +142,7 @@ def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
 
 def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     """Self-attention with its projections."""
-    head, heads = model.hidden // model.heads, cut.part(model.heads)
+    head, heads = model.head_width or model.hidden // model.heads, cut.part(model.heads)
     hidden, kv = head * heads, head * cut.part(model.kv_heads) if model.kv_heads else head * heads
     if model.causal and not model.rotary and np.all(kv == hidden):
         q, k, v = layers.split(tape, _project(tape, model, x, 3 * hidden), 3)

@@ -72,7 +72,7 @@ class Transformer:
     hidden : int
         Width [-].
     heads : int
-        Attention heads; they divide the width [-].
+        Attention heads; they divide the width, unless theirs is given [-].
     vocabulary : int
         Tokens known [-].
     positions : int
@@ -104,6 +104,8 @@ class Transformer:
         gradients, reduced with the last micro-batch (``zero1``) or with each (``zero2``); weights too (``fsdp``).
     kv_heads : int
         Heads of keys and values, which divide the others; 0 for as many [-].
+    head_width : int
+        Width of a head, as of Qwen3; 0 for the width over the heads [-].
     inner : int
         Width between the products of a layer; 0 for four times the width [-].
     dropout : float
@@ -160,6 +162,7 @@ class Transformer:
     accumulate: int = 1
     parallel: str = "ddp"
     kv_heads: int = 0
+    head_width: int = 0
     inner: int = 0
     dropout: float = 0.0
     norm: str = "layer"
@@ -176,7 +179,7 @@ class Transformer:
         layers = check_positive("layers", self.layers, integer=True, maximum=10_000)  # memory is finite
         known = {"layers": layers, **{key: check_size(key, getattr(self, key)) for key in SIZES}}
         micro = check_positive("accumulate", self.accumulate, integer=True, maximum=10_000 // layers)
-        for key in ("kv_heads", "inner", "experts"):
+        for key in ("kv_heads", "head_width", "inner", "experts"):
             known[key] = check_positive(key, getattr(self, key), integer=True, zero=True)
         known["top_k"] = check_positive("top_k", self.top_k, integer=True, maximum=self.experts or 1)
         known["capacity"] = check_positive("capacity", self.capacity, maximum=1e3)
@@ -187,8 +190,9 @@ class Transformer:
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
         if np.any(self.heads % (self.kv_heads or 1)):
             raise ValueError(f"kv_heads is {self.kv_heads}; it must divide heads, {self.heads}; change one of them")
-        if np.any(self.hidden % self.heads):
-            raise ValueError(f"heads is {self.heads}; it must divide hidden, {self.hidden}; change one of them")
+        if not self.head_width and np.any(self.hidden % self.heads):
+            fault = f"heads is {self.heads}; it must divide hidden, {self.hidden}"
+            raise ValueError(f"{fault}; change one of them, or give head_width")
         if np.any(self.sequence > self.positions):
             fault = f"sequence is {self.sequence}; the model has {self.positions} positions"
             raise ValueError(f"{fault}; shorten it or raise positions")
@@ -269,7 +273,7 @@ class Transformer:
             check_choice("argument", key, [each.name for each in fields(cls)[4:-1]])
         values: dict[str, Any] = {**sizes, **(_LLAMA if family == "llama" else {})}
         plain = cls(name, family != "bert", 1, 1, **values)
-        shape = {"layers", "hidden", "heads", "vocabulary", "kv_heads", "inner", *_LLAMA} & changes.keys()
+        shape = {"layers", "hidden", "heads", "vocabulary", "kv_heads", "head_width", "inner", *_LLAMA} & changes.keys()
         changed = any(np.any(changes[key] != getattr(plain, key)) for key in shape)
         length = changes.get("positions", plain.positions) if plain.causal else 128
         values |= {**changes, "sequence": length if sequence is None else sequence}
