@@ -140,7 +140,7 @@ def list_recipes(*, stated: bool = False) -> Iterator[Row]:
         n = {key: int(own) if (own := row[key].split(" ")[0]).isdigit() else 1 for key in keys}
         batch, sequence = int(row["global_batch"]), int(row["sequence"])
         about = {**_HALF, "dtype": "fp8", "attention": "flash3"} | ({} if "gpt" in name or "nemo" in name else _LLAMA)
-        about |= dict(zip(("experts", "top_k", "head_width"), shape[6:], strict=False))
+        about |= {**dict(zip(("experts", "top_k", "head_width"), shape[6:], strict=False)), "qk_norm": "qwen3" in name}
         model = _make(name, batch, sequence, shape[:6], **about)
         n["dp"] = n["gpus"] // n["tp"] // n["pp"] // n["cp"]
         n["ep"] = min(n["ep"], n["dp"])

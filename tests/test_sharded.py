@@ -150,18 +150,21 @@ def list_products(graph: Graph) -> list[tuple[Any, ...]]:
     return sorted((label[0], min(m, n), max(m, n), k, sent) for label, m, n, k, sent in found if label[0] in kept)
 
 
-@pytest.mark.parametrize(("name", "head"), [("llama-3-8b", 0), ("llama-3-8b", 24), ("gpt2", 0)])
+@pytest.mark.parametrize(("name", "head"), [("llama-3-8b", 0), ("llama-3-8b", 24), ("qwen3", 24), ("gpt2", 0)])
 def test_products_are_those_of_transformers(name: str, head: int) -> None:
     """Norms, positions and activations differ: there they are many small operations, here the kernels of GPUs."""
     theirs = pytest.importorskip("transformers", reason="needs transformers: pip install 'perfkit[models]'")
     about = {"layers": 2, "heads": 4, "batch": 4, "dropout": 0.1 * (name == "gpt2"), "head_width": head}
-    model = Transformer.preset(name, **about, **(TINY | MORE[name]))
+    base = name.replace("qwen3", "llama-3-8b")
+    model = Transformer.preset(base, qk_norm=name == "qwen3", **about, **(TINY | MORE[base]))
     if name == "gpt2":
         config = theirs.GPT2Config(304, 48, 64, 2, 4, use_cache=False)
         kind = theirs.GPT2LMHeadModel
     else:
         more = {"num_key_value_heads": 2, "max_position_embeddings": 48, "use_cache": False, "head_dim": head or 16}
         config, kind = theirs.LlamaConfig(304, 64, 176, 2, 4, **more), theirs.LlamaForCausalLM
+        if name == "qwen3":  # with norms of queries and keys
+            config, kind = theirs.Qwen3Config(304, 64, 176, 2, 4, **more), theirs.Qwen3ForCausalLM
 
     def make_step() -> Callable[[], Any]:
         net = kind(config).to("cuda")

@@ -131,11 +131,11 @@ def test_schedules_differ_in_bubble_and_memory() -> None:
 
 
 def test_heads_may_be_wider_than_their_share_of_the_width() -> None:
-    """Qwen3-30B-A3B: its published parameters but for the norms of queries and keys, which are not modelled."""
+    """Qwen3-30B-A3B has its published parameters."""
     heads = {"heads": 32, "kv_heads": 4, "head_width": 128}
     shape = {"layers": 48, "hidden": 2048, "vocabulary": 151_936, "inner": 768, "experts": 128, "top_k": 8}
-    [graph] = Transformer.preset("llama-2-7b", **heads, **shape).graphs()
-    assert graph.parameters == 30_532_122_624 - 48 * 2 * 128
+    [graph] = Transformer.preset("llama-2-7b", qk_norm=True, **heads, **shape).graphs()
+    assert graph.parameters == 30_532_122_624
     own, twice = (replace(GPT, head_width=width) for width in (GPT.hidden // GPT.heads, 2 * GPT.hidden // GPT.heads))
     strategy = Strategy(tp=2, dp=2, cp=2, checkpoint="full")
     plain, same, more = (price(model, strategy) for model in (GPT, own, twice))

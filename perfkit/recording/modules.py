@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD
 _BUILT = {
     "embedding": "separate", "fused": False, "compiled": False, "checkpoint": False, "accumulate": 1,
     "parallel": "ddp", "kv_heads": 0, "head_width": 0, "inner": 0, "dropout": 0.0, "norm": "layer", "gated": False,
-    "rotary": False, "tie": True, "bias": True}  # fmt: skip
+    "rotary": False, "qk_norm": False, "tie": True, "bias": True}  # fmt: skip
 
 
 def _mlp(widths: Sequence[int], *, last_relu: bool) -> list[nn.Module]:

@@ -148,6 +148,9 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
         q, k, v = layers.split(tape, _project(tape, model, x, 3 * hidden), 3)
     else:
         q, k, v = (_project(tape, model, x, size) for size in (hidden, kv, kv))
+    if model.qk_norm:
+        apart = (layers.norm(tape, "rms", each.view(*each.shape[:2], each.shape[-1] // head, head)) for each in (q, k))
+        q, k = (own.view(*each.shape) for own, each in zip(apart, (q, k), strict=True))
     if model.rotary:
         angles = tape.tensor(cut.sequence, head // 2, itemsize=8)
         q, k = (layers.rotate(tape, each, angles) for each in (q, k))

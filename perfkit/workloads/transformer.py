@@ -44,7 +44,8 @@ _CHOICES = {
     "attention": (*UNFUSED, "fused", *ATTENTION), "dtype": (*ITEMSIZE, "fp8"), "optimizer": ("adamw", "sgd"),
     "parallel": PARALLEL, "norm": ("layer", "rms"),
 }  # fmt: skip
-_SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias")
+_SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias",
+             "qk_norm")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ class Transformer:
         Whether a product with an activation of SiLU gates another one (SwiGLU).
     rotary : bool
         Whether positions rotate queries and keys, as complex numbers, in place of an embedding.
+    qk_norm : bool
+        Whether queries and keys are normed head by head, as of Qwen3.
     tie : bool
         Whether the head shares the embedding of words.
     bias : bool
@@ -168,6 +171,7 @@ class Transformer:
     norm: str = "layer"
     gated: bool = False
     rotary: bool = False
+    qk_norm: bool = False
     tie: bool = True
     bias: bool = True
     experts: int = 0
