@@ -277,6 +277,10 @@ def test_views_sum_to_the_time_and_the_trace_holds_some_ranks_of_every_kind(tmp_
     assert modules["share"].sum() == pytest.approx(1)
     path = prediction.critical_path()
     assert (path["end_s"] - path["start_s"]).sum() == time and set(path["rank"]) <= set(idle["rank"])
+    large = predict(Transformer.gpt2(batch=64, dtype="bf16"), H100)  # its kernels set the pace
+    path = large.critical_path().with_columns(seconds=polars.col("end_s") - polars.col("start_s"))
+    assert path["name"][-1] == "handover" and path["seconds"].sum() == pytest.approx(large.time)
+    assert path.filter(stream="compute")["seconds"].sum() > 0.99 * large.time
     assert prediction.timeline("stage")["phase"].unique().sort().to_list() == ["backward", "forward", "update"]
     assert prediction.timeline("module", depth=1).height < prediction.timeline().height
     for bad, message in (({"rank": 8}, "rank is 8; the ranks are 0 to 7"), ({"depth": 0}, "depth is 0")):

@@ -1,6 +1,7 @@
 """Views of an iteration: its parts, operations, modules, idle time, communication and critical path."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -258,11 +259,13 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
 
     The path is followed backward from the last operation. It is recorded after one whole period, so that a delay of a
     rank at the end of an iteration, which the next one absorbs, is left out. Steps before the iteration belong to the
-    previous one.
+    previous one. What the period has beyond what was simulated follows at the end.
     """
     import polars
 
-    period, near, steps = lanes[0].period, _EQUAL * lanes[0].period, []
+    added, steps = lanes[0].added, list[tuple[Any, ...]]()
+    lanes = [replace(lane, period=lane.period - sum(added.values())) for lane in lanes]  # in which operations follow
+    period, near = lanes[0].period, _EQUAL * lanes[0].period
     last = max(float(lane.ends.max(initial=-np.inf)) for lane in lanes)
     most = 8 * sum(len(lane.starts) for lane in lanes)
     for lane, stream, place, start, end in islice(_walk_back(lanes), most) if period > 0 else ():
@@ -272,8 +275,12 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
         if end > start + near:
             name, kind, _, phase, module = lane.kind.graph.labels[place]
             steps.append((lane.kind.ranks[0], stream, place, name, kind, phase, module, start, end))
+    steps.reverse()
+    for name, seconds in added.items():
+        steps.append((lanes[0].kind.ranks[0], "host", None, name, name, "", "", last, last + seconds))
+        last += seconds
     columns = ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")
-    return polars.DataFrame(steps[::-1], schema=columns, orient="row")
+    return polars.DataFrame(steps, schema=columns, orient="row")
 
 
 def find_throughput(prediction: Any) -> dict[str, float]:

@@ -190,7 +190,7 @@ class Prediction(Tabular):
         """The chain of operations that sets the time: each starts when the previous one ends, on any rank and stream.
 
         Columns rank, stream (``host`` while an operation is launched), operation, name, kind, phase, module, start_s,
-        end_s [s]; the steps sum to the time.
+        end_s [s]; ``handover`` and ``loading`` are no operations and stand at the end; the steps sum to the time.
         """
         return accounts.find_critical_path(self._timeline.lanes)
 
