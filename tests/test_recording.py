@@ -365,6 +365,15 @@ def test_real_whole_numbers_decide_sizes() -> None:
     assert found == [((2, 3), 3, [1, 3, 3, 2], 5)] * 2
 
 
+@pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+def test_a_step_that_was_captured_for_another_device_says_so() -> None:
+    for device, same, other in (("cpu", "zen5-2", "h100-sxm-8"), ("cuda", "h100-sxm-8", "zen5-2")):
+        graph = capture(nn.Linear(64, 64), torch.ones(32, 64), device=device)
+        text = f"captured with device={device!r}"
+        assert not any(text in warning for warning in predict(graph, same).warnings)
+        assert any(text in warning for warning in predict(graph, other).warnings)
+
+
 def test_a_lazy_module_is_captured() -> None:
     """Whether it is built in the sandbox or before, and whether the optimizer is made before it knows its sizes."""
     model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyBatchNorm1d(), nn.Linear(8, 1))

@@ -108,6 +108,8 @@ class Graph(Tabular):
         What was assumed where it was recorded; predictions of it carry these as warnings.
     execution : str
         ``eager``, ``compiled``, where element-wise work is merged, or ``graphs``, where the host launches all at once.
+    device : str
+        Kind of device that it was captured for, ``cpu`` or ``cuda``; empty where it was not captured.
     """
 
     labels: tuple[Label, ...]
@@ -130,6 +132,7 @@ class Graph(Tabular):
     allocations: np.ndarray = field(default_factory=partial(np.zeros, (0, 2)))
     notes: tuple[str, ...] = ()
     execution: str = "eager"
+    device: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
