@@ -45,7 +45,9 @@ def test_days_and_money_of_a_training() -> None:
     assert costs["cost"].is_sorted() and len(costs) == len(found.table())
     fastest = costs.sort("time").row(0, named=True)
     assert fastest["days"] == pytest.approx(1e11 / (64 * 2048) * best["time"] / 86400)
-    assert fastest["cost"] == pytest.approx(2.0 * fastest["days"] * 24 * 16) and costs["ranks"][0] == 8
+    assert fastest["cost"] == pytest.approx(2.0 * fastest["days"] * 24 * fastest["ranks"])
+    used = found.table().select(pl.col("time") * pl.col("ranks")).to_series()
+    assert costs["time"][0] * costs["ranks"][0] == used.min()
 
 
 def test_one_strategy_needs_no_count_of_ranks() -> None:

@@ -128,6 +128,7 @@ def test_prose_says_what_outputs_show(path: Path) -> None:
     cells = read_cells(path)
     outputs = "\n".join(read_outputs(cell) for _, _, cell in cells)
     assert find_unproved("\n".join(source for kind, source, _ in cells if kind == "markdown"), outputs) == []
+    assert " at 0x" not in outputs, "nobody reads the address of an object"
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)

@@ -100,9 +100,12 @@ def test_schedules_hold_no_more_than_all_and_no_less_than_one(m: int, p: int, v:
 
 
 @given(seconds, seconds, count)
-def test_exposed_time_is_between_a_piece_and_all(n: float, compute: float, k: int) -> None:
+def test_exposed_time_is_what_pieces_take_that_are_made_and_then_sent(n: float, compute: float, k: int) -> None:
     exposed = float(exposed_time(n, compute=compute, pieces=k))
-    assert max(n / k, n - compute) * (1 - 1e-9) <= exposed <= n * (1 + 1e-9)
+    ends = [0.0]  # piece by piece: when it has been made, and then sent
+    for piece in range(1, k + 1):
+        ends.append(max(ends[-1], piece * compute / k) + n / k)
+    assert exposed == pytest.approx(ends[-1] - compute, abs=1e-9 * (n + compute))
     assert exposed_time(n, compute=0.0, pieces=k) == pytest.approx(n)
 
 

@@ -206,6 +206,13 @@ def test_a_search_goes_the_same_way_on_every_processor(ranks: int, kind: str, mo
             assert price is None or there.baselines[name].plan == price.plan  # type: ignore[union-attr]
 
 
+def test_messages_may_be_so_short_that_all_take_the_same_time() -> None:
+    about = {"bottom": [240], "top": [308], "exponent": 0.5, "embedding": "exact", "optimizer": "adagrad"}
+    model = DLRM(rows=7748, dim=32, pooling=20, features=357, batch=656, **about)
+    found = find(model, "h100-sxm-8x8", ranks=16, steps=10)
+    assert 0 < found.bound <= found.prediction.time
+
+
 def test_steps_bound_a_search_in_place_of_seconds() -> None:
     few, many = (find(steps=steps) for steps in (100, 2000))
     assert many.prediction.time < few.prediction.time and many.work > 5 * few.work

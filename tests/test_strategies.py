@@ -36,7 +36,7 @@ MANY = [
 #: What replicas share, and how the model differs.
 WAYS: list[tuple[int, dict[str, Any]]] = [
     (0, {}), (1, {"mixed": True}), (2, {"mixed": True}), (3, {"mixed": True}), (0, {"accumulate": 4}),
-    (3, {"accumulate": 4}), (3, {"checkpoint": True}),
+    (3, {"accumulate": 4}), (3, {"checkpoint": True}), (2, {"mixed": True, "accumulate": 4}),
 ]  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_replicas_take_what_the_event_loop_takes() -> None:
             # streams of their own reserve gradients that are shared, and what is gathered of embeddings
             own = (4 if model.mixed else 2) * 1.32e9 / 8 + 2 * (50257 + 1024) * 2048
             assert found["needs"] == pytest.approx(wanted.memory().total + (zero > 0) * own, rel=0.3)
-    assert np.abs(np.log(ratios)).max() < 0.07 and np.abs(np.log(ratios)).mean() < 0.035, ratios
+    assert np.abs(np.log(ratios)).max() < 0.04 and np.abs(np.log(ratios)).mean() < 0.02, ratios
 
 
 def test_products_of_all_layouts_err_together() -> None:
@@ -202,14 +202,15 @@ def test_heads_or_keys_go_round_and_shards_stay_near() -> None:
     whole, hybrid, none = (price(GPT, Strategy(dp=64, overlap=False, **way), "a100-sxm-8x8") for way in ways)
     assert whole["needs"] < hybrid["needs"] < none["needs"]
 
-    def take(operation: str, ranks: int, algorithm: str | None = None, part: int = 1) -> float:
-        sizes = [12 * 2048**2 + 13 * 2048] * 24  # layer by layer, and what is not in one
-        sizes.append(graph.parameters - sum(sizes))
-        about = {"ranks": ranks, "algorithm": algorithm}
-        return sum(many.collective(operation, 2.0 * size / part, **about).time for size in sizes)
+    sizes = [12 * 2048**2 + 13 * 2048] * 24  # layer by layer, and what is not in one, which stays whole till the end
+    sizes.append(graph.parameters - sum(sizes))
 
-    near = 2 * take("all_gather", 8) + take("reduce_scatter", 8) + take("all_reduce", 8, "rail", 8)
-    far = 2 * take("all_gather", 64) + take("reduce_scatter", 64)
+    def take(operation: str, ranks: int, algorithm: str | None = None, part: int = 1, count: int = 25) -> float:
+        about = {"ranks": ranks, "algorithm": algorithm}
+        return sum(many.collective(operation, 2.0 * size / part, **about).time for size in sizes[:count])
+
+    near, far = (take("all_gather", n) + take("all_gather", n, count=24) + take("reduce_scatter", n) for n in (8, 64))
+    near += take("all_reduce", 8, "rail", 8)
     assert hybrid["replicas"] - whole["replicas"] == pytest.approx(near - far, rel=1e-6)
 
 

@@ -174,7 +174,7 @@ def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) 
     Returns
     -------
     exposed : same kind as `communication`
-        n / k + max(0, n (1 - 1 / k) - compute) [s].
+        n / k + (1 - 1 / k) max(0, n - compute) [s]: two stages through which k pieces go one after another.
 
     Examples
     --------
@@ -183,8 +183,7 @@ def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) 
     >>> round(float(exposed_time(0.012, compute=0.03, pieces=24)), 6)
     0.0005
     """
-    last = communication / pieces
-    return last + np.maximum(communication - last - compute, 0.0)
+    return communication / pieces + (1.0 - 1.0 / pieces) * np.maximum(communication - compute, 0.0)
 
 
 def compressed_time(

@@ -1,6 +1,7 @@
 """A micro-batch of a strategy on one rank: what it computes and sends, recorded and priced by its parts."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -108,6 +109,15 @@ def count_experts(model: Transformer, s: Strategy) -> Array:
     """Numbers of the experts of a layer on a rank."""
     each = (2 + model.gated) * model.hidden * np.ceil((model.inner or 4 * model.hidden) / s.tp)
     return np.asarray((model.experts // s.ep) * each)
+
+
+def size_copies(s: Strategy, micro: Any, narrow: float) -> tuple[Array, float]:
+    """How large copies before a reduction and around a gather are, relative to one of as many sums of gradients.
+
+    A message is filled from gradients as they are computed, unless those of several micro-batches were added up before.
+    """
+    straight = np.greater(s.zero, 0) & (s.scattered | np.equal(micro, 1))
+    return np.where(straight, (1.0 + narrow) / 2.0, 1.0), narrow
 
 
 def join_hosts(rank: RankTimes, durations: Array, whole: Fit | None) -> RankTimes:

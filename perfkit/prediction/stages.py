@@ -11,7 +11,7 @@ from perfkit.ground.units import Array, check_type, show
 from perfkit.models.pipelines import CHUNKED, Step, list_steps
 from perfkit.platform.platform import Platform
 from perfkit.prediction.memory import WORKSPACE
-from perfkit.prediction.micro_batches import CORES, PAIRS, REGIONS, count_experts, record_micro_batch
+from perfkit.prediction.micro_batches import CORES, PAIRS, REGIONS, count_experts, record_micro_batch, size_copies
 from perfkit.prediction.ranks import find_graphs
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
@@ -128,8 +128,9 @@ class _Maker:
         self.model, self.s, self.graph, self.table = model, s, graph, _Table(graph)
         self.micro, self.chunks = int(model.batch // (s.dp * s.micro_batch)), s.chunks * (s.schedule in CHUNKED) or 1
         self.itemsize = ITEMSIZE.get(model.dtype, 2)
+        self.wide = 4 if model.mixed else self.itemsize  # of sums of gradients
         self.numbers = self.itemsize * s.micro_batch * model.sequence / s.cp  # bytes of a column of activations
-        self.owners = int((s.shards or s.dp) * s.cp)
+        self.owners = int(s.owners)
         self.routed = count_experts(model, s)  # numbers of experts of a layer
         self.passes = {(region, phase): self.record(region, phase) for region in REGIONS for phase in _PHASES}
         [self.packing] = self.table.find("packing", "update")
@@ -141,9 +142,12 @@ class _Maker:
         split = inside and s.schedule == "zero_bubble"
         if phase != "forward":
             late = np.array([split and table.labels[row][1:3] == ("gemm", "tn") for row in rows], dtype=bool)
+            added = np.array([table.labels[row][0] == "add_" for row in rows], dtype=bool)
+            if s.scattered:
+                held = [table.copy(row, "backward", 1.0 / self.owners) for row in rows[added]]
+                rows[added] = held
             # gradients of a single micro-batch are added to nothing
-            added = [self.micro == 1 and table.labels[row][0] == "add_" for row in rows]
-            rows = rows[(late == (phase == "weights")) & ~np.array(added, dtype=bool)]
+            rows = rows[(late == (phase == "weights")) & ~(added & (self.micro == 1))]
         return self.exchange(rows, phase) if inside and phase != "weights" else table.make_block(rows)
 
     def exchange(self, rows: Array, phase: str) -> _Block:
@@ -190,15 +194,16 @@ class _Maker:
         whole, experts = float(self.weights[region][-1]), self.routed * (region == "layers")
         name, when = "layers.0" if region == "layers" else region, "backward" if reduces else phase
         operation = "all_gather" if not reduces else "reduce_scatter" if s.zero else "all_reduce"
-        itemsize = (4 if self.model.mixed else self.itemsize) if reduces else self.itemsize
+        itemsize = self.wide if reduces else self.itemsize
         groups, few = s.dp * s.cp // self.owners, max(self.owners // s.ep, 1)
         sends = [(operation, whole - experts, self.owners, _REPLICAS), (operation, experts, few, _ROUTED)]
         if reduces:
             sends.append(("all_reduce", (whole - experts) / (self.owners if s.zero else 1), groups, _ACROSS))
         if self.owners * groups > 1:
-            copies = 2 if reduces and not s.zero else 1
-            packing = table.copy(self.packing, when, whole / sum(float(own[-1]) for own in self.weights.values()))
-            program.run(table.make_block([packing] * copies))
+            part = whole / sum(float(own[-1]) for own in self.weights.values())
+            size = float(size_copies(s, self.micro, self.itemsize / self.wide)[not reduces])
+            packing = table.copy(self.packing, when, part * size)
+            program.run(table.make_block([packing] * (2 if reduces and not s.zero else 1)))
         sent = [program.send(table.send(name_, when, name, itemsize * numbers, group), layer)
                 for name_, numbers, ranks, group in sends if ranks > 1 and numbers]  # fmt: skip
         program.wait(*sent if not s.overlap else ())
@@ -233,7 +238,7 @@ class _Maker:
                 program.wait(*given.pop(step, ()))
             due += self.run(program, step, units[step.chunk], given, ready)
             sent = self.pass_on(program, step, stage)
-            if s.zero > 1 and step.micro < self.micro - 1 and s.schedule != "breadth_first":  # summed up with each
+            if s.scattered and step.micro < self.micro - 1:
                 due += [number for unit in ready for number in self.share(program, unit, "reduce")]
                 program.wait(*due)
                 ready.clear()
@@ -260,24 +265,24 @@ class _Maker:
         `given` is what units wait for, `ready` are those whose gradients nobody has reduced yet.
         """
         s, forward, last = self.s, step.phase == "forward", step.micro == self.micro - 1
-        once, due = s.schedule == "breadth_first", list[int]()
-        gathers = s.zero > (1 if forward else 2) and step.phase != "weights" and (not once or step.micro == 0)
+        due = list[int]()
+        gathers = s.zero > (1 if forward else 2) and step.phase != "weights" and (s.scattered or step.micro == 0)
         order = units if forward else units[::-1]
         if step.phase == "weights":
             order = [unit for unit in order if unit[0] == "layers"]
         for place, unit in enumerate(order):
             if gathers:
                 for later in order[place : place + 1 + s.overlap]:
-                    if later not in given:
+                    if later not in given and (forward or later[0] == "layers"):  # the ends stay whole
                         given[later] = self.share(program, later, "forward" if forward else "backward")
             program.wait(*given.pop(unit, ()))
             program.run(self.passes[unit[0], step.phase], unit[1])
+            if step.phase != "weights" and (s.pp == 1 or unit == order[-1]):  # the host joins before it waits
+                program.run(self.table.late)
             whole = step.phase == ("weights" if s.schedule == "zero_bubble" and unit[0] == "layers" else "backward")
-            if whole and (last or (s.zero > 1 and not once)):
+            if whole and (last or s.scattered):
                 ready.append(unit)
                 due += self.share(program, ready.pop(), "reduce") if s.overlap else ()
-        if step.phase != "weights":  # the host joins before what it waits for
-            program.run(self.table.late)
         return due
 
     def receive(self, program: _Program, step: Step, stage: int) -> list[int]:

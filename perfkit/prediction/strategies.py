@@ -14,7 +14,7 @@ from perfkit.models.pipelines import CHUNKED, bubble_time, exposed_time, held_ba
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.memory import WORKSPACE
-from perfkit.prediction.micro_batches import ODD, REGIONS, count_experts, price_messages, price_part
+from perfkit.prediction.micro_batches import ODD, REGIONS, count_experts, price_messages, price_part, size_copies
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error
 from perfkit.workloads.blocks import UNFUSED, Cut
 from perfkit.workloads.strategy import Strategy, spread_layers
@@ -77,12 +77,14 @@ def price_strategies(
             parts.setdefault(name, np.zeros(len(structure)))[members] = values[1 + place]
     parts["layers.backward"] += np.where(s.checkpoint == "selective", parts["attention.forward"], 0.0)
     micro, ends = model.batch / (s.dp * s.micro_batch), spread_layers(model.layers, s)
-    for name in [f"{region}{own}" for region in REGIONS for own in (".", ".host.")]:
-        parts[f"{name}backward"] += np.where(micro > 1, parts[f"{name}added"], 0.0)  # a single one is added to nothing
+    held = np.where(s.scattered, s.owners, 1)
+    for name, ranks in [(f"{region}{own}", ranks) for region in REGIONS for own, ranks in ((".", held), (".host.", 1))]:
+        # a single gradient is added to nothing
+        parts[f"{name}backward"] += np.where(micro > 1, parts[f"{name}added"] / ranks, 0.0)
     chunks = np.where(np.isin(s.schedule, CHUNKED), s.chunks, 0)
     itemsize, overlap = ITEMSIZE.get(model.dtype, 2), platform.context.overlap
-    contention = overlap["contention"] if overlap else 0.0
-    return _Iterations(model, platform, s, parts, micro, ends, ends[1], chunks, itemsize, contention).add_up()
+    contention, wide = overlap["contention"] if overlap else 0.0, 4 if model.mixed else itemsize
+    return _Iterations(model, platform, s, parts, micro, ends, ends[1], chunks, itemsize, wide, contention).add_up()
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class _Iterations:
     layers: Array  # of the largest between
     chunks: Array  # of each stage; 0 where nothing hides its messages
     itemsize: int  # of activations and of weights in use
+    wide: int  # of sums of gradients
     contention: float  # share that collectives take from kernels beside them
 
     @property
@@ -106,15 +109,10 @@ class _Iterations:
         """What was fitted to whole iterations of several ranks."""
         return self.platform.context.find_iteration(self.model.family, 2)
 
-    @property
-    def owners(self) -> Array:
-        """Ranks that share what replicas share."""
-        return np.asarray(np.where(self.s.shards > 0, self.s.shards, self.s.dp) * self.s.cp)
-
     def average(self, weights: Array) -> Array:
         """Ranks that share a weight on average, as those that share experts share them with fewer others."""
         share = self.layers * count_experts(self.model, self.s) / weights
-        return 1.0 / ((1.0 - share) / self.owners + share / np.maximum(self.owners // self.s.ep, 1))
+        return 1.0 / ((1.0 - share) / self.s.owners + share / np.maximum(self.s.owners // self.s.ep, 1))
 
     def gather(self, *names: str) -> tuple[Array, Array]:
         """What the slowest stage has of some parts, and all stages together."""
@@ -156,13 +154,14 @@ class _Iterations:
 
     def count_rounds(self) -> tuple[Array, Array, Array]:
         """How often replicas reduce gradients, gather weights, and gather them again."""
-        each, zero = np.where(self.s.schedule == "breadth_first", 1.0, self.micro), self.s.zero
-        gathered = np.choose(zero, [0.0, 1.0, each, each])
-        return np.where(zero > 1, each, 1.0), gathered, np.where(zero > 2, each, 0.0)
+        each, zero = np.where(self.s.scattered, self.micro, 1.0), self.s.zero
+        return each, np.where(zero > 0, each, 0.0), np.where(zero > 2, each, 0.0)
 
     def copy(self, packed: Array, reduced: Array, gathered: Array, again: Array) -> Array:
         """Time of copies around messages for a number of each [s]; those of whole gradients are packed and unpacked."""
-        copies = reduced + np.where(self.s.zero > 0, 0.0, packed) + gathered + again
+        one, narrow = size_copies(self.s, self.micro, self.itemsize / self.wide)
+        inner = self.layers * self.parts["layers.weights"] / self.gather("weights")[0]  # ends stay whole
+        copies = one * reduced + np.where(self.s.zero > 0, 0.0, packed) + narrow * (gathered + inner * again)
         return np.asarray(np.where(self.s.dp * self.s.cp > 1, copies, 0.0) * self.parts["packing"])
 
     def share_stages(self) -> dict[str, Array]:
@@ -218,19 +217,21 @@ class _Iterations:
                 total, slowest=slowest, stages=s.pp, chunks=passes, delayed=delayed, micro_batches=self.micro),
         }  # fmt: skip
 
-    def share_replicas(self, weights: Array, stretch: Array, kernels: Array, ahead: Array) -> Array:
+    def share_replicas(self, weights: Array, stretch: Array, kernels: Array) -> Array:
         """What replicas exchange of gradients and weights, as far as nothing hides it, with the copies around it.
 
         Passes are so many times as long as their kernels.
         """
-        s, wide, breadth = self.s, 4 if self.model.mixed else self.itemsize, self.s.schedule == "breadth_first"
-        ranks, layer, one = self.owners, self.parts["layers.weights"], count_experts(self.model, s)
+        s, wide, breadth = self.s, self.wide, self.s.schedule == "breadth_first"
+        ranks, layer, one = self.s.owners, self.parts["layers.weights"], count_experts(self.model, s)
 
-        def send(operation: str, itemsize: float, ranks: Array = ranks, apart: Any = 1, part: Any = 1) -> Array:
+        def send(
+            operation: str, itemsize: float, ranks: Array = ranks, apart: Any = 1, part: Any = 1, ends: float = 1.0
+        ) -> Array:
             """Messages of all weights, layer by layer: those of experts are of fewer ranks, which are further apart."""
             sizes, few = (layer - one, weights - self.layers * layer), np.maximum(ranks // s.ep, 1)
             out = np.zeros(len(weights))
-            counts: tuple[Any, ...] = (self.layers, 1.0)
+            counts: tuple[Any, ...] = (self.layers, ends)
             for count, size in zip(counts, sizes, strict=True):
                 out += count * price_messages(self.platform, operation, itemsize * size / part, ranks, s.tp * apart)
             if not self.model.experts:
@@ -240,12 +241,11 @@ class _Iterations:
 
         put_off = (s.schedule == "zero_bubble") & (s.pp > 1)  # gradients of weights, which come one after another
         forward, backward = (stretch * self.gather(name)[0] for name in ("forward", "backward"))
-        forward = forward * ahead
         backward = np.where(put_off, stretch * self.layers * self.parts["delayed"], backward)
         groups = s.dp * s.cp // ranks  # of hybrid sharding, which add up what each of them has summed up
         reduce = np.where(s.zero > 0, send("reduce_scatter", wide), send("all_reduce", wide))
         reduce = reduce + send("all_reduce", wide, groups, ranks, np.where(s.zero > 0, ranks, 1))
-        gather = send("all_gather", self.itemsize)
+        gather, regather = send("all_gather", self.itemsize), send("all_gather", self.itemsize, ends=0.0)
         chunks = np.maximum(self.chunks, 1)  # the last of which has one micro-batch to hide behind
         window = (np.where(breadth, self.micro * (chunks - 1), 0.0) + 1) / chunks
         passes, around = self.count_passes()
@@ -254,11 +254,19 @@ class _Iterations:
         ends = np.array([self.parts["embeddings.weights"], self.parts["head.weights"]])
         ends = np.where(s.zero > 1, ends.sum(axis=0), ends.max(axis=0))  # one hides behind a layer, no more, if at all
         pieces = weights / np.maximum(layer, ends)
-        both = reduce + np.where(s.zero > 2, gather, 0.0)  # one after the other
-        time = reduced * self.hide(both, window * backward, pieces, s.overlap, kernels)
+        both = reduce + np.where(s.zero > 2, regather, 0.0)  # one after the other
+        one, none = np.ones(len(weights)), np.zeros(len(weights))
+
+        def cover(time: Array, passed: Array, *copies: Array) -> Array:
+            """What is left of messages beside passes and copies, which are kernels alone."""
+            copied = self.copy(none, *copies) * weights
+            share = (kernels * passed + copied) / (passed + copied)
+            return self.hide(time, passed + copied, pieces, s.overlap, share)
+
+        time = reduced * cover(both, window * backward, one, none, np.where(s.zero > 2, 1.0, 0.0))
         more = late * (s.zero > 1), late * (s.zero > 2)  # gradients are summed up after messages to other stages
-        time += (gathered + more[0]) * self.hide(gather, forward, pieces, s.overlap, kernels)
-        time += more[1] * self.hide(gather, window * backward, pieces, s.overlap, kernels)
+        time += (gathered + more[0]) * cover(gather, forward, none, one, none)
+        time += more[1] * cover(regather, window * backward, none, none, one)
         slows = np.where(s.overlap & (s.zero < 2) & ~put_off, late, 0.0)  # the last pass of every other stage
         time += self.copy(reduced, reduced, gathered + more[0], again + more[1]) * weights
         time += self.copy(slows, slows, 0.0 * slows, 0.0 * slows) * self.layers * layer
@@ -272,8 +280,7 @@ class _Iterations:
         terms, weights = self.share_stages(), self.gather("weights")[0]
         inside = sum(terms[name] for name in ("work", "tensor", "context", "experts", "host"))
         kernels = (terms["work"] + terms["host"]) / inside
-        ahead = 1.0 - np.where(self.s.pp == 1, terms["host"] / inside, 0.0)
-        terms["replicas"] = self.share_replicas(weights, inside / terms["work"], kernels, ahead)
+        terms["replicas"] = self.share_replicas(weights, inside / terms["work"], kernels)
         terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(weights), 1)
         time: Any = sum(terms.values())
         whole = self.whole
@@ -315,7 +322,7 @@ def _measure(own: _Iterations, weights: Array) -> Array:
 
     docs/formulas.md, table 9.3, says what PyTorch holds at once.
     """
-    s, m, wide = own.s, own.model, 4 if own.model.mixed else own.itemsize
+    s, m, wide = own.s, own.model, own.wide
     wide_inner = (m.inner or 4 * m.hidden) * (m.routed if m.experts else 1.0)
     sizes: dict[str, Any] = {
         "heads": m.heads, "kv_share": (m.kv_heads or m.heads) / m.heads, "inner": wide_inner, "gated": m.gated,

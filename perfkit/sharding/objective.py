@@ -253,7 +253,8 @@ def _exchange(curve: Curve, cost: Array, pooled: Array, options: Options) -> tup
     edges = np.concatenate([[0.0], steady(np.geomspace(high / 1e3, high, 40))])
     start, slope = np.array([curve.line_below(max(low, 1.0), up) for low, up in itertools.pairwise(edges)]).T
     start[0] = min(start[0], 0.0)  # nothing at all may be exchanged
-    prices = np.unique([0.0, *slope, *steady(np.geomspace(1e-3 * slope.max(), 1e2 * slope.max(), 80))])
+    steepest = float(slope.max()) or 1.0  # messages may be so short that all take the same time
+    prices = np.unique([0.0, *slope, *steady(np.geomspace(1e-3 * steepest, 1e2 * steepest, 80))])
     prices = np.concatenate([-prices[:0:-1], prices])
     least = np.array([options.least(cost + price * pooled).sum() for price in prices])
     slack = prices[:, None] - slope

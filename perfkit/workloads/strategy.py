@@ -121,6 +121,16 @@ class Strategy:
         return self.tp * self.pp * self.dp * self.cp
 
     @property
+    def owners(self) -> Any:
+        """Ranks over which shards of weights, gradients or states are spread [-]."""
+        return np.where(np.greater(self.shards, 0), self.shards, self.dp) * self.cp
+
+    @property
+    def scattered(self) -> Any:
+        """Whether the gradients of each micro-batch are summed over ranks, so that each adds up its shards alone."""
+        return np.greater(self.zero, 1) & np.not_equal(self.schedule, "breadth_first")
+
+    @property
     def rows(self) -> Any:
         """Ranks that share the tokens of what is not a product [-]."""
         return np.where(self.sequence_parallel, self.tp, 1)
