@@ -1,6 +1,6 @@
 """Views of an iteration: its parts, operations, modules, idle time, communication and critical path."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeAlias
@@ -50,6 +50,11 @@ def split_period(lane: Lane) -> dict[tuple[str, str], tuple[int, float]]:
     if abs(rest) > _EQUAL * lane.period:
         parts["", "host"] = (len(graph), rest)
     return parts
+
+
+def sum_kinds(parts: Mapping[tuple[str, str], tuple[int, float]], *kinds: str) -> float:
+    """Time of the parts of some classes [s]."""
+    return sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in kinds)
 
 
 def sum_idle(lane: Lane) -> dict[str, float]:

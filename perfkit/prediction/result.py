@@ -110,7 +110,7 @@ class Prediction(Tabular):
         """What sets the pace: data or the host where a device waits for them, else the class with the largest part."""
         if ("", "loading") in self.parts:
             return "input-bound"
-        device = self.time - sum(self.parts.get(("", kind), (0, 0.0))[1] for kind in ("host", "handover"))
+        device = self.time - accounts.sum_kinds(self.parts, "host", "handover")
         if self.lower_bound > max(accounts.PACE * device, 0.82 * self.time):  # both together take 1.19 at most
             return "host-bound"
         totals: dict[str, float] = {}
@@ -386,9 +386,9 @@ def predict(
         notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device)}",)
     spread = whole.spread if whole else CONTEXT if device or not where.context else 0.0
     if timeline.slower:
-        waits = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in ("waiting", "collective"))
+        waits = accounts.sum_kinds(parts, "waiting", "collective")
         around = find_spread(cost, mine.seconds, waits, timeline.period, spread)
-        late = parts.get(("", "host"), (0, 0.0))[1] / timeline.period * math.log(error) * (strategy is not None)
+        late = accounts.sum_kinds(parts, "host") / timeline.period * math.log(error) * (strategy is not None)
         spread = math.hypot(around, late, math.log(timeline.slower[0] / timeline.slower[1]) / 2)
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,

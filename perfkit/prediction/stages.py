@@ -50,8 +50,9 @@ class _Table:
         columns = [np.broadcast_to(graph.column(name), (len(graph), graph.traffic.shape[1])) for name in FEATURES]
         self.features = [*np.stack([column[:, -1] for column in columns], axis=1)]
         self.known, self.recorded = dict[Any, int](), len(graph)
-        late = self._add(("host", "host", "host", "", "stages"), np.zeros(len(FEATURES)), 0.0, 0)
-        self.late = self.make_block([late])  # what a pass takes longer because of its host
+        late = self._add(("host", "host", "host", "forward", "stages"), np.zeros(len(FEATURES)), 0.0, 0)
+        # what a pass takes longer because of its host
+        self.late = {phase: self.make_block([self.copy(late, phase)]) for phase in _PHASES[:2]}
 
     def find(self, region: str, phase: str) -> Array:
         """Rows of a region in a phase, as they were recorded."""
@@ -278,7 +279,7 @@ class _Maker:
             program.wait(*given.pop(unit, ()))
             program.run(self.passes[unit[0], step.phase], unit[1])
             if step.phase != "weights" and (s.pp == 1 or unit == order[-1]):  # the host joins before it waits
-                program.run(self.table.late)
+                program.run(self.table.late[step.phase])
             whole = step.phase == ("weights" if s.schedule == "zero_bubble" and unit[0] == "layers" else "backward")
             if whole and (last or s.scattered):
                 ready.append(unit)
