@@ -127,5 +127,5 @@ def test_decision_figures() -> None:
     again = pk.Transformer.gpt2(batch=16, sequence=512, layers=4, dtype="bf16", checkpoint=True).graphs()[0]
     assert again.model_flops == model.graphs()[0].model_flops
     for amount in ({}, {"samples": 1, "tokens": 1}, {"epochs": 3}):
-        with pytest.raises(ValueError, match=r"amount is .*known are iterations, samples, tokens"):
+        with pytest.raises(ValueError, match=r"amount, as in samples=1e6, is .*known are iterations, samples, tokens"):
             r.cost(2.5, **amount)

@@ -167,7 +167,7 @@ def mark_series(name: str, values: Sequence[Any], *, legend: Any = alt.Undefined
     channels : dict
         ``color`` and ``shape``.
     """
-    scale = alt.Scale(domain=list(values), range=[_SHAPES[i % len(_SHAPES)] for i in range(len(values))])
+    scale = alt.Scale(domain=list(values), range=[_SHAPES[(i + i // len(PALETTE)) % len(_SHAPES)] for i in range(len(values))])
     shape = alt.Shape(f"{name}:N", scale=scale, title=title, legend=legend)
     return {"color": colour(name, values, title=title, legend=legend), "shape": shape}
 
