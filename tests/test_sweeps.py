@@ -77,7 +77,7 @@ def test_charts_have_a_line_for_each_of_the_others() -> None:
     rows = [row for values in chart["datasets"].values() for row in values]
     assert {row["series"] for row in rows} == {"platform h100-sxm-8", "platform a100-sxm-8"}
     assert found.chart("platform", "needs").to_dict()["layer"][-1]["encoding"]["x"]["field"] == "platform"
-    one = pk.sweep(SMALL, {"batch": [2, 4]}, "h100-sxm-8", progress=False).chart().to_dict()
+    one = pk.sweep(SMALL, {"dtype": ["bf16"], "batch": [2, 4]}, "h100-sxm-8", progress=False).chart().to_dict()
     assert all(layer["encoding"][look]["legend"] is None for layer in one["layer"][-1:] for look in ("color", "shape"))
 
 

@@ -29,7 +29,10 @@ CLASSES = {
     "host": "#8C8C8C", "queued": "#B5B5B5", "synchronisation": "#666666", "loading": "#CC6677",
     "handover": "#AAAAAA", "other": "#D9D9D9", "everything else": "#D9D9D9",
 }  # fmt: skip
-_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
+#: One more than colours, so that 72 series look different.
+_SHAPES = [
+    "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left", "wedge",
+]  # fmt: skip
 
 
 def read_rows(frame: Frame) -> list[Row]:
@@ -167,7 +170,7 @@ def mark_series(name: str, values: Sequence[Any], *, legend: Any = alt.Undefined
     channels : dict
         ``color`` and ``shape``.
     """
-    scale = alt.Scale(domain=list(values), range=[_SHAPES[(i + i // len(PALETTE)) % len(_SHAPES)] for i in range(len(values))])
+    scale = alt.Scale(domain=list(values), range=[_SHAPES[i % len(_SHAPES)] for i in range(len(values))])
     shape = alt.Shape(f"{name}:N", scale=scale, title=title, legend=legend)
     return {"color": colour(name, values, title=title, legend=legend), "shape": shape}
 

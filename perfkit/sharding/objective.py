@@ -272,7 +272,7 @@ def set_up(
     check_choice("objective", kind, OBJECTIVES)
     check_choice("inputs", inputs, ("local", "exchanged"))  # who reads indices: ranks that need them, or any
     if ranks > where.network.ranks:
-        raise ValueError(f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer, or more nodes: 'h100-sxm-8x4', with_nodes(4)")
+        raise ValueError(f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer")
     capacity = find_capacity(where) if memory is None else float(check_positive("memory", memory))
     if capacity is None:
         raise ValueError(f"platform {where.name!r} states no memory; give memory in bytes")
