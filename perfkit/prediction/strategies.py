@@ -137,12 +137,14 @@ class _Iterations:
 
     def join(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
         """What hosts add to passes of devices: to each where it waits for messages, else to all together."""
-        apart = sum(join_host(device, host, self.whole) for device, host in zip(devices, hosts, strict=True))
         often = [each / self.micro for each in self.count_rounds()]
         copied = self.copy(often[0], *often) * self.gather("weights")[0]
         called = 2.0 * sum(often) * (self.layers + 2.0) * np.where(self.s.dp * self.s.cp > 1, self.parts["call"], 0.0)
-        together = join_host(sum(devices) + copied, sum(hosts) + called, self.whole) - copied
-        return np.asarray(np.where(self.s.pp > 1, apart, together) - sum(devices))
+        filled, grown = 1.0 + copied / sum(devices), 1.0 + called / sum(hosts)
+        passes = [(filled * device, grown * host) for device, host in zip(devices, hosts, strict=True)]
+        apart = sum(join_host(*each, self.whole) for each in passes)
+        together = join_host(sum(devices) + copied, sum(hosts) + called, self.whole)
+        return np.asarray(np.where(self.s.pp > 1, apart, together) - copied - sum(devices))
 
     def count_passes(self) -> tuple[Array, Array]:
         """Passes of a micro-batch through a stage, as long as the longest of them, and how many times what a stage does
