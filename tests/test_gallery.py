@@ -99,7 +99,7 @@ def test_a_device_of_three_numbers_has_a_roofline() -> None:
             found = predict(bert, platform)
         assert found.time >= found.lower_bound > flops / 1e14 > 0.6
     for given, message in (
-        ({}, "name is 'mine'; known are a100-sxm"), ({"flops": {"bf16": 1e14}}, "memory is None; give both"),
+        ({}, "of no flops and memory, is 'mine'; known are"), ({"flops": {"bf16": 1e14}}, "memory is None; give both"),
         ({"flops": {"bf17": 1.0}, "memory": (1.0, 1.0)}, "did you mean 'bf16'"),
         ({"flops": {"bf16": 0}, "memory": (1.0, 1.0)}, "flops\\['bf16'\\] is 0"),
         ({"flops": {"bf16": 1e14}, "memory": (1.0, 1.0), "ranks": 8}, "link is missing"),

@@ -281,6 +281,8 @@ def test_what_follows_from_small_known_numbers_is_known() -> None:
     assert shared.column("nbytes").sum() == 4 * shared.parameters
     with pytest.raises(ValueError, match=r"make_step is a _Masked; .* capture\(model, inputs\)"):
         capture(_Masked())
+    with pytest.raises(ValueError, match=r"make_step is a _Masked; .* capture\(model, inputs\)"):
+        capture(_Masked)
 
 
 @pytest.mark.parametrize(("way", "rows"), [("hit", 400), ("equal", 400), ("masked", 200)])

@@ -74,7 +74,7 @@ class Sweep(Tabular):
         Parameters
         ----------
         x : str, optional
-            A column that was varied; the first one, unless given.
+            A column that was varied; the first with several values, unless given.
         y : str, optional
             A column of numbers.
 
@@ -85,8 +85,9 @@ class Sweep(Tabular):
         """
         from perfkit import plots
 
-        first = check_choice("x", self.varied[0] if x is None else x, self.varied)
-        series = [name for name in self.varied if name != first]
+        several = [name for name in self.varied if len({*map(str, self.frame[name])}) > 1] or self.varied
+        first = check_choice("x", several[0] if x is None else x, self.varied)
+        series = [name for name in several if name != first]
         return plots.sweep_lines(self.frame, x=first, y=check_choice("y", y, self.frame.columns), series=series)
 
     def sections(self) -> Sections:

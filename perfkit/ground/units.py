@@ -261,8 +261,8 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     if isinstance(value, str) and value in known:
         return str(value)
     given = value if isinstance(value, str) and value else "\0"
-    begun = [choice for choice in known if choice.startswith(given)]  # h100 is h100-sxm-8 rather than p100-1
-    hints = [f"; did you mean {close!r}?" for close in begun or get_close_matches(given, known, n=1)]
+    begun = [choice for choice in known if choice.startswith(given.lower())]  # h100 is h100-sxm-8 rather than p100-1
+    hints = [f"; did you mean {close!r}?" for close in begun or get_close_matches(given.lower(), known, n=1)]
     listed = escape(", ".join(known) or "none", 1000)
     raise ValueError(f"{name} is {show(value)}; known are {listed}{''.join(hints[:1])}")
 

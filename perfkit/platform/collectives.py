@@ -165,7 +165,7 @@ def price_collective(
     most = platform.network.nodes if way == "rail" else platform.network.ranks
     if ranks > most:
         where = "with one on each node " * (way == "rail") + f"platform {platform.name!r}"
-        raise ValueError(f"ranks is {ranks}; {where} has {most}; choose fewer ranks or a larger platform")
+        raise ValueError(f"ranks is {ranks}; {where} has {most}; choose fewer, or more nodes, as with_nodes(4)")
     sizes = np.asarray(nbytes, dtype=float)
     at = _Fabric(platform, float(np.max(sizes, initial=0.0)), local, platform.network.starts or 1.0)
     known = any(Key.parse(key).operation == operation for key in platform.collectives)

@@ -101,7 +101,7 @@ def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tu
     if flops is None and memory is None:
         match = re.fullmatch(r"(.+)-([1-9][0-9]{0,3})", name)
         system, count = (name, 1) if match is None or name in list_datasheets() else (match[1], int(match[2]))
-        return read_datasheet(check_choice("name", system, list_datasheets())), count
+        return read_datasheet(check_choice("name, of no flops and memory,", system, list_datasheets())), count
     if not isinstance(flops, Mapping) or not flops or not isinstance(memory, tuple | list) or len(memory) != 2:
         given = f"flops is {show(flops)} and memory is {show(memory)}"
         raise ValueError(f"{given}; give both, such as flops={{'bf16': 4e14}} and memory=(96e9, 3e12)")

@@ -29,7 +29,10 @@ CLASSES = {
     "host": "#8C8C8C", "queued": "#B5B5B5", "synchronisation": "#666666", "loading": "#CC6677",
     "handover": "#AAAAAA", "other": "#D9D9D9", "everything else": "#D9D9D9",
 }  # fmt: skip
-_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
+#: One more than colours, so that 72 series look different.
+_SHAPES = [
+    "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left", "wedge",
+]  # fmt: skip
 
 
 def read_rows(frame: Frame) -> list[Row]:

@@ -334,7 +334,7 @@ def find_cost(prediction: Any, price_per_gpu_hour: float, power: float = 0.0, **
         For several amounts, or one that the workload does not count.
     """
     unit, count = next(iter(amount.items())) if len(amount) == 1 else (", ".join(amount), 0.0)
-    rate = prediction.throughput[check_choice("amount", unit, prediction.throughput)]
+    rate = prediction.throughput[check_choice("amount, as in samples=1e6,", unit, prediction.throughput)]
     hours, price = check_positive(unit, count) / rate / 3600, check_positive("price", price_per_gpu_hour, zero=True)
     taken = hours * prediction.ranks
     energy = {"energy_kwh": taken * check_positive("power", power, zero=True) / 1000} if power else {}

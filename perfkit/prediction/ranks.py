@@ -137,7 +137,7 @@ def find_graphs(
         raise ValueError(f"{held} one graph for all ranks or one for each; capture it for the ranks that take part")
     if count > platform.network.ranks:
         known = f"platform {platform.name!r} has {platform.network.ranks}"
-        raise ValueError(f"ranks is {count}; {known}; take fewer or another platform")
+        raise ValueError(f"ranks is {count}; {known}; take fewer, or more nodes, as with_nodes(4)")
     check_choice("dtype", what.dtype, platform.device.peaks)
     if execution == "graphs" and platform.device.kind == "cpu":
         raise ValueError(f"execution is 'graphs'; {platform.name!r} is a CPU, which has none; take eager or compiled")

@@ -225,9 +225,9 @@ def capture(
         make_step = _find_model(make_step)
         name = name or getattr(make_step, "__name__", type(make_step).__name__)
         make_step = partial(_train, make_step, inputs, OPTIMIZERS[optimizer], loss, amp, ranks, device)
-    elif isinstance(make_step, nn.Module):
+    elif isinstance(make_step, nn.Module) or (isinstance(make_step, type) and issubclass(make_step, nn.Module)):
         advice = "give what it is called with too, as in capture(model, inputs), or a function that returns a step"
-        raise ValueError(f"make_step is a {type(make_step).__name__}; {advice}")
+        raise ValueError(f"make_step is a {getattr(make_step, '__name__', type(make_step).__name__)}; {advice}")
     elif amp is not None:
         raise ValueError(f"amp is {amp!r}, and inputs are not given; write torch.autocast({device!r}) into the step")
     check_choice("device", device, ("cpu", "cuda"))
