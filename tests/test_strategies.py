@@ -266,6 +266,10 @@ def test_a_strategy_runs_on_the_event_loop(schedule: str) -> None:
     found = price(GPT, own, "a100-sxm-8x2", "compiled")
     assert r.ranks == 16 and repr(own) in repr(r) and r.time == pytest.approx(found["time"], rel=0.1)
     assert r.memory().total == pytest.approx(found["needs"]) and len(r.idle()) == 4
+    held = r.memory().parts
+    assert held["states"] == pytest.approx(2 * held["parameters"])  # two moments of every weight, all in bf16
+    share = 2 * GPT.graphs()[0].parameters / 8  # the fullest of the stages has embeddings too
+    assert share < held["parameters"] < 1.35 * share and held["activations"] > 0
     trained = sum(lane.kind.graph.model_flops * len(lane.kind.ranks) for lane in r._timeline.lanes)
     [alone] = GPT.graphs()
     assert trained == pytest.approx(alone.model_flops, rel=0.01)  # nothing is lost or done twice

@@ -14,7 +14,7 @@ from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.accounts import BOUND
-from perfkit.prediction.memory import find_capacity
+from perfkit.prediction.memory import HELD, find_capacity
 from perfkit.prediction.result import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
 from perfkit.sharding.constraints import InfeasibleError
@@ -198,6 +198,7 @@ def explore(
     else:
         tried = listed.select(can)
         found = price_strategies(model, where, tried, execution)
+        found = {name: own for name, own in found.items() if name not in HELD}
         heads = {key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in vars(tried).items()}
         heads["ranks"] = tried.ranks.astype(np.int64)
     if not (fits := found["needs"] <= (capacity or np.inf)).any():

@@ -20,6 +20,8 @@ WORKSPACE = 2 * 32 * 2.0**20
 #: What memory is held for: trained weights but for embedding tables; gradients; what the optimizer keeps; inputs
 #: and what is computed from them; tables; what collectives send and fill; and what libraries and optimizers work with.
 PARTS = ("parameters", "gradients", "states", "activations", "tables", "communication", "workspace")
+#: Those of a strategy, of whose ranks nothing else is known.
+HELD = ("parameters", "gradients", "states", "activations", "communication")
 #: Operations around collectives of sharded weights.
 _PACKING = ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
 _AT = {name: number for number, name in enumerate(PARTS)}
@@ -172,8 +174,9 @@ def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
     """Memory of a rank, see `measure_memory`; what was captured and then compiled allocates less."""
     buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
     part = _sort_buffers(graph, int(buffers.max(initial=0.0)) + 1)
-    known = len(graph.allocations)  # a single one is all that a rank of a strategy needs
-    captured = known == 1 or (known > 0 and graph.execution != "compiled")
+    part = np.append(part, [_AT[name] for name in HELD])  # buffers below 0 are the parts of a strategy
+    known = graph.allocations[:, 0]
+    captured = (known < 0).any() or (len(known) > 0 and graph.execution != "compiled")
     events = _list_events(_find_lives(graph, part)) if len(graph.accesses) and not captured else graph.allocations
     peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
     held = np.bincount(part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS))

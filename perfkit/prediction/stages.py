@@ -10,7 +10,7 @@ import numpy as np
 from perfkit.ground.units import Array, check_type, show
 from perfkit.models.pipelines import CHUNKED, Step, list_steps
 from perfkit.platform.platform import Platform
-from perfkit.prediction.memory import WORKSPACE
+from perfkit.prediction.memory import HELD
 from perfkit.prediction.micro_batches import CORES, PAIRS, REGIONS, count_experts, record_micro_batch, size_copies
 from perfkit.prediction.ranks import find_graphs
 from perfkit.prediction.strategies import price_strategies
@@ -368,7 +368,8 @@ def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: s
         all_to_all), and for more operations than an event loop can run.
     """
     s, ranks = check_strategy(model, strategy), int(strategy.ranks)
-    [needs] = price_strategies(model, platform, Strategy.stack([s]), execution)["needs"]
+    priced = price_strategies(model, platform, Strategy.stack([s]), execution)
+    held = np.array([(place, float(priced[name][0])) for place, name in enumerate(HELD, -len(HELD))])
     maker, apart = _Maker(model, s, execution), int(s.tp * s.cp * s.dp)
     often = sum(len(maker.passes["layers", phase].rows) for phase in _PHASES[:2])
     if (count := often * maker.micro * model.layers) > _MOST:
@@ -381,8 +382,7 @@ def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: s
     graphs = []
     for stage in range(s.pp):
         graph = maker.finish(maker.make(stage), ranks)
-        held = [[len(graph), needs - WORKSPACE]]
-        graph = replace(graph, allocations=np.array(held), groups=groups)
+        graph = replace(graph, allocations=held, groups=groups)
         for rank in range(stage * apart, (stage + 1) * apart):
             lines = [range(rank % apart, ranks, apart)[k] for k in range(s.pp)]
             pairs = [tuple(sorted(pair)) for pair in zip(lines, [*lines[1:], lines[0]], strict=True)]

@@ -13,7 +13,7 @@ from perfkit.models.partitions import RECOMPUTED, activation_bytes, model_state_
 from perfkit.models.pipelines import CHUNKED, bubble_time, exposed_time, held_batches
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
-from perfkit.prediction.memory import WORKSPACE
+from perfkit.prediction.memory import HELD, WORKSPACE
 from perfkit.prediction.micro_batches import ODD, REGIONS, count_experts, price_messages, price_part, size_copies
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error
 from perfkit.workloads.blocks import UNFUSED, Cut
@@ -53,7 +53,8 @@ def price_strategies(
     columns : dict of str to array
         ``time`` and its parts, which sum to it: ``work`` of the slowest stage, ``tensor``, ``context``, ``experts`` and
         ``stages`` (messages among these that nothing hides), ``host``, ``bubble``, ``replicas`` (gradients and
-        weights) and ``update`` [s]; ``spread`` of its logarithm [-]; and ``needs``, the memory of the fullest rank [B].
+        weights) and ``update`` [s]; ``spread`` of its logarithm [-]; ``needs``, the memory of the fullest rank, and
+        what it is held for, see `perfkit.prediction.memory.HELD` [B].
 
     Notes
     -----
@@ -290,7 +291,8 @@ class _Iterations:
         errors = (self.parts["spread"] * (1 - rest), _WAITS * rest, whole.spread if whole else CONTEXT,
                   terms["host"] / time * np.log(find_host_error(self.platform)))  # fmt: skip
         spread = np.sqrt(sum(np.square(error) for error in errors))
-        return {"time": time, **terms, "spread": spread, "needs": _measure(self, weights)}
+        held = _measure(self, weights)
+        return {"time": time, **terms, "spread": spread, "needs": sum(held.values()) + WORKSPACE, **held}
 
 
 def _find_slack(own: _Iterations) -> Array:
@@ -319,10 +321,9 @@ def _share_sequences(own: _Iterations, phase: str, numbers: Array) -> tuple[Arra
     return np.where(s.ulysses, 4.0 * swapped, passed), np.where(s.ulysses, 4.0 * (s.cp > 1), parts)
 
 
-def _measure(own: _Iterations, weights: Array) -> Array:
-    """Memory that the fullest rank reserves [B]: states, activations in flight, a layer at work, and the loss.
-
-    docs/formulas.md, table 9.3, says what PyTorch holds at once.
+def _measure(own: _Iterations, weights: Array) -> dict[str, Array]:
+    """Memory that the fullest rank reserves beside workspaces [B]: activations are those in flight, a layer at work and
+    the loss. docs/formulas.md, table 9.3, says what PyTorch holds at once.
     """
     s, m, wide = own.s, own.model, own.wide
     wide_inner = (m.inner or 4 * m.hidden) * (m.routed if m.experts else 1.0)
@@ -337,21 +338,24 @@ def _measure(own: _Iterations, weights: Array) -> Array:
     for name in ("none", "selective") if m.experts else ():  # what experts are given and give
         kept[name] = kept[name] + 2.0 * own.itemsize * s.micro_batch * m.sequence / s.cp * m.hidden * m.routed
     each = np.select([s.checkpoint == name for name in kept], list(kept.values()))
-    states = wide * (2.0 * (m.optimizer == "adamw") + (m.mixed and own.itemsize < 4))
+    each_state = wide * (2.0 * (m.optimizer == "adamw") + (m.mixed and own.itemsize < 4))
     ranks, tokens = own.average(weights), s.micro_batch * m.sequence / s.cp
-    always = model_state_bytes(weights, ranks=ranks, zero=s.zero, weight=own.itemsize, gradient=0.0, states=states)
-    sums = model_state_bytes(weights, ranks=ranks, zero=s.zero, weight=0.0, gradient=wide, states=0.0)
+    shared = partial(model_state_bytes, weights, ranks=ranks, zero=s.zero)
+    trained = shared(weight=own.itemsize, gradient=0.0, states=0.0)
+    sums = shared(weight=0.0, gradient=wide, states=0.0)
+    states = shared(weight=0.0, gradient=0.0, states=each_state)
     sums += np.where(s.zero == 1, wide * weights / ranks, 0.0)  # what the optimizer reads
     two, ends = 2.0 * own.parts["layers.weights"], weights - own.layers * own.parts["layers.weights"]
     gathered = np.where(s.zero > 0, np.maximum(ends, two), 0.0) + np.where(s.zero > 2, ends + two, 0.0)
     held = held_batches(own.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
     messages = np.where(s.pp > 1, (2.0 * s.chunks - 1.0) * own.micro + s.chunks * held, 0.0) / s.rows
     whole = np.where(s.rows > 1, 1.0, 0.0)
-    always += own.itemsize * (gathered + tokens * m.hidden * messages)
+    sent = own.itemsize * (gathered + tokens * m.hidden * messages)
     loss = tokens * m.vocabulary / s.tp * (own.itemsize + wide * np.where(s.tp > 1, 4, 3))
     work = np.where(s.checkpoint == "none", 0.0, kept["none"]) + 3.0 * own.itemsize * tokens * m.hidden * whole
     most, last = own.layers * each * held, own.layers * each * np.where(s.pp > 1, 1.0, held)
     most = np.maximum(most + work, last + loss) + own.itemsize * tokens * m.hidden * whole
     # gradients come while the activations of a single micro-batch go, but for what streams of their own hold
-    most = np.where((own.micro > 1) | (s.zero > 1), sums + most, np.maximum(sums, most))
-    return np.asarray(always + most + WORKSPACE)
+    both = (own.micro > 1) | (s.zero > 1)
+    held = (trained, sums * (both | (sums > most)), states, most * (both | (sums <= most)), sent)
+    return dict(zip(HELD, held, strict=True))
