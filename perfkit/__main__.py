@@ -243,10 +243,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "dim": {"type": int, "help": "columns of tables, for files without them"},
     "dtype": {"help": "fp32, tf32, bf16, fp16, fp8"},
     "execution": {"choices": ("eager", "compiled", "graphs"), "help": "how the iteration runs; default eager"},
-    "embedding": {
-        "choices": ("separate", "fused"),
-        "help": "kernels of tables; default: fused for those of TBE, MLPerf",
-    },
+    "embedding": {"choices": ("separate", "fused"), "help": "kernels of tables; default: fused of TBE and MLPerf"},
     "from-kernel-database": {"metavar": "SYSTEM", "help": "measure nothing: fit data of aiconfigurator-core"},
     "from-nccl-logs": {"metavar": "DIR", "help": "measure nothing: fit logs of nccl-tests, a file or a folder"},
     "json": {"metavar": "OUT", "help": "file for all figures; - prints them in place of the text"},

@@ -30,9 +30,7 @@ CLASSES = {
     "handover": "#AAAAAA", "other": "#D9D9D9", "everything else": "#D9D9D9",
 }  # fmt: skip
 #: One more than colours, so that 72 series look different.
-_SHAPES = [
-    "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left", "wedge",
-]  # fmt: skip
+_SHAPES = "circle square triangle-up diamond cross triangle-down triangle-right triangle-left wedge".split()
 
 
 def read_rows(frame: Frame) -> list[Row]:

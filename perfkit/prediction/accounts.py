@@ -268,10 +268,12 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
     """
     import polars
 
-    added, steps = lanes[0].added, list[tuple[Any, ...]]()
+    added = lanes[0].added
     lanes = [replace(lane, period=lane.period - sum(added.values())) for lane in lanes]  # in which operations follow
     period, near = lanes[0].period, _EQUAL * lanes[0].period
     last = max(float(lane.ends.max(initial=-np.inf)) for lane in lanes)
+    edges, rank = (last + np.cumsum([0.0, *added.values()])).tolist(), lanes[0].kind.ranks[0]
+    steps = [(rank, "host", None, name, name, "", "", *edges[at : at + 2]) for at, name in enumerate(added)][::-1]
     most = 8 * sum(len(lane.starts) for lane in lanes)
     for lane, stream, place, start, end in islice(_walk_back(lanes), most) if period > 0 else ():
         start, end = max(start + period, last - period), min(end + period, last)
@@ -280,12 +282,8 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
         if end > start + near:
             name, kind, _, phase, module = lane.kind.graph.labels[place]
             steps.append((lane.kind.ranks[0], stream, place, name, kind, phase, module, start, end))
-    steps.reverse()
-    for name, seconds in added.items():
-        steps.append((lanes[0].kind.ranks[0], "host", None, name, name, "", "", last, last + seconds))
-        last += seconds
     columns = ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")
-    return polars.DataFrame(steps, schema=columns, orient="row")
+    return polars.DataFrame(steps[::-1], schema=columns, orient="row")
 
 
 def find_throughput(prediction: Any) -> dict[str, float]:

@@ -138,7 +138,7 @@ def find_graphs(
     if count > platform.network.ranks:
         known = f"platform {platform.name!r} has {platform.network.ranks}"
         raise ValueError(f"ranks is {count}; {known}; take fewer, or more nodes, as with_nodes(4)")
-    check_choice("dtype", what.dtype, platform.device.peaks)
+    check_choice(f"on {platform.name} dtype", what.dtype, platform.device.peaks)
     if execution == "graphs" and platform.device.kind == "cpu":
         raise ValueError(f"execution is 'graphs'; {platform.name!r} is a CPU, which has none; take eager or compiled")
     graphs = listed if captured else what.graphs(count, plan, accelerator=platform.device.kind != "cpu")

@@ -150,7 +150,7 @@ class DLRM:
 
     name: str
     batch: int
-    tables: tuple[EmbeddingTable, ...]
+    tables: tuple[EmbeddingTable, ...] = field(repr=False)
     bottom: tuple[int, ...]
     top: tuple[int, ...]
     features: int

@@ -44,8 +44,7 @@ _CHOICES = {
     "attention": (*UNFUSED, "fused", *ATTENTION), "dtype": (*ITEMSIZE, "fp8"), "optimizer": ("adamw", "sgd"),
     "parallel": PARALLEL, "norm": ("layer", "rms"),
 }  # fmt: skip
-_SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias",
-             "qk_norm")  # fmt: skip
+_SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias", "qk_norm")
 
 
 @dataclass(frozen=True)
