@@ -265,6 +265,19 @@ def test_no_rule_of_thumb_is_better_than_a_search(case: tuple[int, int, float], 
 # Constraints and errors.
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_plans_give_a_host_that_sets_the_pace_no_more_calls() -> None:
+    """Copies and splits by rows have calls around their messages, however many tables they are of."""
+    model = DLRM("dlrm-mlperf", batch=16384, embedding="fused")
+    found = find(model)
+    plans = [found.plan, *(price.plan for price in found.baselines.values() if price)]
+    first, *others = (pk.predict(model, "h100-sxm-8", ranks=8, plan=plan) for plan in plans)
+    assert first.bottleneck == "host-bound" and first.time <= min(r.time for r in others) * (1 + 1e-6)
+    for plan in (found.plan, Plan.from_owners([Placement("data_parallel", tuple(range(8)))] * 26, ranks=8)):
+        priced = price_plan(model, "h100-sxm-8", plan, memory=1e12)
+        assert priced.time == pytest.approx(pk.predict(model, "h100-sxm-8", ranks=8, plan=plan).time, rel=0.03)
+
+
 def test_constraints_are_kept() -> None:
     result = find(
         pin={3: 5, "table 4": 5}, together=[(10, 11, 12), (12, "table 13")], apart=[(3, 20), tuple(range(21, 29))],

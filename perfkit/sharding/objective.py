@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from perfkit.prediction.memory import find_capacity
 from perfkit.prediction.result import predict
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY, Costs
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import SPLIT_BY_COLUMNS, Plan
+from perfkit.workloads.placement import SPLIT_BY_COLUMNS, Placement, Plan
 from perfkit.workloads.tables import TableSet
 from perfkit.workloads.tape import check_ranks
 
@@ -42,6 +43,8 @@ OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "iteration": RESOURCES, "additive": {"forward": ("lookup", "pack", "update", "backward"), "memory": MEMORY},
 }  # fmt: skip
 _REDUCED = ("rows", "gradients")
+#: Messages of the kinds of placement that have some of their own.
+_NEEDS = {"row_wise": "rows", "table_row_wise": "partial", "data_parallel": "gradients"}
 _HALVINGS = 12
 _LOADS = {
     kind: np.array([[float(name in sums.get(part, ())) for part in RESOURCES] for name in COLUMNS])
@@ -126,7 +129,8 @@ class Problem:
 
     .. math:: t = c \\max\\left(t_0 + \\max_r f_r + \\max_r b_r + \\sum_m t_m,\\; \\max_r h_r\\right)
 
-    Lookup and update f and backward b of the slowest rank, messages m one after another, host h. Ranks wait for every
+    Lookup and update f and backward b of the slowest rank, messages m one after another, host h; `calls` is what a host
+    takes around messages of a kind, however many tables they are of. Ranks wait for every
     collective at once; an exchange takes the time of its fullest rank. The time is within a few percent of
     `perfkit.predict`, except for a host-bound DLRM with tables on few ranks, because the host time of sending ranks
     assumes tables on all. The correction c is predicted over modelled time of one plan; it holds the overlap of
@@ -141,6 +145,7 @@ class Problem:
     host: float = 0.0
     correction: float = 1.0
     curves: Mapping[str, Curve] = field(default_factory=dict)
+    calls: Mapping[str, float] = field(default_factory=dict)
 
     def loads(self, costs: Array) -> Array:
         """Loads by resource; an additive objective has one, in place of the first."""
@@ -154,7 +159,8 @@ class Problem:
         """Time of an iteration from the loads of the fullest rank of each resource [s]."""
         forward, backward, host = (peaks[..., LOAD[name]] for name in ("forward", "backward", "host"))
         chain = self.dense + forward + backward + sum(self.messages(peaks).values())
-        return self.correction * np.maximum(chain, self.host + host)
+        called = sum(time * (peaks[..., LOAD[name]] > 0) for name, time in self.calls.items())
+        return self.correction * np.maximum(chain, self.host + host + called)
 
     def parts(self, costs: Array) -> dict[str, float]:
         """Parts that sum to the time, from the costs of ranks: phases of the slowest rank, messages, the rest [s]."""
@@ -173,8 +179,7 @@ class Problem:
         """Kinds whose messages the platform has a model for."""
         if self.objective == "additive":
             return ("table_wise", "column_wise")
-        needs = {"row_wise": "rows", "table_row_wise": "partial", "data_parallel": "gradients"}
-        return ("table_wise", *SPLIT_BY_COLUMNS, *(kind for kind, name in needs.items() if name in self.curves))
+        return ("table_wise", *SPLIT_BY_COLUMNS, *(kind for kind, name in _NEEDS.items() if name in self.curves))
 
     def spread(self, parts: Mapping[str, float]) -> float:
         """Standard deviation of the logarithm of a time from those of its parts, which err independently."""
@@ -297,7 +302,28 @@ def set_up(
         nbytes, curve = curves["gradients"].nbytes, curves["gradients"]  # what a longer message takes more
         curves["gradients"] = Curve(nbytes, curve(nbytes + sent) - curve(sent))
     problem = replace(problem, dense=float(steady(dense)), host=float(steady(host)), curves=curves)
-    return replace(problem, correction=_correct(workload, problem)) if isinstance(workload, DLRM) else problem
+    if not isinstance(workload, DLRM):
+        return problem
+    return replace(problem, correction=_correct(workload, problem), calls=_count_calls(workload, costs))
+
+
+def _count_calls(workload: DLRM, costs: Costs) -> dict[str, float]:
+    """What a host takes more for a table of each kind than what is counted for the table, by its messages [s]."""
+    pair, found = copy(workload), dict[str, float]()
+    vars(pair)["tables"] = workload.tables[:1] * 2
+
+    def issue(first: int | Placement) -> float:
+        """Time of the host of the first rank; the other table is on the second."""
+        plan = Plan.from_owners([first, 1], ranks=costs.ranks)
+        return float(costs.issue(pair.graphs(costs.ranks, plan, accelerator=True)[0]).sum())
+
+    for kind, name in _NEEDS.items() if costs.accelerated and costs.ranks > 1 else ():
+        ranks = range(costs.node if name == "partial" else costs.ranks)
+        counted = float(costs.shards(np.zeros(1, dtype=int), kind)[0][0, AT["host"]])
+        counted += 0.0 if name == "gradients" else float(costs.launch()[-1])
+        more = issue(Placement(kind, tuple(ranks))) - issue(1) - counted
+        found[name] = float(steady(max(more, 0.0)))
+    return found
 
 
 def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:

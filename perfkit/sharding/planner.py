@@ -171,7 +171,8 @@ def shard(
     priced = {
         name: find_price(problem, _plan(state, own), constraints) if own else None for name, own in placed.items()
     }
-    best = min(filter(None, (priced.pop("search"), *priced.values())), key=lambda price: price.time)
+    every = filter(None, (priced.pop("search"), *priced.values()))
+    best = min(every, key=lambda price: (price.time, -price.parts.get("host", 0.0)))  # of hosts alike, the least device
     return ShardingResult(best.plan, best, search.bound, objective, search.work, search.interrupted, priced)
 
 
