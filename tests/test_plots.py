@@ -160,7 +160,7 @@ def test_bars_keep_the_total_gather_the_rest_and_come_in_the_order_of_an_iterati
     drawn = next(values for values in spec["datasets"].values() if "seconds" in values[0])
     assert sum(row["seconds"] for row in drawn) == pytest.approx(40 * 3 + 29 + 5)
     assert {row["module"] for row in drawn} == {
-        *(f"layers.{i}" for i in range(29)), "11 modules that take less", "outside modules",
+        *(f"layers.{i}" for i in range(29)), "11 other modules", "outside modules",
     }  # fmt: skip
     assert spec["title"]["subtitle"] == "2.57 min in all; thin line: the device is idle, 4 s in all"
     assert all(json.loads(chart.to_json()) for chart in (plots.breakdown_bars([]), plots.timeline_lanes([])))

@@ -330,9 +330,10 @@ class Trace(Tabular):
         names = [str(each.get("name", "")) for file in self.files for each in file.devices]
         names += ["an unnamed device" if any("kernel" in file.events["cat"] for file in self.files) else "its host"]
         count, steps = len(self.files), self._steps.filter("kept")["step"].n_unique()
+        said = f"{'unmarked, as ' * ('span' in self.basis)}{steps} step{'s' * (steps > 1)}"
         top = [f"{row[-1]:.0%} {row[0]} {row[1]}".replace("  ", " ") for row in self.breakdown().head(2).rows()]
         where = f"{count} rank{'s' * (count > 1)} on {escape(names[0], 60)}: {format_time(self.time)}"
-        return f"trace of {where} ({self.basis}, {steps} step{'s' * (steps > 1)}), {' and '.join(top)}"
+        return f"trace of {where} ({self.basis}, {said}), {' and '.join(top)}"
 
 
 def read_trace(

@@ -162,8 +162,7 @@ def solve_for(
     if not resource <= place < len(values) - largest:
         every = place > 0 if largest else resource and place == 0
         tried = f"{'every' if every else 'no'} {unknown} from {values[0]:.7g} to {values[-1]:.7g}"
-        wanted = "meets the condition; change it," if until else "fits into memory; change"
-        raise ValueError(f"{tried} {wanted} the workload or the platform")
+        raise ValueError(f"{tried} meets the condition (memory, unless given); change it, the workload or the platform")
     found = attempt(values[place])
     warn_once(found.warnings, 3)
     return values[place], found

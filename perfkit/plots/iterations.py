@@ -167,7 +167,7 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     longest = rows.filter(pl.col("time_s") > 0.002 * pl.sum("time_s")).top_k(_MODULES, by="time_s")["module"].to_list()
     named = pl.when(pl.col("module") == "").then(pl.lit("outside modules")).otherwise("module")
     short = [name or "outside modules" for name in rows["module"] if name not in longest]
-    others = pl.lit(", ".join(short) if len(short) <= 3 else f"{len(short)} modules that take less")
+    others = pl.lit(", ".join(short) if len(short) <= 3 else f"{len(short)} other modules")
     module = pl.when(pl.col("module").is_in(longest)).then(named).otherwise(others)
     bars = rows.group_by(module=module, maintain_order=True).agg(pl.sum(*times, "time_s"))
     long = bars.rename(lambda name: name.removesuffix("_s") if name[:-2] in phases else name)

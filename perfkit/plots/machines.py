@@ -182,7 +182,7 @@ def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
         reach = math.exp(math.hypot(*(math.log((row.get(f"{x}_high") or row[x]) / row[x]) for x in "ab")))
         row["low"], row["high"] = row["times"] / reach, row["times"] * reach
     domain = canvas.log_domain([*(row[end] for row in rows for end in ("low", "high")), 0.9, 1.1], room=1.1)
-    x = canvas.log_axis("times", f"times better: left {a}, right {b}", domain, "")
+    x = canvas.log_axis("times", f"left of 1 {a} is better, right of it {b}: so many times", domain, "")
     quantities = [row["quantity"] for row in rows]
     y = alt.Y("quantity:N", title=None, sort=quantities, axis=alt.Axis(labelLimit=320, grid=True))
     rule = draw([{"times": 1.0}]).mark_rule(color=INK, strokeWidth=1).encode(x=x)

@@ -268,12 +268,11 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
     """
     import polars
 
-    added = lanes[0].added
-    lanes = [replace(lane, period=lane.period - sum(added.values())) for lane in lanes]  # in which operations follow
+    lanes = [replace(lane, period=lane.period - sum(lane.added.values())) for lane in lanes]  # in which they follow
     period, near = lanes[0].period, _EQUAL * lanes[0].period
     last = max(float(lane.ends.max(initial=-np.inf)) for lane in lanes)
-    edges, rank = (last + np.cumsum([0.0, *added.values()])).tolist(), lanes[0].kind.ranks[0]
-    steps = [(rank, "host", None, name, name, "", "", *edges[at : at + 2]) for at, name in enumerate(added)][::-1]
+    edges, rank = (last + np.cumsum([0.0, *lanes[0].added.values()])).tolist(), lanes[0].kind.ranks[0]
+    steps = [(rank, "host", None, name, name, "", "", *edges[n : n + 2]) for n, name in enumerate(lanes[0].added)][::-1]
     most = 8 * sum(len(lane.starts) for lane in lanes)
     for lane, stream, place, start, end in islice(_walk_back(lanes), most) if period > 0 else ():
         start, end = max(start + period, last - period), min(end + period, last)

@@ -173,9 +173,8 @@ def measure_memory(graphs: Sequence[Graph], platform: Platform, optimizer: str) 
 def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
     """Memory of a rank, see `measure_memory`; what was captured and then compiled allocates less."""
     buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
-    part = _sort_buffers(graph, int(buffers.max(initial=0.0)) + 1)
-    part = np.append(part, [_AT[name] for name in HELD])  # buffers below 0 are the parts of a strategy
-    known = graph.allocations[:, 0]
+    part = np.append(_sort_buffers(graph, int(buffers.max(initial=0.0)) + 1), [_AT[name] for name in HELD])
+    known = graph.allocations[:, 0]  # buffers below 0 are the parts of a strategy
     captured = (known < 0).any() or (len(known) > 0 and graph.execution != "compiled")
     events = _list_events(_find_lives(graph, part)) if len(graph.accesses) and not captured else graph.allocations
     peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))

@@ -52,9 +52,8 @@ def list_notes(platform: Platform, family: str, ranks: int, costs: Costs, graph:
         notes.append(f"{platform.name} was never calibrated with {kind} iterations; the interval is wider")
     elif context and ranks > 1 and family not in context.parallel:
         notes.append(f"{platform.name} was never calibrated with {kind} iterations on several ranks")
-    here = "cpu" if platform.device.kind == "cpu" else "cuda"
-    if graph.device not in ("", here):
-        notes.append(f"captured with device={graph.device!r}, where other kernels run; capture it with device={here!r}")
+    if graph.device and (graph.device == "cpu") != (platform.device.kind == "cpu"):
+        notes.append(f"captured with device={graph.device!r}; on {platform.name} other kernels run; capture for it")
     if sum(costs.unmodelled.values()) > 0.02 * total:
         notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")
     notes += [note for note, seconds in costs.stand_ins.items() if seconds > 0.05 * total]

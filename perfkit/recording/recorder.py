@@ -255,7 +255,7 @@ class Recorder(TorchDispatchMode):
             labels, features, accesses, tuple(self._tables),
             sum(self._trained.values()), name or "step", family, main, dtypes if set(dtypes) - {main} else (), ranks,
             self.exchanges.list_groups(ranks), self.exchanges.list_waits(keys, order), notes=tuple(self.values.notes),
-            weights=np.array(weights, dtype=int).reshape(-1, 2),
+            weights=np.array(weights, dtype=int).reshape(-1, 2), device="cuda" if self.accelerator else "cpu",
             allocations=np.array(self.values.storages.allocations, dtype=float).reshape(-1, 2),
         )  # fmt: skip
         graph = compile_graph(graph, self.compiled) if self.compiled else graph

@@ -4,7 +4,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -243,7 +242,7 @@ def capture(
         step()
         recorder.on = False
         recorder.exchanges.end_backward()
-        graph = replace(recorder.graph(name, family, ranks), device=device)  # before everything is released
+        graph = recorder.graph(name, family, ranks)  # before everything is released
         del step
     _tell(graph)
     return graph
