@@ -174,8 +174,8 @@ def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
     """Memory of a rank, see `measure_memory`; what was captured and then compiled allocates less."""
     buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
     part = np.append(_sort_buffers(graph, int(buffers.max(initial=0.0)) + 1), [_AT[name] for name in HELD])
-    known = graph.allocations[:, 0]  # buffers below 0 are the parts of a strategy
-    captured = (known < 0).any() or (len(known) > 0 and graph.execution != "compiled")
+    # buffers below 0 are the parts of a strategy
+    captured = (graph.allocations[:, 0] < 0).any() or (len(graph.allocations) > 0 and graph.execution != "compiled")
     events = _list_events(_find_lives(graph, part)) if len(graph.accesses) and not captured else graph.allocations
     peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
     held = np.bincount(part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS))
@@ -191,4 +191,5 @@ def find_shortage(graphs: Sequence[Graph], platform: Platform, optimizer: str) -
     most = max(graph.footprint + each * sum(table.nbytes for table in graph.tables) for graph in graphs)
     if capacity is None or most + WORKSPACE <= capacity or (found := measure_memory(graphs, platform, optimizer)).fits:
         return ()
-    return (f"a rank {found}; take more ranks, a smaller batch or a device with more memory",)
+    shared = "" if any(graph.tables for graph in graphs) else "fsdp, checkpoints, "
+    return (f"a rank {found}; take {shared}more ranks, a smaller batch or a device with more memory",)

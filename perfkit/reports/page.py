@@ -115,5 +115,4 @@ def report(
     target, found = check_target("path", path), list(_list_results(results))
     about = (author, date.today().isoformat(), f"perfkit {__version__}, Python {machine.python_version()}")
     words = {"title": title or "Performance report", "about": about, "notes": notes}
-    page = _PAGES.get_template("page.html").render(words, results=found, **_bundle())
-    return write_text(target, page)
+    return write_text(target, _PAGES.get_template("page.html").render(words, results=found, **_bundle()))
