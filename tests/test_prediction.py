@@ -281,6 +281,7 @@ def test_views_sum_to_the_time_and_the_trace_holds_some_ranks_of_every_kind(tmp_
     path = large.critical_path().with_columns(seconds=polars.col("end_s") - polars.col("start_s"))
     assert path["name"][-1] == "handover" and path["seconds"].sum() == pytest.approx(large.time)
     assert path.filter(stream="compute")["seconds"].sum() > 0.99 * large.time
+    assert any("of module 'head' with rows that are no multiple of 8" in text for text in large.warnings)
     assert prediction.timeline("stage")["phase"].unique().sort().to_list() == ["backward", "forward", "update"]
     assert prediction.timeline("module", depth=1).height < prediction.timeline().height
     for bad, message in (({"rank": 8}, "rank is 8; the ranks are 0 to 7"), ({"depth": 0}, "depth is 0")):

@@ -105,8 +105,7 @@ def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float, minimum: i
     turns, begin, cpu = itertools.cycle(calls), time.perf_counter(), time.process_time()
     while len(samples) < _MOST and (len(samples) < minimum or time.perf_counter() - begin < seconds):
         samples.append(clock(itertools.islice(turns, group)) / group)
-    share = (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9)
-    return summarize_samples(samples, share)
+    return summarize_samples(samples, (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9))
 
 
 def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:

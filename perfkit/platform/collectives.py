@@ -342,8 +342,7 @@ def _ring(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveT
     form: Callable[[Any], Any] = partial(hierarchy.ring_across_nodes, operation=operation, **links)
     least, first = at.start(operation, local * nodes), form(0.0)
     time, start = (np.minimum(least + hierarchy.FLAGS * (form(n) - first), form(n)) for n in (nbytes, 0.0 * nbytes))
-    terms = {"start-up": start, "transfer": time - start}
-    return CollectiveTime(time, terms, formula, step.spread, step.notes)
+    return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, step.spread, step.notes)
 
 
 def _tree(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:

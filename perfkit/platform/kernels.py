@@ -128,10 +128,12 @@ def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
     return seconds + (slower - 1.0) * np.maximum(seconds - sizes["launch"], 0.0)
 
 
-def say_unaligned(platform: Any, dtype: str) -> str:
+def say_unaligned(platform: Any, dtype: str, module: str = "") -> str:
     """Why such products take longer, or have a wider interval."""
     rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(platform)
-    text = f"products in {dtype} with rows that are no multiple of {rows} numbers"
+    text = (
+        f"products in {dtype}{f' of module {module!r}' * bool(module)} with rows that are no multiple of {rows} numbers"
+    )
     if odd > 1:
         most = f" to {odd:g} times as long, odd ones the longest" if DTYPES[dtype] <= 2 else " times as long"
         return f"{text} take {even:g}{most}; pad these sizes"

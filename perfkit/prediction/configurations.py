@@ -184,7 +184,7 @@ class _Structure:
             raise ValueError("sizes are arrays; of kernels in terms one configuration is priced after the other")
         seconds, hot, *_ = time_operations([graph], self.platform, self.workload.dtype, 1, models, number)
         own = (graph, self.platform, classes, models, number, self.often[:, None] * seconds, hot)
-        times, spreads, _ = spread_classes(*own)
+        times, spreads, *_ = spread_classes(*own)
         times, whole, host, error = self.scale * times, self.whole, self.host, find_host_error(self.platform)
         busy, waits = times.sum(axis=0), self.wait(seconds) if len(self.durations) else np.zeros(len(needs))
         device = busy + waits

@@ -296,8 +296,10 @@ def spread_classes(
     graph: Graph, platform: Platform, classes: tuple[_Class, ...], models: _Models, number: np.ndarray,
     seconds: Array, hot: Array,
 ) -> Array:  # fmt: skip
-    """Time of each class [s], spread of its logarithm: the mean over operations by time, and time of odd sizes [s]."""
-    totals, spreads, odd = found = np.zeros((3, len(classes), *hot.shape[1:]))
+    """Time of each class [s], spread of its logarithm: the mean over operations by time, time of odd sizes [s], and the
+    operation that takes most of that.
+    """
+    totals, spreads, odd, worst = found = np.zeros((4, len(classes), *hot.shape[1:]))
     for index, ((kind, variant, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
         members = find_members(number == index)
         fitted = context and (not context.dtypes or own in context.dtypes)  # to iterations in this format
@@ -310,7 +312,10 @@ def spread_classes(
         spreads[index] = np.hypot(context.spread if context else 0.0, 0.0 if fitted else alone)
         if kind in ("gemm", "bmm") and platform.device.kind != "cpu":
             sizes = {name: graph.column(name)[members] for name in "mnk"}
-            odd[index] = (seconds[members] * isolated.find_unaligned(platform, kind, variant, own, sizes)).sum(axis=0)
+            slow = seconds[members] * isolated.find_unaligned(platform, kind, variant, own, sizes)
+            odd[index] = slow.sum(axis=0)
+            if odd[index].any():
+                worst[index] = np.flatnonzero(number == index)[slow.argmax(axis=0)]
             share = odd[index] / np.maximum(totals[index], _TINY)
             spreads[index] = np.hypot(spreads[index], isolated.list_unaligned(platform)[2] * share)
     return found
@@ -321,13 +326,13 @@ def _account(
     seconds: Array, hot: Array, cold: Array, walks: Array, assumed: np.ndarray, number: np.ndarray,
 ) -> Costs:  # fmt: skip
     """Costs of one graph."""
-    totals, spreads, odd = spread_classes(graph, platform, classes, models, number, seconds, hot)
+    totals, spreads, odd, worst = spread_classes(graph, platform, classes, models, number, seconds, hot)
     unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
     for index, ((kind, _, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
         if kind in ("collective", "host"):
             continue
         if odd[index]:
-            stand_ins[isolated.say_unaligned(platform, own)] += float(odd[index])
+            stand_ins[isolated.say_unaligned(platform, own, graph.labels[int(worst[index])][4])] += float(odd[index])
         check_time(f"{kind} on {platform.name!r}", float(totals[index]), float(spreads[index]), ())
         if fit is None:
             for member in np.flatnonzero(number == index):

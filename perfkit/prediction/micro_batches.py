@@ -68,7 +68,7 @@ def price_part(model: Transformer, platform: Platform, cut: Cut, execution: str 
     out["call"] = np.add(*price_host(call, platform))[0]
     often = np.where(inside, float(model.layers), 1.0)
     whole = replace(graph, repeats=often)
-    times, spreads, _ = spread_classes(whole, platform, classes, models, number, often[:, None] * seconds, hot)
+    times, spreads, *_ = spread_classes(whole, platform, classes, models, number, often[:, None] * seconds, hot)
     # kernels of a kind have one fit and one scale, so that they err together, and so does all that is only assumed
     causes = np.where(models[2]["assumed"] > 0, "", [kind for kind, *_ in classes])
     errors = spreads * times / times.sum(axis=0)

@@ -39,8 +39,7 @@ COMPILED = "forward and backward pass are taken to be compiled as a whole: kerne
 
 def _at_home(device: Any) -> Any:
     """Where a fake tensor is stored: autograd knows devices of this build of PyTorch alone."""
-    named = isinstance(device, str | torch.device) and torch.device(device).type != "meta"
-    return "cpu" if named else device
+    return "cpu" if isinstance(device, str | torch.device) and torch.device(device).type != "meta" else device
 
 
 class _Calls(TorchFunctionMode):
