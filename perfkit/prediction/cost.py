@@ -296,7 +296,7 @@ def spread_classes(
     graph: Graph, platform: Platform, classes: tuple[_Class, ...], models: _Models, number: np.ndarray,
     seconds: Array, hot: Array,
 ) -> Array:  # fmt: skip
-    """Time of each class [s], spread of its logarithm (the mean by time), time of odd sizes [s], and which is longest."""
+    """Time of each class [s], mean spread of its logarithm, time of odd sizes [s], the longest of these."""
     totals, spreads, odd, worst = found = np.zeros((4, len(classes), *hot.shape[1:]))
     for index, ((kind, variant, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
         members = find_members(number == index)
