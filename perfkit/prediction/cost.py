@@ -306,7 +306,7 @@ def spread_classes(
         if fit and not fitted and fit.spread_time is not None:
             weights = times if graph.repeats is None else graph.repeats[members, None] * times
             whole, mean = weights.sum(axis=0), (fit.spread_at(times) * weights).sum(axis=0)
-            alone = np.divide(mean, whole, out=np.full(np.shape(whole), fit.spread), where=whole > 0)
+            alone = np.divide(mean, whole, out=np.full(np.shape(whole), 1.0 * fit.spread), where=whole > 0)
         spreads[index] = np.hypot(context.spread if context else 0.0, 0.0 if fitted else alone)
         if kind in ("gemm", "bmm") and platform.device.kind != "cpu":
             sizes = {name: graph.column(name)[members] for name in "mnk"}

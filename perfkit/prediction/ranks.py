@@ -179,7 +179,7 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
     """
     for rank, factor in slowdown.items():
         if rank not in range(ranks):
-            raise ValueError(f"slowdown names rank {rank!r}; the ranks are 0 to {ranks - 1}; choose one of these")
+            raise ValueError(f"slowdown names rank {show(rank)}; the ranks are 0 to {ranks - 1}; choose one of these")
         check_positive(f"slowdown of rank {rank}", factor)
     own = list(graphs) * (ranks if len(graphs) == 1 else 1)
     named = dict[int, dict[int, Ranks]]()

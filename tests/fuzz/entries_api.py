@@ -251,7 +251,10 @@ def predicted(*workloads: Call) -> Entry:
 SET = {"batch": 64, "embedding": "fused", "sparse": True, "optimizer": "sgd", "name": "x"}
 table_set = Call(pk.TableSet, {"tables": tables}, SET)
 drawn = Call(pk.draw_tables, {"n": (1, 5)}, {"seed": 1, "correlation": 0.5, "itemsize": 4})
-SEARCH = {"ranks": (1, 2, 4), "seconds": lambda rng: choose(rng, (*[1e-3] * 20, "x"))}
+SEARCH = {
+    "workload": lambda rng: choose(rng, (pk.TableSet(TABLES, batch=64), SMALL)), "ranks": (1, 2, 4, 16),
+    "seconds": lambda rng: choose(rng, (*[1e-3] * 20, "x")),
+}  # fmt: skip
 GROUPS = {"seed": 1, "pin": {0: 1}, "together": [(0, 1)], "apart": [(1, 2)], "forbid": {1: ["row_wise"]}}
 EXPLORED = {
     "model": MODELS,

@@ -146,8 +146,11 @@ def prepare() -> None:
 def _judge(error: BaseException) -> str:
     """What is wrong with an exception; nothing where it is one that perfkit documents, in one printable line."""
     kind, text = type(error).__name__, str(error)
-    if not any(frame.f_code.co_filename.startswith(PACKAGE) for frame, _ in traceback.walk_tb(error.__traceback__)):
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not any(file.startswith(PACKAGE) for file in files):
         kind = kind if isinstance(error, Nonsense) else f"the fuzzer itself raised {kind}"
+    elif isinstance(error, ValueError) and not files[-1].startswith(PACKAGE):
+        kind = f"{kind} of {Path(files[-1]).stem}, which perfkit did not mean"
     elif isinstance(error, ValueError | OSError) and text.strip() and text.isprintable() and len(text) <= LONGEST:
         return ""
     return f"{kind} ({len(text)} characters): {text[:300]!r}"
