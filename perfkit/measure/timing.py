@@ -261,24 +261,19 @@ def time_collectives(
 
 
 def time_ladder(*, largest: float) -> list[dict[str, Any]]:
-    """Time streams through working sets up to the largest [B] and gathers of rows from them, sizes interleaved.
+    """Time streams through working sets up to the largest [B], sizes interleaved.
 
-    Of each size: ``nbytes`` [B]; for every sweep ``stream``, the time of a pass that reads and writes the whole set
-    [s], and ``gather``, the time of one gathered row of 64 B [s].
+    Of each size: ``nbytes`` [B]; for every sweep ``stream``, the time of a pass that reads and writes it all [s].
     """
     import torch
 
-    rng = torch.Generator().manual_seed(0)
     steps = np.arange(np.log2(_SMALLEST), np.log2(max(largest, 4 * _SMALLEST)) + 0.01, 0.5)
     counts = [int(2.0**step) // _ROW for step in steps]
-    whole, out = (torch.zeros(n, _ROW // 4) for n in (counts[-1], 4096))
-    rows: list[dict[str, Any]] = [{"nbytes": count * _ROW, "stream": [], "gather": []} for count in counts]
+    whole = torch.zeros(counts[-1], _ROW // 4)
+    rows: list[dict[str, Any]] = [{"nbytes": count * _ROW, "stream": []} for count in counts]
     for sweep in range(_SWEEPS):
         for row in rows[:: 1 if sweep % 2 == 0 else -1]:
             part, turns = whole[: row["nbytes"] // _ROW], max(1, int(4e6 / row["nbytes"]))
             passes = [partial(part.add_, 1.0)] * turns
             row["stream"].append(min([clock(passes) for _ in range(3)][1:]) / turns)
-            draws = [torch.randint(0, len(part), (len(out),), generator=rng) for _ in range(3)]
-            gathers = (partial(torch.index_select, part, 0, draw, out=out) for draw in draws)
-            row["gather"].append(min(clock([gather]) for gather in gathers) / len(out))
     return rows

@@ -231,21 +231,21 @@ class _Maker:
         for unit in [unit for own in units for unit in own] if s.zero == 1 else ():  # the first pass hides it
             given[unit] = self.share(program, unit, "forward")
         ahead = self.chunks > 1 and s.pp > 1
-        given[passes[0]] = self.receive(program, passes[0], stage)
+        given[passes[0]] = self.move(program, passes[0], stage, gives=False)
         for step in steps:
             if ahead and step in following:
-                given[following[step]] = self.receive(program, following[step], stage)
+                given[following[step]] = self.move(program, following[step], stage, gives=False)
             if step.phase != "weights":
                 program.wait(*given.pop(step, ()))
             due += self.run(program, step, units[step.chunk], given, ready)
-            sent = self.pass_on(program, step, stage)
+            sent = self.move(program, step, stage, gives=True)
             if s.scattered and step.micro < self.micro - 1:
                 due += [number for unit in ready for number in self.share(program, unit, "reduce")]
                 program.wait(*due)
                 ready.clear()
                 due.clear()
             if not ahead and step in following:
-                given[following[step]] = [*sent, *self.receive(program, following[step], stage)]
+                given[following[step]] = [*sent, *self.move(program, following[step], stage, gives=False)]
         due += [number for unit in ready for number in self.share(program, unit, "reduce")]
         program.wait(*due)
         whole = sum(float(self.weights[region][-1]) for own in units for region, _ in own)
@@ -286,20 +286,11 @@ class _Maker:
                 due += self.share(program, ready.pop(), "reduce") if s.overlap else ()
         return due
 
-    def receive(self, program: _Program, step: Step, stage: int) -> list[int]:
-        """Launch what a pass waits for from another stage."""
-        return self.move(program, step, stage, -1 if step.phase == "forward" else 1, step.phase == "forward")
-
-    def pass_on(self, program: _Program, step: Step, stage: int) -> list[int]:
-        """Launch what a pass gives to another stage."""
-        if step.phase == "weights":
-            return []
-        return self.move(program, step, stage, 1 if step.phase == "forward" else -1, step.phase == "forward")
-
-    def move(self, program: _Program, step: Step, stage: int, way: int, forward: bool) -> list[int]:
-        """Launch a message between a stage and the next one or the one before, if there is one: its number."""
-        s, place = self.s, step.chunk * self.s.pp + stage
-        if s.pp == 1 or not 0 <= place + way < s.pp * self.chunks:
+    def move(self, program: _Program, step: Step, stage: int, *, gives: bool) -> list[int]:
+        """Launch the message that a pass gives to another stage, or waits for, if there is one: its number."""
+        s, place, forward = self.s, step.chunk * self.s.pp + stage, step.phase == "forward"
+        way = 1 if forward == gives else -1
+        if s.pp == 1 or step.phase == "weights" or not 0 <= place + way < s.pp * self.chunks:
             return []
         border = min(place, place + way) % s.pp
         nbytes = self.numbers * self.model.hidden / (s.tp if s.sequence_parallel else 1)

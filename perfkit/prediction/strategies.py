@@ -15,7 +15,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.memory import HELD, WORKSPACE
 from perfkit.prediction.micro_batches import ODD, REGIONS, count_experts, price_messages, price_part, size_copies
-from perfkit.prediction.uncertainty import CONTEXT, find_host_error
+from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.blocks import UNFUSED, Cut
 from perfkit.workloads.strategy import Strategy, spread_layers
 from perfkit.workloads.tape import ITEMSIZE
@@ -23,8 +23,6 @@ from perfkit.workloads.transformer import Transformer
 
 #: Parts of the time of an iteration.
 PARTS = ("work", "tensor", "context", "experts", "host", "stages", "bubble", "replicas", "update")
-#: Error of what ranks spend on each other [-], as in `perfkit.prediction.uncertainty.join_errors`.
-_WAITS = 0.3
 _TINY = 1e-30
 #: Where sequences, and ranks that share layers, sequences and experts, stand in a number of 64 bits [-].
 _BITS = (45, 30, 15, 0)
@@ -286,11 +284,10 @@ class _Iterations:
         terms["replicas"] = self.share_replicas(weights, inside / terms["work"], kernels)
         terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(weights), 1)
         time: Any = sum(terms.values())
-        whole = self.whole
-        rest = sum(terms[name] for name in ("tensor", "context", "experts", "stages", "replicas")) / time
-        errors = (self.parts["spread"] * (1 - rest), _WAITS * rest, whole.spread if whole else CONTEXT,
-                  terms["host"] / time * np.log(find_host_error(self.platform)))  # fmt: skip
-        spread = np.sqrt(sum(np.square(error) for error in errors))
+        rest: Any = sum(terms[name] for name in ("tensor", "context", "experts", "stages", "replicas")) / time
+        own, around = self.parts["spread"] * (1 - rest), self.whole.spread if self.whole else CONTEXT
+        known = join_errors(own[np.newaxis], np.zeros(1, dtype=bool), rest, around)
+        spread = np.hypot(known, terms["host"] / time * np.log(find_host_error(self.platform)))
         held = _measure(self, weights)
         return {"time": time, **terms, "spread": spread, "needs": sum(held.values()) + WORKSPACE, **held}
 
