@@ -131,9 +131,8 @@ def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
 def say_unaligned(platform: Any, dtype: str, module: str = "") -> str:
     """Why such products take longer, or have a wider interval."""
     rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(platform)
-    text = (
-        f"products in {dtype}{f' of module {module!r}' * bool(module)} with rows that are no multiple of {rows} numbers"
-    )
+    of = f" of module {module!r}" if module else ""
+    text = f"products in {dtype}{of} with rows that are no multiple of {rows} numbers"
     if odd > 1:
         most = f" to {odd:g} times as long, odd ones the longest" if DTYPES[dtype] <= 2 else " times as long"
         return f"{text} take {even:g}{most}; pad these sizes"

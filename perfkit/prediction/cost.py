@@ -312,8 +312,7 @@ def spread_classes(
             sizes = {name: graph.column(name)[members] for name in "mnk"}
             slow = seconds[members] * isolated.find_unaligned(platform, kind, variant, own, sizes)
             odd[index] = slow.sum(axis=0)
-            if odd[index].any():
-                worst[index] = np.flatnonzero(number == index)[slow.argmax(axis=0)]
+            worst[index] = np.flatnonzero(number == index)[slow.argmax(axis=0)] if len(slow) else 0
             share = odd[index] / np.maximum(totals[index], _TINY)
             spreads[index] = np.hypot(spreads[index], isolated.list_unaligned(platform)[2] * share)
     return found
