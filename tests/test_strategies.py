@@ -276,6 +276,8 @@ def test_a_strategy_runs_on_the_event_loop(schedule: str) -> None:
     assert r.spread == pytest.approx(found["spread"], rel=0.35)  # errors of idle stages and of messages differ
     spent = r.idle()
     assert spent.select(spent.columns[2:]).sum_horizontal().to_numpy() == pytest.approx(r.time)
+    hosts = [float(lane.seconds[lane.kind.graph.kernels["host", "host"]].sum()) for lane in r._timeline.lanes]
+    assert spent["host_s"].to_numpy() == pytest.approx(hosts, abs=1e-9 * r.time) and max(hosts) > 0
     modules = [r.modules(rank=rank).select("forward_s", "backward_s", "update_s") for rank in (0, 15)]
     assert [own.sum_horizontal().sum() for own in modules] == pytest.approx([r.time] * 2)  # no time without a phase
 

@@ -64,7 +64,8 @@ def sum_idle(lane: Lane) -> dict[str, float]:
         launched); communication_s (a collective that had to end was in flight); waiting_s (it waited for other ranks)
         [s].
     """
-    parts = (lane.seconds, lane.stolen, lane.exposed, lane.stalls - lane.exposed)
+    late: Any = lane.kind.graph.kernels.get(("host", "host"), [])  # what stages take longer because of their hosts
+    parts = (np.delete(lane.seconds, late), lane.stolen, lane.exposed, lane.stalls - lane.exposed)
     busy, stolen, exposed, waiting = (float(seconds.sum()) for seconds in parts)
     times = {"busy_s": busy, "stolen_s": stolen, "host_s": lane.period - busy - stolen - exposed - waiting}
     times |= {"communication_s": exposed, "waiting_s": waiting}
@@ -157,7 +158,7 @@ def sum_modules(lane: Lane, depth: int | None) -> Table:
     graph, owners = lane.kind.graph, _find_owners(lane.kind.graph)
     labels = (*graph.labels, ("", "", "", "forward", ""))  # the last one: between two iterations
     busy = np.where(lane.seconds > 0, lane.ends - lane.starts, 0.0)
-    spent = [(place, 1, seconds, 0.0) for place, seconds in enumerate(busy.tolist())]
+    spent = [(place, 1, own, own * (labels[place][1] == "host")) for place, own in enumerate(busy.tolist())]
     spent += [(place, 0, seconds, seconds) for place, seconds in _list_idle(lane)]
     rows = [
         (module, count, labels[place][3], share * seconds, share * idle)
@@ -296,7 +297,8 @@ def sum_resources(lane: Lane, times: Any) -> tuple[float, float, np.ndarray]:
     """Time of the kernels of a rank, of its host, and of the collectives of each of its communicators [s]."""
     lengths = (lane.ends - lane.starts)[lane.kind.graph.collectives]
     moving = np.bincount(np.array(lane.kind.communicators, dtype=int), weights=lengths, minlength=1)
-    return float(times.seconds.sum()), float(times.host.sum() + times.spacing.sum()), moving
+    late = float(times.seconds[lane.kind.graph.kernels.get(("host", "host"), [])].sum())
+    return float(times.seconds.sum()) - late, float(times.host.sum() + times.spacing.sum()) + late, moving
 
 
 def find_mfu(prediction: Any) -> float | None:
