@@ -1,4 +1,4 @@
-"""The single GPUs of a published study, at the clocks it locked them to, and the table of its host overheads.
+"""The single GPUs of a published study, at the clocks it locked them to, and its host overheads.
 
 V100, TITAN Xp and P100 of Lin et al. (arXiv 2201.07821 and 2404.12674; BSD-3): rates of the hardware from their
 parameter file, kernels of the V100 from their kernel trace of DLRM-MLPerf at batch 2048. The other two GPUs are priced
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from benchmarks import find_shared_data, read_csv, write_csv
+from benchmarks import find_shared_data, read_csv
 from benchmarks.eager import EagerDLRM
 from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.hardware import Device, MemoryLevel, Network, Quantity
@@ -34,10 +34,6 @@ NAMES: Mapping[str, tuple[str, str, int]] = {
     "p100-1": ("P100", "NVIDIA P100, clocks locked to 715 and 1189 MHz", 56 * 64),
 }
 _STUDY = "arXiv 2404.12674 and 2201.07821, owensgroup/ml_perf_model (BSD-3)"
-_SETS = {
-    "2021": f"{_STUDY}: DLRM_default at batch 2048 on a V100, two traces of 2021, profiler included",
-    "2022": f"{_STUDY}: three DLRMs at batch 512 to 4096 on V100s, traces of 2022, less 2 us for every nested event",
-}
 _TRACE = f"{_STUDY}: kernels of DLRM-MLPerf, batch 2048, fp32, on a V100 at 1297 MHz"
 #: Fused lookups of 8 tables of a million rows, 64 columns, 100 lookups, batch 2048, forward and backward [s].
 _DEFAULT_LOOKUPS = {"forward": 521.8e-6, "backward": 1276.7e-6}
@@ -192,36 +188,6 @@ def fit_kernels() -> dict[str, Fit]:
     }
 
 
-#: Class of operations, see `perfkit.prediction.cost`, by what the study calls the operation: for T2 and T3, ...
-_CALLS = {
-    "aten::linear": "gemm.forward", "AddmmBackward": "gemm.backward", "aten::bmm": "bmm.forward",
-    "BmmBackward": "bmm.backward", "aten::relu": "elementwise.forward", "aten::sigmoid": "elementwise.forward",
-    "aten::mse_loss": "elementwise.forward", "aten::binary_cross_entropy": "elementwise.forward",
-    "ReluBackward": "elementwise.backward", "SigmoidBackward": "elementwise.backward",
-    "MseLossBackward": "elementwise.backward", "BinaryCrossEntropyBackward": "elementwise.backward",
-    "torch::autograd::AccumulateGrad": "elementwise.accumulate", "aten::cat": "copy.forward",
-    "aten::index": "copy.forward", "IndexBackward": "copy.backward", "SliceBackward": "copy.backward",
-    "aten::ones_like": "copy.backward", "LookupFunction": "embedding_forward.fused",
-    "LookupFunctionBackward": "embedding_backward.fused", "aten::to": "transfer",
-    "Optimizer.step#SGD.step": "elementwise.update", "Optimizer.zero_grad#SGD.zero_grad": "elementwise.zero_",
-}  # fmt: skip
-#: ... for T5, the gaps inside a call, and for T5 as the whole time of a call without a kernel.
-_GAPS = {
-    "aten::linear": "copy.expand", "AddmmBackward": "gemm.backward rowwise.sum", "BmmBackward": "bmm.backward",
-    "IndexBackward": "copy.index_put", "SliceBackward": "copy.copy_", "aten::mse_loss": "rowwise.mean",
-    "MseLossBackward": "elementwise.div_", "Optimizer.step#SGD.step": "elementwise.update",
-    "Optimizer.zero_grad#SGD.zero_grad": "elementwise.zero_",
-    **dict.fromkeys(("CatBackward", "TBackward", "TransposeBackward", "ViewBackward", "aten::detach", "aten::slice",
-                     "aten::transpose", "aten::view"), "bare"),
-}  # fmt: skip
-
-
-def _classify(term: str, name: str) -> str:
-    if term in ("T1", "T4"):
-        return "all" if name in ("", "cudaLaunchKernel") else ""
-    return (_GAPS if term == "T5" else _CALLS).get(name, "")
-
-
 # -- platforms -------------------------------------------------------------------------------------------------------
 
 
@@ -246,8 +212,11 @@ def build(name: str) -> Platform:
     return Platform(name, _device(name), Network(1), kernels, {}, host, provenance=provenance)
 
 
-def _read_overheads() -> pl.DataFrame:
-    """Mean overhead by set, term and operation [s], and how often an iteration calls the operation."""
+def read_traces() -> pl.DataFrame:
+    """Mean overhead by set, term and operation [s], and how often an iteration calls the operation.
+
+    Those of training, with the classes that they stand for, are reference_data/published/host_overheads.csv.
+    """
     folder, calls = find_shared_data("kernels_v100"), pl.col("count").fill_null(1.0)
     late = pl.read_csv(folder / "overheads_t1_t2_2022.csv").with_columns(set=pl.lit("2022"))
     late = late.filter(pl.col("model").str.starts_with("DLRM"), pl.col("batch") >= 512, pl.col("batch") <= 4096)
@@ -262,18 +231,3 @@ def _read_overheads() -> pl.DataFrame:
     )  # fmt: skip
     counts = table.filter(pl.col("term") == "T2", pl.col("calls").is_not_null()).select("operation", "calls")
     return table.drop("calls").join(counts, on="operation", how="left").sort("set", "term", "operation")
-
-
-def tabulate_overheads() -> str:
-    """The table of host overheads that perfkit ships, as CSV: means over the published traces of DLRM training."""
-    rows = []
-    for row in _read_overheads().iter_rows(named=True):
-        term, name = row["term"], row["operation"]
-        group = _classify(term, name)
-        if group or (term == "T2" and row["calls"] is not None):
-            rows.append(
-                {"term": term, "operation": name, "set": row["set"], "mean": f"{row['mean']:.3g}",
-                 "deviation": f"{row['deviation'] or 0:.2g}", "unit": "s", "calls": f"{row['calls'] or 1:.1f}",
-                 "class": group, "source": _SETS[row["set"]]}
-            )  # fmt: skip
-    return write_csv(rows)

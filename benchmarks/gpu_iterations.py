@@ -31,7 +31,6 @@ active time (5.06 ms at batch 2048 of DLRM-MLPerf on the V100) exceeds the kerne
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,6 @@ COLUMNS = (
     "gpu", "model", "batch", "measured", "published_active", "published_error", "published_shared_error", "predicted",
     "low", "high", "predicted_active", "unit", "kind", "source",
 )  # fmt: skip
-_SOURCE = "arXiv 2201.07821v2, ml_perf_model (BSD-3), read off a plot: 0.12 ms"
 
 
 def read_rows() -> list[dict[str, Any]]:
@@ -60,25 +58,6 @@ def read_rows() -> list[dict[str, Any]]:
     rows = read_csv(find_reference("published", "dlrm_single_gpu.csv"))
     words = ("gpu", "model", "unit", "kind", "source")
     return [{k: v if k in words else float(v or "nan") for k, v in row.items()} for row in rows]
-
-
-def read_shared(shared: Path) -> list[dict[str, Any]]:
-    """The same from the file that was digitized, without predictions."""
-    source = read_csv(shared / "end_to_end" / "e2e_single_gpu_dlrm_digitized.csv")
-    names = {"Xp": "TITAN Xp"}
-    rows = []
-    for row in source:
-        value = {k: float(v) / 100 if k.endswith("_pct") and v else math.nan for k, v in row.items()}
-        measured = float(row["measured_iter_ms"]) * 1e-3
-        active = measured * (1 + value["e2e_err_kernel_sum_baseline_pct"]) / (1 + value["gpu_active_time_err_pct"])
-        rows.append(
-            {"gpu": names.get(row["gpu"], row["gpu"]), "model": row["model"].replace("_", "-").lower(),
-             "batch": float(row["batch"]), "measured": measured, "published_active": active,
-             "published_error": value["e2e_err_individual_overheads_pct"],
-             "published_shared_error": value["e2e_err_shared_overheads_pct"],
-             "unit": "s", "kind": "measured", "source": _SOURCE}
-        )  # fmt: skip
-    return rows
 
 
 def predict_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -6,16 +6,20 @@ Subsets of the calibration iterations are drawn, platforms fitted to them, and t
 families take turns in pairs, since one iteration alone cannot tell its own noise from its family's habits.
 """
 
+import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import Row, command
-from benchmarks.saved import SUBSETS, average, judge_saved, predict_again
+from benchmarks import OUT, Row, command, lay_out, save_rows
+from benchmarks.saved import predict_again
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.fit import fit_platform
+from perfkit.ground.units import check_positive
 
 COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)
 
@@ -41,8 +45,16 @@ def draw_subset(rows: Sequence[Row], count: int, rng: np.random.Generator) -> li
     return chosen
 
 
+def _average(comparisons: Sequence[Comparison]) -> dict[str, float]:
+    """Means over draws, and quartiles of the mean error over the draws [-]."""
+    figures = [comparison.figures["all"] for comparison in comparisons]
+    error, geomean, bias = (float(np.mean([own[key] for own in figures])) for key in ("mean", "geomean", "bias"))
+    q1, q3 = map(float, np.percentile([own["mean"] for own in figures], [25, 75]))
+    return {"error": error, "geomean": geomean, "bias": bias, "q1": q1, "q3": q3, "draws": len(comparisons)}
+
+
 def learn(
-    measurements: Mapping[str, Any], comparison: Comparison, *, counts: Sequence[int] = COUNTS, draws: int = 10
+    measurements: Mapping[str, Any], comparison: Comparison, *, draws: int, counts: Sequence[int] = COUNTS
 ) -> list[dict[str, Any]]:
     """Errors on unseen runs by family and number of calibration iterations, and their quartiles over the draws."""
     every: Sequence[Row] = measurements["iterations"]
@@ -55,15 +67,31 @@ def learn(
             for family in families:
                 own = tuple(run for run in again.runs if family in (run["family"], "all"))
                 found.setdefault((family, len(chosen)), []).append(replace(again, runs=own))
-    rows = [{"family": family, "iterations": count, **average(own)} for (family, count), own in found.items()]
+    rows = [{"family": family, "iterations": count, **_average(own)} for (family, count), own in found.items()]
     return sorted(rows, key=lambda row: (families.index(row["family"]), row["iterations"]))
 
 
-@command(SUBSETS)
+_COLUMNS = {
+    "family": "{family}", "iterations": "{iterations}", "mean": "{error:.1%}",
+    "quartiles over draws": "{q1:.1%} to {q3:.1%}", "geomean": "{geomean:.1%}", "bias": "{bias:+.1%}",
+    "draws": "{draws}",
+}  # fmt: skip
+
+
+@command({
+    "measurements": {"type": Path, "help": "raw measurements that calibrate has written"},
+    "--check": {"type": Path, "nargs": "+", "required": True, "metavar": "FILE", "help": "saved runs of check"},
+    "--draws": {"type": int, "default": 10, "help": "random subsets of each size"}, **OUT,
+})  # fmt: skip
 def main(given: Any) -> None:
     """Error on unseen runs by calibration iterations."""
-    judge_saved(given, learn, {
-        "family": "{family}", "iterations": "{iterations}", "mean": "{error:.1%}",
-        "quartiles over draws": "{q1:.1%} to {q3:.1%}", "geomean": "{geomean:.1%}", "bias": "{bias:+.1%}",
-        "draws": "{draws}",
-    })  # fmt: skip
+    draws = int(check_positive("draws", given.draws, integer=True))
+    measurements = json.loads(given.measurements.read_text(encoding="utf-8"))
+    if not isinstance(measurements, dict) or not measurements.get("iterations"):
+        raise ValueError(f"{str(given.measurements)!r} holds no iterations; name what calibrate has written")
+    comparison = Comparison.load(*given.check)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # fits to two iterations leave standard errors open
+        rows = learn(measurements, comparison, draws=draws)
+    print(lay_out(rows, _COLUMNS, numbers=True))
+    save_rows(given.json, rows, measurements=measurements["id"], runs=len(comparison.runs))

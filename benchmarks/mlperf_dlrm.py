@@ -54,8 +54,6 @@ exchanges are priced as NCCL's, HugeCTR wrote its own. What the arguments weigh,
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import perfkit as pk
@@ -85,26 +83,6 @@ def read_rows() -> list[dict[str, Any]]:
     """Published steps [s] as perfkit ships them."""
     rows = read_csv(find_reference("published", "mlperf_dlrm.csv"))
     return [{k: float(v) if k in _NUMBERS and v else v for k, v in row.items()} for row in rows]
-
-
-def read_shared(shared: Path) -> list[dict[str, Any]]:
-    """The fastest entries of the file that the steps were collected in."""
-    entries = [
-        row for row in read_csv(shared / "end_to_end" / "mlperf_8gpu_bert_dlrm.csv")
-        if row["benchmark"] in MODELS and row["quality"].startswith("A") and row["train_only_iter_ms"]
-        and row["num_accel"] == str(RANKS) and row["global_batch"] == str(BATCH)
-    ]  # fmt: skip
-    rows = []
-    for benchmark, gpu in product(MODELS, PLATFORMS):
-        own = [r for r in entries if r["benchmark"] == benchmark and f"{gpu}-SXM" in r["accelerator"]]
-        if own:
-            best = min(own, key=lambda r: float(r["train_only_iter_ms"]))
-            rows.append({
-                **{key: best[key] for key in COLUMNS[2:5]}, "benchmark": benchmark, "gpu": gpu, "batch": float(BATCH),
-                "measured": float(best["train_only_iter_ms"]) * 1e-3, "unit": "s", "kind": "measured",
-                "source": best["source"].replace(" : ", ", "),
-            })  # fmt: skip
-    return rows
 
 
 def read_plans() -> dict[str, pk.Plan]:
@@ -143,13 +121,12 @@ _TABLE = {
 
 
 @command({
-    **OUT, **WRITE, "--shared": {"type": Path, "help": "folder of the data the steps were collected in, for new rows"},
+    **OUT, **WRITE,
     "--search": {"action": "store_true", "help": "search for placements instead of taking those found"},
 })  # fmt: skip
 def main(given: Any) -> int:
     """MLPerf steps of DLRM on 8 GPUs."""
-    steps = read_shared(given.shared) if given.shared else read_rows()
-    rows, plans = predict_rows(steps, {} if given.search else read_plans())
+    rows, plans = predict_rows(read_rows(), {} if given.search else read_plans())
     rows = [{**row, "bar": BARS.get((row["benchmark"], row["gpu"]))} for row in rows]
     print(lay_out(rows, _TABLE))
     if given.write:

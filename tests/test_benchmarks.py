@@ -136,9 +136,9 @@ def test_learning_from_nothing_and_from_something(checks, tmp_path, monkeypatch,
         by_class.setdefault(f"{row['kind']}.{row['variant']}", []).append(row)
     raw["kernels"] = [row for rows in by_class.values() for row in rows[:6]]
     (tmp_path / "raw.json").write_text(json.dumps(raw))
-    monkeypatch.setattr(learning.learn, "__kwdefaults__", {"counts": (0,), "draws": 1})
-    words = [str(tmp_path / "raw.json"), "--check", *map(str, checks), "--json", str(tmp_path / "out.json")]
-    assert learning.main(words) == 0
+    monkeypatch.setattr(learning.learn, "__kwdefaults__", {"counts": (0,)})
+    line = f"{tmp_path / 'raw.json'} --draws 1 --check {' '.join(map(str, checks))} --json {tmp_path / 'out.json'}"
+    assert learning.main(line.split()) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["records"]
     found = [(row["family"], row["iterations"]) for row in rows if row["family"] in ("dlrm", "all")]
     assert found == [*product(("dlrm", "all"), (0, 4))]
