@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks import find_shared_data
-from benchmarks.gpu_bars import POOLED, Judged, join, make_record
+from benchmarks.gpu_bars import POOLED, Judged, pool
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_pipelined
 from perfkit.ground.hardware import Network
 from perfkit.ground.units import Array
@@ -38,7 +38,7 @@ def read_curves(system: str) -> Frame:
     return medians.sort([*_CURVE, "nbytes"], nulls_last=True)
 
 
-def _judge(fits: dict[str, Fit], operation: str, ranks: int, nbytes: Array, seconds: Array) -> Judged:
+def _judge(fits: dict[str, Fit], operation: str, ranks: int, nbytes: Array, seconds: Array) -> tuple[Any, Any]:
     """Errors and coverage of what a platform with these fits would say."""
     with keep_quiet():
         platform = replace(load_platform("h100-sxm-8"), collectives=fits, network=Network(ranks))
@@ -50,7 +50,7 @@ def _arrays(rows: Frame, *names: str) -> list[Array]:
     return [rows[name].to_numpy() for name in names]
 
 
-def _every_other_size(frame: Frame, fit: Callable[..., Fit]) -> Iterator[Judged]:
+def _every_other_size(frame: Frame, fit: Callable[..., Fit]) -> Iterator[tuple[Any, Any]]:
     """Each half of the sizes of a curve predicts the other."""
     for rows in frame.partition_by(_CURVE, maintain_order=True):
         operation, ranks = rows["operation"][0], rows["ranks"][0]
@@ -60,7 +60,7 @@ def _every_other_size(frame: Frame, fit: Callable[..., Fit]) -> Iterator[Judged]
             yield _judge(fits, operation, ranks, nbytes[~half], seconds[~half])
 
 
-def _two_and_four_to_eight(frame: Frame) -> Iterator[Judged]:
+def _two_and_four_to_eight(frame: Frame) -> Iterator[tuple[Any, Any]]:
     """2 and 4 ranks predict 8 of the same operation, dtype and library, whatever algorithm that takes there."""
     for rows in frame.partition_by([name for name in _CURVE if name != "ranks"], maintain_order=True):
         few, eight = rows.filter(pl.col("ranks") < 8), rows.filter(pl.col("ranks") == 8)
@@ -71,7 +71,7 @@ def _two_and_four_to_eight(frame: Frame) -> Iterator[Judged]:
 
 
 #: Quantity, form as printed, most parameters fitted, split, and what judges one system.
-_ROWS: tuple[tuple[str, str, int, str, Callable[[Frame], Iterator[Judged]]], ...] = (
+_ROWS: tuple[tuple[str, str, int, str, Callable[[Frame], Iterator[tuple[Any, Any]]]], ...] = (
     ("collective, two parameters", "pipelined, q = 0.6", 2, "every other size",
      partial(_every_other_size, fit=fit_pipelined)),
     ("collective, chosen form", "by left-out sizes", 4, "every other size",
@@ -80,16 +80,10 @@ _ROWS: tuple[tuple[str, str, int, str, Callable[[Frame], Iterator[Judged]]], ...
 )  # fmt: skip
 
 
-def records(systems: Sequence[str]) -> list[dict[str, Any]]:
-    """One record per quantity and system, and of A100 and H100 together where both are among the systems."""
-    rows, pair = [], POOLED.split("+")
-    frames = {system: read_curves(system) for system in systems}
-    for quantity, form, parameters, split, judge in _ROWS:
-        judged = {system: list(judge(frame)) for system, frame in frames.items()}
-        if set(pair) <= set(judged):
-            judged[POOLED] = [found for system in pair for found in judged[system]]
-        rows += [
-            make_record(system, quantity, form, parameters, split, [join(found)])
-            for system, found in judged.items() if found
-        ]  # fmt: skip
-    return rows
+def judge(systems: Sequence[str]) -> list[Judged]:
+    """Held-out points of each quantity and system, and of A100 and H100 together where both are among the systems."""
+    found, frames = list[Judged](), {system: read_curves(system) for system in systems}
+    for quantity, form, parameters, split, judge_curves in _ROWS:
+        found += pool(Judged(system, quantity, form, parameters, split, *points)
+                      for system, own in frames.items() for points in judge_curves(own))  # fmt: skip
+    return found

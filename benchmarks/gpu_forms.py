@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import OUT, command, find_shared_data, gpu_collectives, gpu_gemm, lay_out, save_rows
-from benchmarks.gpu_bars import BARS, DATASHEETS, POOLED
+from benchmarks.gpu_bars import BARS, DATASHEETS, POOLED, make_records
 from perfkit.ground.units import check_choice
 from perfkit.readers.kernel_database import list_tables
 
@@ -49,7 +49,7 @@ def main(given: Any) -> int:
     systems = choose_systems(given.systems)
     if set(systems) & set(POOLED.split("+")):
         find_shared_data()
-    rows = [*gpu_collectives.records(systems), *gpu_gemm.records(systems)]
+    rows = make_records(gpu_collectives.judge(systems) + gpu_gemm.judge(systems))
     print(lay_out(rows, _COLUMNS))
     save_rows(given.json, rows, systems=systems)
     for fault in (faults := list_faults(rows, systems)):

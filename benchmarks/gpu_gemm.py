@@ -1,23 +1,18 @@
 """GEMM on GPUs: how the roofline form, fitted on some shapes, predicts those it has not seen, and other GPUs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from benchmarks import find_shared_data
-from benchmarks.gpu_bars import DATASHEETS, POOLED, Judged, join, make_record
+from benchmarks.gpu_bars import DATASHEETS, POOLED, Judged, pool
 from perfkit.fitting import Fit, fit_roofline
-from perfkit.ground.units import Array
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.estimates import FORMS
 from perfkit.readers.datasheets import read_datasheet
 from perfkit.readers.kernel_database import read_gemms
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _DRAWS, _FEW = 20, 32
 #: Whose fit is put to which other GPU with the datasheet of that one.
@@ -25,42 +20,6 @@ _SWAPS = (
     ("a100_sxm", "h100_sxm"), ("h100_sxm", "a100_sxm"), ("h100_sxm", "h200_sxm"), ("h100_sxm", "b200_sxm"),
     ("b200_sxm", "b300_sxm"), ("b200_sxm", "gb200"), ("h100_sxm", "rtx_pro_6000_server"), ("h100_sxm", "l40s"),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """Measured bf16 GEMMs of one system: sizes, times, who is held out, and the rates of its datasheet."""
-
-    m: Array
-    n: Array
-    k: Array
-    seconds: Array
-    random: Mask
-    largest: Mask
-    peak: float
-    bandwidth: float
-
-    @property
-    def wide(self) -> Mask:
-        """Which shapes have no side under 512."""
-        return np.asarray(np.minimum(np.minimum(self.m, self.n), self.k) >= 512)
-
-    def work(self, chosen: npt.NDArray[Any]) -> dict[str, Any]:
-        """FLOP and bytes of the shapes that are chosen, by mask or index."""
-        sizes = (self.m[chosen], self.n[chosen], self.k[chosen])
-        return {"flops": gemm_flops(*sizes), "nbytes": gemm_bytes(*sizes, itemsize=2)}
-
-    def fit(self, chosen: npt.NDArray[Any]) -> Fit:
-        """Fit the shapes that are chosen."""
-        seconds = self.seconds[chosen]
-        return fit_roofline(**self.work(chosen), seconds=seconds, peak=self.peak, bandwidth=self.bandwidth)
-
-    def judge(self, fit: Fit, chosen: Mask) -> Judged:
-        """Errors of a fit on the shapes that are chosen, and which lay inside its 80 % interval."""
-        rates = {"peak": np.asarray(self.peak), "bandwidth": np.asarray(self.bandwidth)}
-        predicted = np.asarray(FORMS["roofline"](self.work(chosen) | rates, **fit))
-        error = predicted / self.seconds[chosen] - 1
-        return error, np.abs(np.log1p(error)) <= 1.2816 * fit.spread_at(predicted)
 
 
 def _read_shapes(system: str) -> pl.DataFrame:
@@ -78,43 +37,57 @@ def _read_shapes(system: str) -> pl.DataFrame:
     return frame.with_columns(random=drawn, largest=size >= size.filter(wide).quantile(0.9, "linear"))
 
 
-def load_shapes(system: str) -> Shapes:
-    """Shapes of a system: A100 and H100 from the shared measurements, any other from the kernel database."""
+def load_shapes(system: str) -> pl.DataFrame:
+    """Measured bf16 GEMMs of a system: sizes, times [s], who is held out, no side under 512, work, datasheet's rates.
+
+    Those of A100 and H100 are the shared measurements, any other's from the kernel database.
+    """
     frame, device = _read_shapes(system).cast({pl.Int64: pl.Float64}), read_datasheet(DATASHEETS[system]).device
-    columns: dict[str, Any] = {name: frame[name].to_numpy() for name in ("m", "n", "k", "seconds", "random", "largest")}
-    return Shapes(**columns, peak=device.peaks["bf16"].value, bandwidth=device.main_bandwidth)
+    sizes = [frame[name].to_numpy() for name in "mnk"]
+    return frame.with_columns(
+        wide=pl.min_horizontal("m", "n", "k") >= 512, flops=gemm_flops(*sizes), nbytes=gemm_bytes(*sizes, itemsize=2),
+        peak=pl.lit(device.peaks["bf16"].value), bandwidth=pl.lit(device.main_bandwidth),
+    )  # fmt: skip
 
 
-def _judge_all(shapes: Shapes) -> dict[tuple[str, str], list[Judged]]:
-    """Errors on held-out shapes and which lay inside the interval, by quantity and split, one entry per draw."""
-    wide, random, largest = shapes.wide, shapes.random, shapes.largest
-    whole = shapes.fit(~random)
-    rng, pool = np.random.default_rng(0), np.flatnonzero(wide & ~random)
-    few = [shapes.fit(rng.choice(pool, _FEW, replace=False)) for _ in range(_DRAWS)]
-    return {
-        ("GEMM", "random fifth"): [shapes.judge(shapes.fit(wide & ~random), wide & random)],
-        ("GEMM", f"{_FEW} shapes"): [shapes.judge(fit, wide & random) for fit in few],
-        ("GEMM", "largest tenth"): [shapes.judge(shapes.fit(wide & ~largest), wide & largest)],
-        ("GEMM, any size", "random fifth"): [shapes.judge(whole, random)],
-        ("GEMM, any size: all sides from 512", "random fifth"): [shapes.judge(whole, wide & random)],
-        ("GEMM, any size: a side under 512", "random fifth"): [shapes.judge(whole, ~wide & random)],
-    }
+def _fit(shapes: pl.DataFrame) -> Fit:
+    flops, nbytes, seconds = (shapes[name].to_numpy() for name in ("flops", "nbytes", "seconds"))
+    return fit_roofline(flops, nbytes, seconds, peak=shapes["peak"][0], bandwidth=shapes["bandwidth"][0])
 
 
-def records(systems: Sequence[str]) -> list[dict[str, Any]]:
-    """Records of each system, of A100 and H100 together, and of fits carried over by swapping datasheets."""
+def _judge(fit: Fit, shapes: pl.DataFrame) -> tuple[Any, Any]:
+    """Errors of a fit on shapes, and which lay inside its 80 % interval."""
+    sizes = {name: shapes[name].to_numpy() for name in ("flops", "nbytes", "peak", "bandwidth")}
+    predicted = np.asarray(FORMS["roofline"](sizes, **fit))
+    error = predicted / shapes["seconds"].to_numpy() - 1
+    return error, np.abs(np.log1p(error)) <= 1.2816 * fit.spread_at(predicted)
+
+
+def _judge_all(system: str, shapes: pl.DataFrame) -> Iterator[Judged]:
+    """Held-out shapes of a system by quantity and split."""
+    wide, held, largest = shapes.filter("wide"), pl.col("random"), pl.col("largest")
+    known, random, whole = wide.filter(~held), wide.filter(held), _fit(shapes.filter(~held))
+    rng = np.random.default_rng(0)
+    few = [_fit(known[rng.choice(len(known), _FEW, replace=False)]) for _ in range(_DRAWS)]
+    for quantity, split, fits, rest in (
+        ("GEMM", "random fifth", [_fit(known)], random),
+        ("GEMM", f"{_FEW} shapes", few, random),
+        ("GEMM", "largest tenth", [_fit(wide.filter(~largest))], wide.filter(largest)),
+        ("GEMM, any size", "random fifth", [whole], shapes.filter(held)),
+        ("GEMM, any size: all sides from 512", "random fifth", [whole], random),
+        ("GEMM, any size: a side under 512", "random fifth", [whole], shapes.filter(held & ~pl.col("wide"))),
+    ):
+        for draw, fit in enumerate(fits):
+            yield Judged(system, quantity, "roofline", 4, split, *_judge(fit, rest), draw)
+
+
+def judge(systems: Sequence[str]) -> list[Judged]:
+    """Held-out shapes of each system, of A100 and H100 together, and of fits carried over by swapping datasheets."""
     shapes = {system: load_shapes(system) for system in systems}
-    judged = {system: _judge_all(each) for system, each in shapes.items()}
-    if set(POOLED.split("+")) <= set(systems):
-        first, second = (judged[system] for system in POOLED.split("+"))
-        judged[POOLED] = {key: list(map(join, zip(first[key], second[key], strict=True))) for key in first}
-    rows = [
-        make_record(system, quantity, "roofline", 4, split, draws)
-        for system, by_key in judged.items() for (quantity, split), draws in by_key.items()
-    ]  # fmt: skip
+    found = pool(one for system, own in shapes.items() for one in _judge_all(system, own))
     for source, target in _SWAPS:
         if source in shapes and target in shapes:
-            other, fit = shapes[target], shapes[source].fit(~shapes[source].random)
-            found, form = other.judge(fit, np.ones(len(other.m), dtype=bool)), f"roofline of {source}"
-            rows.append(make_record(target, "GEMM, any size: datasheet swapped", form, 0, "every shape", [found]))
-    return rows
+            errors = _judge(_fit(shapes[source].filter(~pl.col("random"))), shapes[target])
+            quantity, form = "GEMM, any size: datasheet swapped", f"roofline of {source}"
+            found.append(Judged(target, quantity, form, 0, "every shape", *errors))
+    return found

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks import gpu_bars, gpu_forms, gpu_gemm
-from benchmarks.gpu_bars import BARS, POOLED
+from benchmarks import gpu_forms, gpu_gemm
+from benchmarks.gpu_bars import BARS, POOLED, Judged, make_records
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.estimates import FORMS
 from perfkit.readers.datasheets import read_datasheet
@@ -20,9 +20,9 @@ KEYS = ["system", "quantity", "form", "parameters", "split", "n", "geomean", "me
 TRUE = {"launch": 3e-6, "compute_efficiency": 0.7, "memory_efficiency": 0.85, "sharpness": 2.2}
 
 
-def record(errors: Any, key: tuple[str, str, str], inside: Any = 0.8) -> dict[str, Any]:
+def points(errors: Any, key: tuple[str, str, str], inside: Any = (True, True, True, True, False)) -> Judged:
     system, quantity, split = key
-    return gpu_bars.make_record(system, quantity, "roofline", 4, split, [(errors, inside)])
+    return Judged(system, quantity, "roofline", 4, split, errors, inside)
 
 
 @pytest.fixture
@@ -67,9 +67,7 @@ def test_cited_shapes_are_those_of_the_source(shared_data: Path) -> None:
     assert len(rows) <= 60 and all(row["source"] and row["date"] and row["kind"] == "measured" for row in rows)
     found = 0
     for system in POOLED.split("+"):
-        shapes = gpu_gemm.load_shapes(system)
-        sides = zip(shapes.m, shapes.n, shapes.k, strict=True)
-        known = dict(zip(sides, shapes.seconds, strict=True))
+        known = {row[:3]: row[3] for row in gpu_gemm.load_shapes(system).select(*"mnk", "seconds").iter_rows()}
         for row in rows:
             time = known.get(tuple(float(row[side]) for side in "mnk")) if row["system"] == system else None
             assert time is None or float(row["seconds"]) == pytest.approx(time, rel=1e-4)
@@ -81,7 +79,7 @@ def test_cited_shapes_are_those_of_the_source(shared_data: Path) -> None:
 
 
 def test_a_new_system_is_fitted_and_judged_by_the_same_code(database: Path) -> None:
-    rows = {(row["quantity"], row["split"]): row for row in gpu_gemm.records(["h200_sxm"])}
+    rows = {(row["quantity"], row["split"]): row for row in make_records(gpu_gemm.judge(["h200_sxm"]))}
     assert len(rows) == 6 and {row["system"] for row in rows.values()} == {"h200_sxm"}
     for row in rows.values():
         assert list(row)[: len(KEYS)] == KEYS and row["parameters"] == 4
@@ -101,16 +99,16 @@ def test_a_new_system_is_fitted_and_judged_by_the_same_code(database: Path) -> N
     ("b200_sxm", 0.5, 10, None),
 ])  # fmt: skip
 def test_a_bar_holds_for_errors_and_on_both_first_gpus_for_intervals(system, errors, inside, met):
-    row = record(np.full(100, errors), (system, "GEMM", "random fifth"), inside=np.arange(100) < inside)
+    (row,) = make_records([points(np.full(100, errors), (system, "GEMM", "random fifth"), np.arange(100) < inside)])
     assert row["met"] is met
 
 
 def test_a_missed_bar_is_the_exit_code(tmp_path, monkeypatch, capsys):
     (tmp_path / "gemm").mkdir()
     monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path))
-    rows = [record([0.2] if key[1] == "GEMM" else [0.01], key) for key in BARS if key[0] == POOLED]
-    monkeypatch.setattr(gpu_forms.gpu_collectives, "records", lambda systems: rows[:2])
-    monkeypatch.setattr(gpu_forms.gpu_gemm, "records", lambda systems: rows[3:])
+    found = [points([0.2] if key[1] == "GEMM" else [0.01], key) for key in BARS if key[0] == POOLED]
+    monkeypatch.setattr(gpu_forms.gpu_collectives, "judge", lambda systems: found[:2])
+    monkeypatch.setattr(gpu_forms.gpu_gemm, "judge", lambda systems: found[3:])
     assert gpu_forms.main(["--systems", "a100_sxm"]) == 0  # has no bars of its own
     assert gpu_forms.main(["--systems", "a100_sxm,h100_sxm"]) == 1
     told = capsys.readouterr().err.splitlines()
