@@ -26,6 +26,7 @@ from perfkit.ground.files import find_reference, write_text
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.units import check_choice
 from perfkit.models.collectives import OPERATIONS, bus_factor
+from perfkit.platform.file import format_toml
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_stand_in
 from perfkit.platform.platform import Platform
@@ -35,6 +36,8 @@ from perfkit.readers.datasheets import read_datasheet
 
 #: Day the numbers were entered; the measurements bear none.
 DATE = "2026-11-21"
+#: What a platform file holds fits in, and its numbers that are known to three digits.
+_FITS, _ROUGH = ("kernels", "collectives", "context"), ("stderr", "spread", "bias", "spread_time", "latency")
 _DATABASE = "aiconfigurator-core 0.12.0 (Apache-2.0)"
 
 
@@ -399,31 +402,18 @@ def finish(platform: Platform) -> Platform:
 
 
 def _round(platform: Platform) -> Platform:
-    """What fits know: six digits of a parameter, three of an error."""
+    """What fits and links know: six digits of a number, three of an error or a latency."""
 
-    def short(value: float, digits: int = 3) -> float:
-        return float(f"{value:.{digits}g}")
+    def shorten(value: Any, digits: int = 6) -> Any:
+        if isinstance(value, Mapping):
+            return {key: shorten(own, 3 if key in _ROUGH else digits) for key, own in value.items()}
+        if isinstance(value, list):
+            return [shorten(own, digits) for own in value]
+        return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
-    def trim(fit: Fit) -> Fit:
-        return replace(
-            fit, parameters={name: short(value, 6) for name, value in fit.items()},
-            stderr={name: short(error) for name, error in fit.stderr.items()},
-            ranges={name: (short(low, 6), short(high, 6)) for name, (low, high) in fit.ranges.items()},
-            spread=short(fit.spread), bias=short(fit.bias), spread_time=fit.spread_time and short(fit.spread_time),
-        )  # fmt: skip
-
-    def trim_link(link: Link) -> Link:
-        wire, hop = (replace(q, value=short(q.value, n)) for q, n in ((link.bandwidth, 6), (link.latency, 3)))
-        return replace(link, bandwidth=wire, latency=hop)
-
-    network = platform.network
-    return replace(
-        platform,
-        network=replace(network, links={name: trim_link(link) for name, link in network.links.items()}),
-        kernels={name: trim(fit) for name, fit in platform.kernels.items()},
-        context=platform.context.map(trim),
-        collectives={name: trim(fit) for name, fit in platform.collectives.items()},
-    )
+    data = tomllib.loads(platform.to_toml())
+    data["network"] |= {"links": shorten(data["network"].get("links", {}))}
+    return Platform.from_toml(format_toml(data | {name: shorten(data[name]) for name in _FITS if name in data}))
 
 
 def find_differences(new: Any, old: Any, place: str = "") -> Iterator[str]:

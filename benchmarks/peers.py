@@ -30,12 +30,12 @@ _PACKAGES = (["mlsysim==0.3.0", "fire==0.5.0"], ["--no-deps", "llm-analysis==0.2
 _SIZES = list(product(range(1, 101), range(128, 1024, 16)))
 #: Ranks that share products, stages and sequences of a micro-batch of GPT-3 175B on 1,024 A100: a batch of 1,536
 #: sequences of 2,048 tokens, 1F1B, products shared with their tokens, states of the optimizer on all replicas.
-_WAYS = [(tp, pp, micro) for tp in (1, 2, 4, 8) for pp in (4, 8, 12, 16, 24, 32, 48, 96) for micro in (1, 2, 3, 4, 6)
+WAYS = [(tp, pp, micro) for tp in (1, 2, 4, 8) for pp in (4, 8, 12, 16, 24, 32, 48, 96) for micro in (1, 2, 3, 4, 6)
          if 1024 % (tp * pp) == 0 and 1536 % (1024 // (tp * pp) * micro) == 0]  # fmt: skip
 _RANKS, _BATCH = 1024, 1536
 #: What is asked: the questions, and the one whose answer is shown.
 _ASKED: Mapping[str, tuple[Sequence[Any], Any]]
-_ASKED = {"configurations": (_SIZES, (8, 512)), "strategies": (_WAYS, (8, 8, 1))}
+_ASKED = {"configurations": (_SIZES, (8, 512)), "strategies": (WAYS, (8, 8, 1))}
 _ROUNDS, _EACH, _MANY = 5, 200, 100_000  # repetitions, and questions in each: of a peer, and at most of perfkit
 _Ask: TypeAlias = Callable[[Sequence[Any]], Sequence[float]]
 
@@ -47,7 +47,7 @@ def _ask_perfkit(questions: Sequence[tuple[int, int]]) -> Sequence[float]:
     return pk.sweep(pk.Transformer.gpt2, pl.DataFrame(grid), "a100-sxm-8", progress=False).frame["time"].to_list()
 
 
-def _ask_strategies(questions: Sequence[tuple[int, int, int]]) -> Sequence[float]:
+def ask_strategies(questions: Sequence[tuple[int, int, int]]) -> Sequence[float]:
     """Time of an iteration, with its parts, spread and memory."""
     gpt = pk.Transformer.preset("gpt3-175b", batch=_BATCH, dtype="bf16", mixed=True, fused=True)
     tp, pp, micro = np.array(questions, dtype=float).T
@@ -132,7 +132,7 @@ def main(given: Any) -> None:
         logging.disable(logging.WARNING)  # a peer writes a page for each question
         try:
             rows = time_peers(
-                {"perfkit": {"configurations": _ask_perfkit, "strategies": _ask_strategies}, **dict(_list_peers())}
+                {"perfkit": {"configurations": _ask_perfkit, "strategies": ask_strategies}, **dict(_list_peers())}
             )
         finally:
             sys.path.remove(folder)

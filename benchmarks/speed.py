@@ -12,9 +12,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 
 import perfkit as pk
 from benchmarks import OUT, PLATFORM, command, find_shared_data, lay_out, save_rows
+from benchmarks.peers import WAYS, ask_strategies
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import check_positive
@@ -29,17 +30,14 @@ from perfkit.measure.samples import draw_check
 from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
-from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.prediction.simulation import simulate
-from perfkit.prediction.strategies import price_strategies
 from perfkit.readers.kernel_database import find_database, read_attention, read_casts, read_collectives, read_gemms
 from perfkit.readers.nccl import parse_nccl_tests
 from perfkit.recording.nets import Net
 from perfkit.workloads.graph import FEATURES, Graph
 
 _N = 1_000_000  # sizes in one array
-_EACH = {"Transformers": 1e-5, "DLRMs": 1e-4 / 3}  # most that one of many configurations may take [s]
 
 
 @dataclass(frozen=True)
@@ -104,16 +102,6 @@ def _compose(nbytes: np.ndarray) -> Any:
     return platform.price_collective("all_reduce", nbytes, 64)
 
 
-def _draw_many(rng: np.random.Generator, n: int) -> dict[str, pk.DLRM | pk.Transformer]:
-    """Workloads whose sizes are arrays."""
-    heads, batches, sequences, vocabularies = (rng.integers(1, most, n) for most in (17, 65, 513, 50_000))
-    sizes: dict[str, Any] = {"batch": batches, "sequence": sequences, "vocabulary": vocabularies, "hidden": 64 * heads}
-    rows, pooling = ([rng.integers(1, most, n) for _ in range(26)] for most in (1_000_000, 30))
-    widths = [8 * rng.integers(17, 129, n) for _ in range(4)]
-    model = pk.DLRM(batch=8 * batches, rows=rows, pooling=pooling, bottom=widths[:1], top=widths[1:], features=13)
-    return {"Transformers": pk.Transformer.bert(heads=heads, dtype="bf16", **sizes), "DLRMs": model}
-
-
 def list_jobs(platforms: Sequence[pk.Platform], measurements: Mapping[str, Any] | None) -> list[Job]:
     """Everything that is timed."""
     jobs = [
@@ -148,30 +136,16 @@ def list_jobs(platforms: Sequence[pk.Platform], measurements: Mapping[str, Any] 
     for name, how in (("a device", (True, 0.0)), ("shared cores", (False, 1.0))):
         run = partial(simulate, ranks, [np.full(99, 1e-3)] * 8, device=how[0], contention=how[1])
         jobs.append(Job(f"simulate 8 ranks of 10,000 operations on {name}", repeat(run), bar=1.0))
-    for name, many in _draw_many(rng, 10_000).items():
-        price = partial(price_configurations, many, pk.load_platform("h100-sxm-8"))
-        jobs.append(Job(f"{name} of one structure, on h100-sxm-8", repeat(price), 10_000, _EACH[name], slow=True))
-    grids: dict[str, tuple[Any, str]] = {
-        "Transformers": (pk.Transformer.bert, "sequence"),
-        "DLRMs": (pk.DLRM, "pooling"),
-    }
-    for name, (build, other) in grids.items():
+    grids = (("Transformers", pk.Transformer.bert, "sequence", 1e-5), ("DLRMs", pk.DLRM, "pooling", 1e-4 / 3))
+    for name, build, other, most in grids:
         grid = {"batch": [*range(8, 808, 8)], other: [*range(1, 101)]}
         call = partial(pk.sweep, build, grid, "h100-sxm-8", progress=False)
-        jobs.append(Job(f"sweep of {name} on h100-sxm-8", repeat(call), 10_000, _EACH[name], slow=True))
+        jobs.append(Job(f"sweep of {name} on h100-sxm-8", repeat(call), 10_000, most, slow=True))
     gpt = pk.Transformer.preset("gpt3-175b", batch=1536, dtype="bf16", mixed=True, fused=True)
-    where, most = pk.load_platform("a100-sxm-8x128"), 100_000
-    found = (
-        pk.explore(gpt, where, 1024)
-        .table()
-        .select(field.name for field in fields(pk.Strategy))
-        .to_dict(as_series=False)
-    )
-    tiled = pk.Strategy(**{name: np.resize(np.array(own), most) for name, own in found.items()})
-    price = partial(price_strategies, gpt, where, tiled)
+    price = partial(ask_strategies, list(islice(cycle(WAYS), 100_000)))
     jobs += [
-        Job("strategies of GPT-3 175B on 1,024 A100", repeat(price), most, 1e-5, slow=True),
-        Job("explore the same", repeat(partial(pk.explore, gpt, where, 1024)), bar=2.0, slow=True),
+        Job("strategies of GPT-3 175B on 1,024 A100", repeat(price), 100_000, 1e-5, slow=True),
+        Job("explore the same", repeat(partial(pk.explore, gpt, "a100-sxm-8x128", 1024)), bar=2.0, slow=True),
     ]
     search = partial(
         pk.shard, pk.TableSet(pk.draw_tables(856), embedding="fused"), pk.load_platform("h100-sxm-8").with_nodes(8),
@@ -205,18 +179,8 @@ def time_jobs(jobs: Sequence[Job], *, rounds: int = 35) -> list[dict[str, Any]]:
     rows = []
     for job in jobs:
         q1, median, q3 = (float(q) / job.results for q in np.percentile(seconds[job.name], [25, 50, 75]))
-        met = None if job.bar is None else median <= job.bar
-        rows.append(
-            {
-                "name": job.name,
-                "median_s": median,
-                "q1_s": q1,
-                "q3_s": q3,
-                "per_second": 1 / median,
-                "bar": job.bar,
-                "met": met,
-            }
-        )
+        row = {"name": job.name, "median_s": median, "q1_s": q1, "q3_s": q3, "per_second": 1 / median, "bar": job.bar}
+        rows.append({**row, "met": None if job.bar is None else median <= job.bar})
     return rows
 
 

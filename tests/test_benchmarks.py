@@ -163,7 +163,7 @@ def test_peers_are_asked_what_perfkit_is(monkeypatch: Patch, capsys: Capture, tm
         asked.append(list(questions))
         return [1e-3 * first for first, *_ in questions]
 
-    ours = {"configurations": peers._ask_perfkit, "strategies": peers._ask_strategies}
+    ours = {"configurations": peers._ask_perfkit, "strategies": peers.ask_strategies}
     monkeypatch.setattr(peers, "_MANY", 50)
     rows = peers.time_peers({"perfkit": ours, "another": dict.fromkeys(ours, ask)}, rounds=1)
     assert set(asked[0]) < {*product(range(1, 101), range(128, 1024, 16))} and asked[2:] == [[(8, 512)], [(8, 8, 1)]]
