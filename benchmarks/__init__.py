@@ -17,7 +17,7 @@ import numpy as np
 
 from perfkit.calibration.checks import summarize_errors
 from perfkit.calibration.commands import run_command
-from perfkit.ground.files import write_text
+from perfkit.ground.files import find_reference, write_text
 from perfkit.ground.units import format_table, format_time
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.prediction.result import Prediction
@@ -31,6 +31,7 @@ PLATFORM: Options = {"--platform": {"metavar": "P.toml", "help": "calibration of
 OUT: Options = {"--json": {"type": Path, "metavar": "OUT", "help": "file for the figures"}}
 SAVED: Options = {"--saved": {"type": Path, "nargs": "+", "metavar": "FILE", "help": "print what was measured before"}}
 WRITE: Options = {"--write": {"action": "store_true", "help": "bring reference_data/published up to date"}}
+_PREDICTED = ("predicted", "low", "high", "predicted_active")
 
 
 class AbsentError(ValueError):
@@ -85,6 +86,26 @@ def write_csv(rows: Sequence[Row]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
+
+
+def read_published(name: str) -> list[dict[str, Any]]:
+    """Rows of a table of reference_data/published: words and numbers, nan where there is none."""
+
+    def convert(text: str) -> str | float:
+        try:
+            return float(text or "nan")
+        except ValueError:
+            return text
+
+    return [{key: convert(text) for key, text in row.items()} for row in read_csv(find_reference("published", name))]
+
+
+def write_published(name: str, rows: Sequence[Row]) -> None:
+    """Bring what perfkit predicts of the rows of such a table up to date: times and intervals [s]."""
+    path = find_reference("published", name)
+    told = [{key: f"{row[key]:.6g}" if key in _PREDICTED else text for key, text in kept.items()}
+            for kept, row in zip(read_csv(path), rows, strict=True)]  # fmt: skip
+    write_text(path, write_csv(told))
 
 
 def save_rows(path: Path | None, rows: Sequence[Row], **more: Any) -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks import command, find_shared_data
+from benchmarks import AbsentError, command, find_shared_data
 from benchmarks.docs import write_page
 from benchmarks.gpu_bars import POOLED
 from perfkit.calibration.campaign import calibrate
@@ -52,9 +52,10 @@ def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[str, list[str]
     try:
         find_shared_data()
         yield "gpu_forms", [*keep("gpu_forms"), *shorten("--systems", POOLED.replace("+", ","))]
-    except ValueError as error:
-        print(f"gpu_forms is left out: {error}")
-    yield from ((name, keep(name)) for name in ("gpu_iterations", "gpu_networks", "mlperf_dlrm"))
+        yield "gpu_networks", keep("gpu_networks")
+    except AbsentError as error:
+        print(f"gpu_forms and gpu_networks are left out: {error}")
+    yield from ((name, keep(name)) for name in ("gpu_iterations", "mlperf_dlrm"))
     measured = find_reference("measured")
     for study in sorted(measured.glob("*.sharding-*.json")):
         yield "sharding_study", ["--saved", str(study), "--platform", study.name.split(".")[0]]

@@ -36,9 +36,8 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from benchmarks import OUT, WRITE, Row, command, judge, lay_out, read_csv, save_rows, state, write_csv
+from benchmarks import OUT, WRITE, Row, command, judge, lay_out, read_published, save_rows, state, write_published
 from benchmarks.eager import EagerDLRM
-from perfkit.ground.files import find_reference, write_text
 from perfkit.platform.estimates import keep_quiet
 
 #: Most geometric-mean error [%], by GPU; "all" pools the three.
@@ -47,23 +46,13 @@ BARS = {"V100": 12.0, "all": 15.0}
 #: with those of all iterations of a machine together (arXiv 2201.07821v2, table and notebook output).
 STUDY = {"V100": (7.56, 6.92), "TITAN Xp": (6.97, 12.52), "P100": (9.59, 12.09), "all": (7.96, 10.15)}
 PLATFORMS = {"V100": "v100-locked-1", "TITAN Xp": "titan-xp-1", "P100": "p100-1"}
-COLUMNS = (
-    "gpu", "model", "batch", "measured", "published_active", "published_error", "published_shared_error", "predicted",
-    "low", "high", "predicted_active", "unit", "kind", "source",
-)  # fmt: skip
+TABLE = "dlrm_single_gpu.csv"
 
 
-def read_rows() -> list[dict[str, Any]]:
-    """Published iterations: times [s], errors of the study's own predictions [-], nan where they could not be read."""
-    rows = read_csv(find_reference("published", "dlrm_single_gpu.csv"))
-    words = ("gpu", "model", "unit", "kind", "source")
-    return [{k: v if k in words else float(v or "nan") for k, v in row.items()} for row in rows]
-
-
-def predict_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Put predicted time, 80 % interval and GPU active time beside every published iteration [s]."""
+def predict_rows() -> list[dict[str, Any]]:
+    """Published iterations with predicted time, 80 % interval and GPU active time [s]."""
     done = []
-    for row in rows:
+    for row in read_published(TABLE):
         model = EagerDLRM(pk.DLRM(row["model"], batch=int(row["batch"]), embedding="fused"))
         with keep_quiet():
             found = pk.predict(model, pk.load_platform(PLATFORMS[row["gpu"]]))
@@ -72,11 +61,15 @@ def predict_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return done
 
 
+def divide(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by GPU, and all."""
+    return {gpu: [row for row in rows if gpu in ("all", row["gpu"])] for gpu in (*PLATFORMS, "all")}
+
+
 def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Errors by GPU and over all [%], the study's own beside them, and what the mean signed error is made of."""
     out = []
-    for gpu in (*PLATFORMS, "all"):
-        part = [row for row in rows if gpu in ("all", row["gpu"])]
+    for gpu, part in divide(rows).items():
         keys = ("measured", "predicted", "predicted_active", "published_active")
         measured, predicted, active, true = (np.array([row[key] for row in part]) for key in keys)
         shares = {"kernels": (active - true) / measured, "host": (predicted - active - measured + true) / measured}
@@ -85,16 +78,6 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
              "study_own": STUDY[gpu][0], "study_shared": STUDY[gpu][1], "bar": BARS.get(gpu, math.nan)}
         )  # fmt: skip
     return out
-
-
-def tabulate(rows: Sequence[Row]) -> str:
-    """The rows as the CSV that perfkit ships: cited figures and, beside them, predictions."""
-
-    def shorten(key: str, value: Any) -> str:
-        digits = 6 if key == "predicted" else 4
-        return value if isinstance(value, str) else "" if math.isnan(value) else f"{value:.{digits}g}"
-
-    return write_csv([{key: shorten(key, row[key]) for key in COLUMNS} for row in rows])
 
 
 _ROWS = {
@@ -112,13 +95,13 @@ _FIGURES = {
 @command({**OUT, **WRITE})
 def main(given: Any) -> int:
     """Published DLRM iterations on single GPUs."""
-    rows = predict_rows(read_rows())
+    rows = predict_rows()
     figures = summarize(rows)
     shares = [{"active": row["predicted_active"] / row["predicted"],
                "published": row["published_active"] / row["measured"]} for row in rows]  # fmt: skip
     print(lay_out([{**row, **share} for row, share in zip(rows, shares, strict=True)], _ROWS))
     print(f"\nerrors [%]\n{lay_out(figures, _FIGURES)}")
     if given.write:
-        write_text(find_reference("published", "dlrm_single_gpu.csv"), tabulate(rows))
+        write_published(TABLE, rows)
     save_rows(given.json, figures, iterations=rows)
     return int(any(row["geomean"] > row["bar"] for row in figures))

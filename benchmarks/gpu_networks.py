@@ -6,7 +6,6 @@
 P100 at locked clocks, fp32. The nets are captured from the modules below; no parameter was fitted to the iterations.
 What the source does not say is taken to be as usual: images of 224 and 299 pixels, no auxiliary classifier, plain SGD.
 No convolution of these GPUs was measured either: a product stands in for each, see `perfkit.platform.kernels`.
-Without the data only the predictions are shown.
 
 They were predicted before they were compared, then with the loop of that time (gradients zeroed, weights updated one by
 one), which moved the mean error from 19.3 to 18.6 %. What remains, as seen then:
@@ -20,6 +19,7 @@ one), which moved the mean error from 19.3 to 18.6 %. What remains, as seen then
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import perfkit as pk
-from benchmarks import OUT, AbsentError, Row, command, find_shared_data, judge, lay_out, read_csv, save_rows, state
-from benchmarks.gpu_iterations import PLATFORMS
+from benchmarks import OUT, Row, command, find_shared_data, judge, lay_out, read_csv, save_rows, state
+from benchmarks.gpu_iterations import PLATFORMS, divide
 from perfkit.platform.estimates import keep_quiet
 from perfkit.recording.convolutions import Branches, Residual
 
@@ -127,33 +127,27 @@ def capture_net(name: str, batch: int) -> pk.Graph:
 
 
 def predict_rows(names: Sequence[str] = tuple(NETS), batches: Sequence[int] = (16, 32, 64)) -> list[dict[str, Any]]:
-    """Predicted iterations with 80 % interval, the time kernels run, and the parts of these by class [s]."""
-    rows = []
-    graphs = {(name, batch): capture_net(name, batch) for name in names for batch in batches}
-    for gpu, platform in PLATFORMS.items():
-        for (name, batch), graph in graphs.items():
-            with keep_quiet():
-                found = pk.predict(graph, platform)
-            kinds: dict[str, float] = {}
-            for (_, kind), (_, seconds) in found.parts.items():
-                kinds[kind] = kinds.get(kind, 0.0) + seconds
-            active = sum(seconds for kind, seconds in kinds.items() if kind != "host")
-            about = {"gpu": gpu, "model": name, "batch": batch, "latency": found.latency, "active": active}
-            rows.append({**about, **state(found), "kinds": kinds, "share": kinds.get("convolution", 0.0) / active})
+    """Published iterations, predicted ones with 80 % interval, time kernels run, and the parts of these by class [s].
+
+    Beside their errors [-] are those of other predictions [%].
+    """
+    source = {(row["gpu"], row["model"], int(row["batch"])): row
+              for row in read_csv(find_shared_data("end_to_end", "e2e_single_gpu_cnn.csv"))}  # fmt: skip
+    graphs, rows = {(name, batch): capture_net(name, batch) for name in names for batch in batches}, []
+    for (gpu, platform), ((name, batch), graph) in product(PLATFORMS.items(), graphs.items()):
+        with keep_quiet():
+            found = pk.predict(graph, platform)
+        kinds: dict[str, float] = {}
+        for (_, kind), (_, seconds) in found.parts.items():
+            kinds[kind] = kinds.get(kind, 0.0) + seconds
+        other, active = source[gpu, name, batch], sum(seconds for kind, seconds in kinds.items() if kind != "host")
+        own = state(found, float(other["measured_iter_ms"]) * 1e-3)
+        rows.append({
+            "gpu": gpu, "model": name, "batch": batch, **own, "standstill": found.latency / own["measured"] - 1,
+            "active": active, "kinds": kinds, "share": kinds.get("convolution", 0.0) / active,
+            **{key: float(other[key] or "nan") for key in STUDY},
+        })  # fmt: skip
     return rows
-
-
-def read_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Measured time [s], errors [-], and those of other predictions [%] beside the predicted rows."""
-    source = {(r["gpu"], r["model"], int(r["batch"])): r
-              for r in read_csv(find_shared_data("end_to_end", "e2e_single_gpu_cnn.csv"))}  # fmt: skip
-    found = []
-    for row in rows:
-        other = source[row["gpu"], row["model"], row["batch"]]
-        measured = float(other["measured_iter_ms"]) * 1e-3
-        errors = {key: row[name] / measured - 1 for key, name in (("error", "predicted"), ("standstill", "latency"))}
-        found.append({**row, "measured": measured, **errors, **{key: float(other[key] or "nan") for key in STUDY}})
-    return found
 
 
 _ROWS = {
@@ -170,12 +164,9 @@ _FIGURES = {
 
 
 def format_rows(rows: Sequence[Row]) -> str:
-    """Every row; where measured times are at hand, errors by GPU and over all."""
-    if "measured" not in rows[0]:
-        return lay_out(rows, _ROWS)
+    """Every row, and errors by GPU and over all."""
     figures = []
-    for gpu in (*PLATFORMS, "all"):
-        part = [row for row in rows if gpu in ("all", row["gpu"])]
+    for gpu, part in divide(rows).items():
         others = {key: float(np.nanmean([row[key] for row in part])) for key in STUDY}
         figures.append({"gpu": gpu, **judge(part), **others})
     return f"{lay_out(rows, _ROWS)}\n\nerrors [%]\n{lay_out(figures, _FIGURES)}"
@@ -185,9 +176,5 @@ def format_rows(rows: Sequence[Row]) -> str:
 def main(given: Any) -> None:
     """Published iterations of nets on single GPUs."""
     rows = predict_rows()
-    try:
-        rows = read_rows(rows)
-    except AbsentError as error:
-        print(f"predictions only: {error}")
     print(format_rows(rows))
     save_rows(given.json, rows)

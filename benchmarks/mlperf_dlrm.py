@@ -57,7 +57,7 @@ from dataclasses import replace
 from typing import Any
 
 import perfkit as pk
-from benchmarks import OUT, WRITE, Row, command, lay_out, read_csv, save_rows, state, write_csv
+from benchmarks import OUT, WRITE, Row, command, lay_out, read_published, save_rows, state, write_published
 from perfkit.ground.files import find_reference, write_text
 from perfkit.platform.estimates import keep_quiet
 
@@ -72,17 +72,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "dlrm": {"preset": "dlrm-mlperf", "embedding": "fused", **_COMMON},
     "dlrm_dcnv2": {"preset": "dlrm-dcnv2", **_COMMON},
 }
-COLUMNS = (
-    "benchmark", "gpu", "round", "submitter", "system", "batch", "measured", "predicted", "low", "high", "unit", "kind",
-    "source",
-)  # fmt: skip
-_NUMBERS = ("batch", "measured", "predicted", "low", "high")
-
-
-def read_rows() -> list[dict[str, Any]]:
-    """Published steps [s] as perfkit ships them."""
-    rows = read_csv(find_reference("published", "mlperf_dlrm.csv"))
-    return [{k: float(v) if k in _NUMBERS and v else v for k, v in row.items()} for row in rows]
+TABLE = "mlperf_dlrm.csv"
 
 
 def read_plans() -> dict[str, pk.Plan]:
@@ -126,12 +116,11 @@ _TABLE = {
 })  # fmt: skip
 def main(given: Any) -> int:
     """MLPerf steps of DLRM on 8 GPUs."""
-    rows, plans = predict_rows(read_rows(), {} if given.search else read_plans())
+    rows, plans = predict_rows(read_published(TABLE), {} if given.search else read_plans())
     rows = [{**row, "bar": BARS.get((row["benchmark"], row["gpu"]))} for row in rows]
     print(lay_out(rows, _TABLE))
     if given.write:
-        short = [{key: f"{row[key]:.6g}" if key in _NUMBERS else row[key] for key in COLUMNS} for row in rows]
-        write_text(find_reference("published") / "mlperf_dlrm.csv", write_csv(short))
+        write_published(TABLE, rows)
         entries = ",\n".join(f"{json.dumps(k)}: {json.dumps(json.loads(p.to_json()))}" for k, p in plans.items())
         write_text(find_reference("published") / "mlperf_dlrm_plans.json", "{" + entries + "}\n")
     save_rows(given.json, rows)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import mlperf_dlrm, read_csv
+from benchmarks import mlperf_dlrm, read_csv, read_published
 from perfkit.workloads.dlrm import DLRM
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, object]]:
-    return mlperf_dlrm.predict_rows(mlperf_dlrm.read_rows(), mlperf_dlrm.read_plans())[0]
+    return mlperf_dlrm.predict_rows(read_published(mlperf_dlrm.TABLE), mlperf_dlrm.read_plans())[0]
 
 
 def test_published_steps_meet_the_bars(rows: list[dict[str, object]]) -> None:
@@ -24,7 +24,7 @@ def test_published_steps_meet_the_bars(rows: list[dict[str, object]]) -> None:
 
 
 def test_the_shipped_comparison_is_what_perfkit_predicts(rows: list[dict[str, object]]) -> None:
-    shipped = mlperf_dlrm.read_rows()
+    shipped = read_published(mlperf_dlrm.TABLE)
     for key in ("predicted", "low", "high"):
         here, there = ([row[key] for row in own] for own in (rows, shipped))
         assert here == pytest.approx(there, rel=1e-3), "run python -m benchmarks.mlperf_dlrm --write"
@@ -34,7 +34,7 @@ def test_measured_steps_are_the_fastest_entries(shared_data: Path) -> None:
     entries = [row for row in read_csv(shared_data / "end_to_end" / "mlperf_8gpu_bert_dlrm.csv")
                if row["quality"].startswith("A") and row["train_only_iter_ms"] and row["num_accel"] == "8"
                and row["global_batch"] == str(mlperf_dlrm.BATCH)]  # fmt: skip
-    shipped = {(row["benchmark"], row["gpu"]): row for row in mlperf_dlrm.read_rows()}
+    shipped = {(row["benchmark"], row["gpu"]): row for row in read_published(mlperf_dlrm.TABLE)}
     for benchmark, gpu in product(mlperf_dlrm.MODELS, mlperf_dlrm.PLATFORMS):
         own = [row for row in entries if row["benchmark"] == benchmark and f"{gpu}-SXM" in row["accelerator"]]
         assert bool(own) == ((benchmark, gpu) in shipped)
