@@ -97,7 +97,7 @@ class Pacer:
         from torch.nn.parallel import DistributedDataParallel
 
         self.step, self.factor = step, factor
-        self._since = 0.0
+        self.since = 0.0
         self.arrivals: list[list[float]] = []
         for part in module.modules():
             if isinstance(part, DistributedDataParallel):
@@ -111,7 +111,7 @@ class Pacer:
         arrivals: list[float] = []
         for name, call in calls.items():
             setattr(dist, name, self._meet(call, arrivals))
-        self._since = time.thread_time()
+        self.since = time.thread_time()
         try:
             self.step()
             self._hold()
@@ -125,13 +125,13 @@ class Pacer:
             self._hold()
             arrivals.append(time.perf_counter())
             out = call(*args, **kwargs)
-            self._since = time.thread_time()
+            self.since = time.thread_time()
             return out
 
         return meet
 
     def _hold(self) -> None:
-        end = self._since + self.factor * (time.thread_time() - self._since)
+        end = self.since + self.factor * (time.thread_time() - self.since)
         while time.thread_time() < end:
             pass
 
@@ -148,8 +148,15 @@ def time_stragglers(
     for owners, slowdown in cases:
         plan = None if owners is None else pk.Plan.from_owners(owners, ranks=_RANKS)
         steps.append(Pacer(*build_step(load(workload), plan=plan, rank=rank, ranks=_RANKS), slowdown[rank]))
-    results = time_in_turns(steps, seconds=seconds)
-    return [{**result, "arrivals": step.arrivals} for result, step in zip(results, steps, strict=True)]
+    timed = {step: list[list[float]]() for step in steps}
+
+    def keep(count: int) -> None:
+        """Of the step that has just run what was timed: others warm up."""
+        ran = max(steps, key=lambda step: step.since)
+        timed[ran] += ran.arrivals[-count:]
+
+    results = time_in_turns(steps, seconds=seconds, after=keep)
+    return [{**result, "arrivals": timed[step]} for result, step in zip(results, steps, strict=True)]
 
 
 _COLUMNS = {
