@@ -8,7 +8,6 @@ measuring: with a platform it is that one which predicts, else the predictions i
 """
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from perfkit.platform.platform import Platform
 
 
 def _jobs(
-    platform: Platform, work: Path, seeds: Sequence[int], kernel_seed: int, *, quick: bool
+    platform: Platform, seeds: Sequence[int], kernel_seed: int, *, quick: bool
 ) -> dict[str, Callable[[], dict[str, object]]]:
     """What to measure, by the name of its file."""
     ranks = platform.network.ranks
@@ -36,7 +35,7 @@ def _jobs(
     counts["hybrid"] = 6 if ranks > 1 and not quick else 0
 
     def kernels() -> dict[str, object]:
-        return {"kernels": measure_kernels(Campaign(work / "kernels.jsonl"), seed=kernel_seed, **size)}
+        return {"kernels": measure_kernels(Campaign(None), seed=kernel_seed, **size)}
 
     def collectives() -> dict[str, object]:
         seconds = 0.01 if quick else 0.25
@@ -62,9 +61,8 @@ def measure(
         raise ValueError(f"{fault}; calibrate it")
     if kernel_seed == 0:
         raise ValueError("kernel-seed is 0, the sizes that calibration has fitted; take another one")
-    work, files = out.with_suffix(".work"), []
-    work.mkdir(parents=True, exist_ok=True)
-    for name, job in _jobs(platform, work, seeds, kernel_seed, quick=quick).items():
+    files = []
+    for name, job in _jobs(platform, seeds, kernel_seed, quick=quick).items():
         file = out.with_suffix(f".{name}.json")
         if not file.exists():
             facts = {"format": 1, "machine": here, "versions": versions}
@@ -73,7 +71,6 @@ def measure(
         if (kept["machine"], kept["versions"]) != (here, versions):
             raise ValueError(f"{str(file)!r} was measured on another machine or with other versions; move it away")
         files.append(file)
-    shutil.rmtree(work, ignore_errors=True)
     return files
 
 

@@ -1,9 +1,9 @@
 """The GPU platforms of the gallery, every number from its source; `make gallery` writes them again.
 
-    python -m benchmarks.gallery [--check] [NAME ...]
+    python -m benchmarks.gallery [NAME ...]
 
 Sources: reference_data/datasheets.csv; measurements of others beside the checkout (PERFKIT_SHARED_DATA); the package
-aiconfigurator-core (installed, or in PERFKIT_KERNEL_DATABASE). With --check nothing is written: differences are listed.
+aiconfigurator-core (installed, or in PERFKIT_KERNEL_DATABASE).
 """
 
 import math
@@ -431,22 +431,15 @@ def find_differences(new: Any, old: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {old!r} in the file, {new!r} from the sources"
 
 
-@command({
-    "names": {"nargs": "*", "metavar": "NAME", "help": f"platforms, all by default: {', '.join(NAMES)}"},
-    "--check": {"action": "store_true", "help": "write nothing, list what differs from the files"},
-})  # fmt: skip
-def main(given: Any) -> int:
-    """Build the GPU platforms of the gallery."""
-    changed = 0
+@command({"names": {"nargs": "*", "metavar": "NAME", "help": f"platforms, all by default: {', '.join(NAMES)}"}})
+def main(given: Any) -> None:
+    """Build the GPU platforms of the gallery, list what differs from their files, and write those."""
     for name in given.names or (*NAMES, TYPICAL):
         path = find_reference() / "platforms" / f"{name}.toml"
         text = build(name).to_toml()
         old = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         found = list(find_differences(tomllib.loads(text), old))
-        changed += bool(found)
         print(f"{name}: {len(found)} differences" if found else f"{name}: as committed")
-        if given.check:
-            print("".join(f"  {line}\n" for line in found[:20]), end="")
-        elif found:
+        print("".join(f"  {line}\n" for line in found[:20]), end="")
+        if found:
             write_text(path, text)
-    return int(given.check and changed > 0)

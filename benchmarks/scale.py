@@ -211,14 +211,14 @@ def _list_steps() -> list[Any]:
 
 
 def price_row(row: Row) -> dict[str, float]:
-    """Parts, time [s], spread and memory of a row."""
+    """A row as predicted: parts and memory, and its time with an 80 % interval beside the published one [s]."""
     platform = _find_platform(row.device, row.strategy.ranks, row.source)
     many = Strategy.stack([row.strategy])
     found = {name: float(own[0]) for name, own in price_strategies(row.model, platform, many, row.execution).items()}
     if row.model.dtype == "fp16" and not row.model.mixed:  # weights in half precision, updated as copies in fp32
         wide = price_strategies(replace(row.model, mixed=True), platform, many, row.execution)
         found["time"] += float(wide["update"][0]) - found["update"]
-    return found
+    return found | widen(found["time"], found["spread"], row.seconds)
 
 
 def count_kept(row: Row) -> float:
@@ -228,17 +228,14 @@ def count_kept(row: Row) -> float:
     return row.selective * m.layers * s.micro_batch * m.sequence * numbers * 2.0
 
 
-def judge_rows(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Errors [%] by source, how many intervals of 80 % hold them, and how many pairs of a model are ranked rightly."""
-    out = []
-    for source in dict.fromkeys(row.source for row in rows):
-        own = [(row, one["time"], one["spread"]) for row, one in zip(rows, found, strict=True) if row.source == source]
-        pairs = [(a, b) for a, b in combinations(own, 2)
-                 if a[0].group == b[0].group and abs(np.log(a[0].seconds / b[0].seconds)) > 0.05]  # fmt: skip
-        right = [(a[0].seconds - b[0].seconds) * (a[1] - b[1]) > 0 for a, b in pairs]
-        figures = judge([widen(time, spread, row.seconds) for row, time, spread in own])
-        out.append({"steps": source, **figures, "pairs": len(pairs), "ranked": sum(right), "bar": BARS[source]})
-    return out
+def judge_rows(rows: Sequence[Row]) -> dict[str, Any]:
+    """Errors [%] of a source, how many intervals hold them, and how many pairs of a model are ranked rightly."""
+    found = [price_row(row) for row in rows]
+    pairs = [(a, b) for (one, a), (other, b) in combinations(zip(rows, found, strict=True), 2)
+             if one.group == other.group and abs(np.log(one.seconds / other.seconds)) > 0.05]  # fmt: skip
+    ranked = sum((a["measured"] - b["measured"]) * (a["predicted"] - b["predicted"]) > 0 for a, b in pairs)
+    about = {"pairs": len(pairs), "ranked": ranked, "bar": BARS[rows[0].source]}
+    return {"steps": rows[0].source, **judge(found), **about}
 
 
 def list_runs(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -271,13 +268,14 @@ def judge_tuned(rows: Sequence[Row], how: str) -> dict[str, Any]:
     return about | judge(judged) | {"bar": TUNED[rows[0].source, how]}
 
 
-def list_rows() -> list[Row]:
-    """All rows."""
-    lists = (list_vtrain, list_torchtitan, list_recipes, list_megatron, list_recomputed)
-    return [row for each in lists for row in each()]
-
-
+#: What is judged, each a source.
+LISTS = (list_vtrain, list_torchtitan, list_recipes, list_megatron, list_recomputed)
 _FIGURES = {name: f"{{{name}:.1f}}" for name in ("geomean", "mean", "p95", "bias", "inside")}
+
+
+def _print_errors(title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    mean = np.mean([abs(row["error"]) for row in rows])
+    print(f"\n{title}: {mean:.1%} off in mean\n{lay_out(rows, columns)}")
 
 
 def _print_tuned() -> list[dict[str, Any]]:
@@ -288,34 +286,19 @@ def _print_tuned() -> list[dict[str, Any]]:
     return figures
 
 
-def _print_memory() -> None:
-    rows = []
-    for row in list_torchtitan(alone=True):
-        error = (price_row(row)["needs"] + count_kept(row)) / row.reserved - 1
-        rows.append({"name": row.model.name, "ranks": row.strategy.ranks, "sequence": row.model.sequence,
-                     "reserved": row.reserved / 2**30, "error": error})  # fmt: skip
-    errors = np.abs([row["error"] for row in rows])
-    print(f"\nMemory of {len(rows)} steps of torchtitan: error {np.median(errors):.1%} in median, "
-          f"{errors.max():.1%} at most")  # fmt: skip
-    print(lay_out(rows, {"model": "{name}", "ranks": "{ranks}", "sequence": "{sequence}",
-                         "reserved GiB": "{reserved:.1f}", "error": "{error:+.1%}"}))  # fmt: skip
-
-
-def time_layers() -> list[tuple[str, float, float]]:
+def time_layers() -> list[dict[str, Any]]:
     """arXiv:2205.05198, table 4: a layer of the 22B model on 8 A100, published and predicted [s], as two less one."""
-    out = []
+    out, about = [], {**_HALF, "dtype": "fp16", "attention": "eager", "dropout": 0.1}
     for row in _read("seqsel_layer_times_22B.csv"):
-        again = next((name for name in ("selective", "full") if name in row["experiment"]), "none")
-        strategy = Strategy(
-            tp=8, micro_batch=4, checkpoint=again, sequence_parallel="sequence_parallel" in row["experiment"]
-        )
-        taken = []
+        name, real, taken = row["experiment"], float(row["combined_ms"]) / 1e3, list[float]()
+        again = next((way for way in ("selective", "full") if way in name), "none")
+        strategy = Strategy(tp=8, micro_batch=4, checkpoint=again, sequence_parallel="sequence_parallel" in name)
         for layers in (2, 1):
-            about = {**_HALF, "dtype": "fp16", "attention": "eager", "dropout": 0.1}
             model = _make("22b", 4, 2048, (layers, 6144, 64, 0, 0, 51200), **about)
-            found = price_row(Row("seqsel", "", "a100-sxm", model, strategy, "compiled", 1.0))
+            found = price_row(Row("seqsel", "", "a100-sxm", model, strategy, "compiled", real))
             taken.append(found["work"] + found["tensor"])
-        out.append((row["experiment"], float(row["combined_ms"]) / 1e3, taken[0] - taken[1]))
+        own = taken[0] - taken[1]
+        out.append({"name": name, "measured": real, "predicted": own, "error": own / real - 1})
     return out
 
 
@@ -373,41 +356,45 @@ def find_crossing(nbytes: float) -> int:
 def _print_experts() -> None:
     for title, rows in (("MegaBlocks (arXiv:2211.15841, figure 8)", list_megablocks()),
                         ("NVIDIA's recipes with experts, and on Blackwell", list_recipes(stated=True))):  # fmt: skip
-        found = list[dict[str, Any]]()
+        cells = []
         for row in rows:
             one = price_row(row)
-            found.append({"step": row.group, **widen(one["time"], one["spread"], row.seconds)})
-        mean = np.mean(np.abs([round(one["error"], 2) for one in found]))
-        cells = [{**one, "error": f"{one['error']:+.0%}",
-                  "inside": "yes" if one["low"] < one["measured"] < one["high"] else "no"}
-                 for one in found]  # fmt: skip
-        cells.append({"step": "mean", "error": f"{mean:.0%}"})
-        print(f"\n{title}\n{lay_out(cells, {'step': '{step}', 'error': '{error}', 'inside': '{inside}'})}")
+            held = "yes" if one["low"] < row.seconds < one["high"] else "no"
+            cells.append({"name": row.group, "error": one["error"], "held": held})
+        _print_errors(title, cells, {"step": "{name}", "error": "{error:+.0%}", "inside": "{held}"})
     shares = ", ".join(f"{ranks}: {real:.0%} and {own:.0%}" for ranks, real, own in time_exchanges())
     print(f"\nall_to_all in a layer of experts on A100, published and predicted (Tutel, table 2): {shares}")
     crossings = ", ".join(f"{find_crossing(n):d} at {n / 1e6:g} MB" for n in (4e6, 16e6, 64e6))
     print(f"Two levels are faster from so many A100 on (Tutel, table 6: between 128 and 256): {crossings}")
 
 
-def _print_parts(rows: Sequence[Row], found: Sequence[Mapping[str, float]]) -> None:
-    print("\nA layer of 22B parameters on 8 A100 (arXiv:2205.05198, table 4)")
-    layers = [(name, real, own, own / real - 1) for name, real, own in time_layers()]
-    heads = ("layer", "published", "predicted", "error")
-    cells = [dict(zip(heads, (*row, f"{error:+.1%}"), strict=True)) for *row, error in layers]
-    mean = {"layer": "mean", "error": f"{np.mean([abs(error) for *_, error in layers]):.1%}"}
-    columns = {"layer": "{layer}", "published": "{published:.1fms} ms", "predicted": "{predicted:.1fms} ms"}
-    print(lay_out([*cells, mean], columns | {"error": "{error}"}))
-    print("\nThroughput of torchtitan over sequences of 32768 to 262144 (tables 2 and 6)")
-    for name in ("llama3-8b", "llama3-405b"):
-        pairs = [(row, one) for row, one in zip(rows, found, strict=True) if row.model.name == name]
-        errors = np.array([row.seconds / one["time"] - 1 for row, one in pairs if row.model.sequence > 8192])
-        print(f"{name}: {len(errors)} rows, mean error {abs(errors).mean():.1%}, bias {errors.mean():+.1%}")
+def _print_parts() -> None:
+    _print_errors("A layer of 22B parameters on 8 A100 (arXiv:2205.05198, table 4)", time_layers(), {
+        "layer": "{name}", "published": "{measured:.1fms} ms", "predicted": "{predicted:.1fms} ms",
+        "error": "{error:+.1%}",
+    })  # fmt: skip
     updates = time_updates()
     real, own = ([row[column] for row in updates] for column in (1, 2))
     large = np.mean([abs(share / true - 1) for count, true, share in updates if count >= 2**24])
     print(f"\nFused all_reduce and Adam: faster at {sum(np.less(real, 1))} of {len(real)} sizes, "
           f"predicted {sum(np.less(own, 1))}; share of the separate time from 16 million numbers on: "
           f"{large:.1%} off in mean")  # fmt: skip
+
+
+def _print_torchtitan() -> None:
+    steps = [(row, price_row(row)) for row in list_torchtitan(alone=True)]
+    print("\nThroughput of torchtitan over sequences of 32768 to 262144 (tables 2 and 6)")
+    for name in ("llama3-8b", "llama3-405b"):
+        own = [one for row, one in steps if row.model.name == name and row.model.sequence > 8192]
+        errors = np.array([one["measured"] / one["predicted"] - 1 for one in own])
+        print(f"{name}: {len(errors)} rows, mean error {abs(errors).mean():.1%}, bias {errors.mean():+.1%}")
+    held = [{"model": row.model.name, "ranks": row.strategy.ranks, "sequence": row.model.sequence,
+             "reserved": row.reserved / 2**30, "error": (one["needs"] + count_kept(row)) / row.reserved - 1}
+            for row, one in steps]  # fmt: skip
+    errors = np.abs([row["error"] for row in held])
+    title = f"Memory of {len(held)} steps of torchtitan (median {np.median(errors):.1%}, at most {errors.max():.1%})"
+    columns = {name: f"{{{name}}}" for name in ("model", "ranks", "sequence")}
+    _print_errors(title, held, {**columns, "reserved GiB": "{reserved:.1f}", "error": "{error:+.1%}"})
 
 
 def draw_strategies(count: int, seed: int = 7) -> list[tuple[Transformer, str, Strategy, str]]:
@@ -463,14 +450,12 @@ def _print_agreement() -> None:
 @command(OUT)
 def main(given: Any) -> None:
     """Published steps of ranks that share layers and stages, beside predictions."""
-    judged = list_rows()
-    figures = judge_rows(judged, [price_row(row) for row in judged])
+    figures = [judge_rows(list(each())) for each in LISTS]
     columns = {"steps": "{steps}", "n": "{n}", **_FIGURES, "pairs": "{pairs}", "ranked": "{ranked}", "bar": "{bar:g}"}
     print(lay_out(figures, columns))
-    titan = list(list_torchtitan(alone=True))
-    _print_parts(titan, [price_row(row) for row in titan])
+    _print_parts()
     _print_experts()
-    _print_memory()
+    _print_torchtitan()
     _print_agreement()
     figures += _print_tuned()
     save_rows(given.json, figures)
