@@ -88,8 +88,8 @@ def write_csv(rows: Sequence[Row]) -> str:
     return out.getvalue()
 
 
-def read_published(name: str) -> list[dict[str, Any]]:
-    """Rows of a table of reference_data/published: words and numbers, nan where there is none."""
+def read_numbers(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table, words and numbers, nan where there is none."""
 
     def convert(text: str) -> str | float:
         try:
@@ -97,7 +97,12 @@ def read_published(name: str) -> list[dict[str, Any]]:
         except ValueError:
             return text
 
-    return [{key: convert(text) for key, text in row.items()} for row in read_csv(find_reference("published", name))]
+    return [{key: convert(text) for key, text in row.items()} for row in read_csv(path)]
+
+
+def read_published(name: str) -> list[dict[str, Any]]:
+    """The same of a table of reference_data/published."""
+    return read_numbers(find_reference("published", name))
 
 
 def write_published(name: str, rows: Sequence[Row]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from benchmarks import find_shared_data, read_csv
+from benchmarks import find_shared_data, read_numbers
 from benchmarks.eager import EagerDLRM
 from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.hardware import Device, MemoryLevel, Network, Quantity
@@ -47,22 +47,21 @@ def _quantity(value: float, unit: str, source: str, kind: str = "measured", basi
     return Quantity(float(f"{value:.6g}"), unit, kind, f"{_STUDY}: {source}", DATE, basis=basis)
 
 
-def _read_hardware(gpu: str) -> dict[str, float | str]:
-    row = next(row for row in read_csv(find_shared_data("kernels_v100", "hw_params.csv")) if row["gpu"] == gpu)
-    return {key: float(value) if value.replace(".", "", 1).isdigit() else value for key, value in row.items()}
+def _read_hardware(gpu: str) -> dict[str, Any]:
+    return next(row for row in read_numbers(find_shared_data("kernels_v100", "hw_params.csv")) if row["gpu"] == gpu)
 
 
 def _device(name: str) -> Device:
     gpu, product, units = NAMES[name]
     hardware = _read_hardware(gpu)
-    clock = float(str(hardware["locked_clock_mem_MHz_sm_MHz"]).split(",")[1]) * 1e6
+    clock = float(hardware["locked_clock_mem_MHz_sm_MHz"].split(",")[1]) * 1e6
     peak = _quantity(2 * units * clock, "FLOP/s", f"{units} fp32 units at {clock / 1e6:.0f} MHz", "datasheet", "dense")
     levels = []
     for level, key, unit, nbytes in (("L2", "l2", "MiB", 2**20), ("DRAM", "dram", "GiB", 2**30)):
         size, rate = f"{key}_{unit.lower()}", f"{key}_gbps"
-        capacity = float(hardware[size]) * nbytes, "B", f"hw_params, {size}", "datasheet", f"{unit} as quoted"
+        capacity = hardware[size] * nbytes, "B", f"hw_params, {size}", "datasheet", f"{unit} as quoted"
         levels.append(MemoryLevel(
-            level, _quantity(*capacity), _quantity(float(hardware[rate]) * 1e9, "B/s", f"hw_params, {rate}"),
+            level, _quantity(*capacity), _quantity(hardware[rate] * 1e9, "B/s", f"hw_params, {rate}"),
         ))  # fmt: skip
     return Device(product, "cuda", {"fp32": peak}, tuple(levels))
 
@@ -201,14 +200,14 @@ def build(name: str) -> Platform:
         else replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.2), transferred=(shared_rates,))
         for key, fit in fit_kernels().items()
     }
-    per_byte = 1e-9 / float(hardware["pcie_gbps"])
+    per_byte = 1e-9 / hardware["pcie_gbps"]
     kernels["transfer"] = Fit(
         "additive", {"launch": 1e-6, "nbytes": per_byte}, spread=0.2, kind="measured", date=DATE,
         source=f"{_STUDY}: hw_params, pcie_gbps (pageable memory); the shortest copies of the trace take 1 µs",
         units={"launch": "s", "nbytes": "s/B"},
     )  # fmt: skip
     host = read_overheads(kind="measured" if own else "assumed")
-    provenance = {"study": _STUDY, "clocks": str(hardware["locked_clock_mem_MHz_sm_MHz"]) + " MHz memory, SM"}
+    provenance = {"study": _STUDY, "clocks": hardware["locked_clock_mem_MHz_sm_MHz"] + " MHz memory, SM"}
     return Platform(name, _device(name), Network(1), kernels, {}, host, provenance=provenance)
 
 

@@ -57,7 +57,8 @@ def predict_rows() -> list[dict[str, Any]]:
         with keep_quiet():
             found = pk.predict(model, pk.load_platform(PLATFORMS[row["gpu"]]))
         active = sum(seconds for (_, kind), (_, seconds) in found.parts.items() if kind != "host")
-        done.append({**row, **state(found, row["measured"]), "predicted_active": active})
+        shares = {"active": active / found.time, "published": row["published_active"] / row["measured"]}
+        done.append({**row, **state(found, row["measured"]), "predicted_active": active, **shares})
     return done
 
 
@@ -97,9 +98,7 @@ def main(given: Any) -> int:
     """Published DLRM iterations on single GPUs."""
     rows = predict_rows()
     figures = summarize(rows)
-    shares = [{"active": row["predicted_active"] / row["predicted"],
-               "published": row["published_active"] / row["measured"]} for row in rows]  # fmt: skip
-    print(lay_out([{**row, **share} for row, share in zip(rows, shares, strict=True)], _ROWS))
+    print(lay_out(rows, _ROWS))
     print(f"\nerrors [%]\n{lay_out(figures, _FIGURES)}")
     if given.write:
         write_published(TABLE, rows)

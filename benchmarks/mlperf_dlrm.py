@@ -81,24 +81,20 @@ def read_plans() -> dict[str, pk.Plan]:
     return {key: pk.Plan.from_json(json.dumps(plan)) for key, plan in json.loads(text).items()}
 
 
-def predict_step(
-    benchmark: str, gpu: str, *, plan: pk.Plan | None = None, batch: int = BATCH, **changes: Any
-) -> tuple[pk.Prediction, pk.Plan]:
-    """Predict the step of a benchmark on 8 GPUs, launched as one graph; without a plan, one is searched for."""
-    model = pk.DLRM(batch=batch, **(MODELS[benchmark] | changes))
-    platform = pk.load_platform(PLATFORMS[gpu])
-    platform = replace(platform, host={}, device=replace(platform.device, capability=None))  # rows are padded
-    with keep_quiet():
-        plan = plan or pk.shard(model, platform, ranks=RANKS, memory=MEMORY, seconds=2.0, seed=0).plan
-        return pk.predict(model, platform, ranks=RANKS, plan=plan, execution="compiled"), plan
-
-
 def predict_rows(rows: Sequence[Row], plans: Mapping[str, pk.Plan]) -> tuple[list[dict[str, Any]], dict[str, pk.Plan]]:
-    """Put predicted time and 80 % interval beside every published step [s]; with the plans."""
-    done, found = [], {}
+    """Put predicted time and 80 % interval beside every published step [s]; with the plans, which are searched for.
+
+    Steps are launched as one graph.
+    """
+    done, found = [], dict(plans)
     for row in rows:
-        key = f"{row['benchmark']} {row['gpu']}"
-        step, found[key] = predict_step(row["benchmark"], row["gpu"], plan=plans.get(key))
+        key, model = f"{row['benchmark']} {row['gpu']}", pk.DLRM(batch=BATCH, **MODELS[row["benchmark"]])
+        platform = pk.load_platform(PLATFORMS[row["gpu"]])
+        platform = replace(platform, host={}, device=replace(platform.device, capability=None))  # rows are padded
+        with keep_quiet():
+            if key not in found:
+                found[key] = pk.shard(model, platform, ranks=RANKS, memory=MEMORY, seconds=2.0, seed=0).plan
+            step = pk.predict(model, platform, ranks=RANKS, plan=found[key], execution="compiled")
         done.append({**row, **state(step, row["measured"])})
     return done, found
 

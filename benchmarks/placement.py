@@ -52,15 +52,10 @@ CASES = (
 )
 
 
-def draw_case(case: Case, seed: int, batch: int = 65536) -> pk.TableSet:
-    """Tables of a case, looked up by fused kernels."""
-    tables = pk.draw_tables(case.tables, seed=seed)
-    return pk.TableSet((_HUGE, *tables[1:]) if case.huge else tables, batch=batch, embedding="fused")
-
-
 def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dict[str, Any]]:
     """One record for the search, one for a search among whole tables, and one for every rule of thumb."""
-    tables, records, node = draw_case(case, seed), [], pk.load_platform("h100-sxm-8")
+    drawn, records, node = pk.draw_tables(case.tables, seed=seed), [], pk.load_platform("h100-sxm-8")
+    tables = pk.TableSet((_HUGE, *drawn[1:]) if case.huge else drawn, batch=65536, embedding="fused")
     platform = node.with_nodes(-(-case.ranks // 8)) if case.ranks > 8 else node
     for objective in case.objectives:
         settings: dict[str, Any] = {"ranks": case.ranks, "objective": objective, "seed": seed}
