@@ -18,7 +18,8 @@ import numpy as np
 import polars as pl
 
 from benchmarks import AbsentError, command, find_shared_data, gallery_v100, gpu_collectives
-from benchmarks.gpu_context import read_scales
+from benchmarks.gpu_bars import DATASHEETS
+from benchmarks.gpu_context import GENERATION, read_scales
 from perfkit.calibration.published import add_published
 from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.parameters import Key
@@ -41,10 +42,6 @@ _FITS, _ROUGH = ("kernels", "collectives", "context"), ("stderr", "spread", "bia
 _DATABASE = "aiconfigurator-core 0.12.0 (Apache-2.0)"
 
 
-#: Generation of scales fitted to whole steps, by the model of the device.
-GENERATION = {"V100": "v100", "A100": "a100", "H100": "h100", "H200": "h100"}
-GENERATION |= dict.fromkeys(("B200", "B300", "GB200"), "blackwell")
-GENERATION |= {"L40S": "ada"}
 #: The GPU whose own steps tell what classes take; which classes, and those told as a whole, with their names here.
 _OWN = "h100-1"
 _FROM_STEPS = ("rowwise", "convolution", "pooling", "embedding_forward", "embedding_backward", "embedding_update")
@@ -175,17 +172,12 @@ def _volta_collectives(platform: Platform) -> dict[str, Fit]:
 # -- recipes ---------------------------------------------------------------------------------------------------------
 
 
-def _from_database(system: str, sheet: str, ranks: int = 8) -> Recipe:
-    """A node whose every measurement is in the kernel database."""
-    return Recipe(sheet, ranks, [partial(_database, system, ())])
-
-
-def _from_shared(system: str, sheet: str, log: tuple[str, str], *more: str) -> Recipe:
+def _from_shared(system: str, log: tuple[str, str], *more: str) -> Recipe:
     """A node whose collectives and products lie beside the checkout; the database knows the rest."""
     parts = [partial(_shared_collectives, system), partial(_log, *log), partial(_shared_gemms, system)]
     if system == "a100_sxm":
         parts.append(partial(_products_fp32, "nvidia_a100_pcie_40gb", "a100-pcie-40gb"))
-    return Recipe(sheet, 8, [*parts, partial(_database, system, more)])
+    return Recipe(DATASHEETS[system], 8, [*parts, partial(_database, system, more)])
 
 
 _LOGS = "nccl-tests log of {}, {}"
@@ -196,17 +188,15 @@ _A100_PAIR = _LOGS.format(
     "2 p4de.24xlarge, EFA of 4 x 100 Gb/s a node", "aws-samples/awsome-distributed-training@9bfddb3 (MIT-0)"
 )
 
+#: Nodes whose every measurement is in the kernel database, by their ranks.
+_IN_DATABASE = {"h200_sxm": 8, "b200_sxm": 8, "b300_sxm": 8, "gb200": 4, "l40s": 8, "rtx_pro_6000_server": 8}
 RECIPES: Mapping[str, Recipe] = {
-    "a100-sxm-8": _from_shared("a100_sxm", "a100-sxm", ("a100x8_nvswitch_broadcast.log", _A100_LOG), "attention"),
+    "a100-sxm-8": _from_shared("a100_sxm", ("a100x8_nvswitch_broadcast.log", _A100_LOG), "attention"),
     "h100-sxm-8": _from_shared(
-        "h100_sxm", "h100-sxm", ("h100x8_1node_multi_collective.log", _H100_NODE), "attention", "elementwise"
+        "h100_sxm", ("h100x8_1node_multi_collective.log", _H100_NODE), "attention", "elementwise"
     ),
-    "h200-sxm-8": _from_database("h200_sxm", "h200-sxm"),
-    "b200-sxm-8": _from_database("b200_sxm", "b200-sxm"),
-    "b300-sxm-8": _from_database("b300_sxm", "b300-sxm"),
-    "gb200-4": _from_database("gb200", "gb200", 4),
-    "l40s-8": _from_database("l40s", "l40s"),
-    "rtx-pro-6000-8": _from_database("rtx_pro_6000_server", "rtx-pro-6000"),
+    **{f"{DATASHEETS[system]}-{ranks}": Recipe(DATASHEETS[system], ranks, [partial(_database, system, ())])
+       for system, ranks in _IN_DATABASE.items()},
     "v100-sxm-8": Recipe(
         "v100-sxm", 8,
         [_volta_collectives, _volta_kernels, partial(_products_fp32, "tesla_v100_pcie_32gb", "v100-pcie")],
@@ -379,7 +369,8 @@ def _slow(fit: Fit, scale: float) -> dict[str, float]:
 def add_context(platform: Platform, default: str = "") -> Platform:
     """Scales of the device's generation, fitted to published steps by `benchmarks.gpu_context`."""
     platform = add_own_steps(platform)
-    known = (GENERATION[word] for word in platform.device.name.split() if word in GENERATION)
+    words = platform.device.name.lower().split()
+    known = (GENERATION[word] for word in words if word in GENERATION)
     generation = next(known, default)
     if not generation:
         return platform

@@ -22,11 +22,13 @@ from perfkit.calibration.published import Scales, Step, fit_scales, predict_step
 from perfkit.ground.files import find_reference, write_text
 from perfkit.readers.datasheets import read_datasheet
 
-#: Generation of a device by the first part of its name, and the single node of the gallery that stands for it.
+#: Single node of the gallery that stands for a device, by the first part of its name.
 NODES = {"v100": "v100-sxm-8", "a100": "a100-sxm-8", "h100": "h100-sxm-8", "b200": "b200-sxm-8", "gb200": "gb200-4"}
 #: Generations that get scales; to the last three no step is fitted.
 GENERATIONS = ("v100", "a100", "h100", "blackwell", "ada", "others")
-_GENERATION = {"b200": "blackwell", "gb200": "blackwell", "l4": "ada"}
+#: That of a GPU by the first part of its name.
+GENERATION = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100", "l4": "ada", "l40s": "ada"}
+GENERATION |= dict.fromkeys(("b200", "b300", "gb200"), "blackwell")
 #: What is fitted to, but for steps in fp8.
 _FITTED = ("mpt", "vtrain", "flash_gpt", "dle_bert", "megatron")
 _SIZES = ("layers", "hidden", "heads", "vocabulary", "kv_heads", "inner")
@@ -104,8 +106,7 @@ def list_steps(rows: Sequence[Row]) -> list[Step]:
             alone = build_workload({**row, "ranks": "1"}, 1)
             narrow, wide = (split_step(replace(alone, mixed=mixed), platform) for mixed in (False, True))
             parts["memory"] += wide["update"] - narrow["update"]
-        node = row["device"].partition("-")[0]
-        generation = _GENERATION.get(node, node if node in GENERATIONS else "others")
+        generation = GENERATION.get(row["device"].partition("-")[0], "others")
         text = ",".join(value for name, value in row.items() if name not in ("seconds", "citation"))
         steps.append(Step(row["source"], generation, text, float(row["seconds"]), parts))
     return steps
