@@ -60,6 +60,10 @@ def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[str, list[str]
     for study in sorted(measured.glob("*.sharding-*.json")):
         yield "sharding_study", ["--saved", str(study), "--platform", study.name.split(".")[0]]
     yield "left_out", [*keep("left_out"), *shorten("--draws", "1", "--folds", "2")]
+    if not quick:  # fits a platform dozens of times
+        checks = map(str, sorted(measured.glob("zen3-2.check-*.json")))
+        raw = measured / "zen3-2.measurements.json"
+        yield "learning", [str(raw), "--families", "--check", *checks, *keep("families")]
 
 
 @command({

@@ -1,9 +1,11 @@
 """How accuracy on unseen runs grows with the number of real iterations that calibration has measured.
 
-    python -m benchmarks.learning P.measurements.json --check accuracy.check-*.json
+    python -m benchmarks.learning P.measurements.json --check accuracy.check-*.json [--families]
 
 Subsets of the calibration iterations are drawn, platforms fitted to them, and the saved runs predicted with each. The
-families take turns in pairs, since one iteration alone cannot tell its own noise from its family's habits.
+families take turns in pairs, since one iteration alone cannot tell its own noise from its family's habits. With
+--families each is judged by none, one, two and more iterations of its own beside those of all others: none means that
+calibration has not run it.
 """
 
 import json
@@ -18,6 +20,7 @@ import numpy as np
 from benchmarks import OUT, Row, command, lay_out, save_rows
 from benchmarks.saved import predict_again
 from perfkit.calibration.checks import Comparison
+from perfkit.calibration.context import add_context
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.units import check_positive
 
@@ -46,11 +49,12 @@ def draw_subset(rows: Sequence[Row], count: int, rng: np.random.Generator) -> li
 
 
 def _average(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    """Means over draws, and quartiles of the mean error over the draws [-]."""
+    """Means over draws, also of high over low of intervals, and quartiles of the mean error over the draws [-]."""
     figures = [comparison.figures["all"] for comparison in comparisons]
-    error, geomean, bias = (float(np.mean([own[key] for own in figures])) for key in ("mean", "geomean", "bias"))
+    found = {key: float(np.mean([own[key] for own in figures])) for key in ("mean", "geomean", "bias", "inside")}
     q1, q3 = map(float, np.percentile([own["mean"] for own in figures], [25, 75]))
-    return {"error": error, "geomean": geomean, "bias": bias, "q1": q1, "q3": q3, "draws": len(comparisons)}
+    width = float(np.mean([run["high_s"] / run["low_s"] for one in comparisons for run in one.runs]))
+    return {"error": found.pop("mean"), **found, "width": width, "q1": q1, "q3": q3, "draws": len(comparisons)}
 
 
 def learn(
@@ -71,17 +75,35 @@ def learn(
     return sorted(rows, key=lambda row: (families.index(row["family"]), row["iterations"]))
 
 
+def learn_families(measurements: Mapping[str, Any], comparison: Comparison, *, draws: int) -> list[dict[str, Any]]:
+    """Errors on runs of each family by the number of its own iterations, beside all those of the others."""
+    bare, rows = fit_platform({**measurements, "iterations": []}, name="isolated"), []
+    for family in dict.fromkeys(run["family"] for run in comparison.runs):
+        runs = replace(comparison, runs=tuple(run for run in comparison.runs if run["family"] == family))
+        own, others = ([row for row in measurements["iterations"] if (row["family"] == family) == mine]
+                       for mine in (True, False))  # fmt: skip
+        for count in range(len(own) + 1):
+            found = []
+            for draw in range(draws if 0 < count < len(own) else 1):
+                order = np.random.default_rng([count, draw]).permutation(len(own))[:count]
+                chosen = others + [own[i] for i in order]
+                found.append(predict_again(runs, add_context(bare, {**measurements, "iterations": chosen})))
+            rows.append({"family": family, "iterations": count, **_average(found)})
+    return rows
+
+
 _COLUMNS = {
     "family": "{family}", "iterations": "{iterations}", "mean": "{error:.1%}",
     "quartiles over draws": "{q1:.1%} to {q3:.1%}", "geomean": "{geomean:.1%}", "bias": "{bias:+.1%}",
-    "draws": "{draws}",
+    "80 % interval, high / low": "{width:.2f}", "inside": "{inside:.0%}", "draws": "{draws}",
 }  # fmt: skip
 
 
 @command({
     "measurements": {"type": Path, "help": "raw measurements that calibrate has written"},
     "--check": {"type": Path, "nargs": "+", "required": True, "metavar": "FILE", "help": "saved runs of check"},
-    "--draws": {"type": int, "default": 10, "help": "random subsets of each size"}, **OUT,
+    "--draws": {"type": int, "default": 10, "help": "random subsets of each size"},
+    "--families": {"action": "store_true", "help": "iterations of each family, beside all those of the others"}, **OUT,
 })  # fmt: skip
 def main(given: Any) -> None:
     """Error on unseen runs by calibration iterations."""
@@ -92,6 +114,6 @@ def main(given: Any) -> None:
     comparison = Comparison.load(*given.check)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # fits to two iterations leave standard errors open
-        rows = learn(measurements, comparison, draws=draws)
+        rows = (learn_families if given.families else learn)(measurements, comparison, draws=draws)
     print(lay_out(rows, _COLUMNS, numbers=True))
     save_rows(given.json, rows, measurements=measurements["id"], runs=len(comparison.runs))
