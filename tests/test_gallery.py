@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from benchmarks import find_shared_data
@@ -17,6 +18,8 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
+from perfkit.platform.sources import fit_gemms
+from perfkit.platform.whatif import SLOT_SHARE, SLOT_SPREAD
 from perfkit.prediction.result import predict
 from perfkit.readers.datasheets import list_datasheets, read_datasheet
 from perfkit.readers.kernel_database import find_database
@@ -106,6 +109,41 @@ def test_a_device_of_three_numbers_has_a_roofline() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Platform.from_datasheet("mine", **given)  # type: ignore[arg-type]
+
+
+def test_cards_without_a_plug_multiply_slowly_in_fp32() -> None:
+    """Products in fp32 take the share of T4 and P4 on an L4 of 72 W; larger cards and other formats do not."""
+    slot, larger = Platform.from_datasheet("l4"), Platform.from_datasheet("l40s")
+    rate = {"fp32": 1.0, "bf16": 1.0}
+    with keep_quiet():
+        for dtype in rate:
+            rate[dtype], usual = (
+                2 * 4096**3 / one.gemm(4096, 4096, 4096, dtype=dtype).time / one.device.peaks[dtype].value
+                for one in (slot, larger)
+            )
+    assert rate["fp32"] == pytest.approx(SLOT_SHARE, rel=0.1)
+    assert rate["bf16"] == pytest.approx(usual, rel=0.1) and usual > 0.6
+    assert slot.kernels["gemm.fp32"].spread == SLOT_SPREAD > larger.kernels["gemm"].spread
+    assert slot.kernels["convolution.fp32"].parameters == larger.kernels["gemm"].parameters
+    assert "gemm.fp32" not in larger.kernels
+
+
+def test_the_share_of_cards_without_a_plug_is_that_of_published_products() -> None:
+    """Products in fp32 on T4 and P4 (sitar-lab/NeuSight): the geometric mean of what the two fits reach."""
+    try:
+        data = find_shared_data() / "kernels_neusight"
+    except ValueError as missing:
+        pytest.skip(str(missing))
+    t4, reached = read_datasheet("t4").device, []
+    for name, peak, rate in (("p4", 5.5e12, 192e9), ("t4", t4.peaks["fp32"].value, t4.main_bandwidth)):
+        level = replace(t4.memory[-1], bandwidth=replace(t4.memory[-1].bandwidth, value=rate))
+        device = replace(t4, peaks={"fp32": replace(t4.peaks["fp32"], value=peak)}, memory=(level,))
+        table = pl.read_csv(data / f"linear_tesla_{name}.csv").select(
+            "n", "k", m=pl.col("m") * pl.col("b"), dtype=pl.lit("fp32"), seconds=pl.col("latency_ms") * 1e-3
+        )
+        fit = fit_gemms(table, device, source="NeuSight", date="2026-11-24")["gemm.fp32"]
+        reached.append(fit["compute_efficiency"])
+    assert (reached[0] * reached[1]) ** 0.5 == pytest.approx(SLOT_SHARE, abs=0.005) and max(reached) < 0.45
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,9 @@ SCALE_SPREAD = 0.3
 #: Latency between nodes without a log.
 HOP = Quantity(FAR, "s", "assumed", "tuning table of NCCL for trees; 4.5 and 6.2 us between A100 nodes", "2026-11-22")
 _GIVEN = "stated by the caller of Platform.from_datasheet"
+#: Largest power of a card that draws all of it from its slot [W]; share of its peak in fp32 that products reach there,
+#: and their spread [-]; docs/formulas.md, table 2.4.
+SLOT, SLOT_SHARE, SLOT_SPREAD = 75.0, 0.38, 0.36
 P = TypeVar("P", bound=Any)  # a platform
 
 
@@ -88,6 +91,7 @@ def from_datasheet(
     links = {"intra": Link(wire, typical.network.links["intra"].latency, kind)} if wire else {}
     lacking, name = DTYPES.keys() - sheet.device.peaks.keys(), f"{sheet.system}-{count}" if flops is None else name
     fits = {key: fit for key, fit in typical.kernels.items() if Key.parse(key).variant not in lacking}
+    fits |= _share_slot(fits) if sheet.power and sheet.power.value <= SLOT else {}
     return replace(
         typical, name=name, device=sheet.device, network=Network(count, links=links),
         kernels={key: carry_fit(fit, typical.name, 0.0) for key, fit in fits.items()},
@@ -110,6 +114,15 @@ def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tu
     size, rate = (check_positive(f"memory[{i}]", value) for i, value in enumerate(memory))
     level = MemoryLevel("DRAM", Quantity(size, "B", "datasheet", _GIVEN), Quantity(rate, "B/s", "datasheet", _GIVEN))
     return Datasheet(name, Device(name, "cuda", peaks, (level,)), {}), 1
+
+
+def _share_slot(fits: Mapping[str, Fit]) -> dict[str, Fit]:
+    """Products in fp32, for which a card without a plug has no power at its full clock; convolutions need less."""
+    source, products = "slower than its peak by power, as T4 and P4 (sitar-lab/NeuSight)", dict[str, Fit]()
+    for kind in ("gemm", "bmm"):
+        slow, spread = {**fits[kind], "compute_efficiency": SLOT_SHARE}, max(fits[kind].spread, SLOT_SPREAD)
+        products[f"{kind}.fp32"] = replace(fits[kind], parameters=slow, spread=spread, source=source, dtypes=("fp32",))
+    return {**products, "convolution.fp32": fits.get("convolution", fits["gemm"])}
 
 
 def resize_nodes(platform: P, nodes: int, local: int) -> P:
