@@ -1,4 +1,4 @@
-"""What all charts share: colours of classes, axes with SI units, rows that JSON can hold."""
+"""What all charts share: their look, the colours of classes, axes with SI units, rows that JSON can hold."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,17 +6,19 @@ from itertools import cycle
 from typing import Any, TypeAlias
 
 import altair as alt
+import numpy as np
 
 from perfkit.ground.results import Table, read_records
-from perfkit.plots import theme
-from perfkit.plots.theme import PALETTE, Row
 
 #: A polars or pandas frame, or rows as mappings.
 Frame: TypeAlias = Any
-Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart
-
-#: Colours of phases and of classes of operations, the same in every chart: Okabe and Ito's, and where these end the
-#: muted ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021. What shares a colour means the same.
+Row: TypeAlias = dict[str, Any]
+#: Okabe and Ito, "Color Universal Design", 2008, with grey in place of black, and pale yellow last.
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#F0E442"]
+#: Colour of text, axes and reference lines.
+INK = "#24292f"
+#: Colours of phases and of operation classes, the same in every chart. They are those of Okabe and Ito, then the muted
+#: ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021. Two names with one colour mean the same thing.
 PHASES = {"forward": "#0072B2", "backward": "#D55E00", "update": "#009E73", "optimizer": "#009E73",
           "host": "#8C8C8C", "handover": "#AAAAAA", "loading": "#CC6677"}  # fmt: skip
 CLASSES = {
@@ -29,23 +31,87 @@ CLASSES = {
     "host": "#8C8C8C", "queued": "#B5B5B5", "synchronisation": "#666666", "loading": "#CC6677",
     "handover": "#AAAAAA", "other": "#D9D9D9", "everything else": "#D9D9D9",
 }  # fmt: skip
-#: One more than colours, so that 72 series look different.
+#: Nine shapes and eight colours: 72 series differ in one of both.
 _SHAPES = "circle square triangle-up diamond cross triangle-down triangle-right triangle-left wedge".split()
 
 
-def read_rows(frame: Frame) -> list[Row]:
-    """Rows as plain dictionaries; what JSON cannot hold becomes null.
+# -- theme -------------------------------------------------------------------------------------------------------------
 
-    Parameters
-    ----------
-    frame : frame or list of dict
-        Any rows.
 
-    Returns
-    -------
-    rows : list of dict
-        New dictionaries.
+@alt.theme.register("perfkit", enable=False)
+def _theme() -> alt.theme.ThemeConfig:
+    ink = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), INK)
+    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
+    heading = {"color": INK, "subtitleColor": INK, "fontSize": 14, "subtitleFontSize": 11, "anchor": "start"}
+    config: Any = {
+        "background": "white",
+        "font": "Inter, Helvetica Neue, Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif",
+        "axis": {**text, **ink, "titlePadding": 8, "gridOpacity": 0.12, "labelFlush": False},
+        "legend": {**text, "labelLimit": 240, "symbolOpacity": 1, "symbolSize": 70},
+        "header": {**text, "labelLimit": 240},
+        "title": {**heading, "offset": 10},
+        "view": {"stroke": None, "continuousWidth": 460, "continuousHeight": 300},
+        "range": {"category": PALETTE},
+    }
+    return {"config": config}
+
+
+def _show(spec: Row, **options: Any) -> Row:
+    """The picture and, of a chart with sliders, the chart itself, under the newest name that JupyterLab 4 draws."""
+    import vl_convert
+
+    live = {"application/vnd.vegalite.v5+json": spec} if any("bind" in each for each in spec.get("params", ())) else {}
+    return {"image/svg+xml": vl_convert.vegalite_to_svg(spec), **live}
+
+
+alt.renderers.register("perfkit", _show)
+
+
+class _Themed(alt.TopLevelMixin):
+    """A chart that keeps perfkit's theme when it is shown or saved alone, and describes itself in words."""
+
+    def to_dict(self, *args: Any, **settings: Any) -> Row:
+        with alt.theme.enable("perfkit"):
+            spec: Row = super().to_dict(*args, **settings)
+        if "$schema" not in spec or "description" in spec:  # it is a part of another chart, or has a description
+            return spec
+        title = spec.get("title", "Chart")
+        lines = [title] if isinstance(title, str) else [title["text"], *np.atleast_1d(title.get("subtitle", []))]
+        return {**spec, "description": ". ".join(filter(None, lines))}
+
+
+class Chart(_Themed, alt.Chart):
+    """A chart in perfkit's theme."""
+
+
+class LayerChart(_Themed, alt.LayerChart):
+    """Charts on top of each other in perfkit's theme."""
+
+
+class HConcatChart(_Themed, alt.HConcatChart):
+    """Charts side by side in perfkit's theme."""
+
+
+def use_svg() -> None:
+    """Show charts in notebooks as SVG in perfkit's theme: small, stored in the file, and readable without a network.
+
+    A chart with sliders is stored beside its picture, so that the sliders move in JupyterLab.
+
+    Examples
+    --------
+    >>> use_svg()
+    >>> alt.renderers.active, alt.theme.active
+    ('perfkit', 'perfkit')
     """
+    alt.renderers.enable("perfkit")
+    alt.theme.enable("perfkit")
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def read_rows(frame: Frame) -> list[Row]:
+    """New dictionaries, one per row; numbers that JSON cannot hold become null."""
     return [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         for row in read_records("frame", frame)
@@ -53,20 +119,7 @@ def read_rows(frame: Frame) -> list[Row]:
 
 
 def read_frame(frame: Frame, **columns: Any) -> Table:
-    """Read some columns of rows.
-
-    Parameters
-    ----------
-    frame : frame or list of dict
-        Any rows.
-    **columns : object
-        What a column holds where a row lacks it, which gives its type.
-
-    Returns
-    -------
-    rows : polars.DataFrame
-        These columns.
-    """
+    """Some columns of a frame; each is given with its default, which also sets the type."""
     import polars
 
     types = {str: polars.String, int: polars.Int64, float: polars.Float64}
@@ -74,75 +127,16 @@ def read_frame(frame: Frame, **columns: Any) -> Table:
     return polars.DataFrame(rows, {name: types[type(usual)] for name, usual in columns.items()}, orient="row")
 
 
-def draw(rows: Sequence[Row], **settings: Any) -> alt.Chart:
-    """Start a chart of rows, which it holds.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        What to draw.
-    **settings : object
-        Settings of `altair.Chart`.
-
-    Returns
-    -------
-    chart : altair.Chart
-        Without a mark.
-    """
-    return theme.Chart(alt.InlineData(values=list(rows)), **settings)
-
-
-def layer(*charts: alt.Chart) -> alt.LayerChart:
-    """Lay charts over each other.
-
-    Parameters
-    ----------
-    *charts : altair.Chart
-        From the back to the front.
-
-    Returns
-    -------
-    chart : altair.LayerChart
-        All of them.
-    """
-    return theme.LayerChart(layer=list(charts))
-
-
-def order(values: Iterable[Any]) -> list[Any]:
-    """List different values in the order in which they come.
-
-    Parameters
-    ----------
-    values : iterable
-        Any values.
-
-    Returns
-    -------
-    ordered : list
-        Each once.
-    """
+def unique(values: Iterable[Any]) -> list[Any]:
+    """Each value once, in the order in which they come."""
     return list(dict.fromkeys(values))
 
 
+# -- colours, tooltips, axes -------------------------------------------------------------------------------------------
+
+
 def colour(name: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined) -> alt.Color:
-    """Give each value of a column its colour: phases and classes theirs, others those of `PALETTE` that are left.
-
-    Parameters
-    ----------
-    name : str
-        Column.
-    values : sequence
-        Its values, in order.
-    title : str, optional
-        Title of the legend.
-    legend : altair.Legend, optional
-        The legend.
-
-    Returns
-    -------
-    channel : altair.Color
-        Nominal.
-    """
+    """Colours for the values of a column: phases and classes have their own, others the unused ones of `PALETTE`."""
     known = {value: (PHASES if name == "phase" else CLASSES).get(value) for value in values}
     free = cycle([each for each in PALETTE if each not in known.values()] or PALETTE)
     scale = alt.Scale(domain=list(values), range=[found or next(free) for found in known.values()])
@@ -150,111 +144,36 @@ def colour(name: str, values: Sequence[Any], *, title: str | None = None, legend
 
 
 def mark_series(name: str, values: Sequence[Any], *, legend: Any = alt.Undefined, title: str | None = None) -> Row:
-    """Colour and shape of a series, so that either alone identifies it.
-
-    Parameters
-    ----------
-    name : str
-        Column.
-    values : sequence
-        Its values, in order.
-    legend : altair.Legend, optional
-        The legend.
-    title : str, optional
-        Title of the legend.
-
-    Returns
-    -------
-    channels : dict
-        ``color`` and ``shape``.
-    """
+    """Channels ``color`` and ``shape`` for the series of a column, so that readers need only one of them."""
     scale = alt.Scale(domain=list(values), range=[_SHAPES[i % len(_SHAPES)] for i in range(len(values))])
     shape = alt.Shape(f"{name}:N", scale=scale, title=title, legend=legend)
     return {"color": colour(name, values, title=title, legend=legend), "shape": shape}
 
 
 def tips(*names: str, **formats: str) -> list[alt.Tooltip]:
-    """Say what the pointer shows.
-
-    Parameters
-    ----------
-    *names : str
-        Columns of text.
-    **formats : str
-        Columns of numbers and their format.
-
-    Returns
-    -------
-    tooltips : list of altair.Tooltip
-        One per column.
-    """
+    """What the pointer shows: columns of text, then columns of numbers, each with its format."""
     numbers = [alt.Tooltip(f"{name}:Q", format=text) for name, text in formats.items()]
     return [*(alt.Tooltip(f"{name}:N") for name in names), *numbers]
 
 
 def label_si(unit: str, value: str = "datum.value") -> str:
-    """Write tick labels such as ``20 ms`` or ``1 GB``; pure numbers take no prefix.
-
-    Parameters
-    ----------
-    unit : str
-        Base unit, empty for pure numbers [-].
-    value : str, optional
-        What is written, an expression.
-
-    Returns
-    -------
-    expression : str
-        For Vega.
-    """
+    """A Vega expression that writes a value such as ``20 ms`` or ``1 GB``; pure numbers get no prefix."""
     if not unit:
         return f"format({value}, '~g')"
     return f"replace(format({value}, '.3~s'), regexp('([a-zA-Zµ]?)$'), ' $1{unit}')"
 
 
 def log_domain(values: Iterable[float | None], *, room: float = 1.25) -> tuple[float, float]:
-    """Find the ends of a logarithmic axis.
-
-    Parameters
-    ----------
-    values : iterable of float or None
-        What is drawn, in the unit of the axis; only values above zero count.
-    room : float, optional
-        Factor left free at either end [-].
-
-    Returns
-    -------
-    low, high : float
-        Ends, in the unit of the axis.
-    """
+    """Ends of a logarithmic axis, with a factor `room` free at both ends; only values above zero count."""
     known = [value for value in values if value is not None and value > 0]
     return (min(known) / room, max(known) * room) if known else (0.1, 10.0)
 
 
 def log_axis(name: str, title: str, domain: tuple[float, float], unit: str, channel: Any = alt.X) -> Any:
-    """Make a logarithmic axis with SI units.
-
-    Parameters
-    ----------
-    name : str
-        Column.
-    title : str
-        What it is, in words.
-    domain : (float, float)
-        Ends, see `log_domain` [unit].
-    unit : str
-        Base unit, empty for pure numbers [-].
-    channel : class, optional
-        `altair.X` or `altair.Y`.
-
-    Returns
-    -------
-    channel : altair.X or altair.Y
-        The axis.
-    """
+    """A logarithmic axis (`altair.X` or `altair.Y`) over a domain in a base unit, with SI prefixes."""
     low, high = domain
     decades, first, last = math.log10(high / low), math.floor(math.log10(low)), math.floor(math.log10(high))
-    # even steps within a decade, 1-2-5 over few decades, powers of ten over many, so that labels never collide
+    # Labels must not overlap: equal steps within a decade, 1-2-5 over few decades, powers of ten over many.
     steps, every = [1, 2, 5] if decades < 2.5 else [1, 3] if decades < 4 else [1], 1 + (decades >= 7) + (decades >= 11)
     ticks = [float(f"{step}e{power}") for power in range(first, last + 1) if power % every == 0 for step in steps]
     if decades < 1:
@@ -267,46 +186,20 @@ def log_axis(name: str, title: str, domain: tuple[float, float], unit: str, chan
 
 
 def amount_axis(name: str, title: str, unit: str, *, ticks: int = 6, scale: Any = alt.Undefined) -> alt.X:
-    """Make a horizontal axis of amounts with SI units.
-
-    Parameters
-    ----------
-    name : str
-        Column.
-    title : str
-        What it is, in words.
-    unit : str
-        Base unit [-].
-    ticks : int, optional
-        Ticks at most, roughly [-].
-    scale : altair.Scale, optional
-        By default from zero to the largest amount.
-
-    Returns
-    -------
-    axis : altair.X
-        The axis.
-    """
+    """A horizontal linear axis in a base unit, with SI prefixes and roughly `ticks` ticks; by default from zero."""
     return alt.X(f"{name}:Q", title=title, axis=alt.Axis(labelExpr=label_si(unit), tickCount=ticks), scale=scale)
 
 
+# -- drawing -----------------------------------------------------------------------------------------------------------
+
+
+def draw(rows: Sequence[Row], **settings: Any) -> alt.Chart:
+    """A chart without a mark that holds these rows."""
+    return Chart(alt.InlineData(values=list(rows)), **settings)
+
+
 def draw_bars(rows: Sequence[Row], x: alt.X, y: alt.Y, color: alt.Color, shown: list[alt.Tooltip]) -> alt.Chart:
-    """Draw stacked horizontal bars.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        A row for each part of a bar, with ``order``: its place in the bar.
-    x, y, color : altair channel
-        Amount, bar and part.
-    shown : list of altair.Tooltip
-        What the pointer shows.
-
-    Returns
-    -------
-    chart : altair.Chart
-        The bars.
-    """
+    """Stacked horizontal bars: each row is one part, and its column ``order`` is the place in the bar."""
     bars = draw(rows).mark_bar(height={"band": 0.8})
     return bars.encode(x=x, y=y, color=color, order=alt.Order("order:Q"), tooltip=shown)
 
@@ -315,27 +208,9 @@ def draw_points(
     rows: Sequence[Row], x: alt.X, y: alt.Y, looks: Mapping[str, Any], shown: list[alt.Tooltip],
     spans: Mapping[str, tuple[str, str]] | None = None, **mark: Any,
 ) -> list[alt.Chart]:  # fmt: skip
-    """Draw points with the ranges around them.
+    """Layers of points that look as `mark_series` says, behind them their ranges.
 
-    Parameters
-    ----------
-    rows : sequence of dict
-        A row for each point.
-    x, y : altair channel
-        Where it is.
-    looks : mapping
-        From `mark_series`.
-    shown : list of altair.Tooltip
-        What the pointer shows.
-    spans : mapping of str to (low, high), optional
-        Columns of the ends of a range along ``x`` or ``y``.
-    **mark : object
-        Settings of the points.
-
-    Returns
-    -------
-    charts : list of altair.Chart
-        A layer for each kind of range, then the points.
+    `spans` names the columns that hold the ends of a range along ``x`` or ``y``.
     """
     base, ranges = draw(rows).encode(x=x, y=y, color=looks["color"]), []
     for name, (low, high) in (spans or {}).items():

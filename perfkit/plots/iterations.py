@@ -9,14 +9,13 @@ import numpy as np
 from perfkit.ground.results import Table
 from perfkit.ground.units import format_time
 from perfkit.plots import canvas
-from perfkit.plots.canvas import Frame, draw, layer, order, read_frame, read_rows, tips
-from perfkit.plots.theme import INK
+from perfkit.plots.canvas import INK, Frame, LayerChart, draw, read_frame, read_rows, tips, unique
 
-#: Order in which an iteration goes through its phases; others come after.
+#: Order of the phases of an iteration; other phases come last.
 _PHASES = ("forward", "backward", "exchange", "optimizer", "update")
-#: Operation classes with a colour of their own, bars of modules, lanes and bars of a timeline, at most.
+#: Most operation classes with their own colour, bars of modules, lanes of a timeline, and bars of a timeline.
 _KINDS, _MODULES, _LANES, _BARS = 7, 30, 24, 1_500
-#: Columns of sweeps that are shares of a whole.
+#: Columns of sweeps that are shares, from 0 to 1.
 _SHARES = ("efficiency", "kept", "exposed", "mfu")
 
 
@@ -29,7 +28,7 @@ def predicted_vs_measured(runs: Frame, *, title: str = "Predicted and measured i
         One row per run: ``family``, ``name``, ``predicted_s``, ``low_s``, ``high_s``, ``measured_s`` and, where known,
         ``measured_q1_s``, ``measured_q3_s``, ``bottleneck`` and ``flagged`` (drawn hollow); times in seconds.
     title : str, optional
-        Heading; the error over all runs stands below it.
+        Heading; the line below it gives the error over all runs.
 
     Returns
     -------
@@ -50,7 +49,7 @@ def predicted_vs_measured(runs: Frame, *, title: str = "Predicted and measured i
     low = alt.Y("low_s:Q", scale=y["scale"])
     band = draw(line).mark_area(color=INK, opacity=0.08, clip=True).encode(x=x, y=low, y2="high_s:Q")
     diagonal = draw(line).mark_line(color=INK, strokeDash=[4, 3], strokeWidth=1).encode(x=x, y=y)
-    looks = canvas.mark_series("family", order(row["family"] for row in rows), title="Family")
+    looks = canvas.mark_series("family", unique(row["family"] for row in rows), title="Family")
     shown = tips("name", "bottleneck", predicted_s=".3s", measured_s=".3s", error="+.1%")
     spans = {"y": ("low_s", "high_s"), "x": ("measured_q1_s", "measured_q3_s")}
     *ranges, points = canvas.draw_points(rows, x, y, looks, shown, spans, filled=False, strokeWidth=1.5)
@@ -65,18 +64,18 @@ def predicted_vs_measured(runs: Frame, *, title: str = "Predicted and measured i
         said = f"{len(rows)} run{'s' * (len(rows) > 1)}: error {geomean:.1%} geometric mean, {errors.mean():.1%} mean, "
         said += f"{errors.max():.1%} largest"
     heading = alt.Title(title, subtitle=[said, f"dashed: equal; band: within 10%{flagged}"])
-    return layer(band, diagonal, *ranges, points).properties(width=420, height=420, title=heading)
+    return LayerChart(layer=[band, diagonal, *ranges, points]).properties(width=420, height=420, title=heading)
 
 
 def breakdown_bars(frame: Frame, *, title: str = "Where the time goes") -> alt.Chart:
-    """Draw the parts of an iteration as stacked bars, one bar per phase or per phase of each run.
+    """Draw the parts of an iteration as stacked bars, one bar for each phase, or for each phase of each run.
 
-    The longest operation classes have a colour of their own, the rest becomes ``other``.
+    The operation classes with most time have their own colour, the others are drawn as ``other``.
 
     Parameters
     ----------
     frame : frame or list of dict
-        Rows ``phase``, ``kind``, ``time_s`` [s] and, to compare several runs, ``run``.
+        Rows ``phase``, ``kind`` (operation class), ``time_s`` [s] and, to compare several runs, ``run``.
     title : str, optional
         Heading.
 
@@ -95,33 +94,33 @@ def breakdown_bars(frame: Frame, *, title: str = "Where the time goes") -> alt.C
     rows = rows.with_columns(phase=pl.when(pl.col("phase") == "").then("kind").otherwise("phase"))
     bars = rows.group_by("run", "phase", "kind", maintain_order=True).agg(seconds).filter(pl.col("time_s") > 0)
     data = [row | {"order": shown.index(row["kind"])} for row in bars.to_dicts()]
-    phases = sorted(order(bars["phase"]), key=lambda p: _PHASES.index(p) if p in _PHASES else 9)
+    phases = sorted(unique(bars["phase"]), key=lambda p: _PHASES.index(p) if p in _PHASES else 9)
     y = alt.Y("phase:N", title=None, sort=phases, axis=alt.Axis(labelLimit=220))
     color = canvas.colour("kind", shown, title="Operation class")
     x, tooltip = canvas.amount_axis("time_s", "Time", "s"), tips("phase", "kind", time_s=".3s")
     chart = canvas.draw_bars(data, x, y, color, tooltip)
-    if len(runs := order(bars["run"])) > 1:
+    if len(runs := unique(bars["run"])) > 1:
         header = alt.Header(labelAngle=0, labelAlign="left", labelFontWeight="bold", labelLimit=200)
         chart = chart.encode(row=alt.Row("run:N", title=None, sort=runs, header=header, spacing=8))
     return chart.properties(width=460, height=alt.Step(28), title=title)
 
 
 def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] = ()) -> alt.LayerChart:
-    """Draw a column of a sweep over another one.
+    """Draw one column of a sweep over another.
 
     Parameters
     ----------
     frame : frame or list of dict
-        A row per configuration; with ``low`` and ``high`` around a ``time`` [s].
+        A row for each configuration. A ``time`` [s] may have ends of its interval, ``low`` and ``high``.
     x, y : str
-        Columns: numbers have logarithmic axes, but shares a linear one from 0 to 1, and names none.
+        Columns. Numbers have a logarithmic axis, shares a linear one from 0 to 1, and names stand side by side.
     series : sequence of str, optional
-        Columns whose values a line is drawn for.
+        Columns that tell the lines apart: one line for each combination of their values.
 
     Returns
     -------
     chart : altair.LayerChart
-        A line with points for each combination of the series, and bands of intervals.
+        Lines with points, and bars for the intervals.
     """
     rows = [row for row in read_rows(frame) if (row.get(y) or 0) > 0]
     for row in rows:
@@ -136,18 +135,18 @@ def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] 
     if all(isinstance(row[x], int | float) for row in rows):
         across = canvas.log_axis(x, x, canvas.log_domain(row[x] for row in rows), "")
     legend = alt.Undefined if series else None
-    looks = canvas.mark_series("series", order(row["series"] for row in rows), legend=legend, title=", ".join(series))
+    looks = canvas.mark_series("series", unique(row["series"] for row in rows), legend=legend, title=", ".join(series))
     shown = tips(*dict.fromkeys((x, *series, "bottleneck")), **{y: ".3s"})
     lines = draw(rows).mark_line(strokeWidth=2).encode(x=across, y=tall, color=looks["color"])
     points = canvas.draw_points(rows, across, tall, looks, shown, {"y": ("low", "high")} if y == "time" else {})
-    return layer(lines, *points).properties(width=460, height=300)
+    return LayerChart(layer=[lines, *points]).properties(width=460, height=300)
 
 
 def module_bars(frame: Frame) -> alt.LayerChart:
-    """Draw forward, backward and update of every module, and how long the device is idle for it.
+    """Draw forward, backward and update time of every module, and how long the device is idle in it.
 
-    The longest modules have a bar of their own, in the order they come; the others, and those that take less than 0.2 %
-    of the time, share one.
+    The 30 modules with most time have their own bar, in the order of the frame. All others, and those with less than
+    0.2 % of the time, share one bar.
 
     Parameters
     ----------
@@ -157,7 +156,7 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     Returns
     -------
     chart : altair.LayerChart
-        One bar per module.
+        One bar for each module.
     """
     import polars as pl
 
@@ -182,11 +181,11 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     total, waits = (format_time(float(bars[key].sum())) for key in ("time_s", "idle_s"))
     subtitle = f"{total} in all; thin line: the device is idle, {waits} in all"
     heading = alt.Title("Where the time goes, by module", subtitle=subtitle)
-    return layer(time, *[line] * bool(idle)).properties(width=460, height=alt.Step(18), title=heading)
+    return LayerChart(layer=[time, *[line] * bool(idle)]).properties(width=460, height=alt.Step(18), title=heading)
 
 
 def _join(rows: Table, gap: float) -> Table:
-    """Neighbours of one lane and phase, at most `gap` apart, as one bar, which names the longest operation in it."""
+    """Join neighbours of one lane and phase that are at most `gap` [s] apart into one bar."""
     import polars as pl
 
     rows = rows.sort("lane", "start_s", maintain_order=True)
@@ -196,6 +195,7 @@ def _join(rows: Table, gap: float) -> Table:
 
 
 def _add_up(rows: Table, *keys: Any) -> Table:
+    """One row for each value of the keys, with sums, both ends in time, and the name of the longest operation."""
     import polars as pl
 
     longest = pl.col("longest", "longest_s").get(pl.col("longest_s").arg_max())
@@ -204,7 +204,7 @@ def _add_up(rows: Table, *keys: Any) -> Table:
 
 
 def _aggregate(rows: Table) -> Table:
-    """Few bars that look as one per operation would: nothing finer than a thousandth of the width is drawn."""
+    """At most about `_BARS` bars that look like a bar for each operation; gaps below 1/1000 of the width are closed."""
     import polars as pl
 
     first, last = (float(value or 0.0) for value in rows.select(pl.min("start_s"), pl.max("end_s")).row(0))
@@ -212,7 +212,7 @@ def _aggregate(rows: Table) -> Table:
     bars = _join(rows, span / 1000)
     if len(bars) <= _BARS:
         return bars
-    # Phases alternate faster than the eye can follow: each slot of time shows the phase that fills most of it.
+    # Phases alternate too fast to be seen: divide time into slots and draw the phase that fills most of each slot.
     slots = max(1, _BARS // rows["lane"].n_unique())
     width = span / slots
     slot = ((pl.col("start_s") - first) / width).cast(pl.Int64).clip(0, slots - 1).alias("slot")
@@ -223,18 +223,18 @@ def _aggregate(rows: Table) -> Table:
 
 
 def timeline_lanes(frame: Frame) -> alt.Chart:
-    """Draw what every rank and stream does over time, coloured by phase; pale where it often is idle.
+    """Draw what every rank and stream does over time, coloured by phase; bars are paler where a stream is often idle.
 
     Parameters
     ----------
     frame : frame or list of dict
-        Rows ``rank``, ``stream``, ``phase``, ``start_s`` and ``end_s`` [s] and, where known, ``name`` and ``module``;
-        neighbours of one phase become one bar, so that iterations of any length stay readable.
+        Rows ``rank``, ``stream``, ``phase``, ``start_s`` and ``end_s`` [s] and, where known, ``name`` and ``module``.
+        Neighbours of one phase become one bar, so that iterations of any length stay readable.
 
     Returns
     -------
     chart : altair.Chart
-        One lane per rank and stream; the horizontal axis zooms where the renderer is interactive.
+        One lane for each rank and stream. Where charts are interactive, the time axis can be zoomed.
     """
     import polars as pl
 
@@ -242,11 +242,12 @@ def timeline_lanes(frame: Frame) -> alt.Chart:
     seconds, label = pl.col("end_s") - pl.col("start_s"), pl.format("rank {} · {}", "rank", "stream")
     longest = pl.concat_list("name", "module").list.eval(pl.element().filter(pl.element() != "")).list.join(" · ")
     own = {"lane": label, "longest": longest, "longest_s": seconds, "busy_s": seconds, "operations": pl.lit(1)}
-    own["phase"] = pl.when(pl.col("phase") == "").then("name").otherwise("phase")  # what belongs to none
-    own["region"] = pl.when(pl.col("name") == "").then("module").otherwise(pl.lit(""))  # spans of modules stay apart
+    own["phase"] = pl.when(pl.col("phase") == "").then("name").otherwise("phase")  # operations without a phase
+    # spans of different modules are not joined
+    own["region"] = pl.when(pl.col("name") == "").then("module").otherwise(pl.lit(""))
     rows = rows.filter(seconds > 0).with_columns(**own)
-    phases = order(rows.sort("start_s", maintain_order=True)["phase"])
-    place = {stream: number for number, stream in enumerate(order(rows["stream"]))}
+    phases = unique(rows.sort("start_s", maintain_order=True)["phase"])
+    place = {stream: number for number, stream in enumerate(unique(rows["stream"]))}
     pairs = sorted({*rows.select("rank", "stream").rows()}, key=lambda pair: (pair[0], place[pair[1]]))
     names = [f"rank {rank} · {stream}" for rank, stream in pairs]
     drawn = _aggregate(rows.filter(pl.col("lane").is_in(names[:_LANES])))

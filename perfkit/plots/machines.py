@@ -1,4 +1,4 @@
-"""Charts of machines: kernels under their roofs, collectives over size, platforms compared, what every rank holds."""
+"""Charts of machines: kernels under their roofs, collectives over size, two platforms, time and memory of ranks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,12 @@ import altair as alt
 from perfkit.ground.units import format_bytes, format_rate, format_time
 from perfkit.models.collectives import bus_bandwidth
 from perfkit.plots import canvas
-from perfkit.plots.canvas import Frame, Row, draw, layer, order, read_rows, tips
-from perfkit.plots.theme import INK, HConcatChart
+from perfkit.plots.canvas import INK, Frame, HConcatChart, LayerChart, Row, draw, read_rows, tips, unique
 
-_MOST = 32  # ranks drawn: those with most to do, and the fullest one
-_LINE = "M-1.4,-0.2H1.4V0.2H-1.4Z"  # in the legend, of what has no points
+#: Most ranks that are drawn: the busiest ones, and the one with the fullest memory.
+_MOST = 32
+#: Shape of a line, which the legend shows for series without points.
+_LINE = "M-1.4,-0.2H1.4V0.2H-1.4Z"
 _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2, 1, 2, 1, 2], [12, 4])
 
 
@@ -25,10 +26,10 @@ def roofline_chart(
     Parameters
     ----------
     points : frame or list of dict
-        Rows ``kind`` (kernel class), ``flops`` [FLOP], ``nbytes`` [B], ``time_s`` [s] and, where kernels of several
-        number formats are shown, ``dtype``; rows without FLOP are left out.
+        Rows ``kind`` (kernel class), ``flops`` [FLOP], ``nbytes`` [B], ``time_s`` [s] and, to tell number formats
+        apart, ``dtype``. Rows without FLOP are left out.
     peaks : mapping of str to float
-        Peak rate by number format, dense [FLOP/s].
+        Dense peak rate by number format [FLOP/s].
     bandwidths : mapping of str to float
         Bandwidth by memory level [B/s].
     title : str, optional
@@ -37,12 +38,12 @@ def roofline_chart(
     Returns
     -------
     chart : altair.LayerChart
-        Log-log chart: a sloping roof per memory level, a level one per peak, a point per kernel.
+        Log-log chart: a sloping roof for each memory level, a flat roof for each peak, a point for each kernel.
 
     Raises
     ------
     ValueError
-        Where there is no peak or no bandwidth.
+        Without a peak or without a bandwidth.
     """
     if not peaks or not bandwidths:
         raise ValueError("roofline_chart needs at least one peak and one bandwidth; pass peaks={'fp32': ...}")
@@ -76,14 +77,14 @@ def roofline_chart(
         for texts, dy, angle in ((sloping, -6, -math.degrees(slope) % 360), (level, 0, 0))
     ]
     legend = alt.Legend(orient="bottom", columns=4, title=None)  # the peaks are written at the right
-    looks = canvas.mark_series("series", order(row["series"] for row in rows), legend=legend)
+    looks = canvas.mark_series("series", unique(row["series"] for row in rows), legend=legend)
     shown = tips("series", intensity=".3s", rate=".3s")
     drawn = canvas.draw_points(rows, x, y, looks, shown, size=42) if rows else []  # an empty legend has no size
-    return layer(lines, *labels, *drawn).properties(width=width, height=height, title=title)
+    return LayerChart(layer=[lines, *labels, *drawn]).properties(width=width, height=height, title=title)
 
 
 def _label_roofs(rates: Mapping[str, float], unit: str, lines: float) -> dict[float, str]:
-    """Labels of roofs by rate: roofs that are equal or close share the label of the upper one, so that none crosses."""
+    """Labels of roofs by rate; equal or close roofs share one label at the upper roof, so that text crosses no line."""
     names: dict[float, list[str]] = {}
     for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
         names.setdefault(rate, []).append(name)
@@ -91,7 +92,7 @@ def _label_roofs(rates: Mapping[str, float], unit: str, lines: float) -> dict[fl
     upper, last = 0.0, math.inf
     for rate, found in names.items():
         words = f"{', '.join(found)} {format_rate(rate, unit)}"
-        if lines * math.log(last / rate) < 1.0:  # lines of text between two roofs, by factors e
+        if lines * math.log(last / rate) < 1.0:  # less than one line of text between two roofs
             labels[upper] += f"; {words}"
         else:
             upper, labels[rate] = rate, words
@@ -100,7 +101,7 @@ def _label_roofs(rates: Mapping[str, float], unit: str, lines: float) -> dict[fl
 
 
 def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives") -> alt.HConcatChart:
-    """Draw time and bus bandwidth of collectives over message size: measured quartiles and fitted curves.
+    """Draw time and bus bandwidth of collectives over message size: measured points and fitted curves.
 
     Parameters
     ----------
@@ -115,8 +116,8 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
     Returns
     -------
     chart : altair.HConcatChart
-        Two log-log panels side by side: a colour per operation; dashes and shapes by number of ranks and way. Of a
-        single operation, ranks and ways have the colours.
+        Two log-log panels side by side. Colours tell operations apart, dashes and shapes the ranks and algorithms. For
+        a single operation, colours tell ranks and algorithms apart.
     """
     measured, fitted = (read_rows(frame) for frame in (points, curves))
     rows, ranged = [*measured, *fitted], any(row.get("q1_s") for row in measured)
@@ -126,12 +127,12 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
             row[time] = row.get(time) or row["time_s"]
             rate = bus_bandwidth(row["nbytes"], row[time], ranks=row["ranks"], operation=row["operation"])
             row[name] = float(rate)
-    groups = sorted(order(row["group"] for row in rows), key=lambda name: (int(name.split()[0]), name))
-    single = min(len(groups), len({row["operation"] for row in rows})) < 2  # each has a colour of its own
+    groups = sorted(unique(row["group"] for row in rows), key=lambda name: (int(name.split()[0]), name))
+    single = min(len(groups), len({row["operation"] for row in rows})) < 2  # one colour is enough for each series
     for row in rows:
         row["series"] = f"{row['operation']}, {row['group']}" if single else row["operation"]
     legend, dash = alt.Legend(orient="bottom", columns=4, title=None), dict[str, Any]()
-    looks = canvas.mark_series("series", order(row["series"] for row in rows), legend=legend)
+    looks = canvas.mark_series("series", unique(row["series"] for row in rows), legend=legend)
     if single:
         dotted, scale = {row["series"] for row in measured}, looks["shape"]["scale"]
         marks = zip(scale["domain"], scale["range"], strict=True)
@@ -152,33 +153,33 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
         shown = tips("series", "group", **{"nbytes": ".3s", name: ".3s"})
         lines = draw(fitted).mark_line(strokeWidth=2).encode(x=x, y=y, color=looks["color"], tooltip=shown, **dash)
         dots = canvas.draw_points(measured, x, y, looks, shown, {"y": (low, high)}, size=30) if measured else []
-        panels.append(layer(lines, *dots).properties(width=310, height=280))
+        panels.append(LayerChart(layer=[lines, *dots]).properties(width=310, height=280))
     dots_mean = "" if not measured else "dots and bars: measured, with quartiles; " if ranged else "dots: measured; "
     note = f"{dots_mean}{'lines: modelled' if fitted else ''}".removesuffix("; ")
     return HConcatChart(hconcat=panels, title=alt.Title(title, subtitle=note), spacing=36)
 
 
 def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
-    """Draw how many times better one platform is than another, quantity by quantity.
+    """Draw by what factor one platform is better than another, for each quantity.
 
     Parameters
     ----------
     frame : frame or list of dict
         Rows ``group``, ``quantity``, ``unit``, ``a``, ``b`` and, where known, ``a_low``, ``a_high``, ``b_low``,
-        ``b_high``; times in seconds count the shorter the better, all else the more the better. Rows that one platform
-        lacks are left out.
+        ``b_high``. Times in seconds are better when they are shorter, other quantities when they are larger. Rows
+        without a value for both platforms are left out.
     a, b : str
         Names of the platforms.
 
     Returns
     -------
     chart : altair.LayerChart
-        A dot per quantity on a logarithmic axis, with the interval of either side; right of the line `b` is better.
+        A dot with an interval for each quantity, on a logarithmic axis; right of the line `b` is better.
     """
     rows = [row for row in read_rows(frame) if (row.get("a") or 0) > 0 and (row.get("b") or 0) > 0]
     for row in rows:
         row["times"] = row["a"] / row["b"] if row["unit"] == "s" else row["b"] / row["a"]
-        # Log-normal and independent: the half widths of the logarithms add as squares.
+        # Both are log-normal and independent: the squares of their half widths in logarithms add up.
         reach = math.exp(math.hypot(*(math.log((row.get(f"{x}_high") or row[x]) / row[x]) for x in "ab")))
         row["low"], row["high"] = row["times"] / reach, row["times"] * reach
     domain = canvas.log_domain([*(row[end] for row in rows for end in ("low", "high")), 0.9, 1.1], room=1.1)
@@ -186,62 +187,67 @@ def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
     quantities = [row["quantity"] for row in rows]
     y = alt.Y("quantity:N", title=None, sort=quantities, axis=alt.Axis(labelLimit=320, grid=True))
     rule = draw([{"times": 1.0}]).mark_rule(color=INK, strokeWidth=1).encode(x=x)
-    looks = canvas.mark_series("group", order(row["group"] for row in rows))
+    looks = canvas.mark_series("group", unique(row["group"] for row in rows))
     shown = tips("quantity", "unit", a=".3s", b=".3s", times=".3f")
     dots = canvas.draw_points(rows, x, y, looks, shown, {"x": ("low", "high")}, size=60)
     heading = alt.Title(f"{b} against {a}", subtitle="dot: ratio; bar: its 80% interval")
-    return layer(rule, *dots).properties(width=380, height=alt.Step(18), title=heading)
+    return LayerChart(layer=[rule, *dots]).properties(width=380, height=alt.Step(18), title=heading)
 
 
 def tornado_bars(frame: Frame, *, time: float, title: str = "What more of each resource brings") -> alt.LayerChart:
-    """Draw the time of an iteration with less and with more of every resource, around the time as it is.
+    """Draw the time of an iteration with less and with more of every resource, around its time today.
 
     Parameters
     ----------
     frame : frame or list of dict
-        Rows ``resource``, ``less_s`` and ``more_s`` [s], those that bring most first.
+        Rows ``resource``, ``less_s`` and ``more_s`` [s], the most important resource first.
     time : float
-        As it is [s].
+        Time of the iteration today [s].
     title : str, optional
         Heading.
 
     Returns
     -------
     chart : altair.LayerChart
-        A bar for either side of every resource.
+        Two bars for every resource, one on each side.
     """
     sides = {"less_s": "less of it", "more_s": "more of it"}
     rows = [row | {"now_s": time, "side": side, "time_s": row[end]} for row in read_rows(frame)
             for end, side in sides.items()]  # fmt: skip
     x = canvas.amount_axis("time_s", "Time of an iteration", "s", scale=alt.Scale(zero=False, padding=8))
-    y = alt.Y("resource:N", title=None, sort=order(row["resource"] for row in rows))
+    y = alt.Y("resource:N", title=None, sort=unique(row["resource"] for row in rows))
     shown = tips("resource", "side", time_s=".4s", now_s=".4s")
     bars = draw(rows).mark_bar(height={"band": 0.8})
     bars = bars.encode(x=x, x2="now_s:Q", y=y, color=canvas.colour("side", [*sides.values()]), tooltip=shown)
     line = draw([{"now_s": time}]).mark_rule(color=INK).encode(x=alt.X("now_s:Q"))
-    return layer(bars, line).properties(width=460, height=alt.Step(24), title=title)
+    return LayerChart(layer=[bars, line]).properties(width=460, height=alt.Step(24), title=title)
 
 
-def _panel(rows: list[Row], ending: str, limit: float | None, texts: tuple[str, str, str]) -> alt.LayerChart:
-    """Stacked bars of one unit; the rank with the longest bar is marked, and so is a limit within reach."""
-    unit, title, mark = texts
-    parts = [key for key in (rows[0] if rows else ()) if key.endswith(ending) and key != ending]
-    names = [key.removesuffix(ending).replace("_", " ") for key in parts]  # all, so that each keeps its colour
-    ordered = [(row, place, key) for row in rows for place, key in enumerate(parts) if (row[key] or 0) > 0]
-    long: list[Row] = [{"rank": r["rank"], "part": names[i], "value": r[key], "order": i} for r, i, key in ordered]
+def _panel(rows: list[Row], ending: str, limit: float | None, *, unit: str, title: str, mark: str) -> alt.LayerChart:
+    """Stacked bars of one unit: `mark` stands beside the longest bar, and a limit that is near is a dashed line."""
+    keys = [key for key in (rows[0] if rows else ()) if key.endswith(ending) and key != ending]
+    names = {key: key.removesuffix(ending).replace("_", " ") for key in keys}
+    parts: list[Row] = [
+        {"rank": row["rank"], "part": names[key], "value": row[key], "order": place}
+        for row in rows for place, key in enumerate(keys) if (row[key] or 0) > 0
+    ]  # fmt: skip
     first: Row = max(rows, key=lambda row: float(row[ending]), default={"rank": None, ending: 0.0})
-    near = [limit] if limit is not None and limit < 4 * first[ending] else []
-    end = 1.22 * max([first[ending], *near])  # room for the mark beside the longest bar
+    longest = first[ending]
+    near = [limit] if limit is not None and limit < 4 * longest else []
+    end = 1.22 * max([longest, *near])  # leaves room for the mark
     x = canvas.amount_axis("value", title, unit, ticks=5, scale=alt.Scale(domain=[0, end or 1], nice=False))
     y = alt.Y("rank:O", title="Rank", axis=alt.Axis(labelAngle=0))
-    legend = alt.Legend(orient="bottom", columns=3, values=[n for n in names if any(r["part"] == n for r in long)])
-    bars = canvas.draw_bars(long, x, y, canvas.colour("part", names, legend=legend), tips("rank", "part", value=".3s"))
-    beside = max([first[ending], *(value for value in near if value < 1.2 * first[ending])])  # clear of the dashed line
-    words = draw([{"rank": first["rank"], "value": beside, "text": mark}] if first[ending] else [])
+    drawn = {part["part"] for part in parts}
+    legend = alt.Legend(orient="bottom", columns=3, values=[name for name in names.values() if name in drawn])
+    color = canvas.colour("part", [*names.values()], legend=legend)  # of all parts, so that each keeps its colour
+    bars = canvas.draw_bars(parts, x, y, color, tips("rank", "part", value=".3s"))
+    beside = max([longest, *(value for value in near if value < 1.2 * longest)])  # not on the dashed line
+    words = draw([{"rank": first["rank"], "value": beside, "text": mark}] if longest else [])
     words = words.mark_text(align="left", dx=5, color=INK, fontWeight="bold", fontSize=11)
     words = words.encode(x=alt.X("value:Q"), y=alt.Y("rank:O"), text="text:N")
     line = draw([{"value": value} for value in near]).mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.5)
-    return layer(bars, words, line.encode(x=alt.X("value:Q"))).properties(width=330, height=alt.Step(24))
+    layers = [bars, words, line.encode(x=alt.X("value:Q"))]
+    return LayerChart(layer=layers).properties(width=330, height=alt.Step(24))
 
 
 def plan_bars(
@@ -252,12 +258,12 @@ def plan_bars(
     Parameters
     ----------
     frame : frame or list of dict
-        A row per ``rank``; columns that end in ``_s`` are seconds [s], in ``_bytes`` memory [B], each a part of a bar;
-        others are left out.
+        A row for each ``rank``. Columns that end in ``_s`` are times [s], those that end in ``_bytes`` are memory [B];
+        each is a part of a bar. Other columns are left out.
     time : float, optional
-        Time of an iteration, drawn dashed: what a bar lacks of it, its rank waits [s].
+        Time of an iteration, a dashed line: a rank waits from the end of its bar to this line [s].
     capacity : float, optional
-        Memory of a rank, drawn dashed where the fullest rank takes more than a quarter of it [B].
+        Memory of a rank, a dashed line if the fullest rank takes more than a quarter of it [B].
     notes : sequence of str, optional
         Lines below the heading.
 
@@ -277,8 +283,8 @@ def plan_bars(
     whole = f"; dashed: iteration, {format_time(time)}" if time else ""
     room = f"; a rank has {format_bytes(capacity)}" if capacity else ""
     panels = [
-        _panel(kept, "_s", time, ("s", f"Time{whole}", "slowest")),
-        _panel(kept, "_bytes", capacity, ("B", f"Memory{room}", "fullest")),
+        _panel(kept, "_s", time, unit="s", title=f"Time{whole}", mark="slowest"),
+        _panel(kept, "_bytes", capacity, unit="B", title=f"Memory{room}", mark="fullest"),
     ]
     heading = alt.Title("What every rank does and holds", subtitle=[line for line in (*notes, cut) if line])
     return HConcatChart(hconcat=panels, title=heading).resolve_scale(color="independent")

@@ -1,4 +1,4 @@
-"""Charts that can be asked: closed forms that a browser computes again as their sliders move, without a kernel."""
+"""Charts with sliders: a browser computes their closed forms again as a slider moves; no Python is needed."""
 
 from functools import partial
 from typing import Any
@@ -10,16 +10,19 @@ from perfkit.models.collectives import alpha_beta
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.models.roofline import roofline_time
 from perfkit.plots import canvas
-from perfkit.plots.canvas import Row, label_si
-from perfkit.plots.theme import INK
+from perfkit.plots.canvas import INK, Row, label_si
 
-_DOUBLINGS = 10  # that a slider allows on either side, and the axis shows
+#: How many times a slider can double or halve its value; the axis covers the same range [-].
+_DOUBLINGS = 10
 
 
 def _ask(
     heading: str, parameters: Row, swept: tuple[str, str, str], answered: tuple[str, str], curves: Row, answer: Any
 ) -> alt.LayerChart:
-    """Curves over the last parameter, a slider for each, and what the first curve, computed by `answer`, says there."""
+    """Curves over the last parameter, a slider for every parameter, and a dot at the chosen place of the first curve.
+
+    `answer` computes the first curve in Python; it sets the ends of the vertical axis.
+    """
     (name, axis, unit), (found, base), (first, *_) = swept, answered, curves
     settings, title = list[alt.Parameter](), f"'{heading}'"
     for key, (given, of) in parameters.items():
@@ -40,7 +43,7 @@ def _ask(
     dot = asked.mark_point(filled=True, size=90, clip=True).encode(**looks, tooltip=shown)
     text = asked.transform_calculate(text=f"{label_si(unit, name)} + ': ' + {label_si(base)}")
     text = text.mark_text(align="right", dx=-9, dy=-9, color=INK).encode(x, looks["y"], text="text:N")
-    drawn = canvas.layer(lines, dot, text).add_params(*settings).properties(title=alt.Title(alt.ExprRef(title)))
+    drawn = canvas.LayerChart(layer=[lines, dot, text], title=alt.Title(alt.ExprRef(title))).add_params(*settings)
     return drawn.properties(description=f"{heading} with sliders for {', '.join(parameters)}: {', '.join(curves)}")
 
 
@@ -50,19 +53,19 @@ def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
     Parameters
     ----------
     alpha : float
-        Time of a vanishing message, where its slider begins [s].
+        Time of an empty message, where its slider begins [s].
     beta : float
         Time per byte, where its slider begins [s/B].
 
     Returns
     -------
     chart : altair.LayerChart
-        `perfkit.models.collectives.alpha_beta` and its two terms, from the size where both are equal.
+        `perfkit.models.collectives.alpha_beta` and its two terms. The size begins where both terms are equal.
 
     Raises
     ------
     ValueError
-        For a parameter that is no number above zero.
+        For a parameter that is not a number above zero.
 
     Examples
     --------
@@ -82,19 +85,20 @@ def ask_roofline(*, peak: float, bandwidth: float) -> alt.LayerChart:
     Parameters
     ----------
     peak : float
-        Arithmetic rate reached, where its slider begins [FLOP/s].
+        Peak arithmetic rate, where its slider begins [FLOP/s].
     bandwidth : float
-        Memory bandwidth reached, where its slider begins [B/s].
+        Memory bandwidth, where its slider begins [B/s].
 
     Returns
     -------
     chart : altair.LayerChart
-        Rate by `perfkit.models.roofline.roofline_time` with sharpness 2, and the sharp roof above it, from the ridge.
+        Rate by `perfkit.models.roofline.roofline_time` with sharpness 2, and the sharp roof above it. The intensity
+        begins at the ridge.
 
     Raises
     ------
     ValueError
-        For a parameter that is no number above zero.
+        For a parameter that is not a number above zero.
 
     Examples
     --------
@@ -127,7 +131,7 @@ def ask_unique_rows(*, rows: int, lookups: float) -> alt.LayerChart:
     Raises
     ------
     ValueError
-        For a parameter that is no number above zero, and for rows that are not whole.
+        For a parameter that is not a number above zero, and for rows that are not a whole number.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""One HTML file of any results: what they say, as tables and charts, and what they rest on; it needs no network."""
+"""One HTML file for any results: their words, tables and charts, and the platforms behind them; it needs no network."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ _PAGES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, l
 
 @cache
 def _bundle() -> dict[str, str]:
-    """The script that draws charts, with all that it needs, and the policy by which a browser runs nothing else."""
+    """The script that draws charts, with all its code, and the policy that forbids a browser to run anything else."""
     script = vl_convert.javascript_bundle(_LOADER.get_source(_PAGES, "charts.js")[0])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -36,7 +36,7 @@ def _bundle() -> dict[str, str]:
 
 
 def _draw(number: int, chart: Any, summary: str) -> dict[str, str]:
-    """A chart for the script and as a picture, in the colours of the page; ids are made unique among the figures."""
+    """A chart for the script and as a picture, in the colours of the page; its ids become unique in the page."""
     spec = chart.to_dict()
     spec["description"] += f". {summary}"
     spec["config"]["background"] = "transparent"
@@ -48,7 +48,7 @@ def _draw(number: int, chart: Any, summary: str) -> dict[str, str]:
 
 
 def _list_results(given: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
-    """What the page shows of every result, and after them of the platforms that they rest on, each once."""
+    """What the page shows of every result, and then, once each, of the platforms that they used."""
     results, number = list(given), 0
     for place, result in enumerate(results):
         parts = []
@@ -74,21 +74,21 @@ def _list_results(given: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
 def report(
     *results: Any, path: str | Path, title: str | None = None, author: str | None = None, notes: str | None = None
 ) -> Path:
-    """Write results as one HTML file that opens without a network: for the screen, light or dark, and for print.
+    """Write results as one HTML file for screen (light or dark) and print, which opens without a network.
 
     Parameters
     ----------
     *results : result
         What `predict`, `compare`, `shard`, `sweep`, `check`, `read_trace` and `calibrate` return, in reading order. The
-        platforms that they rest on follow.
+        platforms behind them follow.
     path : str or Path
-        File to write; an older one is replaced only once the new one is whole.
+        File to write; an older one is replaced only when the new one is complete.
     title : str, optional
         First line.
     author : str, optional
-        Who reports.
+        Author of the report.
     notes : str, optional
-        What stands before the results; empty lines part its paragraphs.
+        Text before the results; an empty line begins a new paragraph.
 
     Returns
     -------
@@ -98,7 +98,7 @@ def report(
     Raises
     ------
     ValueError
-        Without results, for something else than a result, or for a path that cannot be written to.
+        Without results, for an argument that is no result, or for a path that cannot be written.
 
     Examples
     --------
