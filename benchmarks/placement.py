@@ -16,7 +16,7 @@ import numpy as np
 import perfkit as pk
 from benchmarks import OUT, Row, command, lay_out, save_rows
 from perfkit.ground.units import format_time
-from perfkit.sharding.objective import OBJECTIVES
+from perfkit.sharding.problem import OBJECTIVES
 from perfkit.workloads.placement import KINDS
 
 #: Work on the search by objective, for up to 856 tables; more tables get more in proportion [s].

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from perfkit.readers.table_configs import read_tables
     from perfkit.recording.steps import capture
     from perfkit.reports.page import report
-    from perfkit.sharding.constraints import InfeasibleError
-    from perfkit.sharding.planner import price_plan, shard
+    from perfkit.sharding.planner import InfeasibleError, price_plan, shard
     from perfkit.sharding.result import PlanPrice, ShardingResult
     from perfkit.workloads.dlrm import DLRM
     from perfkit.workloads.graph import Graph
@@ -57,8 +56,7 @@ _HOMES = {
     "perfkit.platform.gallery": "load_platform platforms", "perfkit.platform.platform": "Platform",
     "perfkit.prediction.contrast": "PlatformComparison compare", "perfkit.prediction.result": "Prediction predict",
     "perfkit.readers.table_configs": "read_tables", "perfkit.recording.steps": "capture",
-    "perfkit.reports.page": "report", "perfkit.sharding.constraints": "InfeasibleError",
-    "perfkit.sharding.planner": "price_plan shard",
+    "perfkit.reports.page": "report", "perfkit.sharding.planner": "InfeasibleError price_plan shard",
     "perfkit.sharding.result": "PlanPrice ShardingResult", "perfkit.workloads.dlrm": "DLRM",
     "perfkit.workloads.graph": "Graph", "perfkit.workloads.placement": "Placement Plan",
     "perfkit.workloads.strategy": "Strategy", "perfkit.workloads.tables": "EmbeddingTable TableSet draw_tables",

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from perfkit import plots
-from perfkit.sharding.constraints import read_constraints
-from perfkit.sharding.planner import price_plan, shard
+from perfkit.sharding.planner import price_plan, read_constraints, shard
 from perfkit.sharding.result import PlanPrice
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import TableSet, draw_tables, name_tables
@@ -124,7 +123,7 @@ def test_the_next_move_keeps_the_constraints_of_the_search() -> None:
     for name, kept in pairs.items():
         rules = read_constraints(name_tables(TABLES.tables), 4, **{name: kept})
         assert not rules.frees(table, move.target, free.plan)
-        found = replace(free, _constraints=rules).next_move()
+        found = replace(free, _problem=replace(free._problem, constraints=rules)).next_move()
         assert found is None or (found.table, found.target) != (move.table, move.target)
     result = shard(TABLES, "h100-sxm-8", ranks=4, steps=800, forbid=SPLITS, pin=dict.fromkeys(range(12), 0))
     assert result.prediction.next_move() is None, "every table is pinned"

@@ -14,11 +14,10 @@ import perfkit as pk
 from perfkit.ground.units import steady
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.sharding import costs, objective, planner, search
-from perfkit.sharding.constraints import InfeasibleError, list_options, read_constraints
+from perfkit.sharding import costs, planner, problem, search
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY
-from perfkit.sharding.objective import Curve, Problem, set_up
-from perfkit.sharding.planner import BASELINES, price_plan, shard
+from perfkit.sharding.planner import BASELINES, InfeasibleError, list_options, price_plan, read_constraints, shard
+from perfkit.sharding.problem import Curve, Problem, set_up
 from perfkit.sharding.result import ShardingResult, find_price, price_placements
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Placement, Plan
@@ -127,7 +126,7 @@ def test_curves_never_lie_above_their_tangents() -> None:
     assert (start + slope * inside <= curve(inside) * (1 + 1e-9)).all()
     assert (curve.slope_below(1e8) * below <= curve(below) * (1 + 1e-9)).all()
     assert curve(np.array([0.0, 64.0])).tolist() == [0.0, curve.seconds[0]]
-    loads = Problem(None, "iteration", 0.0, 0.0).loads(np.eye(len(COLUMNS)))  # type: ignore[arg-type]
+    loads = Problem(None, None, "iteration", 0.0, 0.0).loads(np.eye(len(COLUMNS)))  # type: ignore[arg-type]
     assert loads.sum(axis=1).tolist() == [1.0] * len(COLUMNS), "every cost is one resource"
 
 
@@ -155,7 +154,7 @@ def test_the_best_of_all_plans_is_found_and_not_below_the_bound(seed: int, case:
     alone = price_plan(tables, "h100-sxm-8", Plan(2, (0,) * 3))
     capacity = 0.7 * float(alone.memory.max()) + alone.reserved  # not all on one rank
     problem = set_up(tables, "h100-sxm-8", 2, capacity, kind, "local")
-    options = list_options(problem, read_constraints("abc", 2, forbid=forbid))
+    options = list_options(replace(problem, constraints=read_constraints("abc", 2, forbid=forbid)))
     ways: list[list[Placement]] = [[] for _ in tables]
     for table, name, parts in zip(options.table, options.kind, options.parts, strict=True):
         ways[table] += [Placement(str(name), at) for at in permutations(range(2), int(parts) or 2)]
@@ -196,7 +195,7 @@ def test_a_search_goes_the_same_way_on_every_processor(ranks: int, kind: str, mo
 
         with monkeypatch.context() as other:
             other.setattr(costs, "price", shaken)
-            for module in (costs, objective, planner, search):
+            for module in (costs, problem, planner, search):
                 other.setattr(module, "steady", lambda values, noise=noise: steady(noise(values)))
             there = find(tables, "h100-sxm-8x8", **settings)
         assert there.plan == here.plan and there.work == here.work
@@ -309,15 +308,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 INFEASIBLE: list[tuple[dict[str, Any], str]] = [
     ({"pin": {0: 1, 2: 3}, "together": [(0, 2)]}, "pin puts 'table 2' on rank 3 and a table that must share"),
-    ({"together": [(0, 1), (1, 2)], "apart": [(0, 2)]}, "'table 0' and 'table 2' must be apart and share a rank"),
-    ({"pin": {0: 1, 2: 1}, "apart": [(0, 2)]}, "must be apart and share a rank by together or pin"),
+    ({"together": [(0, 1), (1, 2)], "apart": [(0, 2)]}, "'table 0' and 'table 2' must be apart, but together or pin"),
+    ({"pin": {0: 1, 2: 1}, "apart": [(0, 2)]}, "must be apart, but together or pin puts them on one rank"),
     ({"apart": [tuple(range(9))]}, "9 tables must be apart on 8 ranks"),
-    ({"forbid": KINDS}, "no kind is left for 'table 0': of .* does not suit its shape or the ranks"),
+    ({"forbid": KINDS}, "no kind is left for 'table 0': constraints rule out some of .*, and the others do not fit"),
     (
         {"pin": {4: 0}, "forbid": {4: "table_wise"}},
-        "no kind is left for 'table 4': of table_wise, .* no constraint rules",
+        "no kind is left for 'table 4': constraints rule out some of table_wise, ",
     ),
-    ({"memory": 80}, "memory: nothing is left for tables, of the 80 B of a rank, .*; memory is in bytes"),
+    ({"memory": 80}, "memory: nothing is left for tables; of the 80 B of a rank, .*; give more bytes"),
     ({"memory": 1e8}, "memory: .* on one rank; of the 100 MB of a rank, .* ranks would do"),
     ({"memory": 2e8}, "memory: all tables together need .* 8 ranks hold .* ranks would do; the largest are"),
     ({"memory": 1.5e9, "pin": dict.fromkeys(range(36), 2)}, "memory: no placement was found that fits; .* constraints"),
@@ -346,7 +345,7 @@ def test_the_ranks_that_would_do_do() -> None:
 @pytest.mark.parametrize(("platform", "ranks", "first", "more", "message"), [
     ("h100-sxm-8", 8, 0, 38, "plan places 39 tables; there are 40"),
     ("h100-sxm-8", 16, 0, 39, "ranks is 16; platform 'h100-sxm-8' has 8"),
-    ("h100-sxm-8", 8, Placement("table_row_wise", (0, 1)), 39, "(0, 1); it must be on ranks of one node, table_row"),
+    ("h100-sxm-8", 8, Placement("table_row_wise", (0, 1)), 39, "(0, 1); it must be on ranks of one node, and"),
     ("zen5-2", 2, Placement("column_wise", (0, 1), (3, 4)), 39, "have 7 columns together; the table"),
     ("h100-sxm-8x8", 16, Placement("table_column_wise", (7, 8)), 39, "(7, 8); it must be on ranks of one node"),
 ])  # fmt: skip

@@ -17,8 +17,7 @@ from perfkit.prediction.accounts import BOUND
 from perfkit.prediction.memory import HELD, find_capacity
 from perfkit.prediction.result import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
-from perfkit.sharding.constraints import InfeasibleError
-from perfkit.sharding.planner import shard
+from perfkit.sharding.planner import InfeasibleError, shard
 from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Placement, Plan

@@ -1,4 +1,4 @@
-"""Priced plans and what a search found: numbers by rank and by table, and what they mean."""
+"""Prices of plans and results of searches, by rank and by table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,8 @@ import numpy as np
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import Array, check_choice, format_bytes, format_time
 from perfkit.platform.estimates import check_time, find_interval
-from perfkit.sharding.constraints import Constraints
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY, SECONDS, Costs
-from perfkit.sharding.objective import MESSAGES, RESOURCES, Problem
+from perfkit.sharding.problem import MESSAGES, RESOURCES, Problem
 from perfkit.workloads.placement import BY_ROWS, EVERYWHERE, Plan
 from perfkit.workloads.tables import name_tables
 
@@ -20,7 +19,7 @@ _DEVICE, _MEMORY = ([AT[name] for name in names] for names in (SECONDS[:-1], MEM
 
 
 class Shards(NamedTuple):
-    """Costs of the shards of a plan by `perfkit.sharding.costs.COLUMNS`; rank -1 stands for every rank."""
+    """Costs of the shards of a plan, by `perfkit.sharding.costs.COLUMNS`; rank -1 means every rank."""
 
     table: np.ndarray
     rank: np.ndarray
@@ -33,7 +32,7 @@ class Shards(NamedTuple):
         return out + self.costs[every].sum(axis=0)
 
     def by_table(self, ranks: int) -> Array:
-        """Costs of every table on all ranks together."""
+        """Costs of every table, summed over ranks."""
         out = np.zeros((self.table.max() + 1, len(COLUMNS)))
         np.add.at(out, self.table, self.costs * np.where(self.rank < 0, ranks, 1)[:, None])
         return out
@@ -41,22 +40,22 @@ class Shards(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlanPrice(Tabular):
-    """What a plan costs and needs.
+    """Time and memory of a plan.
 
     Parameters
     ----------
     plan : Plan
         The placement.
     time : float
-        Predicted time of an iteration, or of the slowest rank's tables for the additive objective [s].
+        Predicted time of an iteration; for the additive objective, of the tables on the slowest rank [s].
     parts : mapping of str to float
-        Parts of the time by what the slowest ranks do; they sum to `time` [s].
+        Parts of the time by the work of the slowest ranks; they sum to `time` [s].
     costs : array, shape (ranks, 15)
         Seconds and bytes of every rank by `perfkit.sharding.costs.COLUMNS` [-].
     messages : mapping of str to float
-        Bytes of each kind of message, of the fullest rank or of all [B].
+        Size of each kind of message: of the rank with the most, or of all ranks where they reduce it together [B].
     capacity, reserved : float
-        Memory of a rank for tables, and what everything else takes of it [B].
+        Memory of a rank for tables, and memory of a rank that everything else takes [B].
     spread : float
         Standard deviation of the logarithm of the time [-].
     """
@@ -71,18 +70,17 @@ class PlanPrice(Tabular):
     spread: float = field(repr=False)
     _problem: Problem = field(repr=False)
     _shards: Shards = field(repr=False)
-    _constraints: Constraints | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_time(f"plan on {self._problem.costs.platform.name!r}", self.time, self.spread, self.parts.values())
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
-        """Range that holds the measured time in a share of cases.
+        """Range that contains the measured time with a given probability.
 
         Parameters
         ----------
         level : float
-            That share, between 0 and 1 [-].
+            That probability, between 0 and 1 [-].
 
         Returns
         -------
@@ -93,50 +91,50 @@ class PlanPrice(Tabular):
 
     @property
     def loads(self) -> Array:
-        """Seconds that the tables of every rank take on its device [s]."""
+        """Device time of the tables of every rank [s]."""
         return np.asarray(self.costs[:, _DEVICE].sum(axis=1))
 
     @property
     def memory(self) -> Array:
-        """Bytes that the tables of every rank take [B]."""
+        """Memory of the tables of every rank [B]."""
         return np.asarray(self.costs[:, _MEMORY].sum(axis=1))
 
     @property
     def fits(self) -> bool:
-        """Whether every rank has the memory."""
+        """Whether every rank has enough memory."""
         return float(self.memory.max()) <= self.capacity * (1 + 1e-9)
 
     @property
     def bottleneck(self) -> str:
-        """What takes most of the time, in words."""
+        """The largest part of the time, in words."""
         name = max(self.parts, key=lambda part: self.parts[part])
         return f"{name}, {self.parts[name] / self.time:.0%} of the time" if self.time else name
 
     def table(self) -> Table:
-        """What every rank does and holds.
+        """Time, messages and memory of every rank.
 
         Returns
         -------
         frame : polars.DataFrame
-            rank, seconds of lookup, pack, update, backward and host [s], message and memory bytes by use [B], and the
-            share of the memory that is taken [-].
+            rank, seconds of lookup, pack, update, backward and host [s], bytes of messages and of memory by use [B],
+            and the share of the memory in use [-].
         """
         import polars
 
         data: dict[str, Any] = {"rank": list(range(len(self.costs)))}
-        for place, name in enumerate(COLUMNS[:-2]):  # not those that all ranks share
+        for place, name in enumerate(COLUMNS[:-2]):  # without those that all ranks share
             data[name + ("_s" if name in SECONDS else "_bytes")] = self.costs[:, place]
         return polars.DataFrame(data | {"memory_share": self.memory / self.capacity})
 
     def next_move(self) -> "Move | None":
-        """The move of one shard that helps most; None where none does.
+        """Find the best move of one shard to another rank; None if no move helps.
 
         Returns
         -------
         move : Move or None
-            Table, ranks and the time after it; the constraints that a search was given are kept.
+            Table, ranks and the time after it. The move keeps the constraints that the search was given.
         """
-        problem, placements, constraints = self._problem, self.plan.placements, self._constraints
+        problem, placements = self._problem, self.plan.placements
         loads, shards, nodes = problem.loads(self.costs), problem.loads(self._shards.costs), problem.costs.node
         fullest = loads.argmax(axis=0)[loads.max(axis=0) > 0]  # no move from another rank alone can shorten the time
         spilled = float(np.maximum(loads[:, -1] - self.capacity, 0).sum())
@@ -154,7 +152,7 @@ class PlanPrice(Tabular):
             for target in np.flatnonzero((node == node[source]) | (kind != "table_column_wise")).tolist():
                 after = float(spill.sum() - spill[target] + more[target]), float(times[target])
                 free = target not in placements[table].ranks and after < best
-                if free and (constraints is None or constraints.frees(table, target, self.plan)):
+                if free and problem.constraints.frees(table, target, self.plan):
                     best, found = after, (table, source, target)
         if found is None:
             return None
@@ -162,7 +160,7 @@ class PlanPrice(Tabular):
         return Move(name, found[1], found[2], best[1], 1 - best[1] / self.time)
 
     def chart(self) -> Picture:
-        """Seconds and memory of every rank, the slowest and the fullest one marked, and the next best move.
+        """Draw the time and memory of every rank, mark the slowest and the fullest, and name the next best move.
 
         Returns
         -------
@@ -209,31 +207,31 @@ def price_placements(costs: Costs, plan: Plan) -> Shards:
     return Shards(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
-def find_price(problem: Problem, plan: Plan, constraints: Constraints | None = None) -> PlanPrice:
-    """Price a plan that suits the problem; the next move has to keep the constraints."""
+def find_price(problem: Problem, plan: Plan) -> PlanPrice:
+    """Price a plan that fits the problem."""
     shards = price_placements(problem.costs, plan)
     costs = shards.by_rank(plan.ranks)
     peaks, parts = problem.loads(costs).max(axis=0), problem.parts(costs)
     sizes = {name: float(size) for name, size in zip(RESOURCES, peaks, strict=True) if name in MESSAGES}
     return PlanPrice(
         plan, float(problem.time(peaks)), parts, costs, sizes, problem.capacity, problem.reserved,
-        problem.spread(parts), problem, shards, constraints,
+        problem.spread(parts), problem, shards,
     )  # fmt: skip
 
 
 class Move(NamedTuple):
-    """A shard that goes from one rank to another.
+    """A move of one shard from one rank to another.
 
     Parameters
     ----------
     table : str
-        Its table.
+        The table of the shard.
     source, target : int
-        From where to where [-].
+        Rank before and after the move [-].
     time : float
         Time of the plan after the move [s].
     gain : float
-        Share of the time that the move saves; below zero where it costs time but makes room [-].
+        Share of the time that the move saves; negative if it costs time but makes room [-].
     """
 
     table: str
@@ -256,17 +254,17 @@ class ShardingResult(Tabular):
     plan : Plan
         The placement.
     prediction : PlanPrice
-        What it costs and needs.
+        Time and memory of the placement.
     bound : float
-        Time that no plan of the kinds that were tried can beat [s].
+        Lower bound: no plan of the kinds that were tried takes less time [s].
     objective : str
-        What became small: ``iteration`` or ``additive``.
+        Time that was minimized: ``iteration`` or ``additive``.
     work : float
-        Work spent, in seconds of the machine that the steps of the search were timed on [s].
+        Work of the search, counted by its steps [s].
     interrupted : bool
         Whether Ctrl-C ended the search early.
     baselines : mapping of str to PlanPrice or None
-        What rules of thumb come to, see `perfkit.sharding.planner.BASELINES`; None for one that finds no room.
+        Prices of the rules of thumb, see `perfkit.sharding.planner.BASELINES`; None for one that finds no room.
     """
 
     plan: Plan
@@ -279,17 +277,17 @@ class ShardingResult(Tabular):
 
     @property
     def gap(self) -> float:
-        """How far the time can be above that of the best plan, relative to the bound [-]."""
+        """Time above the lower bound, relative to it: the best plan is at most this much faster [-]."""
         return self.prediction.time / self.bound - 1 if self.bound else 0.0
 
     def table(self) -> Table:
-        """Where every table lies and what it costs.
+        """Placement and cost of every table.
 
         Returns
         -------
         frame : polars.DataFrame
-            table, kind, ranks, rows [-], dim [-], pooling [-], shards [-], seconds on all ranks together [s] and bytes
-            of memory on all ranks together [B].
+            table, kind, ranks, rows [-], dim [-], pooling [-], shards [-], seconds [s] and bytes of memory [B], both
+            summed over ranks.
         """
         import polars
 
@@ -304,7 +302,7 @@ class ShardingResult(Tabular):
         })  # fmt: skip
 
     def chart(self) -> Picture:
-        """What every rank does and holds under the plan, see `PlanPrice.chart`.
+        """Draw the time and memory of every rank, see `PlanPrice.chart`.
 
         Returns
         -------
@@ -324,17 +322,17 @@ class ShardingResult(Tabular):
         Returns
         -------
         price : PlanPrice or None
-            Its plan and what that costs; None where a table finds no rank with room.
+            Its plan and price; None if a table finds no rank with room.
         """
         return self.baselines[check_choice("name", name, self.baselines)]
 
     def compare(self) -> Table:
-        """The plan beside the rules of thumb.
+        """Compare the plan with the rules of thumb.
 
         Returns
         -------
         frame : polars.DataFrame
-            method, time_s [s], gap to the bound [-], and how many times as long as the search's plan [-].
+            method, time_s [s], gap to the bound [-], and ratio to the time of the search's plan [-].
         """
         import polars
 
@@ -346,8 +344,12 @@ class ShardingResult(Tabular):
         return polars.DataFrame(rows, schema={"method": str, "time_s": float, "gap": float, "ratio": float})
 
     def by_rank(self) -> Table:
-        """What every rank does and holds, in short: rank, tables [-], lookup_s, backward_s, update_s [s], memory_bytes
-        [B] and the memory_share of a rank's memory [-]; `PlanPrice.table` has more.
+        """Work and memory of every rank in short; `PlanPrice.table` has more.
+
+        Returns
+        -------
+        frame : polars.DataFrame
+            rank, tables [-], lookup_s, backward_s, update_s [s], memory_bytes [B] and their share of the memory [-].
         """
         import polars
 
@@ -358,7 +360,7 @@ class ShardingResult(Tabular):
         return frame.with_columns(**columns).select(kept)
 
     def sections(self) -> Sections:
-        """What a report shows, see `perfkit.ground.results.Sections`."""
+        """Parts of a report, see `perfkit.ground.results.Sections`."""
         yield "The plan and the rules of thumb", self.compare()
         yield "", self.chart()
         yield "Ranks", self.by_rank()
@@ -366,7 +368,7 @@ class ShardingResult(Tabular):
         yield "", self.prediction._problem.costs.platform
 
     def explain(self) -> str:
-        """The result in words: time, bound, what it is worth, where the time goes.
+        """Say the result in words: time, bound, parts of the time, memory, rules of thumb.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""Search for the placement with the least time: greedy starts, then shards that move at a falling temperature."""
+"""Search for the placement with the shortest time: greedy starts, then simulated annealing of shards and tables."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,27 +7,26 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from perfkit.ground.units import Array, steady
-from perfkit.sharding.constraints import NODE_KINDS, Constraints
-from perfkit.sharding.objective import LOAD, RESOURCES, Options, Problem
+from perfkit.sharding.problem import LOAD, NODE_KINDS, RESOURCES, Options, Problem
 
 _ROWS, _GRADIENTS, _HOST, _MEMORY = (LOAD[name] for name in ("rows", "gradients", "host", "memory"))
 _BYTES = [place for name, place in LOAD.items() if name not in ("forward", "backward", "host")]
-_TIGHT = 0.3  # share of the memory from which on it is looked at
-_PARTNERS = 16  # ranks considered for a trade at a time
-#: First options: largest shard of a table that is split by columns, over the average load of a rank [-].
+_TIGHT = 0.3  # memory counts in the smooth time from this share of the capacity on [-]
+_PARTNERS = 16  # ranks in one trade at most
+#: Largest shard of a table that is split by columns in a start, over the average load of a rank [-].
 _SPLITS = (0.7, 0.35, 2.0)
-_HEATS = (3e-3, 0.1, 1e-3)  # first temperatures over the time, for one anneal after another; the last improves the best
-_TRIALS = (3, 11)  # anneals before the last: few of large problems, more of small ones, which are done sooner
-_TRIALS_WORK, _UNIT = 0.36, 2e-3  # share of the work for them, and work that one should have for every table
+_HEATS = (3e-3, 0.1, 1e-3)  # first temperature of each anneal, over the time [-]; the last anneal improves the best
+_TRIALS = (3, 11)  # fewest and most anneals before the last: small problems need less work for each, so they get more
+_TRIALS_WORK, _UNIT = 0.36, 2e-3  # share of the work for these anneals [-], and work of one for each table [s]
 _DESCENT, _STAGES, _TOGETHER = 30, 60, 4  # steps from each start, stages of an anneal, tables placed again at a time
-#: Work of the parts of a step, the clock of the search on every machine [s]; docs/formulas.md, table 8.2.
+#: Work of a step, a pair in a trade, an option, and a table that is placed [s]; docs/formulas.md, table 8.2.
 _STEP, _PAIR, _OPTION, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
-#: What is told of a search: the part of the work that is done, and the best time so far [s].
+#: Called with the share of the work that is done [-] and the best time so far [s].
 Progress: TypeAlias = Callable[[float, float], None] | None
 
 
 class Found(NamedTuple):
-    """A placement: bytes beyond the memory of the fullest rank, time, option of each table, rank of each shard."""
+    """A placement: bytes that the fullest rank lacks, time [s], option of each table, rank of each shard."""
 
     overflow: float
     time: float
@@ -36,12 +35,12 @@ class Found(NamedTuple):
 
 
 class State:
-    """Ranks with what they carry, and every shard that could be on them; a smooth time says what a change costs."""
+    """Shards on ranks with their loads; a smooth time, with a power mean over ranks, judges changes."""
 
-    def __init__(self, problem: Problem, options: Options, constraints: Constraints) -> None:
-        self.problem, self.options, self.constraints = problem, options, constraints
+    def __init__(self, problem: Problem, options: Options) -> None:
+        self.problem, self.options, self.pinned = problem, options, problem.constraints.pinned
         self.ranks, self.node, self.capacity = problem.costs.ranks, problem.costs.node, problem.capacity
-        # Loads in whole bytes, so that neither the order of sums nor a processor shows in them.
+        # Loads are whole bytes, so that sums do not depend on their order or on the processor.
         self.load, self.hot = options.load.copy(), options.hot.copy()
         for loads in (self.load, self.hot):
             loads[:, _BYTES] = np.ceil(loads[:, _BYTES] - 1e-3)
@@ -51,20 +50,21 @@ class State:
         of = np.repeat(np.arange(len(options.table)), options.parts)
         self.table, self.shard = options.table[of], self.load[of]
         self.shard[self.first[:-1][self.within]] += self.hot[self.within]
-        self.free = np.setdiff1d(np.arange(len(options.starts)), list(constraints.pinned))
+        self.free = np.setdiff1d(np.arange(len(options.starts)), list(self.pinned))
         self.movable = ~self.within[of] & np.isin(self.table, self.free)
         near = [[table] for table in range(len(options.starts))]
-        for group in constraints.apart:
+        for group in problem.constraints.apart:
             for table in group:
                 near[table] += group
-        most = max(map(len, near))  # tables on none of whose ranks one may be: itself and those that it is apart from
+        most = max(map(len, near))
+        #: Tables whose ranks a table may not share: itself, and those that must be apart from it.
         self.near = np.array([own + own[:1] * (most - len(own)) for own in near])
         self.on = np.zeros((len(near), self.ranks), dtype=bool)
         self.clear()
 
     def clear(self, choice: np.ndarray | None = None) -> None:
-        """Take everything off, and scale the smooth time by what ranks carry on average with a choice of options."""
-        self.slack = 1.0  # a rank may exceed its memory by this factor, for now
+        """Remove all tables; with a choice of options, scale the smooth time by the average loads of a rank."""
+        self.slack = 1.0  # the memory of a rank may be exceeded by this factor during the search
         self.rank, self.choice = np.full(len(self.table), -1), np.full(len(self.near), -1)
         self.loads, self.on[:] = np.zeros((self.ranks, len(RESOURCES))), False
         if choice is not None:
@@ -74,7 +74,7 @@ class State:
             self.loads[:] = 0.0
 
     def put(self, option: int, ranks: np.ndarray, sign: int = 1) -> None:
-        """Place a table on ranks, one for each shard; or, with -1, take it off again."""
+        """Place a table on ranks, one for each shard; or, with `sign` -1, remove it."""
         table, own = self.options.table[option], slice(self.first[option], self.first[option + 1])
         self.choice[table], self.rank[own] = (option, ranks) if sign > 0 else (-1, -1)
         if len(ranks):
@@ -85,7 +85,7 @@ class State:
             self.loads[self.options.home[option]] += sign * self.hot[option]
 
     def take(self, table: int) -> tuple[int, np.ndarray]:
-        """Take a table off its ranks; returns its option and ranks."""
+        """Remove a table from its ranks; returns its option and ranks."""
         option = int(self.choice[table])
         ranks = self.rank[self.first[option] : self.first[option + 1]].copy()
         self.put(option, ranks, -1)
@@ -98,13 +98,13 @@ class State:
         self.put(option, ranks)
 
     def restore(self, found: Found) -> None:
-        """Place everything as it was."""
+        """Place all tables as in an earlier placement."""
         self.clear()
         for option in found.choice.tolist():
             self.put(option, found.rank[self.first[option] : self.first[option + 1]])
 
     def snapshot(self, than: Found | None = None) -> Found:
-        """The placement as it is; or another one where that is at least as good."""
+        """The current placement, or `than` if that is at least as good."""
         overflow = max(float(self.loads[:, _MEMORY].max()) - self.capacity, 0.0)
         time = float(self.problem.time(self.loads.max(axis=0)))
         if than and (overflow, time) >= (than.overflow, than.time * (1 - 1e-12)):
@@ -112,28 +112,28 @@ class State:
         return Found(overflow, time, self.choice.copy(), self.rank.copy())
 
     def smooth(self, squarings: int) -> None:
-        """Weigh loads by a high power, so that nearly full ranks count as well as the fullest."""
+        """Scale the smooth time to the current loads; its power is 2 to the number of squarings."""
         self.squarings, power, problem = squarings, 2.0**squarings, self.problem
         peaks = self.loads.max(axis=0)
         step = np.maximum(peaks * 1e-3, 1e-12)
         now = float(problem.time(peaks))
         timed = (problem.time(peaks + np.diag(step)) - now) / step * peaks
-        # Behind a host that limits all, the device still counts a little; and a host that is not far behind does too.
+        # Where the host sets the time, the device still counts a little; so does a host that is a little faster.
         host = problem.correction * (problem.host + peaks[_HOST]) > 0.5 * now
         counted = [0, 1, *((_HOST,) if host else ())]
         timed[counted] = np.maximum(timed[counted], 1e-3 * now * (peaks[counted] > 0))
-        timed[[_ROWS, _GRADIENTS]] = 0.0  # the same on all ranks, and counted as they are
+        timed[[_ROWS, _GRADIENTS]] = 0.0  # the same on all ranks; `find_ranks` adds their exact time
         timed[_MEMORY] = now if peaks[_MEMORY] > _TIGHT * self.capacity else 0.0
         self.timed = np.flatnonzero(timed > 0)
         self.scale = peaks[self.timed]
         total = _raise(self.loads[:, self.timed] / self.scale, squarings).sum(axis=0)
         self.weight = steady(timed[self.timed] * total ** (1 / power - 1) / power)
-        if timed[_MEMORY]:  # nothing below the capacity, and much beyond it
+        if timed[_MEMORY]:  # costs nearly nothing below the capacity, and much beyond it
             self.scale[-1], self.weight[-1] = self.capacity, timed[_MEMORY] / power
         self.scaled = self.shard[:, self.timed] / self.scale
 
     def press(self, more: Array | None = None) -> Array:
-        """What each rank adds to the smooth time, or what it would add on top if it carried more [s]."""
+        """Part of each rank in the smooth time, or how much this part would grow with more load [s]."""
         now = self.loads[:, self.timed] / self.scale
         if more is None:
             return steady(_raise(now, self.squarings) @ self.weight)
@@ -141,14 +141,14 @@ class State:
         return steady((then - _raise(now, self.squarings)) @ self.weight)
 
     def bar(self, table: int, load: Array) -> np.ndarray:
-        """Ranks that have no room for a shard, or may not hold one of this table."""
+        """Which ranks have no room for a shard, or may not hold one of this table."""
         full = self.loads[:, _MEMORY] + load[_MEMORY] > self.slack * self.capacity
-        if table in self.constraints.pinned:
-            full |= np.arange(self.ranks) != self.constraints.pinned[table]
+        if table in self.pinned:
+            full |= np.arange(self.ranks) != self.pinned[table]
         return full | self.on[self.near[table]].any(axis=0)
 
     def find_ranks(self, option: int) -> tuple[float, np.ndarray] | None:
-        """Growth of the smooth time [s] and the cheapest ranks for an option of a table on none; None without room."""
+        """Cheapest ranks for an option of a table, and the growth of the smooth time [s]; None if there is no room."""
         table, load, n = self.options.table[option], self.load[option], int(self.options.parts[option])
         if not n:
             more = load + np.zeros_like(self.loads)
@@ -172,9 +172,9 @@ class State:
         return (float(totals[best]), ranks[best]) if totals[best] < np.inf else None
 
     def trades(self, rank: int, partners: np.ndarray) -> tuple[Array, np.ndarray, np.ndarray]:
-        """Growth of the smooth time if a shard of a rank goes to another one, alone or for one of its own.
+        """Growth of the smooth time if a shard of a rank moves to a partner, alone or in exchange for another shard.
 
-        Returns the growth by (own shard, other), the own shards, and the others: shards, then partners as -1 - rank.
+        Returns the growth by (own shard, other) [s], the own shards, and the others: shards, or -1 - rank for none.
         """
         marked = np.zeros(self.ranks + 1, dtype=bool)
         marked[partners] = True
@@ -190,7 +190,7 @@ class State:
         given = memory[mine][:, None] - np.append(memory[theirs], none[:, 0])
         rooms = np.maximum(self.slack * self.capacity - self.loads[:, _MEMORY], 0.0)
         bad = (given > rooms[there]) | (-given > rooms[rank])
-        # Shards that may not share a rank do not trade places either.
+        # Two shards that may not share a rank are not exchanged either.
         bad |= self.on[self.near[self.table[mine]]].any(axis=1)[:, there]
         bad[:, : len(theirs)] |= self.on[self.near[self.table[theirs]], rank].any(axis=1)
         growth[bad] = np.inf
@@ -198,7 +198,7 @@ class State:
 
 
 def _raise(loads: Array, squarings: int) -> Array:
-    """A high power of loads, kept finite."""
+    """Loads squared so many times, kept finite."""
     out = np.minimum(loads, 1e200 ** (0.5**squarings))
     for _ in range(squarings):
         np.multiply(out, out, out=out)
@@ -206,25 +206,24 @@ def _raise(loads: Array, squarings: int) -> Array:
 
 
 def _construct(state: State, choice: np.ndarray, key: Array) -> None:
-    """Place tables, the largest first, where they add least; where none has room, on the emptiest."""
+    """Place each table where it adds the least, the largest first; if no rank has room, where most memory is left."""
     state.clear(choice)
     first = np.flatnonzero((state.options.parts[choice] == 0) | ~np.isin(np.arange(len(choice)), state.free))
     rest = np.argsort(-key, kind="stable")
     for table in (*first, *rest[~np.isin(rest, first)]):
-        found = state.find_ranks(choice[table])
-        state.put(choice[table], found[1] if found else _roomiest(state, table, choice[table]))
-
-
-def _roomiest(state: State, table: int, option: int) -> np.ndarray:
-    """Ranks with the most memory left, where none has enough."""
-    barred = state.bar(table, np.full(len(RESOURCES), -np.inf))
-    room = np.where(barred, -np.inf, state.capacity - state.loads[:, _MEMORY])
-    ranks = np.argsort(-room, kind="stable")[: state.options.parts[option]]
-    return ranks[0] // state.node * state.node + np.arange(len(ranks)) if state.within[option] else ranks
+        option = choice[table]
+        if found := state.find_ranks(option):
+            state.put(option, found[1])
+            continue
+        barred = state.bar(table, np.full(len(RESOURCES), -np.inf))
+        room = np.where(barred, -np.inf, state.capacity - state.loads[:, _MEMORY])
+        ranks = np.argsort(-room, kind="stable")[: state.options.parts[option]]
+        in_node = ranks[:1] // state.node * state.node + np.arange(len(ranks))
+        state.put(option, in_node if state.within[option] else ranks)
 
 
 def _starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, Array]]:
-    """Options and orders to place tables by, the most promising first: large whole tables are split by columns."""
+    """Options of the tables and keys to order them by, the most promising first; large tables are split by columns."""
     alone, kinds, load = state.options.starts, state.options.kind, state.load
     parts = np.where(state.options.parts, state.options.parts, state.ranks)[alone, None] * load[alone]
     average = parts.sum(axis=0) / state.ranks
@@ -246,10 +245,10 @@ def _starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[tuple[np.ndar
 
 @dataclass(eq=False)
 class Search:
-    """Improves a placement until it is as good as the `bound`, and what that came to.
+    """Improves a placement until its time is close to the `bound`.
 
-    `work` is counted and not timed, so that the same seed gives the same plan everywhere [s]; where the search is
-    bounded by `steps`, trades weighed and tables placed count the same. `interrupted` says that Ctrl-C ended it.
+    `work` is counted and not measured [s], so that the same seed gives the same plan on every machine. If `steps` limit
+    the search, every trade and every table that is placed counts as one step. `interrupted` is true after Ctrl-C.
     """
 
     state: State
@@ -261,14 +260,14 @@ class Search:
     interrupted: bool = False
 
     def done(self) -> bool:
-        """Whether the best placement is good enough: within 1e-4 of the bound."""
+        """Whether the best placement is within 1e-4 of the bound."""
         return self.best.overflow == 0 and self.best.time <= self.bound * (1 + 1e-4)
 
     def _spend(self, seconds: float, steps: int = 1) -> None:
         self.work += _STEP * steps if self.steps is not None else seconds
 
     def start(self, bases: Sequence[np.ndarray], seconds: float) -> list[Found]:
-        """Try starts; returns the best few, best first."""
+        """Try starts; returns the best few, the best first."""
         state, found = self.state, []
         for choice, key in _starts(state, bases):
             _construct(state, choice, key)
@@ -284,7 +283,7 @@ class Search:
         return sorted(found, key=lambda each: each[:2])[: len(_HEATS)]
 
     def anneal(self, start: Found, seconds: float, hot: float, progress: Progress = None) -> None:
-        """Spend work on a placement."""
+        """Improve a placement at a falling temperature, with an amount of work [s]."""
         state, begin, count = self.state, self.work, 0
         state.restore(start)
         for stage in range(_STAGES):
@@ -303,12 +302,12 @@ class Search:
                 progress((stage + 1) / _STAGES, self.best.time)
 
     def _draw(self, costs: Array, heat: float) -> int:
-        """Draw one of several changes at a temperature."""
+        """Draw one of several changes; cheap ones are more probable, the more so at a low temperature."""
         summed = np.cumsum(np.exp(np.maximum((costs.min() - costs) / heat, -700.0)))
         return min(int(np.searchsorted(summed, self.rng.random() * summed[-1])), len(costs) - 1)
 
     def _trade(self, heat: float, full: bool) -> bool:
-        """Let the fullest rank or any rank trade a shard; returns whether anything changed."""
+        """Move or exchange a shard of the fullest rank, or of any; returns whether anything changed."""
         state, pressure = self.state, self.state.press()
         rank = int(np.argmax(pressure)) if full else int(self.rng.integers(state.ranks))
         partners = np.arange(state.ranks)
@@ -317,7 +316,7 @@ class Search:
             partners = np.unique(np.concatenate([light, self.rng.integers(0, state.ranks, _PARTNERS // 2)]))
         growth, mine, others = state.trades(rank, partners[partners != rank])
         self._spend(_STEP + _PAIR * growth.size)
-        pick = self._draw(np.append(growth.ravel(), 0.0), heat)  # the last one leaves everything as it is
+        pick = self._draw(np.append(growth.ravel(), 0.0), heat)  # the last one changes nothing
         if pick == growth.size:
             return False
         row, place = divmod(pick, growth.shape[1])
@@ -328,14 +327,14 @@ class Search:
         return True
 
     def _pick(self, tables: np.ndarray, full: bool) -> int:
-        """One of some tables, if possible one on the fullest rank."""
+        """Draw one of these tables; if `full`, one on the fullest rank where there is one."""
         if full:
             here = np.intersect1d(self.state.table[self.state.rank == np.argmax(self.state.press())], tables)
             tables = here if len(here) else tables
         return int(tables[self.rng.integers(len(tables))])
 
     def _place(self, table: int, heat: float) -> bool:
-        """Place a table that is on no rank by one of its options; returns whether there was room."""
+        """Place a removed table by one of its options; returns whether there was room."""
         options = range(self.state.starts[table], self.state.starts[table + 1])
         found = [self.state.find_ranks(option) for option in options]
         self._spend(_OPTION * (1 + len(found)))
@@ -347,7 +346,7 @@ class Search:
         return True
 
     def _change(self, heat: float, full: bool, many: bool) -> bool:
-        """Place a table again, or several in another order; these stay as chance at a temperature allows."""
+        """Place a table again, or several in another order, which may be undone; returns whether anything changed."""
         state, count = self.state, np.diff(self.state.starts)
         tables = state.free if many else state.free[count[state.free] > 1]
         if not len(tables):
@@ -368,20 +367,20 @@ class Search:
 
 
 def _schedule(done: float, hot: float) -> tuple[float, int, float]:
-    """Temperature relative to the time, how sharply the smooth time counts the fullest rank, and slack of memory."""
-    if done < 0.1 or done > 0.85:  # a descent first, and one at the end
+    """Temperature over the time [-], squarings of the smooth time, and slack of memory [-]."""
+    if done < 0.1 or done > 0.85:  # only improvements at the start and at the end
         return 1e-6, 8 if done < 0.1 else 11, 1.0
     part = (done - 0.1) / 0.75
     return hot * (3e-6 / hot) ** part, 4 + int(4 * part), 1.2 if part < 0.8 else 1.0
 
 
 def search_plan(state: State, seconds: float, seed: int, steps: int | None, progress: Progress) -> Search:
-    """Search for the placement with the least time.
+    """Search for the placement with the shortest time.
 
-    A sixth of the work goes into starts: tables in the order of their largest load, seconds or memory, each
-    where it adds least, with options from the bound's relaxation or whole tables, large ones split by columns. Then the
-    best start is improved: a rank gives a shard away or trades it for another, or a table gets another option, at a
-    temperature that falls. A power mean over ranks takes the place of the maximum and becomes it in the end.
+    A sixth of the work goes into starts. A start places the tables in the order of their largest load, seconds or
+    memory, each where it adds the least. Tables have the options of the relaxed bound or are whole, and large ones are
+    split by columns. Then simulated annealing improves the best starts: a rank moves a shard or exchanges it, or a
+    table gets another option. The maximum over ranks is replaced by a power mean, whose power grows.
     """
     bound, bases = state.problem.bound(state.options)
     search = Search(state, np.random.default_rng(seed), bound, steps, Found(np.inf, np.inf, state.choice, state.rank))

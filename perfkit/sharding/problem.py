@@ -1,12 +1,13 @@
-"""What has to be placed: time of an iteration from the loads of ranks, a bound that no placement can beat, memory."""
+"""The placement problem: time of an iteration from the loads of ranks, a bound on it, memory and constraints."""
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,14 +24,14 @@ from perfkit.workloads.placement import SPLIT_BY_COLUMNS, Placement, Plan
 from perfkit.workloads.tables import TableSet
 from perfkit.workloads.tape import check_ranks
 
-#: Resources of a rank, with their costs. Update and lookup have no collective between them, so their sum counts.
+#: Resources of a rank, and the costs that load each. No collective is between update and lookup, so their sum counts.
 RESOURCES: dict[str, tuple[str, ...]] = {
     "forward": ("lookup", "pack", "update"), "backward": ("backward",), "pooled": ("pooled",), "partial": ("partial",),
     "indices": ("indices",), "rows": ("summed",), "gradients": ("averaged",), "host": ("host",), "memory": MEMORY,
 }  # fmt: skip
-#: Place of each in an array of loads.
+#: Index of each in an array of loads.
 LOAD = {name: place for place, name in enumerate(RESOURCES)}
-#: Messages by resource: what their part of the time is called, and what is sent.
+#: Messages by resource: name of their part of the time, and the collectives that send them.
 MESSAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "indices": ("exchange of indices", ("all_to_all",)),
     "pooled": ("exchange of pooled rows", ("all_to_all", "all_to_all")),
@@ -38,13 +39,16 @@ MESSAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rows": ("partial sums", ("reduce_scatter", "all_gather")),
     "gradients": ("gradients of copies", ("all_reduce",)),
 }
-#: Whole iterations, or the seconds of the tables on each rank alone; with the costs that load each resource.
+#: Objectives (the time of an iteration, or of the tables alone without messages), with the costs of each resource.
 OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "iteration": RESOURCES, "additive": {"forward": ("lookup", "pack", "update", "backward"), "memory": MEMORY},
 }  # fmt: skip
+#: Messages that all ranks reduce together.
 _REDUCED = ("rows", "gradients")
-#: Messages of the kinds of placement that have some of their own.
+#: Kinds of placement with messages of their own.
 _NEEDS = {"row_wise": "rows", "table_row_wise": "partial", "data_parallel": "gradients"}
+#: Kinds that keep a table inside one node.
+NODE_KINDS = ("table_row_wise", "table_column_wise")
 _HALVINGS = 12
 _LOADS = {
     kind: np.array([[float(name in sums.get(part, ())) for part in RESOURCES] for name in COLUMNS])
@@ -54,7 +58,7 @@ _LOADS = {
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Time of a message by its bytes, tabulated on a geometric grid [s]; nothing to send takes no time."""
+    """Time of a message by its size, as a table [s]; 0 B take no time."""
 
     nbytes: Array
     seconds: Array
@@ -63,14 +67,14 @@ class Curve:
         return np.where(np.asarray(nbytes) > 0, np.interp(nbytes, self.nbytes, self.seconds), 0.0)
 
     def line_below(self, low: float, high: float) -> tuple[float, float]:
-        """Intercept and slope of a line that stays below the curve from `low` to `high`."""
+        """Intercept [s] and slope [s/B] of a line that stays below the curve from `low` to `high`."""
         sizes = np.unique(np.clip(self.nbytes, low, high))
         times = self(sizes)
         slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else 0.0
         return float(np.min(times - slope * sizes)), float(slope)
 
     def slope_below(self, high: float) -> float:
-        """Slope of the steepest line through the origin that stays below the curve up to `high`."""
+        """Slope of the steepest line through 0 that stays below the curve up to `high` [s/B]."""
         sizes = self.nbytes[: max(int(np.searchsorted(self.nbytes, high)), 1)]
         return float(np.min(self(sizes) / np.maximum(sizes, 1.0)))
 
@@ -78,9 +82,11 @@ class Curve:
 _NOTHING = Curve(np.array([0.0, 1e18]), np.zeros(2))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Relaxed problem in which the bytes of messages lie within spans: time, options, and how far lines are below."""
+class _Relaxed(NamedTuple):
+    """A relaxed problem whose messages have sizes within `spans`.
+
+    It has the least time, the option of each table, and how far the line is below the curve of each message [s].
+    """
 
     time: float
     choice: np.ndarray
@@ -90,10 +96,10 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """Options to place tables, sorted by table: number of the table, kind, shards, and loads.
+    """Ways to place each table, sorted by table: number of the table, kind, number of shards, load of a shard.
 
-    An option has 0 parts where every rank gets one. `hot` comes on top for the shard with the most popular row, which
-    is on rank `home` for a table that is on all ranks.
+    The number of shards is 0 where every rank has one. The shard with the most popular row carries `hot` in addition;
+    that shard is on rank `home` if the table is on all ranks.
     """
 
     table: np.ndarray
@@ -109,7 +115,7 @@ class Options:
         return np.flatnonzero(np.diff(self.table, prepend=-1))
 
     def least(self, values: Array) -> Array:
-        """Least value among the options of each table."""
+        """Smallest value among the options of each table."""
         return np.asarray(np.minimum.reduceat(values, self.starts))
 
     def most(self, values: Array) -> float:
@@ -117,27 +123,55 @@ class Options:
         return float(np.maximum.reduceat(values, self.starts).sum())
 
     def total(self, ranks: int) -> Array:
-        """Loads of all ranks together."""
+        """Load of each option on all ranks together."""
         return np.where(self.parts, self.parts, ranks)[:, None] * self.load + self.hot
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """What has to be placed and what that costs; memory of a rank for tables, and what everything else takes [B].
+class Constraints:
+    """What a placement must keep, with tables by number.
 
-    The time of an iteration follows from the loads of ranks, the time `dense` and host time of everything else [s]:
+    Tables of one unit share a rank: `home` is the unit of each table. A unit in `pinned` has a given rank. Units of one
+    group in `apart` do not share a rank. `allowed` says by kind which tables may be placed so.
+    """
+
+    home: np.ndarray
+    pinned: Mapping[int, int] = field(default_factory=dict)
+    apart: Sequence[tuple[int, ...]] = ()
+    allowed: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def units(self) -> list[list[int]]:
+        """Tables of each unit."""
+        ends = np.cumsum(np.bincount(self.home))[:-1]
+        return [own.tolist() for own in np.split(np.argsort(self.home, kind="stable"), ends)]
+
+    def frees(self, table: int, rank: int, plan: Plan) -> bool:
+        """Whether a shard of a table may go to a rank while the rest of the plan stays."""
+        unit = self.home[table]
+        others = {t for group in self.apart if unit in group for u in group if u != unit for t in self.units[u]}
+        tied = unit in self.pinned or len(self.units[unit]) > 1
+        return not tied and all(rank not in plan.placements[t].ranks for t in others)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What has to be placed, and what it costs.
+
+    `capacity` is the memory of a rank for tables, `reserved` what everything else takes [B]. The time of an iteration
+    follows from the loads of the ranks; all work without tables takes `dense` on the device and `host` on the host [s]:
 
     .. math:: t = c \\max\\left(t_0 + \\max_r f_r + \\max_r b_r + \\sum_m t_m,\\; \\max_r h_r\\right)
 
-    Lookup and update f and backward b of the slowest rank, messages m one after another, host h; `calls` is what a host
-    takes around messages of a kind, however many tables they are of. Ranks wait for every
-    collective at once; an exchange takes the time of its fullest rank. The time is within a few percent of
-    `perfkit.predict`, except for a host-bound DLRM with tables on few ranks, because the host time of sending ranks
-    assumes tables on all. The correction c is predicted over modelled time of one plan; it holds the overlap of
-    collectives.
+    Here f is lookup and update and b is backward of a rank, t_m is the time of a message, and h is the time of the
+    host. Messages follow one after another, each as long as that of the fullest rank. `calls` is the time that a host
+    takes for a kind of message, however many tables it carries. The correction c is the predicted over the modelled
+    time of one plan; it covers the overlap of collectives. The time is within a few percent of `perfkit.predict`,
+    except for a host-bound DLRM with tables on few ranks: its sending ranks are taken to hold tables on all.
     """
 
     costs: Costs
+    constraints: Constraints
     objective: str
     capacity: float
     reserved: float
@@ -148,7 +182,7 @@ class Problem:
     calls: Mapping[str, float] = field(default_factory=dict)
 
     def loads(self, costs: Array) -> Array:
-        """Loads by resource; an additive objective has one, in place of the first."""
+        """Loads by resource; the additive objective puts all seconds into the first."""
         return costs @ _LOADS[self.objective]
 
     def messages(self, peaks: Array) -> dict[str, Array]:
@@ -156,14 +190,14 @@ class Problem:
         return {name: self.curves[name](peaks[..., LOAD[name]]) for name in MESSAGES if name in self.curves}
 
     def time(self, peaks: Array) -> Array:
-        """Time of an iteration from the loads of the fullest rank of each resource [s]."""
+        """Time of an iteration from the largest load of each resource [s]."""
         forward, backward, host = (peaks[..., LOAD[name]] for name in ("forward", "backward", "host"))
         chain = self.dense + forward + backward + sum(self.messages(peaks).values())
         called = sum(time * (peaks[..., LOAD[name]] > 0) for name, time in self.calls.items())
         return self.correction * np.maximum(chain, self.host + host + called)
 
     def parts(self, costs: Array) -> dict[str, float]:
-        """Parts that sum to the time, from the costs of ranks: phases of the slowest rank, messages, the rest [s]."""
+        """Parts that sum to the time, from the costs of ranks: phases of the slowest ranks, messages, the rest [s]."""
         loads, sums = self.loads(costs), OBJECTIVES[self.objective]
         peaks = loads.max(axis=0)
         slowest = {name: np.argmax(loads[:, LOAD[name]]) for name in ("forward", "backward")}
@@ -176,13 +210,13 @@ class Problem:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds whose messages the platform has a model for."""
+        """Kinds of placement that the platform can price: it has a model of their messages."""
         if self.objective == "additive":
             return ("table_wise", "column_wise")
         return ("table_wise", *SPLIT_BY_COLUMNS, *(kind for kind, name in _NEEDS.items() if name in self.curves))
 
     def spread(self, parts: Mapping[str, float]) -> float:
-        """Standard deviation of the logarithm of a time from those of its parts, which err independently."""
+        """Standard deviation of the logarithm of a time, from its parts with independent errors [-]."""
         if self.costs.iteration is not None:
             return self.costs.iteration.spread
         kernels = {"lookup": "forward", "backward": "backward", "update": "update"}
@@ -192,51 +226,50 @@ class Problem:
         return float(np.hypot.reduce([spreads.get(name, 0.3) * part / total for name, part in parts.items()]))
 
     def bound(self, options: Options) -> tuple[float, list[np.ndarray]]:
-        """Time that no plan made of these options can beat, and the options of each table that would come closest.
+        """Time that no plan made of these options can beat [s], and choices of options that come near it.
 
         Notes
         -----
-        The fullest rank carries at least the average of every resource. The option of each table is chosen under a
+        The fullest rank carries at least the average load of every resource. Each table takes its best option at a
         price per exchanged byte (Lagrangian relaxation), with lines below the curves of the messages on short
-        intervals of the exchange. Some rank also carries the largest shard.
+        intervals. Also, some rank carries the largest shard.
         """
         average = options.total(self.costs.ranks) / self.costs.ranks
         alone = np.maximum(options.load + options.hot, options.least(average).sum(axis=0))
         relaxed = self._relax(options, average)
         host = self.correction * (self.host + float(options.least(average[:, LOAD["host"]]).sum()))
-        return max(relaxed[0][0], float(options.least(self.time(alone)).max()), host), [choice for _, choice in relaxed]
+        bound = max(relaxed[0].time, float(options.least(self.time(alone)).max()), host)
+        return bound, [part.choice for part in relaxed]
 
-    def _relax(self, options: Options, average: Array) -> list[tuple[float, np.ndarray]]:
-        """Time of an iteration if every table could be divided at will, by the bytes that ranks reduce.
+    def _relax(self, options: Options, average: Array) -> list[_Relaxed]:
+        """Relaxed problems by the bytes that ranks reduce, the least time first: every table can be divided at will.
 
-        With and without each way of reducing. Then the interval of bytes with the least time is halved where its line
-        is far below the curve, again and again.
+        The first ones are with and without each reduced message. The span of bytes with the least time is halved as
+        long as its line is far below the curve.
         """
-        curves = {**dict.fromkeys(MESSAGES, _NOTHING), **self.curves}
+        curves = {name: self.curves.get(name, _NOTHING) for name in MESSAGES}
         sizes = {name: average[:, LOAD[name]] for name in MESSAGES}
         seconds = average[:, LOAD["forward"]] + average[:, LOAD["backward"]]
         for name in ("indices", "partial"):
             seconds = seconds + curves[name].slope_below(options.most(sizes[name])) * sizes[name]
 
-        def solve(spans: Mapping[str, tuple[float, float]], floor: float = 0.0) -> _Part:
+        def solve(spans: Mapping[str, tuple[float, float]], floor: float = 0.0) -> _Relaxed:
             lines = {name: curves[name].line_below(*span) for name, span in spans.items()}
             cost = seconds + sum(slope * sizes[name] for name, (_, slope) in lines.items())
             cost[np.any([sizes[name] > high for name, (_, high) in spans.items()], axis=0)] = np.inf
             if not np.isfinite(options.least(cost)).all():
-                return _Part(np.inf, options.starts, spans, {})
+                return _Relaxed(np.inf, options.starts, spans, {})
             time, price = _exchange(curves["pooled"], cost, sizes["pooled"], options)
             time += self.dense + sum(start for start, _ in lines.values())
             priced = np.split(cost + price * sizes["pooled"], options.starts[1:])
             choice = options.starts + np.array([np.argmin(own) for own in priced])
             used = {name: float(np.clip(sizes[name][choice].sum(), *span)) for name, span in spans.items()}
             gaps = {name: float(curves[name](used[name])) - np.dot(lines[name], (1, used[name])) for name in lines}
-            return _Part(max(self.correction * time, floor), choice, spans, gaps)
+            return _Relaxed(max(self.correction * time, floor), choice, spans, gaps)
 
-        most = [options.most(sizes[name]) for name in _REDUCED]
-        least = [
-            np.min(sizes[name], initial=high, where=sizes[name] > 0) for name, high in zip(_REDUCED, most, strict=True)
-        ]
-        spans = [((0.0, 0.0), span) for span in zip(least, most, strict=True)]
+        most = {name: options.most(sizes[name]) for name in _REDUCED}
+        least = {name: np.min(sizes[name], initial=most[name], where=sizes[name] > 0) for name in _REDUCED}
+        spans = [((0.0, 0.0), (least[name], most[name])) for name in _REDUCED]
         parts = [solve(dict(zip(_REDUCED, pair, strict=True))) for pair in itertools.product(*spans)]
         for _ in range(_HALVINGS):
             parts.sort(key=lambda part: part.time)
@@ -247,18 +280,18 @@ class Problem:
             low, high = first.spans[name]
             middle = math.sqrt(max(low, 1.0) * high)
             parts[:1] = [solve({**first.spans, name: half}, first.time) for half in ((low, middle), (middle, high))]
-        return [(part.time, part.choice) for part in sorted(parts, key=lambda part: part.time) if part.time < np.inf]
+        return sorted((part for part in parts if part.time < np.inf), key=lambda part: part.time)
 
 
 def _exchange(curve: Curve, cost: Array, pooled: Array, options: Options) -> tuple[float, float]:
-    """Least cost with the exchange of pooled rows, bounded interval by interval; and what a byte of it costs."""
+    """Least time with the exchange of pooled rows [s], interval by interval; and the price of a byte in it [s/B]."""
     high = options.most(np.where(np.isfinite(cost), pooled, 0.0))
     if not high or not curve.seconds.any():
         return float(options.least(cost).sum()), 0.0
     edges = np.concatenate([[0.0], steady(np.geomspace(high / 1e3, high, 40))])
     start, slope = np.array([curve.line_below(max(low, 1.0), up) for low, up in itertools.pairwise(edges)]).T
-    start[0] = min(start[0], 0.0)  # nothing at all may be exchanged
-    steepest = float(slope.max()) or 1.0  # messages may be so short that all take the same time
+    start[0] = min(start[0], 0.0)  # there may be no exchange
+    steepest = float(slope.max()) or 1.0  # the slope is 0 where all messages are so short that they take the same time
     prices = np.unique([0.0, *slope, *steady(np.geomspace(1e-3 * steepest, 1e2 * steepest, 80))])
     prices = np.concatenate([-prices[:0:-1], prices])
     least = np.array([options.least(cost + price * pooled).sum() for price in prices])
@@ -271,18 +304,18 @@ def _exchange(curve: Curve, cost: Array, pooled: Array, options: Options) -> tup
 def set_up(
     workload: DLRM | TableSet, platform: Platform | str | Path, ranks: int, memory: float | None, kind: str, inputs: str
 ) -> Problem:
-    """Make a placement problem of a workload on ranks of a platform; `memory` of a rank is in bytes."""
+    """Check what was given and make a placement problem of it; `memory` is that of a rank [B]."""
     check_type("workload", workload, DLRM | TableSet)
     where, ranks = load_platform(platform), check_ranks(workload.batch, ranks)
     check_choice("objective", kind, OBJECTIVES)
-    check_choice("inputs", inputs, ("local", "exchanged"))  # who reads indices: ranks that need them, or any
+    check_choice("inputs", inputs, ("local", "exchanged"))
     if ranks > where.network.ranks:
         raise ValueError(f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer")
     capacity = find_capacity(where) if memory is None else float(check_positive("memory", memory))
     if capacity is None:
         raise ValueError(f"platform {where.name!r} states no memory; give memory in bytes")
     costs, sent, dense, host = Costs(workload, where, ranks), 0.0, 0.0, 0.0
-    if isinstance(workload, DLRM) and ranks > 1:  # what a rank without tables does
+    if isinstance(workload, DLRM) and ranks > 1:  # the first rank, while the tables are on the others
         others = Plan.from_owners([1 + n % (ranks - 1) for n in range(len(workload.tables))], ranks=ranks)
         rest = workload.graphs(ranks, others, accelerator=costs.accelerated)[0]
         costs.footprint, dense, host = rest.footprint, float(costs.seconds(rest).sum()), float(costs.issue(rest).sum())
@@ -291,7 +324,8 @@ def set_up(
         sent = sum(each.features["nbytes"] for each in collectives if each.name == "all_reduce")
     pooled = 2 * workload.batch / ranks * sum(t.dim * t.itemsize for t in workload.tables)
     reserved = pooled if isinstance(workload, TableSet) else costs.footprint
-    problem = Problem(costs, kind, capacity - reserved, reserved)
+    constraints = Constraints(np.arange(len(workload.tables)))
+    problem = Problem(costs, constraints, kind, capacity - reserved, reserved)
     if kind == "additive":
         return problem
     curves = _find_curves(costs, sent, inputs)
@@ -299,8 +333,8 @@ def set_up(
     dense, host = dense + float(sum(launch)), host + float(issue)
     if sent and "gradients" in curves:
         dense += float(curves["gradients"](sent))
-        nbytes, curve = curves["gradients"].nbytes, curves["gradients"]  # what a longer message takes more
-        curves["gradients"] = Curve(nbytes, curve(nbytes + sent) - curve(sent))
+        nbytes, curve = curves["gradients"].nbytes, curves["gradients"]
+        curves["gradients"] = Curve(nbytes, curve(nbytes + sent) - curve(sent))  # of copies, in the same message
     problem = replace(problem, dense=float(steady(dense)), host=float(steady(host)), curves=curves)
     if not isinstance(workload, DLRM):
         return problem
@@ -308,12 +342,12 @@ def set_up(
 
 
 def _count_calls(workload: DLRM, costs: Costs) -> dict[str, float]:
-    """What a host takes more for a table of each kind than what is counted for the table, by its messages [s]."""
+    """Host time around the messages of each kind of placement, beyond what is counted by table [s]."""
     pair, found = copy(workload), dict[str, float]()
     vars(pair)["tables"] = workload.tables[:1] * 2
 
     def issue(first: int | Placement) -> float:
-        """Time of the host of the first rank; the other table is on the second."""
+        """Host time of the first rank with one table; the other table is on the second."""
         plan = Plan.from_owners([first, 1], ranks=costs.ranks)
         return float(costs.issue(pair.graphs(costs.ranks, plan, accelerator=True)[0]).sum())
 
@@ -327,7 +361,7 @@ def _count_calls(workload: DLRM, costs: Costs) -> dict[str, float]:
 
 
 def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:
-    """Curves of the messages that the platform has a model for; `reduced` is what all ranks reduce in any case [B]."""
+    """Curves of the messages that the platform has a model of; `reduced` is the size of the dense gradients [B]."""
     tables, batch = costs.workload.tables, costs.workload.batch
     largest = dict.fromkeys(("pooled", "rows", "partial"), float(batch * sum(t.dim * t.itemsize for t in tables)))
     largest["gradients"] = float(sum(t.nbytes for t in tables)) + reduced
@@ -342,7 +376,7 @@ def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:
             for operation in MESSAGES[name][1] if ranks > 1 else ():
                 time = costs.platform.collective_time(operation, nbytes, ranks=ranks)
                 seconds = seconds + steady(whole["scale"] * time + delay)
-        except ValueError:  # says which operation and count has no model
+        except ValueError:  # this collective has no model on so many ranks
             if name == "pooled":
                 raise
             continue
@@ -351,7 +385,7 @@ def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:
 
 
 def _correct(workload: DLRM, problem: Problem) -> float:
-    """Predicted over modelled time of a plan of whole tables, balanced by their seconds."""
+    """Predicted over modelled time of a plan of whole tables, balanced by their seconds [-]."""
     costs, local = problem.costs, {name: c for name, c in problem.curves.items() if name != "indices"}
     owners = np.zeros(len(workload.tables), dtype=int)
     loads = problem.loads(costs.shards(np.arange(len(owners)), "table_wise")[0])
