@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import OUT, command, find_shared_data, gpu_context, judge, lay_out, read_csv, save_rows, widen
 from perfkit.calibration.published import add_published, fit_scales
 from perfkit.calibration.runs import tune
-from perfkit.models.pipelines import CHUNKED, SCHEDULES
+from perfkit.models.partitions import CHUNKED, SCHEDULES
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfkit.models.partitions import activation_bytes, model_state_bytes
-from perfkit.models.pipelines import SCHEDULES, bubble_time, exposed_time, held_batches
+from perfkit.models.partitions import (
+    SCHEDULES,
+    activation_bytes,
+    bubble_time,
+    exposed_time,
+    held_batches,
+    model_state_bytes,
+)
 
 DATA = Path(os.environ.get("PERFKIT_SHARED_DATA", "../shared/data")) / "end_to_end" / "seqsel_memory.csv"
 count, seconds = st.integers(1, 64), st.floats(1e-6, 10)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfkit.models.distributions import ReuseHistogram
-from perfkit.models.skew import ZipfFit, bin_accesses, find_exponent, fit_zipf
+from perfkit.models.skew import ZipfFit, bin_accesses, fit_zipf
 from perfkit.readers.table_configs import find_histogram
 
 
@@ -58,10 +58,6 @@ def test_what_is_no_zipf_law_says_so() -> None:
     assert fit_zipf(bin_accesses(draw(30, 0.0, 100_000, 0), rows=30)).stderr > 1e6, "all rows are in one bin"
     assert fit_zipf(bin_accesses([1], rows=10**6)).stderr > 0.1
     assert repr(ZipfFit(0.93217, 0.0123, 1.234)) == "ZipfFit(0.932 ± 0.012, misfit 1.2)"
-
-
-def test_an_exponent_without_a_crossing_is_the_nearer_end() -> None:
-    assert [find_exponent(lambda s, root=root: s - root, most=2.0) for root in (-1.0, 3.0)] == [0.0, 2.0]
 
 
 def test_bins_of_accesses() -> None:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import gpu_context, scale
 from perfkit.exploration.strategies import explore
 from perfkit.exploration.sweeps import sweep
-from perfkit.models.pipelines import CHUNKED, held_batches, list_steps
+from perfkit.models.partitions import CHUNKED, held_batches, list_steps
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import predict
 from perfkit.prediction.strategies import price_strategies

@@ -1,7 +1,6 @@
 """How uneven recorded lookups are: how often rows repeat, and the Zipf law that explains it."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,28 +154,3 @@ def _weigh(rows: int, lookups: float, square: float) -> tuple[Array, Array, Arra
     with_total = (many * expected) @ (_shares(expected, _EDGES - 1) - shares)
     spread = np.diag(mean) - (shares * many[:, None]).T @ shares - np.outer(with_total, with_total) / lookups
     return slope, np.asarray(np.linalg.inv(spread + 0.25 * np.eye(len(mean)))), spread, mean
-
-
-def find_exponent(gap: Callable[[float], float], *, most: float) -> float:
-    """Find the exponent at which a rising function of it crosses zero.
-
-    Parameters
-    ----------
-    gap : callable
-        The function, of one number.
-    most : float
-        Largest exponent [-].
-
-    Returns
-    -------
-    exponent : float
-        0 if the function is not below zero there, `most` if it is not above zero there [-].
-
-    Examples
-    --------
-    >>> round(find_exponent(lambda s: s**2 - 2, most=10.0), 9)
-    1.414213562
-    """
-    from scipy.optimize import brentq
-
-    return 0.0 if gap(0.0) >= 0 else most if gap(most) <= 0 else float(brentq(gap, 0.0, most))

@@ -232,8 +232,8 @@ def _time_textbook(operation: str, nbytes: Array, way: str, **sizes: float) -> A
         advice = f"leave the algorithm out, or calibrate it as {Key(operation, int(sizes['ranks']), way)}"
         raise ValueError(f"algorithm is {way!r}; {fault}; {advice}")
     if way == "in_network":
-        return np.asarray(forms.in_network_all_reduce(nbytes, **sizes))
-    form = forms.tree_collective if way == "tree" else forms.ring_collective
+        return np.asarray(hierarchy.in_network_all_reduce(nbytes, **sizes))
+    form = hierarchy.tree_collective if way == "tree" else forms.ring_collective
     return np.asarray(form(nbytes, operation=operation, **sizes))
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from perfkit.ground.units import Array, check_type, show
-from perfkit.models.pipelines import CHUNKED, Step, list_steps
+from perfkit.models.partitions import CHUNKED, Step, list_steps
 from perfkit.platform.platform import Platform
 from perfkit.prediction.memory import HELD
 from perfkit.prediction.micro_batches import CORES, PAIRS, REGIONS, count_experts, record_micro_batch, size_copies

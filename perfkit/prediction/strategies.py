@@ -9,8 +9,7 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array
-from perfkit.models.partitions import RECOMPUTED, activation_bytes, model_state_bytes
-from perfkit.models.pipelines import CHUNKED, bubble_time, exposed_time, held_batches
+from perfkit.models import partitions
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.memory import HELD, WORKSPACE
@@ -80,7 +79,7 @@ def price_strategies(
     for name, ranks in [(f"{region}{own}", ranks) for region in REGIONS for own, ranks in ((".", held), (".host.", 1))]:
         # a single gradient is added to nothing
         parts[f"{name}backward"] += np.where(micro > 1, parts[f"{name}added"] / ranks, 0.0)
-    chunks = np.where(np.isin(s.schedule, CHUNKED), s.chunks, 0)
+    chunks = np.where(np.isin(s.schedule, partitions.CHUNKED), s.chunks, 0)
     itemsize, overlap = ITEMSIZE.get(model.dtype, 2), platform.context.overlap
     contention, wide = overlap["contention"] if overlap else 0.0, 4 if model.mixed else itemsize
     return _Iterations(model, platform, s, parts, micro, ends, ends[1], chunks, itemsize, wide, contention).add_up()
@@ -131,7 +130,7 @@ class _Iterations:
         """What is left of communication where it is hidden, and what it takes from the kernels beside it."""
         last = time / pieces
         slowed = self.contention * np.minimum(time - last, compute / (1.0 - self.contention)) * kernels
-        left = np.maximum(exposed_time(time, compute=compute, pieces=pieces), last + slowed)
+        left = np.maximum(partitions.exposed_time(time, compute=compute, pieces=pieces), last + slowed)
         return np.asarray(np.where(hidden, left, time))
 
     def join(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
@@ -214,7 +213,7 @@ class _Iterations:
             "work": self.micro * work, "tensor": self.micro * tensor,
             "context": self.micro * (ring - moved), "experts": self.micro * moved, "host": self.micro * late,
             "stages": self.micro * open_ends,
-            "bubble": round_trip + bubble_time(
+            "bubble": round_trip + partitions.bubble_time(
                 total, slowest=slowest, stages=s.pp, chunks=passes, delayed=delayed, micro_batches=self.micro),
         }  # fmt: skip
 
@@ -330,21 +329,21 @@ def _measure(own: _Iterations, weights: Array) -> dict[str, Array]:
         "fused": m.attention not in UNFUSED, "dropout": m.dropout > 0, "tensor": s.tp, "sharing": s.rows,
         "itemsize": own.itemsize,
     }  # fmt: skip
-    keep = partial(activation_bytes, s.micro_batch, m.sequence / s.cp, m.hidden, **sizes)
-    kept = {name: keep(recompute=name) for name in RECOMPUTED}
+    keep = partial(partitions.activation_bytes, s.micro_batch, m.sequence / s.cp, m.hidden, **sizes)
+    kept = {name: keep(recompute=name) for name in partitions.RECOMPUTED}
     for name in ("none", "selective") if m.experts else ():  # what experts are given and give
         kept[name] = kept[name] + 2.0 * own.itemsize * s.micro_batch * m.sequence / s.cp * m.hidden * m.routed
     each = np.select([s.checkpoint == name for name in kept], list(kept.values()))
     each_state = wide * (2.0 * (m.optimizer == "adamw") + (m.mixed and own.itemsize < 4))
     ranks, tokens = own.average(weights), s.micro_batch * m.sequence / s.cp
-    shared = partial(model_state_bytes, weights, ranks=ranks, zero=s.zero)
+    shared = partial(partitions.model_state_bytes, weights, ranks=ranks, zero=s.zero)
     trained = shared(weight=own.itemsize, gradient=0.0, states=0.0)
     sums = shared(weight=0.0, gradient=wide, states=0.0)
     states = shared(weight=0.0, gradient=0.0, states=each_state)
     sums += np.where(s.zero == 1, wide * weights / ranks, 0.0)  # what the optimizer reads
     two, ends = 2.0 * own.parts["layers.weights"], weights - own.layers * own.parts["layers.weights"]
     gathered = np.where(s.zero > 0, np.maximum(ends, two), 0.0) + np.where(s.zero > 2, ends + two, 0.0)
-    held = held_batches(own.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
+    held = partitions.held_batches(own.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
     messages = np.where(s.pp > 1, (2.0 * s.chunks - 1.0) * own.micro + s.chunks * held, 0.0) / s.rows
     whole = np.where(s.rows > 1, 1.0, 0.0)
     sent = own.itemsize * (gathered + tokens * m.hidden * messages)

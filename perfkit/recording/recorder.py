@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.models.distributions import Zipf, unique_rows
-from perfkit.models.skew import find_exponent
 from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.values import Values, is_whole
@@ -276,5 +276,8 @@ def _fit_exponent(indices: Tensor | None, rows: int) -> float:
         unique, lookups = int(torch.unique(indices).numel()), indices.numel()
     if unique > 0.98 * float(unique_rows(Zipf(rows, 1e-6), lookups)):
         return 0.0
-    root = find_exponent(lambda s: unique - float(unique_rows(Zipf(rows, s), lookups)), most=4.0)
-    return round(root, 3)
+
+    def gap(exponent: float) -> float:
+        return unique - float(unique_rows(Zipf(rows, exponent), lookups))
+
+    return round(float(brentq(gap, 0.0, 4.0)), 3) if gap(4.0) > 0 else 4.0

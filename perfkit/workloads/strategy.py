@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.ground.units import check_choice, check_positive, check_type
-from perfkit.models.partitions import RECOMPUTED
-from perfkit.models.pipelines import CHUNKED, SCHEDULES
+from perfkit.models.partitions import CHUNKED, RECOMPUTED, SCHEDULES
 from perfkit.workloads.sizes import check_size
 
 _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
