@@ -25,7 +25,7 @@ from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array
 from perfkit.measure.folders import Campaign
-from perfkit.measure.probes import Probe, Recording, list_probes
+from perfkit.measure.probes import Probe, list_probes
 from perfkit.measure.samples import dump
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.estimates import keep_quiet
@@ -43,6 +43,38 @@ pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.Extr
 def join_times(products: pl.DataFrame, messages: pl.DataFrame) -> pl.DataFrame:
     about = {name: pl.lit(value) for name, value in {"kind": "gemm", "ranks": 1, "nodes": 1}.items()}
     return pl.concat([products.with_columns(**about), messages], how="diagonal_relaxed")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A device in a file: it answers probes with the recorded times of the nearest size, no size twice."""
+
+    source: str
+    times: (
+        pl.DataFrame
+    )  # kind (``gemm`` or a collective), dtype, ranks, nodes, sizes and seconds; repeats are more rows
+
+    def __call__(self, probes: Sequence[Probe]) -> dict[str, Any]:
+        return {"id": self.source, "facts": {}, "answers": self.answer(probes)}
+
+    def answer(self, probes: Sequence[Probe]) -> list[dict[str, Any] | None]:
+        """Samples [s] and recorded sizes; None where nothing within a factor of two was recorded."""
+        used, answers = set[tuple[Any, ...]](), list[dict[str, Any] | None]()
+        for probe in probes:
+            names = {"kernels": ["m", "n", "k"], "collectives": ["nbytes"]}.get(probe.stage, [])
+            about = (probe.kind, probe.dtype, probe.ranks, probe.nodes)
+            answers.append(None)
+            if not names or not {*names} <= {*probe.sizes} & {*self.times.columns}:
+                continue
+            rows = self.times.filter(**dict(zip(("kind", "dtype", "ranks", "nodes"), about, strict=True)))
+            sizes, seconds = rows.select(names).to_numpy().astype(float), rows["seconds"].to_numpy()
+            far = np.abs(np.log2(sizes / [float(probe.sizes[name]) for name in names])).max(axis=1, initial=0.0)
+            near = (tuple(sizes[i].tolist()) for i in np.argsort(far, kind="stable") if far[i] <= 1.0)
+            if found := next((size for size in near if (*about, *size) not in used), None):
+                used.add((*about, *found))
+                samples = seconds[(sizes == found).all(axis=1)].tolist()
+                answers[-1] = {"samples": samples, "sizes": dict(zip(names, found, strict=True))}
+        return answers
 
 
 def read_shared(folder: Path, system: str) -> Recording:

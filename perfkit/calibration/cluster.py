@@ -3,7 +3,7 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Quantity
 from perfkit.ground.units import Array
 from perfkit.measure.folders import Campaign
-from perfkit.measure.probes import LARGE, Probe, Recording, list_probes
+from perfkit.measure.probes import LARGE, Probe, list_probes
 from perfkit.measure.processes import join_ranks, run_processes
 from perfkit.measure.samples import load
 from perfkit.platform.estimates import keep_quiet
@@ -82,15 +82,18 @@ def resize_base(base: Named, ranks_per_node: int, nodes: int) -> Platform:
 
 
 def measure_cluster(
-    device: Recording | str, base: Platform, campaign: Campaign | None = None, folder: Path = Path()
+    device: str | Callable[[Sequence[Probe]], dict[str, Any]],
+    base: Platform,
+    campaign: Campaign | None = None,
+    folder: Path = Path(),
 ) -> dict[str, Any]:
     """Let a device answer the plan for a platform like it.
 
     Parameters
     ----------
-    device : Recording or str
-        A recorded device, or ``cuda``: the GPUs of this machine, or of the ranks that a launcher has started, which all
-        call this.
+    device : str or callable
+        ``cuda``: the GPUs of this machine, or of the ranks that a launcher has started, which all call this. Or a
+        function that answers a list of probes as `perfkit.measure.cuda.time_probes` does.
     base : Platform
         A platform like it, with the nodes and ranks that take part.
     campaign : Campaign, optional
@@ -103,9 +106,9 @@ def measure_cluster(
     measurements : dict
         Plain JSON; what `fit_cluster` takes.
     """
-    plan, found = plan_probes(base), dict[str, Any]()
-    if isinstance(device, Recording):
-        found = {"id": device.source, "facts": {}, "answers": device.answer(plan)}
+    plan = plan_probes(base)
+    if callable(device):
+        found = device(plan)
     else:
         kept, task = str((campaign and campaign.file) or ""), "perfkit.measure.cuda:time_probes"
         job = {"task": task, "device": device, "probes": plan, "folder": str(folder.resolve()), "kept": kept}

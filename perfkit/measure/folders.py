@@ -1,37 +1,33 @@
-"""The cache folder of campaigns: finished measurements are kept in it, each file for one process at a time."""
+"""The cache folder: finished measurements of campaigns are kept there, each file for one process at a time."""
 
 import hashlib
 import json
 import os
 import platform as system
-import re
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from perfkit.measure.machine import describe_machine, list_versions
 
-_KEEP = 7 * 86400.0  # time for which a finished job counts; later the machine may have changed [s]
-_UNUSED = 30 * 86400.0  # time after which an unused campaign is removed [s]
-#: Files that this process has locked: descriptor and thread. A thread that opens a campaign twice left the first one by
-#: an error.
-_HELD: dict[Path, tuple[int, threading.Thread]] = {}
+_KEEP = 7 * 86400.0  # a finished measurement is used for this time; later the machine may have changed [s]
+#: Files that this process has locked, with the descriptor of the lock. A program that left a campaign by an error can
+#: open it again.
+_HELD: dict[Path, int] = {}
 
 
 class Campaign:
-    """A series of measurements; each finished one is kept on disk, so that a rerun continues.
+    """A series of measurements. Each finished one is kept on disk, so that a rerun continues.
 
     Parameters
     ----------
     file : Path or None
         Where finished measurements are kept; None keeps nothing.
     progress : bool
-        Whether to show a bar for each stage.
+        Whether to show a progress bar for each stage.
 
     Notes
     -----
@@ -56,7 +52,7 @@ class Campaign:
 
     @property
     def day(self) -> str:
-        """Date of the oldest measurement in use, else of the opening."""
+        """Date of the oldest measurement in use, or of today where none is used yet."""
         return f"{datetime.fromtimestamp(self._began):%Y-%m-%d}"
 
     def run(self, stage: str, jobs: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
@@ -89,7 +85,7 @@ class Campaign:
         return results
 
     def _keep(self, name: str, result: Any) -> None:
-        """Write a result down; warn if that fails."""
+        """Write a result to the file; warn if that fails."""
         self.done[name] = (time.time(), result)
         try:
             if self.file is not None:
@@ -100,11 +96,11 @@ class Campaign:
             warnings.warn(text, stacklevel=3)
 
     def close(self) -> None:
-        """Forget the finished measurements: they have become part of a result."""
+        """Remove the finished measurements: they have become part of a result."""
         if self.file is not None:
             self.file.unlink(missing_ok=True)
         if self.file in _HELD:
-            os.close(_HELD.pop(self.file)[0])
+            os.close(_HELD.pop(self.file))
 
 
 def find_cache() -> Path:
@@ -118,7 +114,7 @@ def find_cache() -> Path:
     Raises
     ------
     OSError or RuntimeError
-        Where it cannot be made, or there is no home folder.
+        If it cannot be made, or there is no home folder.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perfkit"
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,60 +122,49 @@ def find_cache() -> Path:
 
 
 def open_campaign(*options: object, progress: bool) -> Campaign:
-    """Open a campaign that continues an unfinished one of the same machine, versions and options.
+    """Open a campaign. It continues an unfinished one of the same machine, versions and options.
 
     Parameters
     ----------
     *options : object
-        Options that identify the campaign; as text of JSON.
+        Options that identify the campaign, as JSON or text.
     progress : bool
-        Whether to show a bar for each stage.
+        Whether to show a progress bar for each stage.
 
     Returns
     -------
     campaign : Campaign
-        Its file is in the user's cache and belongs to this process until it is closed. If another process holds it,
-        the campaign gets a file of its own. Without a writable cache it keeps nothing. Both cases warn.
+        Its file is in the user's cache and belongs to this process until it is closed. If another process uses it,
+        the campaign gets a file of its own. Without a writable cache nothing is kept. Both cases warn.
     """
     facts = json.dumps([system.node(), describe_machine(), list_versions(), options], sort_keys=True, default=str)
+    key = hashlib.sha256(facts.encode()).hexdigest()[:16]
     holders: list[str] = []
     try:
-        root = find_cache()
-        _remove_unused(root)
-        key = hashlib.sha256(facts.encode()).hexdigest()[:16]
-        while not _hold(file := root / f"{key}-{len(holders) + 1}.jsonl"):
+        while not _lock(file := find_cache() / f"{key}-{len(holders) + 1}.jsonl"):
             holders.append(Campaign(file).done.get("owner", (0.0, "another process"))[1])
     except (ImportError, OSError, RuntimeError) as error:
         text = f"finished measurements cannot be kept ({error}); name a folder for them in XDG_CACHE_HOME"
         warnings.warn(f"{text}, or an interrupted run starts again", stacklevel=3)
         return Campaign(None, progress=progress)
     if holders:
-        text = f"the same is being measured by {' and '.join(holders)}; this run keeps its own measurements"
+        text = f"{' and '.join(holders)} measures the same; this run keeps its own measurements"
         warnings.warn(f"{text}, but both disturb each other: end one of them", stacklevel=3)
     campaign = Campaign(file, progress=progress)
     campaign._keep("owner", f"process {os.getpid()} on {system.node()} since {datetime.now():%Y-%m-%d %H:%M}")
     return campaign
 
 
-def _hold(file: Path) -> bool:
-    """Lock a file until the campaign is closed or the process ends; False if another process holds it."""
-    import fcntl  # not on Windows, where nothing is kept
+def _lock(file: Path) -> bool:
+    """Lock a file until the campaign is closed or the process ends; False if another process has locked it."""
+    import fcntl  # Windows has none; nothing is kept there
 
-    lock, thread = _HELD.get(file, (-1, None))
-    if not thread or (thread is not threading.current_thread() and thread.is_alive()):
+    if file not in _HELD:
         lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
             return False
-    _HELD[file] = (lock, threading.current_thread())
+        _HELD[file] = lock
     return True
-
-
-def _remove_unused(root: Path) -> None:
-    """Remove campaigns unused for a month, such as those of old versions."""
-    for path in root.iterdir():
-        with suppress(OSError):
-            if re.fullmatch(r"[0-9a-f]{16}-.*", path.name) and time.time() - path.stat().st_mtime > _UNUSED:
-                path.unlink()

@@ -1,13 +1,12 @@
-"""The plan of a GPU's calibration as data: kernels, collectives and small iterations; and a device in a file."""
+"""What a GPU's calibration times, as a list: kernels, collectives and small iterations."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.ground.results import Table
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.samples import draw_calibration, dump
 from perfkit.models.embedding import forward_bytes
@@ -127,64 +126,3 @@ def list_probes(
             workload = replace(workload, dtype=half[0])
         for how in ("eager", "compiled") if name in _COMPILED else ("eager",):
             yield Probe("iterations", name, how, workload.dtype, dump(workload))
-
-
-#: Sizes that are looked up, of products and of messages.
-_SIZES = {"kernels": ["m", "n", "k"], "collectives": ["nbytes"]}
-#: Largest distance from the wanted size to a recorded one, in each of the sizes, as a power of two [-].
-_NEAR = 1.0
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Recorded times of one device and its cluster.
-
-    Parameters
-    ----------
-    source : str
-        Data id, for the fits.
-    times : polars.DataFrame
-        ``kind`` (``gemm`` or a collective), ``dtype``, ``ranks``, ``nodes``, the sizes ``m``, ``n`` and ``k`` of a
-        product, ``nbytes`` of a message in the nccl-tests convention [B], and ``seconds``; repeats are further rows.
-
-    Examples
-    --------
-    >>> import polars
-    >>> about = {"kind": "gemm", "dtype": "bf16", "ranks": 1, "nodes": 1}
-    >>> device = Recording("one product", polars.DataFrame([{**about, "m": 999, "n": 999, "k": 999, "seconds": 1e-5}]))
-    >>> plan = [*list_probes(["bf16"], memory=80e9, cache=50e6)]
-    >>> [answer["sizes"] for answer in device.answer(plan) if answer]
-    [{'m': 999.0, 'n': 999.0, 'k': 999.0}]
-    """
-
-    source: str
-    times: Table
-
-    def answer(self, probes: Sequence[Probe]) -> list[dict[str, Any] | None]:
-        """Answer each probe with the recorded times of the nearest size, no size twice.
-
-        Parameters
-        ----------
-        probes : sequence of Probe
-            What to time.
-
-        Returns
-        -------
-        answers : list of dict or None
-            ``samples`` [s] and the recorded ``sizes``; None where nothing within a factor of two was recorded.
-        """
-        used, answers = set[tuple[Any, ...]](), list[dict[str, Any] | None]()
-        for probe in probes:
-            names, about = _SIZES.get(probe.stage, []), (probe.kind, probe.dtype, probe.ranks, probe.nodes)
-            answers.append(None)
-            if not names or not {*names} <= {*probe.sizes} & {*self.times.columns}:
-                continue
-            rows = self.times.filter(**dict(zip(("kind", "dtype", "ranks", "nodes"), about, strict=True)))
-            sizes, seconds = rows.select(names).to_numpy().astype(float), rows["seconds"].to_numpy()
-            far = np.abs(np.log2(sizes / [float(probe.sizes[name]) for name in names])).max(axis=1, initial=0.0)
-            near = (tuple(sizes[i].tolist()) for i in np.argsort(far, kind="stable") if far[i] <= _NEAR)
-            if found := next((size for size in near if (*about, *size) not in used), None):
-                used.add((*about, *found))
-                samples = seconds[(sizes == found).all(axis=1)].tolist()
-                answers[-1] = {"samples": samples, "sizes": dict(zip(names, found, strict=True))}
-        return answers
