@@ -269,7 +269,7 @@ def test_handlers_of_the_program_stay() -> None:
 
 @pytest.mark.parametrize(("ranks", "device", "words"), [
     (3, "cpu", "ranks is 3; this machine has 2 cores that this process may use; take at most 2"),
-    (1, "cuda", "ranks is 1; this machine has 0 GPUs that PyTorch .* can use; measure cpu, or"),
+    (1, "cuda", "ranks is 1; this machine has 0 GPUs that PyTorch .* can use; choose device cpu, or"),
 ])  # fmt: skip
 def test_ranks_without_a_place_are_refused(ranks, device, words, torch, children, monkeypatch):
     monkeypatch.setattr(processes, "count_cores", lambda: 2)
@@ -281,7 +281,7 @@ def test_ranks_without_a_place_are_refused(ranks, device, words, torch, children
     assert processes.check_ranks(2) == 2
     monkeypatch.setattr(processes, "gather_facts", lambda: {"loopback": Fact(None, "")})
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    with pytest.raises(MeasurementError, match="ranks cannot meet: this machine has no loopback"):
+    with pytest.raises(MeasurementError, match="ranks cannot connect: this machine has no loopback"):
         run_processes({"task": "collectives"}, ranks=2)
     assert not children
 
@@ -301,7 +301,7 @@ def test_what_a_process_said_last_is_told(job: dict[str, Any], words: str, child
 
 
 @pytest.mark.parametrize(("ranks", "timeout", "words"), [
-    (3, 600.0, "measuring process 1 was killed by signal 9; what was finished is kept"), (1, 0.05, "longer than 0 s"),
+    (3, 600.0, "measuring process 1 was killed by signal 9; finished measurements are kept"), (1, 0.05, "longer than 0 s"),
 ])  # fmt: skip
 def test_a_killed_rank_and_one_that_hangs_end_all(ranks, timeout, words, python, children):
     python(SLOW)

@@ -1,7 +1,7 @@
 """The part of a calibration that only a GPU can run: probes timed by events, small iterations under the profiler.
 
-Run on an H100 and an H200 (PyTorch 2.11, CUDA 13.0), and on a CPU with the calls of CUDA replaced. Of PyTorch's private
-parts it needs ``torch.cuda._sleep``, a kernel that spins, and ``torch._scaled_mm``, products in fp8.
+It has run on an H100 and an H200 (PyTorch 2.11, CUDA 13.0); tests run it on a CPU with the CUDA calls replaced. It uses
+two private functions of PyTorch: ``torch.cuda._sleep``, a kernel that spins, and ``torch._scaled_mm``, fp8 products.
 """
 
 import itertools
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from perfkit.measure.folders import Campaign
+from perfkit.measure.iterations import find_ranks
 from perfkit.measure.kernels import Case
 from perfkit.measure.operations import prepare
 from perfkit.measure.probes import Probe
@@ -23,12 +24,12 @@ from perfkit.measure.timing import clock, make_collective
 from perfkit.recording.modules import DTYPES, build_step
 
 #: Samples of a probe; cycles that the device spins while the host queues one call; most sets of operands that rotate;
-#: iterations at a time, and how often they are timed after they have warmed up [-].
+#: iterations of one sample, and samples after the warm-up [-].
 _SAMPLES, _AHEAD, _MOST_SETS, _ITERATIONS, _ROUNDS = 5, 400_000, 64, 10, 3
 
 
 def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
-    """Time calls that take turns on the device, without the host: it queues them while the device spins.
+    """Time calls in rotation on the device, without the time of the host, which queues them while the device spins.
 
     Parameters
     ----------
@@ -59,20 +60,20 @@ def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
 
 
 def _time_kernel(probe: Probe, device: str) -> dict[str, Any]:
-    """Samples of one kernel, and the bytes of its operands; these rotate through twice what the last cache holds."""
+    """Time one kernel; cold operands rotate through twice the size of the last cache."""
     torch.set_float32_matmul_precision("high" if probe.dtype == "tf32" else "highest")
     case = Case(probe.kind, probe.variant, dict(probe.sizes))
     make = _multiply_fp8 if probe.dtype == "fp8" else partial(prepare, dtype=DTYPES[probe.dtype])
     calls, counted = make(case, device=device)
     sizes = {"nbytes": counted, **probe.sizes}
-    if probe.cold and len(calls) == 1:  # lookups have several calls, which rotate by themselves
+    if probe.cold and len(calls) == 1:  # lookups have several calls already
         sets = min(_MOST_SETS, 1 + int(2 * torch.cuda.get_device_properties(device).L2_cache_size / counted))
         calls = [call for _ in range(sets) for call in make(case, device=device)[0]]
     return {"samples": time_queued(calls, probe.calls), "sizes": sizes}
 
 
 def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float]:
-    """A product of two matrices in fp8 with one scale each, as `prepare` makes others; what comes out is bf16."""
+    """Prepare an fp8 product with one scale per matrix and a bf16 result, as `prepare` does for other formats."""
     shapes = ((int(case.sizes[rows]), int(case.sizes["k"])) for rows in "mn")
     x, w = (torch.rand(shape, device=device).to(torch.float8_e4m3fn) for shape in shapes)
     one = torch.ones((), device=device)
@@ -81,7 +82,7 @@ def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float
 
 
 def _time_iteration(probe: Probe, device: str, trace: Path) -> dict[str, Any]:
-    """Time of an iteration [s] unprofiled and under the profiler, which sees shapes and no Python stacks; its trace."""
+    """Time an iteration without and with the profiler [s], and save its trace (shapes, but no Python stacks)."""
     step, numbers = build_step(load(dict(probe.sizes)), device=device)[0], itertools.count()
     run = torch.compile(step) if probe.variant == "compiled" else step
 
@@ -101,7 +102,7 @@ def _time_iteration(probe: Probe, device: str, trace: Path) -> dict[str, Any]:
 
 
 def _answer(probe: Probe, group: Any, device: str, folder: Path) -> dict[str, Any]:
-    """Time a probe, or say why it has no time; an error after which the device does no more work is raised."""
+    """Time a probe, or return why it failed; errors that leave the device unusable are raised."""
     try:
         if probe.stage == "kernels":
             return _time_kernel(probe, device)
@@ -110,20 +111,20 @@ def _answer(probe: Probe, group: Any, device: str, folder: Path) -> dict[str, An
         dtype = {"fp16": "float16"}.get(probe.dtype, probe.dtype)
         call, nbytes = make_collective(probe.kind, int(probe.sizes["nbytes"]), device, dtype=dtype, group=group)
         return {"samples": time_queued([call], probe.calls), "sizes": {"nbytes": nbytes}}
-    except (RuntimeError, ValueError) as error:  # too little memory, or no such kernel
+    except (RuntimeError, ValueError) as error:  # such as too little memory, or no kernel for this format
         torch.cuda.synchronize()
         return {"failed": f"{type(error).__name__} {error}".splitlines()[0][:200]}
 
 
 def time_probes(*, probes: Sequence[Sequence[Any]], kept: str, folder: str, device: str = "cuda") -> dict[str, Any]:
-    """Answer a plan as one of the ranks of a cluster, which all answer the same one.
+    """Time all probes of a plan as one rank of a cluster; every rank calls this with the same plan.
 
     Parameters
     ----------
     probes : sequence of sequence
         Fields of each `perfkit.measure.probes.Probe`.
     kept : str
-        File of the `perfkit.measure.folders.Campaign` that keeps what is finished; empty for none.
+        File of the `perfkit.measure.folders.Campaign` that keeps finished probes; empty for none.
     folder : str
         Folder for traces, made if missing.
     device : str, optional
@@ -132,14 +133,14 @@ def time_probes(*, probes: Sequence[Sequence[Any]], kept: str, folder: str, devi
     Returns
     -------
     found : dict
-        ``facts`` of the device as its driver has them [B]; ``answers``, in the order of the probes: ``samples`` [s] and
-        the true ``sizes``; ``seconds``, ``profiled`` [s] and ``trace``; or ``failed`` with the reason. Rank 0, which
-        takes part in everything, has them all.
+        ``facts``: name, memory and cache of the device, as its driver reports them [B]. ``answers``, in the order of
+        the probes: ``samples`` [s] and the true ``sizes``; or ``seconds``, ``profiled`` [s] and ``trace``; or
+        ``failed`` with the reason. Only rank 0 takes part in all probes and has all answers.
     """
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+    rank, ranks = find_ranks()
     local, known = int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), torch.cuda.get_device_properties(device)
     campaign, groups = Campaign(Path(kept) if kept and not rank else None, progress=not rank), dict[Any, Any]()
-    if ranks > 1:  # what rank 0 has finished, none of them repeats
+    if ranks > 1:  # no rank repeats what rank 0 has kept
         agreed: list[Any] = [campaign.done]
         dist.broadcast_object_list(agreed, 0, device=torch.device("cpu"))
         campaign.done.update(agreed[0])

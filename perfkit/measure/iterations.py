@@ -1,4 +1,4 @@
-"""Whole training iterations of real steps, and the operations inside them, timed in turns between references."""
+"""Time whole training iterations and the operations inside them, with references between the iterations."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,16 +16,16 @@ from perfkit.recording.modules import build_step
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.vocabulary import VIEWS
 
-#: Time between two references [s]: machines change their speed within a second.
+#: Time between two references [s]: a machine can change its speed within a second.
 _BLOCK = 0.025
-#: Turns of each of several steps.
+#: Turns of each step where there are several.
 _ROUNDS = 6
 
 
 class OperationTimer(TorchDispatchMode):
-    """Times every operation that runs under it on a CPU, views aside; those of a GPU are in its traces.
+    """Times every operation that runs under it on a CPU, except views. Times of GPU operations come from traces.
 
-    Keeps names, bytes and seconds, never tensors: a kept tensor would change what the autograd engine does.
+    It keeps names, bytes and seconds, never tensors: a kept tensor would change what the autograd engine does.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class OperationTimer(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         start = time.perf_counter()
         out = func(*args, **(kwargs or {}))
-        if func.namespace == "c10d":  # it returns at once; the caller would wait right after
+        if func.namespace == "c10d":  # a collective returns at once, and its caller waits for it
             dist.distributed_c10d.Work.unbox(out[-1] if isinstance(out, tuple | list) else out).wait()
         self.seconds.append(time.perf_counter() - start)
         self.names.append(name)
@@ -49,26 +49,24 @@ class OperationTimer(TorchDispatchMode):
 
 
 def _round(times: Iterable[float]) -> list[float]:
-    """Four digits are more than a time is known to."""
+    """Round times to four digits, which is finer than their noise."""
     return [float(f"{t:.4g}") for t in times]
 
 
-def _agree(counts: Sequence[int], device: str) -> list[int]:
-    """What rank 0 decided."""
-    agreed = torch.tensor(counts, device=device)
-    if _find_ranks()[1] > 1:
-        dist.broadcast(agreed, 0)
-    return list(agreed.tolist())
+def find_ranks() -> tuple[int, int]:
+    """Rank of this process, and the number of ranks.
 
-
-def _find_ranks() -> tuple[int, int]:
-    """This rank, and their number."""
+    Returns
+    -------
+    rank, ranks : int
+        0 and 1 without a process group [-].
+    """
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
 
 def _build(workload: dict[str, Any], owners: Sequence[int] | None, device: str, seed: int) -> Callable[[], Any]:
-    """This rank's step."""
-    rank, ranks = _find_ranks()
+    """Build the training step of this rank."""
+    rank, ranks = find_ranks()
     plan = None if owners is None else Plan.from_owners(owners, ranks=ranks)
     return build_step(load(workload), plan=plan, rank=rank, ranks=ranks, device=device, seed=seed)[0]
 
@@ -84,35 +82,42 @@ def time_in_turns(
     steps : sequence of callable
         The same on all ranks.
     seconds : float
-        Time for each step, spread over all turns [s].
+        Time for each step, over all its turns [s].
     device : str
         Torch device.
     seed : int
-        Seed of the orders: in each of six rounds another one [-].
+        Seed of the order of the steps, which differs in each of six rounds [-].
     minimum : int
-        Fewest iterations of a step that is timed alone, in turns of 25 ms [-].
+        Fewest iterations of a single step, which runs in turns of 25 ms [-].
     after : callable, optional
-        Called after every turn, with its iterations.
+        Called after every turn, with its number of iterations.
 
     Returns
     -------
     results : list of dict
-        For each step its timing, ``blocks``: the median of every turn [s], ``idle``: the median time of an iteration in
-        which this thread did not compute [s].
+        For each step its timing, ``blocks``: the median of every turn [s], and ``idle``: the median time of an
+        iteration in which this thread did not compute [s].
     """
     once = [max(min([clock([step], device) for _ in range(4)][2:]), 1e-5) for step in steps]
     if len(steps) == 1:
         wanted = [max(minimum, min(400, int(seconds / once[0]))), max(1, min(50, round(_BLOCK / once[0])))]
-        count, each = _agree(wanted, device)
+    else:
+        wanted = [int(np.clip(round(seconds / _ROUNDS / one), 2, 200)) for one in once]
+    agreed = torch.tensor(wanted, device=device)
+    if find_ranks()[1] > 1:  # all ranks run the same iterations: rank 0 decides how many
+        dist.broadcast(agreed, 0)
+    counts: list[int] = agreed.tolist()
+    if len(steps) == 1:
+        count, each = counts
         turns = [(0, min(each, count - start)) for start in range(0, count, each)]
     else:
-        counts = _agree([int(np.clip(round(seconds / _ROUNDS / one), 2, 200)) for one in once], device)
-        shuffled = np.random.default_rng([6, seed])  # the same on all ranks, which have to run the same step
+        shuffled = np.random.default_rng([6, seed])
         turns = [(i, counts[i]) for _ in range(_ROUNDS) for i in shuffled.permutation(len(steps)).tolist()]
+    grouped = max(count for _, count in turns) > 1
     found: list[dict[str, list[Any]]] = [{"blocks": [], "idle": [], "shares": []} for _ in steps]
     for number, count in turns:
         step, own, block = steps[number], found[number], []
-        if max(turns)[1] > 1:  # an untimed one first fills the caches again
+        if grouped:  # an untimed iteration fills the caches again
             step()
         begin, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
@@ -133,7 +138,7 @@ def time_in_turns(
 def time_iteration(
     *, workload: dict[str, Any], owners: Sequence[int] | None = None, device: str = "cpu", seed: int = 0, **how: Any
 ) -> dict[str, Any]:
-    """Time a workload's iterations in this process, and then the operations inside some of them.
+    """Time iterations of a workload in this process, and then the operations inside some of them.
 
     Parameters
     ----------
@@ -151,7 +156,7 @@ def time_iteration(
     Returns
     -------
     result : dict
-        As from `time_step`.
+        As `time_step` returns.
     """
     return time_step(_build(workload, owners, device, seed), device=device, **how)
 
@@ -177,22 +182,23 @@ def time_step(
     Returns
     -------
     result : dict
-        Timing of one iteration; ``blocks``: medians of iterations in a row [s], and ``references`` before, between and
-        after them, see `perfkit.measure.timing.Reference` [s]; ``core_share`` that the references got [-]; ``names``
-        and median ``operation_seconds`` [s] in program order, and ``operation_references`` around them;
-        of several ranks on a CPU also ``idle``: the median time of an iteration that this thread did not compute,
-        because it waited for a collective or a collective had its core [s].
+        Timing of one iteration. ``blocks``: median time of each block of iterations [s]. ``references``: times before,
+        between and after the blocks, see `perfkit.measure.timing.Reference` [s]. ``core_share``: share of a core
+        during the references [-]. ``names`` and median ``operation_seconds`` of the operations in program order [s],
+        and ``operation_references`` around those iterations [s]. With several ranks on a CPU also ``idle``: median
+        time of an iteration in which this thread did not compute, because it waited for a collective, or because a
+        collective used its core [s].
     """
     reference = Reference(device)
 
     def look(count: int) -> list[float]:
-        """The references once, or three times after a step so long that there is time for it."""
+        """Times of the references: of one call, or the median of three after a long step, where they cost little."""
         return _round(np.median([reference() for _ in range(3 if count == 1 else 1)], axis=0))
 
     paces = [look(1)]
     how: dict[str, Any] = {"seconds": seconds, "device": device, "minimum": minimum}
     (result,) = time_in_turns([step], after=lambda count: paces.append(look(count)), **how)
-    if _find_ranks()[1] == 1 or device != "cpu":
+    if find_ranks()[1] == 1 or device != "cpu":
         del result["idle"]
     rows, each = [], 1 if result["median"] > _BLOCK else 2
     inside = [look(each)]
@@ -211,9 +217,9 @@ def time_placements(
     *, workload: dict[str, Any], placements: Sequence[Sequence[int] | None], seconds: float, device: str = "cpu",
     seed: int = 0,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Time whole iterations of every placement of a DLRM's tables as one rank of several, see `time_in_turns`.
+    """Time iterations of a DLRM under several placements of its tables, as one rank of several; see `time_in_turns`.
 
-    Every placement has a model of its own in memory.
+    Each placement has its own model in memory.
     """
     steps = [_build(workload, owners, device, seed) for owners in placements]
     return time_in_turns(steps, seconds=seconds, device=device, seed=seed)

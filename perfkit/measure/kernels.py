@@ -8,14 +8,14 @@ import numpy as np
 
 from perfkit.workloads.operations import size_product
 
-#: Batches of indices that the calls of an embedding kernel rotate through; see `perfkit.models.caches.rotating_misses`.
+#: Batches of indices among which the calls of an embedding kernel rotate; see `perfkit.models.caches.rotating_misses`.
 INDEX_BATCHES = 8
 
-#: Largest working set of one case [B], where the last cache is not known to be larger than most.
+#: Largest working set of one case, unless the last cache is known to be large [B].
 _LARGEST = 160e6
 
-#: Elementwise functions: the operation, and its operands. Letters are tensors of numbers that are read, ``mask`` is one
-#: of truth values. A name that ends with an underscore works in place on the first operand.
+#: Elementwise functions: the operation in PyTorch, and its operands. Letters are tensors of numbers, ``mask`` is a
+#: tensor of truth values. A function whose name ends with an underscore changes its first operand in place.
 _BASIC: dict[str, tuple[Any, ...]] = {
     "relu": ("relu", "x"), "threshold_backward": ("threshold_backward", "x", "y", 0), "add": ("add.Tensor", "x", "y"),
     "sub": ("sub.Tensor", "x", "y"), "mul": ("mul.Tensor", "x", "y"), "mul_scalar": ("mul.Tensor", "x", 0.999),
@@ -46,7 +46,7 @@ _ROWWISE = (
     "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "native_layer_norm",
     "native_layer_norm_backward", "sum", "nll_loss_forward", "nll_loss_backward", "embedding",
 )  # fmt: skip
-#: Operations on the pictures that nets have inside.
+#: Operations on the pictures inside of nets.
 _PICTURES = {
     "rowwise": ("native_batch_norm", "native_batch_norm_backward", "native_group_norm", "native_group_norm_backward",
                 "mean", "amax", "argmax", "cumsum"),
@@ -55,13 +55,13 @@ _PICTURES = {
     "copy": ("copy_", "slice_backward", "gather", "scatter_add", "upsample_nearest2d", "upsample_nearest2d_backward",
              "upsample_bilinear2d"),
 }  # fmt: skip
-#: Windows with their strides, as often as nets use them, and groups of channels (0: each channel is one).
+#: Height, width, stride and groups of channels of windows, as often as nets use them (0: one group per channel).
 _WINDOWS = (
     (3, 3, 1, 1), (3, 3, 1, 1), (3, 3, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), (3, 3, 2, 1), (1, 1, 2, 1),
     (5, 5, 1, 1), (1, 7, 1, 1), (3, 3, 1, 8), (3, 3, 1, 32), (3, 3, 1, 0), (3, 3, 2, 0), (5, 5, 1, 0), (7, 7, 1, 0),
 )  # fmt: skip
-#: Largest work of one forward convolution, and of a grouped one, whose gradients are slow [FLOP]; largest input or
-#: output [-].
+#: Most work of a forward convolution, and of a grouped one, whose gradients are slow [FLOP]; most numbers of an input
+#: or output [-].
 _WORK, _GROUPED_WORK, _NUMBERS = 4e8, 6e7, 6e6
 
 
@@ -69,9 +69,9 @@ _WORK, _GROUPED_WORK, _NUMBERS = 4e8, 6e7, 6e6
 class Case:
     """One kernel with its sizes.
 
-    Operation class, see `perfkit.workloads.graph.Operation`; layout, function or gradient form; features of
-    `perfkit.workloads.graph.FEATURES` plus, for embeddings, ``exponent``, ``table_rows`` and ``index_batches``, for
-    pictures ``image``, ``channels`` and windows [-].
+    The kind is the operation class, see `perfkit.workloads.graph.Operation`. The variant is a layout, a function or a
+    form of gradients. Sizes are those of `perfkit.workloads.graph.FEATURES`; embeddings also have ``exponent``,
+    ``table_rows`` and ``index_batches``; pictures have ``image``, ``channels`` and windows [-].
     """
 
     kind: str
@@ -80,7 +80,7 @@ class Case:
 
 
 def spread_sizes(rng: np.random.Generator, n: int, *ranges: tuple[float, float]) -> np.ndarray:
-    """Spread `n` sizes over each range: one in each of n equal parts of its logarithm, each range shuffled."""
+    """Draw n sizes from each range: one from each of n equal parts of its logarithm, in random order."""
     columns = []
     for low, high in ranges:
         positions = (np.arange(n) + rng.random(n)) / n
@@ -93,7 +93,7 @@ def _gemms(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
     side = (16, 2048 * larger)
     for layout in ("nt", "nn", "tn"):
         heights = spread_sizes(rng, n, side, side)
-        wide = np.where(rng.random(n) < 0.15, 7.0 / larger, 1.0)  # a vocabulary is wider than any hidden layer
+        wide = np.where(rng.random(n) < 0.15, 7.0 / larger, 1.0)  # the width of a vocabulary
         for (m, k), factor, (width,) in zip(heights, wide, spread_sizes(rng, n, side), strict=True):
             rows, inner = round(m), round(k)
             if layout == "tn" and rng.random() < 0.3:
@@ -103,7 +103,7 @@ def _gemms(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
 
 def _bmms(rng: np.random.Generator, n: int) -> Iterator[Case]:
     for layout in ("nn", "nt", "tn"):
-        # interaction of embedding vectors: many tiny products
+        # interaction of embedding vectors: many small products
         for batch, features, dim in spread_sizes(rng, n // 2, (64, 2048), (4, 28), (16, 128)):
             f, d = round(features), round(dim)
             sizes = {"nt": (f, f, d), "nn": (f, d, f), "tn": (d, f, f)}[layout]
@@ -128,7 +128,7 @@ def _elementwise(rng: np.random.Generator, n: int, largest: float) -> Iterator[C
         tensors = len({one for one in given if isinstance(one, str)})
         top = 2e5 if variant in ("binary_cross_entropy_with_logits", "sub", "mul") else _LARGEST / 4 / (tensors + 1)
         sizes = [*spread_sizes(rng, n, (64, top))]
-        if top > 2e5:  # two more from main memory: what a byte from there costs is needed everywhere
+        if top > 2e5:  # two larger than the caches: every fit needs the cost of a byte from main memory
             sizes += [*spread_sizes(rng, 2, (0.4 * top * largest / _LARGEST, top * largest / _LARGEST))]
         yield from (Case("elementwise", variant, {"elements": round(size)}) for (size,) in sizes)
 
@@ -162,7 +162,7 @@ def _copies(rng: np.random.Generator, n: int) -> Iterator[Case]:
 
 
 def _far_copies(rng: np.random.Generator, largest: float) -> Iterator[Case]:
-    """Copies and gradients to fill with zeros that are larger than the last cache: those of large tables."""
+    """Copies, and new gradients of zeros, that are larger than the last cache, as large tables need them."""
     for variant, tensors in (("new_zeros", 1), ("clone", 2)):
         for (size,) in spread_sizes(rng, 4, (0.2 * largest, largest)):
             rows = round(size / 4 / tensors / 64)
@@ -171,7 +171,7 @@ def _far_copies(rng: np.random.Generator, largest: float) -> Iterator[Case]:
 
 def _embeddings(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:
     draws = [*spread_sizes(rng, n, (1e3, 1e6), (16, 128), (64, 2048), (1, 32))]
-    # and many lookups into large tables, where pages and rows are far: rare in independent draws, decisive in a DLRM
+    # Many lookups into large tables, beyond all caches, decide the time of a DLRM, and are rare among the draws above.
     draws += [*spread_sizes(rng, n // 2, (6e4, 1e6), (16, 128), (256, 2048), (4, 32))]
     for rows, width, batch, pooling in draws:
         exponent, dim, lookups = rng.uniform(0, 1.2), round(width), round(batch) * round(pooling)
@@ -195,9 +195,9 @@ def _convolutions(rng: np.random.Generator, n: int, larger: float) -> Iterator[C
         image, into, out = max(round(edge), height, width), 8 * round(read / 8), 8 * round(written / 8)
         if groups == 0:
             groups = out = into
-        elif groups > 1:  # as many channels leave a group as enter it, mostly a multiple of four
+        elif groups > 1:  # each group has equally many channels in and out, mostly a multiple of four
             out = into = groups * 4 * max(into // groups // 4, 1)
-        elif number % 13 == 0:  # pictures enter the first layer
+        elif number % 13 == 0:  # a first layer reads pictures of three colours
             into, image, out = 3, image * 2, min(out, 64)
         limit = larger * (_WORK if groups == 1 else _GROUPED_WORK)
         while (work := 2.0 * (image // stride) ** 2 * out * into // groups * height * width) > limit:
@@ -214,7 +214,7 @@ def _convolutions(rng: np.random.Generator, n: int, larger: float) -> Iterator[C
 
 
 def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
-    """Operations on pictures of the sizes that nets have inside: numbers in all, side, channels."""
+    """Operations on pictures of the sizes inside of nets."""
     for variant in _PICTURES[kind]:
         draws = spread_sizes(rng, n, (2e3, 2e6 if kind == "copy" else 6e6), (4, 64), (8, 512))
         for number, (size, length, width) in enumerate(draws):
@@ -233,7 +233,7 @@ def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
 
 
 def draw_net_cases(rng: np.random.Generator, density: float, larger: float = 1.0) -> list[Case]:
-    """Draw a share of the kernels that nets and the less common functions of others run, in random order."""
+    """Draw kernels of nets and less common functions, a share of the full number, in random order."""
     n, cases = max(5, round(9 * density)), [*_convolutions(rng, max(2, round(8 * density)), larger**2)]
     for variant in _MORE:
         top = 1e7 if variant in ("relu_", "hardtanh", "hardtanh_backward", "silu", "bernoulli_") else 1e6
@@ -245,33 +245,32 @@ def draw_net_cases(rng: np.random.Generator, density: float, larger: float = 1.0
 
 
 def draw_cases(seed: int = 0, *, density: float = 1.0, cache: float = 0.0, larger: float = 1.0) -> list[Case]:
-    """Sizes to time, spread evenly over the logarithm of what small training steps use.
+    """Draw the kernels to time, with sizes spread evenly over the logarithm of what small training steps use.
 
     Parameters
     ----------
     seed : int
-        Seed of the draw: other seeds give held-out sizes [-].
+        Seed; other seeds give held-out sizes [-].
     density : float
         Share of the full number of sizes [-].
     cache : float
-        What the last cache holds, so that some sizes are four times as large; 1 GB is the most [B].
+        Size of the last cache: some cases are four times as large, up to 1 GB [B].
     larger : float
-        How many times as large as for a core of a CPU the sides of products and sequences get, and convolutions with
-        the square of it [-].
+        Factor on the sides of products and sequences, which are sized for one core of a CPU; its square is the factor
+        on the work of convolutions [-].
 
     Returns
     -------
     cases : list of Case
-        In random order, so that drift of the machine spreads over all classes.
+        In random order, so that drift of the machine affects all classes alike.
     """
     rng, largest = np.random.default_rng(seed), float(np.clip(4.0 * cache, _LARGEST, 1e9))
-
     products, batched, attentions, few, some, many = (max(4, round(n * density)) for n in (36, 28, 12, 9, 14, 30))
     cases = [*_gemms(rng, products, larger), *_bmms(rng, batched), *_attentions(rng, attentions, larger)]
     cases += [*_elementwise(rng, few, largest), *_rowwise(rng, some), *_copies(rng, some)]
     cases += _embeddings(rng, many, largest)
     cases = [cases[i] for i in rng.permutation(len(cases))]
-    other = np.random.default_rng([seed, 1])  # a draw of its own: the sizes above stay as they were
+    other = np.random.default_rng([seed, 1])  # own random numbers, so that the sizes above stay the same
     far = _far_copies(np.random.default_rng([seed, 2]), largest) if cache else ()
     for number, case in enumerate([*draw_net_cases(other, density, larger), *far]):
         cases.insert(int(other.integers(number, len(cases) + 1)), case)

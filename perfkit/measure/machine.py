@@ -1,4 +1,4 @@
-"""This machine in words and numbers: processor, cores, caches, memory, versions, and the source of each fact."""
+"""Facts about this machine: processor, cores, caches, memory and versions, each with its source."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-#: Smallest and largest believable size of a cache, by level [B].
+#: Smallest and largest plausible size of a cache, by level [B].
 _CACHES = {"L1": (2**10, 2**24), "L2": (2**12, 2**30), "L3": (2**14, 2**33)}
 
 
@@ -24,9 +24,9 @@ class Fact:
     Parameters
     ----------
     value : object
-        Number, text, or None where it is not known [unit of the fact].
+        Number or text; None if unknown [unit of the fact].
     source : str
-        File or call that reported it, or why it is not known.
+        File or call that reported it, or why it is unknown.
     """
 
     value: Any
@@ -44,9 +44,9 @@ def gather_facts(root: Path = Path("/")) -> dict[str, Fact]:
     Returns
     -------
     facts : dict of str to Fact
-        ``processor``, ``system``, ``loopback``; ``cores`` that this process may use, ``whole_cores`` among them
-        without siblings, and ``core_limit`` of a container [-]; ``memory``, ``free_memory`` and the caches
-        ``L1`` to ``L3`` [B]; ``clock`` [Hz]. Unknown or impossible values are None.
+        ``processor``, ``system``, ``loopback``; ``cores``: logical processors that this process may use,
+        ``whole_cores``: physical cores among them, ``core_limit`` of a container [-]; ``memory``, ``free_memory`` and
+        the caches ``L1`` to ``L3`` [B]; ``clock`` [Hz]. Unknown and implausible values are None.
     """
     cpu, memory = "sys/devices/system/cpu/cpu0", "proc/meminfo"
     said: dict[str, tuple[str, Callable[[Path], Any], tuple[float, float]]] = {
@@ -71,20 +71,20 @@ def gather_facts(root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def _ask(path: Path, read: Callable[[Path], Any], bounds: tuple[float, float]) -> Fact:
-    """One fact from one place; what cannot be read or cannot be true is not known, and the source says so."""
+    """Read one fact; its value is None if it cannot be read or is implausible, and its source then says why."""
     try:
         value = read(path)
     except (OSError, ValueError, LookupError) as error:
         return Fact(None, f"{path} cannot be read ({type(error).__name__})")
     if isinstance(value, str) or value is None or bounds[0] <= value <= bounds[1]:
         return Fact(value, str(path))
-    return Fact(None, f"{path} says {value:g}, which is not believed")
+    return Fact(None, f"{path} says {value:g}, which is not plausible")
 
 
 def _find_processor(path: Path) -> str | None:
     facts = dict(re.findall(r"^(.*?)[ \t]*:[ \t]*(.*)$", path.read_text().split("\n\n")[0], re.MULTILINE))
     name = str(facts.get("model name", ""))
-    if name and not re.search(r"\d", name):  # a virtual machine hides which one it is
+    if name and not re.search(r"\d", name):  # a virtual machine may hide the model in its name
         name += f" (family {facts.get('cpu family', '?')}, model {facts.get('model', '?')})"
     return name or None
 
@@ -99,7 +99,7 @@ def _read_sizes(path: Path) -> dict[str, float]:
 
 
 def _find_free(path: Path) -> float:
-    """What can be allocated: no more than a container may still take."""
+    """Memory that can still be allocated, within the limit of a container [B]."""
     sizes, group = _read_sizes(path), path.parent.parent / "sys/fs/cgroup"
     free = [sizes["MemAvailable"] if "MemAvailable" in sizes else sizes["MemFree"] + sizes.get("Cached", 0.0)]
     with suppress(OSError, ValueError):
@@ -108,7 +108,7 @@ def _find_free(path: Path) -> float:
 
 
 def _find_cache(path: Path) -> float:
-    """Size of the data cache of a level, which is the last part of the path."""
+    """Size of the data cache whose level is the last part of the path [B]."""
     for folder in sorted(path.parent.glob("index*")):
         kind, level, size = ((folder / name).read_text().strip() for name in ("type", "level", "size"))
         if kind in ("Data", "Unified") and f"L{level}" == path.name:
@@ -117,7 +117,7 @@ def _find_cache(path: Path) -> float:
 
 
 def _list_siblings(core: int, root: Path) -> set[int]:
-    """Logical processors that share a core, as Linux lists them: ``0-1`` or ``0,64``."""
+    """Logical processors that share a core; Linux lists them as ``0-1`` or ``0,64``."""
     found = {core}
     with suppress(OSError):
         text = (root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
@@ -127,7 +127,7 @@ def _list_siblings(core: int, root: Path) -> set[int]:
 
 
 def list_cores(root: Path = Path("/")) -> list[int]:
-    """Logical processors that this process may use: one of each core first, then their siblings.
+    """Logical processors that this process may use: first one of each core, then the others.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def count_cores() -> int:
 
 
 def describe_machine() -> dict[str, str]:
-    """Facts about the machine for the reader of a measurement.
+    """Describe this machine in words, for people who read a measurement.
 
     Returns
     -------
@@ -177,7 +177,7 @@ def list_versions(packages: Sequence[str] = ("torch", "numpy", "scipy", "statsmo
     Parameters
     ----------
     packages : sequence of str, optional
-        Packages beside perfkit and Python; those that are missing are left out.
+        Packages to list after perfkit and Python; missing ones are left out.
 
     Returns
     -------

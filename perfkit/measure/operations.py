@@ -1,4 +1,4 @@
-"""Isolated kernels timed: how each operation is called the way a training step does, one table of them all."""
+"""Time isolated kernels: one table says how to call each operation in the way of a training step."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _EACH = [True] * 3  # gradients of a layer: of its input, weight and bias
 
 
 class _Operands:
-    """Operands of one case on a device, in one number format; its sizes are attributes."""
+    """Makes the operands of one case on a device, in one number format. Its attributes are the sizes of the case."""
 
     def __init__(self, case: Case, device: str, seed: int, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(seed)
@@ -38,7 +38,7 @@ class _Operands:
         return torch.randint(0, most, shape, device=self.device)
 
     def mask(self) -> torch.Tensor:
-        """Triangles, as masks of attention have them: where random, a mask costs a CPU its branch prediction."""
+        """Triangles, like masks of attention. A random mask is slower, because a CPU cannot predict its branches."""
         position = torch.arange(self.elements, device=self.device)
         return position % 64 > position // 64 % 64
 
@@ -52,7 +52,7 @@ class _Operands:
         return [None, *torch.tril_indices(self.n, self.n, -1, device=self.device)]
 
     def lookups_of(self, table: torch.Tensor, *more: Any) -> list[_Given]:
-        """Table, rows and bags of calls that take turns: Zipf over the rows, popular rows scattered."""
+        """Table, rows and bags of calls that rotate; the rows follow a Zipf law, with popular rows scattered."""
         draws = [draw_rows(self.rng, len(table), self.exponent, self.lookups) for _ in range(INDEX_BATCHES)]
         offsets = torch.arange(self.bags, device=self.device) * (self.lookups // self.bags)
         return [(table, torch.from_numpy(rows).to(self.device), offsets, *more) for rows in draws]
@@ -87,8 +87,8 @@ def _update(o: _Operands) -> list[_Given]:
     return [(table, sparse(rows[None]), {"alpha": -1e-9}) for table, rows, _ in calls]
 
 
-#: Arguments of every operation but elementwise ones, from operands and sizes, by class and variant or by variant; last
-#: those that have a name. Of calls that take turns a list.
+#: Arguments of every operation except elementwise ones and gradients, by class and variant or by variant alone; a list
+#: of arguments for calls that rotate. Named arguments are in a dictionary at the end.
 ARGUMENTS: dict[str, Callable[[_Operands], "_Given | list[_Given]"]] = {
     "gemm.nt": lambda o: (o.rand(o.n), o.rand(o.m, o.k), o.rand(o.n, o.k).t()),
     "gemm.nn": lambda o: (o.rand(o.m, o.k), o.rand(o.k, o.n)),
@@ -144,7 +144,7 @@ GRADIENTS: dict[str, Callable[..., _Given]] = {
     "avg_pool2d_backward": lambda g, y, *given: (g, *given, False, True, None),
     "_adaptive_avg_pool2d_backward": lambda g, y, x, _: (g, x),
 }
-#: Names of those that are called otherwise, with the overload after a dot.
+#: Names in PyTorch, with the overload after a dot, where they differ from the variant.
 NAMES = {
     "gemm.nt": "addmm", "gemm.nn": "mm", "gemm.tn": "mm", "bmm.nt": "bmm", "bmm.nn": "bmm", "bmm.tn": "bmm",
     "attention.forward": _FLASH, "attention.backward": f"{_FLASH}_backward", "convolution.forward": "convolution",
@@ -156,7 +156,7 @@ NAMES = {
 
 
 def count_operands(tree: Any) -> float:
-    """Bytes of tensors, each counted once; of a sparse one those of its values.
+    """Count the bytes of tensors, each once; a sparse tensor counts with its values.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def count_operands(tree: Any) -> float:
     Returns
     -------
     nbytes : float
-        Of all of them [B].
+        Sum over the tensors [B].
     """
     found = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     found = [each._values() if each.layout is torch.sparse_coo else each for each in found]
@@ -179,27 +179,30 @@ def _find(name: str) -> Any:
 
 
 def _list_calls(o: _Operands, key: str) -> "list[partial[Any]]":
-    """One call, or several that take turns."""
-    name, made = NAMES.get(key, key), ARGUMENTS.get(key, lambda o: ())(o)
+    """One call of an operation, or several that rotate."""
+    name, made = NAMES.get(key, key), list[_Given]()
     if key in GRADIENTS:
         names = (key.replace("backward", "forward"), re.sub("_backward(_data)?", "", key))
         (call,) = _list_calls(o, next(name for name in names if name in ARGUMENTS))
         result = call()
         first = result[0] if isinstance(result, tuple) else result
-        made = GRADIENTS[key](o.rand(*first.shape), result, *call.args)
-    elif not made:
+        made = [GRADIENTS[key](o.rand(*first.shape), result, *call.args)]
+    elif key in ARGUMENTS:
+        arguments = ARGUMENTS[key](o)
+        made = arguments if isinstance(arguments, list) else [arguments]
+    else:
         name, *operands = FUNCTIONS[key]
         tensors = {one: o.mask() if one == "mask" else o.rand(o.elements) for one in operands if isinstance(one, str)}
-        made = tuple(tensors[one] if isinstance(one, str) else one for one in operands)
+        made = [tuple(tensors[one] if isinstance(one, str) else one for one in operands)]
     calls = []
-    for given in made if isinstance(made, list) else [made]:
+    for given in made:
         named = given[-1] if isinstance(given[-1], dict) else {}
         calls.append(partial(_find(name), *given[: len(given) - bool(named)], **named))
     return calls
 
 
 def _attend_on_gpu(o: _Operands, phase: str) -> "partial[Any]":
-    """Attention by the kernel that PyTorch chooses."""
+    """Attention with the kernel that PyTorch chooses."""
     attend: Any = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=o.causal)
     if phase == "forward":
         return partial(attend, *o.heads())
@@ -211,7 +214,7 @@ def _attend_on_gpu(o: _Operands, phase: str) -> "partial[Any]":
 def prepare(
     case: Case, *, device: str = "cpu", seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> "tuple[list[partial[Any]], float]":
-    """Allocate one case's operands and say how to run it.
+    """Allocate the operands of one case and return the calls that run it.
 
     Parameters
     ----------
@@ -227,19 +230,19 @@ def prepare(
     Returns
     -------
     calls : list of callables
-        Run in rotation; several where fresh data decides the time (embedding indices).
+        Run in rotation; several where new indices decide the time (embeddings).
     nbytes : float
-        Bytes of all operands read and written, each once, without what `perfkit.workloads.vocabulary` takes as not
-        read: rows of embeddings, and what only lends its shape [B].
+        Bytes of all operands that are read or written, each once. Operands that are not read in full do not count, see
+        `perfkit.workloads.vocabulary`: tables of embeddings, and tensors that only give a shape [B].
     """
     kind, variant, o = case.kind, case.variant, _Operands(case, device, seed, dtype)
-    phase = variant.partition("_")[0]  # groups of convolutions, and attention with and without a mask, are called alike
+    phase = variant.partition("_")[0]  # one call covers all groups of convolutions, and attention with and without mask
     keys = [key for key in (f"{kind}.{variant}", variant, f"{kind}.{phase}") if key in ARGUMENTS or key in GRADIENTS]
     on_gpu = kind == "attention" and device != "cpu"
     calls = [_attend_on_gpu(o, phase)] if on_gpu else _list_calls(o, [*keys, variant][0])
     call, result = calls[0], calls[0]()
     unread = find_entry(call.func.__name__.partition(".")[0]).unread
-    if kind == "embedding_update":  # of the table only the rows of the gradient change
+    if kind == "embedding_update":  # only the rows of the gradient change in the table
         unread, result = (0,), ()
     read = [operand for place, operand in enumerate(call.args) if place not in unread]
     return calls, count_operands([read, result[0] if kind == "embedding_forward" else result])
@@ -251,14 +254,14 @@ def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float) -> list[dict
     Parameters
     ----------
     cases : sequence of sequence
-        Kind, variant and sizes of each, as of a `Case`.
+        Kind, variant and sizes of each `Case`.
     seconds : float
-        Time for each [s].
+        Time for each case [s].
 
     Returns
     -------
     rows : list of dict
-        ``nbytes`` [B], the timing and the references around it [s] of each case.
+        ``nbytes`` [B], the timing [s] and the ``reference`` times around it [s] of each case.
     """
     rows, reference = [], Reference()
     before = reference()

@@ -20,7 +20,7 @@ from perfkit.workloads.transformer import Transformer
 FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 #: Classes of kernels that are timed beside products and sums.
 _TIMED = ("attention", "convolution", "embedding_forward")
-#: Small iterations, which the host paces; those that also run compiled; and larger ones, which the device paces.
+#: Small iterations, limited by the host; those that also run compiled; and larger ones, limited by the device.
 _SMALL, _COMPILED = ("dlrm-0", "gpt2-0", "bert-1", "resnet-0", "mobilenet-1", "xlnet-4"), ("gpt2-0", "resnet-0")
 LARGE: dict[str, DLRM | Transformer | Net] = {
     "gpt2-large": Transformer.gpt2("gpt2-medium", layers=2, batch=4, sequence=1024, vocabulary=50304),
@@ -37,13 +37,12 @@ LARGE: dict[str, DLRM | Transformer | Net] = {
 
 
 class Probe(NamedTuple):
-    """One thing to time on a device: ``kernels``, ``collectives`` or ``iterations``, and what of them.
+    """One thing to time on a device.
 
-    The variant is the finer class of a kernel, ``eager`` or ``compiled``. Sizes are those of a
-    `perfkit.measure.kernels.Case` with ``flops`` [FLOP], of a collective ``nbytes`` in the
-    nccl-tests convention [B], of an iteration its workload, see `perfkit.measure.samples.load`. Operands that are
-    `cold` rotate, so that the last cache does not hold them. A sample has several calls [-]; all of it is expected to
-    take `seconds` [s].
+    Stage: ``kernels``, ``collectives`` or ``iterations``. Kind and variant: class of a kernel; operation; name, and
+    ``eager`` or ``compiled``. Sizes: those of a `perfkit.measure.kernels.Case` with ``flops`` [FLOP]; ``nbytes`` in the
+    nccl-tests convention [B]; the workload, see `perfkit.measure.samples.load`. Cold operands rotate, so that the last
+    cache does not hold them. Each sample has several calls [-]; the whole probe is expected to take `seconds` [s].
     """
 
     stage: str
@@ -59,14 +58,14 @@ class Probe(NamedTuple):
 
 
 def _draw_kernels(formats: Sequence[str], memory: float, cache: float) -> Iterator[Probe]:
-    """What a CPU is timed with, larger: products in all formats, other classes in one; sums also from the cache."""
+    """The kernels of a CPU in larger sizes: products in all formats, other classes in one; sums also in the cache."""
     for dtype, case in product(formats, draw_cases(cache=cache, larger=8.0)):
         sizes = {"flops": 0.0, **case.sizes}
         if case.kind == "gemm":
-            sizes = size_product(*(16 * -(-sizes[side] // 16) for side in "mnk"))  # what fp8 takes
+            sizes = size_product(*(16 * -(-sizes[side] // 16) for side in "mnk"))  # sizes that fp8 allows
         elif dtype != formats[0] or not (case.kind in _TIMED or case.variant == "add"):
             continue
-        elif case.kind == "embedding_forward":  # uniform rows of up to a quarter of the memory: no cache holds them
+        elif case.kind == "embedding_forward":  # uniform rows of tables that no cache holds
             share = max(0.02, sizes["table_rows"] / 1e6)
             sizes |= {"exponent": 0.0, "table_rows": share * memory / 16 // sizes["dim"]}
             sizes["nbytes"] = forward_bytes(*(sizes[name] for name in ("bags", "lookups", "dim")), granularity=32)
@@ -76,11 +75,11 @@ def _draw_kernels(formats: Sequence[str], memory: float, cache: float) -> Iterat
 
 
 def _draw_collectives(local: int, nodes: int, largest: float) -> Iterator[Probe]:
-    """Messages of 1 KiB up to the largest inside a node, over whole nodes, and between one rank of each node."""
+    """Messages from 1 KiB to the largest: inside a node, over whole nodes, and between one rank of each node."""
     inside, across = ([2**power for power in range(1, 20) if 2**power < most] + [most] for most in (local, nodes))
     spans = {(ranks, 1) for ranks in inside} | {(count * each, count) for count in across for each in (1, local)}
     for (ranks, count), operation in ((span, name) for span in sorted(spans - {(1, 1)}) for name in COLLECTIVES):
-        # a switch adds up half precision, which shows beside integers
+        # switches of the network add fp16 but not int8; both are timed to see the difference
         for dtype in ("fp16", "int8") if operation == "all_reduce" and ranks == local else ("fp16",):
             for nbytes in (16.0 * np.geomspace(64, largest / 16, 15).round()).tolist():
                 yield Probe("collectives", operation, "", dtype, {"nbytes": nbytes}, ranks, count)
@@ -94,11 +93,11 @@ def list_probes(
     Parameters
     ----------
     formats : sequence of str
-        Number formats that the device has; those of `FORMATS` count.
+        Number formats of the device; formats outside `FORMATS` are ignored.
     memory : float
         Main memory of one device [B].
     cache : float
-        Its last cache [B].
+        Size of its last cache [B].
     local : int, optional
         Ranks on each node [-].
     nodes : int, optional
@@ -107,7 +106,7 @@ def list_probes(
     Yields
     ------
     probe : Probe
-        Always the same ones.
+        In a fixed order, the same in every call.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Measuring processes: started with clean allocator settings, pinned, one thread each; one task as one rank."""
+"""Measuring processes: clean allocator settings, pinned to a core, one thread, one rank each."""
 
 import json
 import os
@@ -21,19 +21,18 @@ from typing import Any, NoReturn
 
 from perfkit.measure.machine import count_cores, gather_facts, list_cores
 
-#: Settings of measuring processes. Without them glibc returns large blocks after every free, so that each fresh output
-#: page-faults at a tenth of the memory bandwidth. One thread per rank avoids contention for cores.
+#: Settings of measuring processes. Without them glibc returns large blocks to the system after every free, and each new
+#: output causes page faults at a tenth of the memory bandwidth. With one thread per rank, ranks do not share cores.
 ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_TOP_PAD_": "67108864",
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
 }  # fmt: skip
 
-#: Modules of what measuring processes run: ``time_`` and the name of the task. A job may also name ``module:function``.
+#: Module of each task; its function is ``time_`` and the name of the task. A job may also name ``module:function``.
 _TASKS = {"ladder": "timing", "references": "timing", "collectives": "timing", "kernels": "operations"}
 _TASKS |= dict.fromkeys(("iteration", "placements"), "iterations")
 
-#: First code of a measuring process: it ends with the process that started it. 1 is PR_SET_PDEATHSIG (Linux), 9 is
-#: SIGKILL.
+#: Code of a measuring process. Linux kills the process when its parent ends: 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
 START = """
 import ctypes, os, sys
 if hasattr(ctypes.CDLL(None), "prctl"):
@@ -45,14 +44,14 @@ if os.getppid() == int(os.environ["PERFKIT_PARENT"]):
 
 
 class MeasurementError(RuntimeError):
-    """A measuring process failed; the message says what it printed last."""
+    """A measuring process failed; the message ends with the last line that it printed."""
 
 
 @contextmanager
 def tidy() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into a KeyboardInterrupt with their number, so that processes and folders are cleared.
+    """Raise SIGTERM and SIGHUP as a KeyboardInterrupt with their number, so that processes and folders are removed.
 
-    Where the program has handlers of its own, or ignores the signals as under nohup, these stay.
+    Handlers that the program has set stay, also those that ignore the signals, as under nohup.
     """
 
     def end(number: int, frame: object) -> None:
@@ -71,12 +70,12 @@ def tidy() -> Iterator[None]:
 
 
 def check_ranks(ranks: int, device: str = "cpu", *, crowd: int = 1) -> int:
-    """Let a number of ranks through that this machine has cores or GPUs for.
+    """Check that this machine has enough cores or GPUs for some ranks.
 
     Parameters
     ----------
     ranks : int
-        Processes that measure at once [-].
+        Processes that measure at the same time [-].
     device : str, optional
         ``cpu`` or ``cuda``.
     crowd : int, optional
@@ -90,16 +89,16 @@ def check_ranks(ranks: int, device: str = "cpu", *, crowd: int = 1) -> int:
     Raises
     ------
     ValueError
-        For more ranks than there is room for, and where there is no GPU to measure.
+        For more ranks than cores or GPUs, and for cuda without a GPU.
     """
-    room, what = crowd * count_cores(), f"{count_cores()} cores that this process may use"
+    most, what = crowd * count_cores(), f"{count_cores()} cores that this process may use"
     if device == "cuda":
         import torch
 
-        room = torch.cuda.device_count()
-        what = f"{room} GPUs that PyTorch {torch.__version__} can use"
-    if ranks > room:
-        hint = f"take at most {room}" if room else "measure cpu, or a machine with GPUs; predicting needs none"
+        most = torch.cuda.device_count()
+        what = f"{most} GPUs that PyTorch {torch.__version__} can use"
+    if ranks > most:
+        hint = f"take at most {most}" if most else "choose device cpu, or a machine with GPUs; predictions need no GPU"
         raise ValueError(f"ranks is {ranks}; this machine has {what}; {hint}")
     return ranks
 
@@ -110,11 +109,11 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
     Parameters
     ----------
     job : dict
-        ``task`` says what to run; the rest are its arguments, as JSON.
+        ``task`` names what to run; the other entries are its arguments, as JSON.
     ranks : int
-        Processes, joined in one process group over loopback when there are several [-].
+        Processes; several form a process group over loopback [-].
     timeout : float
-        Seconds before all ranks are stopped [s].
+        Time after which all ranks are stopped [s].
 
     Returns
     -------
@@ -124,11 +123,11 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
     Raises
     ------
     ValueError
-        For more than four ranks on each core, and where there is no GPU to measure.
+        For more than four ranks per core, and for cuda without a GPU.
     MeasurementError
-        If a rank fails, dies or runs out of time, or ranks cannot meet; no process is left behind.
+        If a rank fails or takes too long, or ranks cannot reach each other; all processes are stopped.
     ModuleNotFoundError
-        Where torch is not installed.
+        If torch is not installed.
     """
     if find_spec("torch") is None:
         raise ModuleNotFoundError("torch is not installed; pip install 'perfkit[measure]' brings it", name="torch")
@@ -137,7 +136,7 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
     settings["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     if ranks > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
         if (loopback := gather_facts()["loopback"].value) is None:
-            raise MeasurementError("ranks cannot meet: this machine has no loopback; see ip link, or take one rank")
+            raise MeasurementError("ranks cannot connect: this machine has no loopback; see ip link, or take one rank")
         settings["GLOO_SOCKET_IFNAME"] = loopback
     with tidy(), tempfile.TemporaryDirectory(prefix="perfkit-") as folder:
         place, processes = Path(folder), list[Any]()
@@ -157,7 +156,7 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
 
 
 def _wait(processes: "list[subprocess.Popen[Any]]", place: Path, timeout: float) -> None:
-    """Wait for all ranks; the first failure ends the wait."""
+    """Wait until all ranks have ended, or raise an error at the first failure."""
     deadline = time.monotonic() + timeout
     while set(codes := [process.poll() for process in processes]) != {0}:
         for rank, code in enumerate(codes):
@@ -166,20 +165,20 @@ def _wait(processes: "list[subprocess.Popen[Any]]", place: Path, timeout: float)
                 reason = f"was killed by signal {-code}" if code < 0 else f"stopped with exit code {code}"
                 if shutil.disk_usage(place).free < 1e6:
                     reason += f": the disk is full under {place}; free some, or name another folder in TMPDIR"
-                last = f"; it said last: {said.splitlines()[-1]}" if said else ""
-                text = f"measuring process {rank} {reason}; what was finished is kept, run it again{last}"
+                last = f"; its last line was: {said.splitlines()[-1]}" if said else ""
+                text = f"measuring process {rank} {reason}; finished measurements are kept, run it again{last}"
                 error = MeasurementError(text)
                 error.add_note(said[-3000:])
                 raise error
         if time.monotonic() > deadline:
-            raise MeasurementError(f"measuring took longer than {timeout:.0f} s; try again when it is less busy")
+            raise MeasurementError(f"measuring took longer than {timeout:.0f} s; repeat it on a less busy machine")
         time.sleep(0.01)
 
 
 def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
-    """Run one task as one of several ranks that meet at a store: on one thread, pinned to a core for CPU work.
+    """Run one task as one rank, on one thread that is pinned to a core for CPU work.
 
-    Returns the result of this rank; of ranks that a launcher has started, those of all.
+    Returns the result of this rank; the results of all ranks if a launcher has started them.
     """
     import torch
     import torch.distributed as dist
@@ -209,7 +208,7 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
 
 
 def join_ranks(job: dict[str, Any]) -> list[Any]:
-    """Run one job in this process as one rank of those that a launcher such as torchrun has started.
+    """Run one job in this process, as one of the ranks that a launcher such as torchrun has started.
 
     Parameters
     ----------
@@ -219,7 +218,7 @@ def join_ranks(job: dict[str, Any]) -> list[Any]:
     Returns
     -------
     results : list
-        One per rank, the same on all.
+        One per rank; every rank returns all of them.
     """
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     try:
@@ -230,7 +229,7 @@ def join_ranks(job: dict[str, Any]) -> list[Any]:
 
 
 def work_in(folder: str) -> NoReturn:
-    """Be one measuring process: run the job in a folder, write this rank's result there, and end.
+    """Run the job of a folder as a measuring process, write the result of this rank there, and end the process.
 
     Parameters
     ----------
@@ -246,4 +245,4 @@ def work_in(folder: str) -> NoReturn:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # the result is written; taking down the threads of a process group can hang or abort
+    os._exit(code)  # a normal exit would stop the threads of the process group, which can hang or abort

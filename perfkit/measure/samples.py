@@ -1,4 +1,4 @@
-"""Random configurations: what `check` judges predictions by, and the small set that calibration learns from."""
+"""Random configurations: those of `check`, and the small set that calibration measures."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,10 +13,11 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.transformer import Transformer
 
 Rng: TypeAlias = np.random.Generator
-#: Sets of families: DLRMs and Transformers, or also XLNets, convolutional nets and data-parallel training.
+#: Sets of model families: DLRMs and Transformers; or also XLNets, convolutional nets and data-parallel training.
 MODELS = ("standard", "all")
 
-_LARGEST_TABLES = {True: 4e9, False: 1e9}  # bytes of weights by gradient form: dense gradients need as much again
+#: Most weights of all tables with sparse and with dense gradients, which need the same memory again [B].
+_LARGEST_TABLES = {True: 4e9, False: 1e9}
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Sample:
     plan : Plan or None
         Placement of a DLRM's tables when several ranks run.
     ranks : int
-        Ranks that run it; those of the plan where there is one [-].
+        Ranks that run it; where there is a plan, its ranks [-].
     """
 
     name: str
@@ -47,22 +48,22 @@ class Sample:
         object.__setattr__(self, "ranks", self.plan.ranks if self.plan else self.ranks)
 
     def describe(self) -> dict[str, Any]:
-        """Workload, and owners of tables where there is a plan, as plain JSON."""
+        """Workload and owners of tables (None without a plan) as plain JSON."""
         return {"workload": dump(self.workload), "owners": list(self.plan.owners) if self.plan else None}
 
 
 def _spread(rng: Rng, n: int, low: float, high: float) -> np.ndarray:
-    """Draws that fill a range evenly on a logarithmic scale."""
+    """Draw n numbers that fill a range evenly on a logarithmic scale."""
     return np.asarray(low * (high / low) ** ((rng.permutation(n) + rng.random(n)) / n))
 
 
 def _mix(rng: Rng, n: int, *values: Any) -> list[Any]:
-    """Values, each as often as the others, in random order."""
+    """Repeat values equally often, in random order."""
     return [values[i % len(values)] for i in rng.permutation(n)]
 
 
 def _widths(rng: Rng) -> tuple[int, ...]:
-    """Up to three layers of an MLP."""
+    """Draw the widths of up to three layers of an MLP."""
     return tuple(int(w) // 8 * 8 for w in np.exp(rng.uniform(np.log(64), np.log(1032), rng.integers(1, 4))))
 
 
@@ -110,7 +111,7 @@ _NETS = {
 
 
 def _nets(rng: Rng, names: Sequence[str], *, scale: float, ranks: int = 1) -> Iterator[Net]:
-    """One net of each name; smaller ones for a scale under 1."""
+    """Draw one net of each name; a scale under 1 makes them smaller."""
     for name in names:
         ranges = [(low, low + scale * (high - low)) for low, high in _NETS[name]]
         batch, size, width, depth = (low * ((high + 0.5) / low) ** rng.random() for low, high in ranges)
@@ -129,13 +130,13 @@ def _samples(rng: Rng, counts: tuple[int, int, int], scale: float, *, overlap: b
     samples += [Sample(f"{m.name}-{i}", "transformer", m) for i, m in others]
     for i, model in enumerate([*_dlrms(rng, counts[2], scale=scale, overlap=overlap)]):
         owners = rng.integers(0, 2, len(model.tables))
-        owners[rng.choice(len(owners), 2, replace=False)] = (0, 1)  # no rank stays empty
+        owners[rng.choice(len(owners), 2, replace=False)] = (0, 1)  # each rank has a table
         samples.append(Sample(f"hybrid-{i}", "hybrid", model, Plan.from_owners(owners.tolist(), ranks=2)))
     return samples
 
 
 def _more_samples(rng: Rng, nets: Sequence[str], ddp: int, scale: float) -> list[Sample]:
-    """Nets, and data-parallel training of `ddp` models on two ranks, each with and without overlap."""
+    """Draw nets, and `ddp` models that train data-parallel on two ranks, each with and without overlap."""
     samples = [Sample(f"{m.name}-{i}", m.family, m) for i, m in enumerate(_nets(rng, nets, scale=scale))]
     models: list[Transformer | Net] = [*_transformers(rng, -(-ddp // 2), scale=scale, ranks=2)]
     models += _nets(rng, ["resnet"] * (ddp // 2), scale=scale, ranks=2)
@@ -148,23 +149,23 @@ def _more_samples(rng: Rng, nets: Sequence[str], ddp: int, scale: float) -> list
 def draw_check(
     seed: int, *, dlrm: int = 14, transformer: int = 10, hybrid: int = 6, models: str = "standard", ddp: int = 2
 ) -> list[Sample]:
-    """The configurations a check predicts and measures.
+    """Draw the configurations that a check predicts and measures.
 
     DLRMs of 4–26 tables, 10³–10⁶ rows, 16–128 columns, batch 64–2,048, pooling 1–32, Zipf exponent 0–1.2, dense or
     sparse gradients and MLP widths of 64–1,024; BERTs and GPT-2s of 2–6 layers, width 128–512, sequence 32–256, batch
-    2–16, vocabulary 10³–1.4·10⁴; DLRMs as above on two ranks with random placements. With all models also an XLNet and
-    six convolutional nets of random size, every other parallel DLRM with overlap, and data-parallel training.
+    2–16, vocabulary 10³–1.4·10⁴; DLRMs as above on two ranks with random placements. With ``models="all"`` also an
+    XLNet, six convolutional nets of random size and data-parallel training; every other parallel DLRM then overlaps.
 
     Parameters
     ----------
     seed : int
-        Seed; calibration never draws from the same stream [-].
+        Seed; calibration draws from other random numbers [-].
     dlrm, transformer, hybrid : int
         Number of configurations of each family [-].
     models : str
         One of `MODELS`.
     ddp : int
-        Models trained data-parallel on two ranks, with and without overlap, if all models are drawn [-].
+        Models that train data-parallel on two ranks, with and without overlap; only with ``models="all"`` [-].
 
     Returns
     -------
@@ -177,24 +178,24 @@ def draw_check(
 
 
 def draw_calibration(*, quick: bool = False, hybrid: bool = True, models: str = "standard") -> list[Sample]:
-    """The small configurations that in-context calibration runs.
+    """Draw the small configurations that calibration measures.
 
     Parameters
     ----------
     quick : bool
-        Half as many, of the standard models.
+        Half as many of the standard models.
     hybrid : bool
-        Whether iterations on two ranks are among them.
+        Whether to include iterations on two ranks.
     models : str
         One of `MODELS`; all families together have 15 configurations.
 
     Returns
     -------
     samples : list of Sample
-        The configurations, always the same ones.
+        The same ones in every call.
     """
     every = check_choice("models", models, MODELS) == "all"
-    rng = np.random.default_rng([0, 2057 if every else 2024])  # sizes that lie far apart, none of them long
+    rng = np.random.default_rng([0, 2057 if every else 2024])  # seeds with a wide range of sizes and no long iteration
     if every:
         samples = _samples(rng, (3, 3, 2 if hybrid else 0), 0.5, overlap=True)
         nets = ("resnet", "mobilenet", "inception", "squeezenet", "xlnet")
@@ -204,7 +205,7 @@ def draw_calibration(*, quick: bool = False, hybrid: bool = True, models: str = 
 
 
 def dump(workload: DLRM | Transformer | Net) -> dict[str, Any]:
-    """A workload as plain JSON.
+    """Write a workload as plain JSON.
 
     Parameters
     ----------
@@ -214,18 +215,18 @@ def dump(workload: DLRM | Transformer | Net) -> dict[str, Any]:
     Returns
     -------
     data : dict
-        What `load` takes.
+        Input of `load`.
     """
     return {**asdict(workload), "family": workload.family}
 
 
 def load(data: dict[str, Any]) -> DLRM | Transformer | Net:
-    """A workload from plain JSON; one that says nothing of overlap was written when there was none.
+    """Read a workload from plain JSON; the oldest files have no overlap.
 
     Parameters
     ----------
     data : dict
-        What `dump` returned.
+        Output of `dump`.
 
     Returns
     -------
@@ -237,6 +238,6 @@ def load(data: dict[str, Any]) -> DLRM | Transformer | Net:
         return Net(**{key: value for key, value in data.items() if key != "family"})
     if data["family"] != "dlrm":
         return Transformer(**data)
-    tables, same = data["tables"], {"name", "tables", "family", "loop"}  # older files name their loop
+    tables, same = data["tables"], {"name", "tables", "family", "loop"}  # older files also have a ``loop``
     columns: dict[str, Any] = {key: [t[key] for t in tables] for key in ("rows", "pooling", "exponent")}
     return DLRM(dim=tables[0]["dim"], **columns, **{key: value for key, value in data.items() if key not in same})

@@ -1,4 +1,4 @@
-"""Timing of repeated calls, collectives and working sets, and the machine's speed meanwhile, by three short calls."""
+"""Timing of repeated calls, collectives and working sets, and of three short references that show the speed."""
 
 import itertools
 import time
@@ -10,13 +10,13 @@ import numpy as np
 
 from perfkit.ground.units import check_positive, show
 
-#: Shortest sample [s], faster calls are grouped; most samples of one thing [-].
+#: Shortest sample [s]: faster calls are timed in groups. Most samples of one thing [-].
 _SAMPLE, _MOST = 2e-4, 400
 
-#: Largest working set that is timed [B]; a quarter of the free memory where that is less.
+#: Largest working set that is timed [B], but at most a quarter of the free memory.
 LARGEST = 2.0**31
 
-_SMALLEST, _SWEEPS, _ROW = 2.0**14, 4, 64  # bytes; turns of every size; bytes of a row
+_SMALLEST, _SWEEPS, _ROW = 2.0**14, 4, 64  # smallest working set [B], sweeps over all sizes [-], size of a row [B]
 
 
 def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> dict[
     Returns
     -------
     timing : dict
-        ``median``, quartiles ``q1`` and ``q3``, ``halves``: medians of the even and of the odd samples, which
-        interleave in time [s]; ``n`` samples and ``cpu_share`` [-].
+        ``median``, quartiles ``q1`` and ``q3``, ``halves``: medians of the even and of the odd samples [s]; ``n``
+        samples and ``cpu_share`` [-].
     """
     values = np.asarray(seconds, dtype=float)
     q1, median, q3 = (float(q) for q in np.percentile(values, [25, 50, 75]))
@@ -52,25 +52,25 @@ def find_disagreement(timing: Mapping[str, Any]) -> float:
     Returns
     -------
     share : float
-        Of the smaller half [-].
+        Difference over the smaller half [-].
     """
     return float(max(timing["halves"]) / min(timing["halves"]) - 1.0)
 
 
 def clock(calls: Iterable[Callable[[], Any]], device: str = "cpu") -> float:
-    """Time calls that follow one another.
+    """Time calls that run one after another.
 
     Parameters
     ----------
     calls : iterable of callables
         What to run.
     device : str, optional
-        ``cpu``, or ``cuda``, whose work has to be finished.
+        ``cpu``, or ``cuda``, where the time includes all queued work.
 
     Returns
     -------
     seconds : float
-        Of all together [s].
+        Time of all calls together [s].
     """
     start = time.perf_counter()
     for call in calls:
@@ -83,21 +83,21 @@ def clock(calls: Iterable[Callable[[], Any]], device: str = "cpu") -> float:
 
 
 def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float, minimum: int = 6) -> dict[str, Any]:
-    """Time callables run in rotation on a CPU, each sample long enough for the clock.
+    """Time callables in rotation on a CPU, in samples that are long enough for the clock.
 
     Parameters
     ----------
     calls : sequence of callables
-        Run one after another, over and over.
+        Run one after another, repeatedly.
     seconds : float
-        Time to spend, warm-up aside [s].
+        Time to spend, without the warm-up [s].
     minimum : int
         Fewest samples [-].
 
     Returns
     -------
     timing : dict
-        Of one call, see `summarize_samples` [s].
+        Time of one call, see `summarize_samples` [s].
     """
     clock([*calls[:2], *calls[:2]])
     group = max(1, min(5000, int(_SAMPLE / max(clock(calls[:1]), 1e-7))))
@@ -109,14 +109,14 @@ def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float, minimum: i
 
 
 def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:
-    """Time a batch of a data loader that is asked as fast as it can answer: what `predict` takes as ``loading``.
+    """Time a batch of a data loader that works as fast as it can; `predict` takes the result as ``loading``.
 
     Parameters
     ----------
     loader : iterable
-        A `torch.utils.data.DataLoader`, or whatever yields the batches of one rank; what it yields is dropped.
+        A `torch.utils.data.DataLoader`, or anything that yields the batches of one rank; batches are dropped.
     batches : int, optional
-        How many are timed, after those that warm up; fewer where the loader ends before [-].
+        Batches to time after the warm-up; fewer if the loader ends before [-].
 
     Returns
     -------
@@ -126,12 +126,12 @@ def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:
     Raises
     ------
     ValueError
-        For a loader without two batches for each of its workers.
+        For a loader with fewer than two batches per worker.
 
     Notes
     -----
-    Workers finish together, so batches come in bursts. A sample is therefore the time from a batch to the one that is
-    as many later as there are workers, over their number. The first batch of each worker is not timed.
+    Workers finish at about the same time, so batches come in bursts of one per worker. A sample is therefore the time
+    of such a burst over the number of workers. The first batch of each worker is not timed.
 
     Examples
     --------
@@ -148,7 +148,7 @@ def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:
 
 
 class Reference:
-    """A product, a stream and a gather that do the same work in every call.
+    """Three short tasks that show the speed of the machine: a product, a stream and a gather.
 
     Parameters
     ----------
@@ -158,9 +158,9 @@ class Reference:
     Notes
     -----
     A product of 256 rows and columns (34 MFLOP), a pass over 8 MiB, read and written, and a gather of 32,768 rows of
-    64 B from there: about 2 ms in all. Earlier work must not matter. So the product runs twice untimed and twice timed,
-    the pass rotates through 256 MiB that no cache holds, and the gather reads the data of that pass. Checks:
-    docs/formulas.md, table 7.1.
+    64 B from there take about 2 ms together. Their times must not depend on earlier work. So the product runs twice
+    untimed and twice timed, the pass rotates through 256 MiB that no cache holds, and the gather reads the data of that
+    pass. Checks: docs/formulas.md, table 7.1.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -170,14 +170,14 @@ class Reference:
         self._wall, self._core = 0.0, 0.0
         rng = torch.Generator().manual_seed(0)
         a, b, c = (torch.rand(256, 256, generator=rng).to(device) for _ in range(3))
-        parts = torch.ones(32, 2**17, 16, device=device)  # every page is touched: fresh ones fault when first met
+        parts = torch.ones(32, 2**17, 16, device=device)  # ones, not empty: new pages fault at their first use
         far, out = torch.randint(0, 2**17, (32768,), generator=rng).to(device), torch.empty(32768, 16, device=device)
         self._multiply = partial(torch.mm, a, b, out=c)
         streams = [(partial(part.add_, 1.0), partial(torch.index_select, part, 0, far, out=out)) for part in parts]
         self._streams = itertools.cycle([*streams[1:], streams[0]])
 
     def __call__(self) -> np.ndarray:
-        """Run all three; returns the time of each [s]."""
+        """Run all three and return their times [s]."""
         add, gather = next(self._streams)
         clock([self._multiply] * 2, self._device)
         core, wall = time.thread_time(), time.perf_counter()
@@ -188,7 +188,7 @@ class Reference:
 
     @property
     def core_share(self) -> float:
-        """Share of a core that this thread got while its references ran; below 0.97 there is other load [-]."""
+        """Share of a core that this thread got during its references; below 0.97 there was other load [-]."""
         return min(1.0, self._core / max(self._wall, 1e-9))
 
 
@@ -203,7 +203,7 @@ def time_references(*, seconds: float) -> dict[str, Any]:
     Returns
     -------
     result : dict
-        ``references``: times of every round [s], and their ``core_share`` [-].
+        ``references``: times of every call [s], and their ``core_share`` [-].
     """
     found: list[Any] = []
     reference, end = Reference(), time.perf_counter() + seconds
@@ -215,7 +215,7 @@ def time_references(*, seconds: float) -> dict[str, Any]:
 def make_collective(
     operation: str, nbytes: int, device: str, *, dtype: str = "float32", group: Any = None
 ) -> tuple[Callable[[], Any], int]:
-    """Make one collective of a message size in the nccl-tests convention [B], and say the size really used."""
+    """Prepare a collective of a message size in the nccl-tests convention [B]; returns the call and the exact size."""
     import torch
     import torch.distributed as dist
 
@@ -235,10 +235,10 @@ def make_collective(
 def time_collectives(
     *, operations: Sequence[str], sizes: Sequence[int], seconds: float, device: str = "cpu"
 ) -> list[dict[str, Any]]:
-    """Time collectives of message sizes in the nccl-tests convention [B], sizes interleaved over several sweeps.
+    """Time collectives of message sizes in the nccl-tests convention [B], in several sweeps over all sizes.
 
-    Each call lasts from a barrier to this rank's end. Returns operation, ``nbytes`` [B], every sample [s] and the share
-    of a core that this rank got [-].
+    A sample lasts from a barrier to the end of the call on this rank. Returns operation, ``nbytes`` [B], all samples
+    [s] and the share of a core that this rank got [-].
     """
     import torch
     import torch.distributed as dist
@@ -250,7 +250,7 @@ def time_collectives(
         for row, (_, call, _) in zip(rows, made, strict=True):
             call()
             begin, agreed = time.perf_counter(), torch.ones(1, device=device)
-            while agreed.item():  # rank 0 decides when it is enough, or ranks would wait for each other
+            while agreed.item():  # rank 0 decides when to stop, so that all ranks make equally many calls
                 for _ in range(8):
                     dist.barrier()
                     row["samples"].append(clock([call], device))
@@ -261,9 +261,9 @@ def time_collectives(
 
 
 def time_ladder(*, largest: float) -> list[dict[str, Any]]:
-    """Time streams through working sets up to the largest [B], sizes interleaved.
+    """Time passes over working sets up to the largest [B], in several sweeps over all sizes.
 
-    Of each size: ``nbytes`` [B]; for every sweep ``stream``, the time of a pass that reads and writes it all [s].
+    Returns for each size ``nbytes`` [B] and ``stream``: for every sweep the time to read and write all of it [s].
     """
     import torch
 
