@@ -12,7 +12,7 @@ import pytest
 import perfkit as pk
 from perfkit.calibration.activity import BLOCKING, list_steps, time_host
 from perfkit.calibration.cluster import calibrate_traces
-from perfkit.calibration.meetings import read_ranks
+from perfkit.calibration.collectives import read_ranks
 from perfkit.calibration.traced import record_step
 from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array

@@ -207,7 +207,7 @@ def test_the_shortest_time_over_ranks_is_the_transfer(tmp_path: Path) -> None:
     overheads = {row["overhead"]: row["median_s"] for row in trace.host().filter(rank=0).to_dicts()}
     assert overheads["before_launch"] == pytest.approx(1e-6) and overheads["after_launch"] == pytest.approx(3e-6)
     alone = pk.read_trace(paths[0])
-    assert alone.collectives()["transfer_s"].to_list() == [None] and "hold waits" in alone.explain()
+    assert alone.collectives()["transfer_s"].to_list() == [None] and "include waits" in alone.explain()
     assert alone.breakdown().filter(kind="collective")["time_s"].item() == pytest.approx(38e-6)
     apart = pk.read_trace([write_rank(tmp_path, 0, 0, "[0, 2]"), write_rank(tmp_path, 1, 30, "[1, 3]")])
     assert apart.collectives()["transfer_s"].null_count() == 2  # other groups
@@ -217,9 +217,9 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     path, host = write_rank(tmp_path, 0, 0), tmp_path / "nodes.json"
     host.write_text('{"schema": "1.0.1", "nodes": []}')
     cases: dict[str, Any] = {
-        "name a trace of Kineto": {"paths": []}, "for each execution trace": {"paths": [path, host, host]},
+        "name one Kineto trace": {"paths": []}, "for each execution trace the Kineto": {"paths": [path, host, host]},
         "read one trace for each rank": {"paths": [path, path]},
-        "does not have; leave": {"paths": path, "basis": "kernels"},
+        "does not have; leave basis": {"paths": path, "basis": "kernels"},
         "known are kernels": {"paths": path, "basis": "gpu"}, "No such file": {"paths": tmp_path / "none.json"},
     }  # fmt: skip
     for message, given_ in cases.items():

@@ -1,20 +1,20 @@
-"""What every rank of a trace did: its kernels, their place in the training step, and what its time went into."""
+"""Activity of one rank in a trace: its kernels, their place in the training step, and where its time goes."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from perfkit.calibration.meetings import COLLECTIVE, spell_operation
+from perfkit.calibration.collectives import COLLECTIVE, spell_operation
 from perfkit.ground.results import Table
 from perfkit.ground.units import escape
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.workloads.vocabulary import VIEWS, find_entry
 
-#: Nodes of the backward graph.
+#: Names of nodes of the backward graph.
 _NODE = r"^autograd::engine|^torch::autograd|Backward\d*$"
 #: Phases by the names of annotations, operators and nodes of the backward graph; the innermost counts.
 _PHASES = (
@@ -24,9 +24,9 @@ _PHASES = (
 )
 #: Annotations that name no module.
 _NO_MODULE = re.compile(r"^(ProfilerStep|nccl:|c10d|Optimizer\.|enumerate\(|(## )?(forward|backward|optimizer)( ##)?$)")
-#: Operators that collectives are launched by.
+#: Operators that launch collectives.
 _EXCHANGE = re.compile(r"^(nccl:|record_param_comms$)")
-#: Classes of operators and kernels that the vocabulary of PyTorch does not have; the first match counts.
+#: Classes of operators and kernels that `perfkit.workloads.vocabulary` does not have; the first match counts.
 _CLASSES = (
     (re.compile(r"conv(olution|\dd|_)|winograd|[dw]grad|fprop|cudnn.*(infer|train)", re.I), "convolution"),
     (re.compile(r"(batch|layer|rms)_?norm|softmax|bn_(fw|bw)|nll_loss_nd|cross_entropy_loss", re.I), "rowwise"),
@@ -41,25 +41,25 @@ _CLASSES = (
 )  # fmt: skip
 #: Calls in which the host waits for the device.
 BLOCKING = "Synchronize|^(cuda|hip)(Memcpy|Malloc|Free|HostAlloc)$"
-#: What hides what: of several that go on at a time, the first counts. The device works in the first four.
+#: Roles in order: where several overlap in time, the first counts. The device is busy in the first four.
 ROLES = ("compute", "communication", "waiting", "copies", "queued", "synchronisation", "loading", "host", "rest")
 #: Annotations in which the host loads data.
 _LOADING = r"DataLoader\)#"
-#: A step that takes so many times the median is left out as stalled [-], see formulas, table 6.2.
+#: A step counts as stalled, and is left out, from this multiple of the median time on [-]; formulas, table 6.2.
 _STALLED = 1.5
 
 _WORK = {
-    "index": pl.Int64, "role": pl.String, "stream": pl.Int64, "launched": pl.Int64, "kernel": pl.String,
-    "operation": pl.Int64, "exchange": pl.Int64, "name": pl.String, "kind": pl.String, "phase": pl.String,
-    "module": pl.String,
+    "rank": pl.Int64, "index": pl.Int64, "iteration": pl.Int64, "role": pl.String, "stream": pl.Int64,
+    "start": pl.Int64, "end": pl.Int64, "launched": pl.Int64, "kernel": pl.String, "operation": pl.Int64,
+    "exchange": pl.Int64, "name": pl.String, "kind": pl.String, "phase": pl.String, "module": pl.String,
 }  # fmt: skip
 
 
 class _Place(NamedTuple):
-    """Where an event of the host stands: what the events around it say, unless its own name says more.
+    """Phase, module and operator of a host event, from its own name or from the events around it.
 
-    `owner` is the outermost operator that the vocabulary knows, else the innermost; `exchange` what recorded a
-    collective; each an index, -1 for none.
+    `owner` is the index of the outermost operator that the vocabulary knows, otherwise of the innermost operator;
+    `exchange` that of the operator that launched a collective; -1 for none.
     """
 
     phase: str = ""
@@ -71,7 +71,7 @@ class _Place(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def _read_name(cat: str, name: str) -> tuple[str, str, bool, bool, bool]:
-    """What a name says by itself: phase, module, whether it is an operator, a known one, a collective."""
+    """What a name alone tells: phase, module, whether it is an operator, a known operator, a collective."""
     phase = next((phase for pattern, phase in _PHASES if pattern.search(name)), "")
     module = ""
     if cat == "python_function":
@@ -85,18 +85,18 @@ def _read_name(cat: str, name: str) -> tuple[str, str, bool, bool, bool]:
 
 @lru_cache(maxsize=65_536)
 def _classify(name: str, last: bool = False) -> str:
-    """Class of an operator or kernel, empty where nothing tells; the `last` resort takes operators for pointwise."""
+    """Class of an operator or kernel, empty if unknown; with `last`, unknown operators count as elementwise."""
     short, known = name.removeprefix("aten::"), ""
     if short != name and not _CLASSES[0][0].search(short) and not _CLASSES[1][0].search(short):
         known = "" if short in VIEWS else find_entry(short, pointwise=last).kind
     elif not last:
-        begin = name[:160]  # templates go on for pages
+        begin = name[:160]  # names of C++ templates are very long
         known = next((kind for pattern, kind in _CLASSES if pattern.search(begin)), "")
     return "" if known == "other" else known
 
 
 def _find_places(file: TraceFile) -> Callable[[int], _Place]:
-    """What finds the place of an event; backward nodes have the module of the forward operator they belong to."""
+    """Make a function that finds the place of an event; backward nodes take the module of their forward operator."""
     events, made = file.events, dict[int, int]()
     cats, names, parents, threads = (events[name].to_list() for name in ("cat", "name", "parent", "tid"))
     first = events.filter(pl.col("stream") < 0).unique("tid", keep="first").select("tid", "name").rows()
@@ -124,7 +124,7 @@ def _find_places(file: TraceFile) -> Callable[[int], _Place]:
 
 
 def list_work(file: TraceFile) -> Table:
-    """What the device of a rank did, or where there is none its host: each kernel, copy or operator with its place.
+    """List the kernels and copies of the device of a rank; without a device, the operators of its host.
 
     Parameters
     ----------
@@ -134,48 +134,46 @@ def list_work(file: TraceFile) -> Table:
     Returns
     -------
     frame : polars.DataFrame
-        In order of time rank, index [-]; role (compute, communication, copies); stream [-]; start, end, and launched,
-        when the host had launched it [ns]; kernel, its own name; operation, index of the operator that it belongs to,
-        and exchange, of what recorded a collective, -1 for none [-]; name, that of the operator; kind, as of `Graph`;
-        phase, module; iteration [-].
+        Sorted by start: rank, index, iteration [-]; role (compute, communication, copies); stream [-]; start, end, and
+        launched, when the host had launched it [ns]; kernel, its own name; operation, index of its operator, and
+        exchange, index of the operator that launched a collective, -1 for none [-]; name of the operator; kind, as in
+        `Graph`; phase, module.
     """
-    events, find, meets = file.events, _find_places(file), cache(COLLECTIVE.search)
+    events, find = file.events, _find_places(file)
     device = events.filter(pl.col("cat").is_in(DEVICE))
     if device.is_empty():
-        operators = events.filter(pl.col("cat") == "cpu_op")
-        device = operators.filter(pl.Series(_find_workers(operators, find), dtype=pl.Boolean))
-        device = device.with_columns(index_correlation=pl.col("index"))
+        device = _find_workers(events.filter(pl.col("cat") == "cpu_op"), find)
     names, ends = events["name"].to_list(), (events["ts"] + events["dur"]).to_list()
-    rows, columns = [], ("index", "cat", "name", "stream", "index_correlation")
-    for index, cat, kernel, stream, launch in device.select(columns).iter_rows():
+    rows, columns = [], ("index", "iteration", "cat", "name", "stream", "index_correlation", "ts")
+    for index, iteration, cat, kernel, stream, launch, start in device.select(columns).iter_rows():
         place = find(launch)
         owner = names[place.owner] if place.owner >= 0 else ""
-        collective = meets(kernel) if cat == "kernel" else cat == "cpu_op" and place.exchange >= 0
+        collective = COLLECTIVE.search(kernel) if cat == "kernel" else cat == "cpu_op" and place.exchange >= 0
         if collective or "Collective name" in file.args.get(index, {}):
             exchanged = names[place.exchange] if place.exchange >= 0 else ""
             role, kind, name = "communication", "collective", spell_operation(exchanged, kernel)
         else:
             role, name = "compute" if cat in ("kernel", "cpu_op") else "copies", owner.removeprefix("aten::") or kernel
             kind = _classify(owner if place.known and role == "compute" else kernel) or _classify(owner, last=True)
-        started = ends[launch] if launch not in (-1, index) else -1
-        own = (place.owner, place.exchange, name, kind or "other", place.phase, place.module)
-        rows.append((index, role, stream, started, kernel, *own))
-    work = pl.DataFrame(rows, _WORK, orient="row")
-    times = device.select("index", "iteration", start="ts", end=pl.col("ts") + pl.col("dur"))
-    return work.join(times.with_columns(rank=pl.lit(file.rank, pl.Int64)), on="index").sort("start", "index")
+        launched = ends[launch] if launch not in (-1, index) else -1
+        times = (start, ends[index], launched)
+        place_of = (place.owner, place.exchange, name, kind or "other", place.phase, place.module)
+        rows.append((file.rank, index, iteration, role, stream, *times, kernel, *place_of))
+    return pl.DataFrame(rows, _WORK, orient="row").sort("start", "index")
 
 
-def _find_workers(operators: Table, find: Callable[[int], _Place]) -> Iterator[bool]:
-    """Which operators of a host without a device are work: those of the vocabulary, and others that call no more."""
-    callers = set(operators["parent"])
+def _find_workers(operators: Table, find: Callable[[int], _Place]) -> Table:
+    """Operators of a host that do work: those that the vocabulary knows, and others that call no operator."""
+    callers, chosen = set(operators["parent"]), list[bool]()
     for index, name in operators.select("index", "name").iter_rows():
         place, short = find(index), name.removeprefix("aten::")
-        alone = index not in callers and short not in VIEWS and short != name
-        yield place.owner == index and (place.known or alone)
+        innermost = index not in callers and short not in VIEWS and short != name
+        chosen.append(place.owner == index and (place.known or innermost))
+    return operators.filter(pl.Series(chosen, dtype=pl.Boolean)).with_columns(index_correlation=pl.col("index"))
 
 
 def time_host(file: TraceFile) -> Table:
-    """The overheads of the host.
+    """Measure the overheads of the host.
 
     Parameters
     ----------
@@ -188,8 +186,8 @@ def time_host(file: TraceFile) -> Table:
         rank; overhead, named as in `Platform.host`: gap (T1, before the next call of PyTorch), before_launch (T2),
         after_launch (T3), launch (T4), between_launches (T5), bare (a call without a launch); n [-]; median_s, mean_s
         [s]. A node of autograd is one call, as in a `Graph`. Times in which the host waits for its device or loads
-        data are left out; while one thread waits for another, the calls of that one count. observers: what else was
-        recorded, which slows the host.
+        data are left out. While one thread waits for another, the calls of the other thread count. observers: what the
+        profiler recorded beside, which slows the host.
 
     References
     ----------
@@ -200,7 +198,7 @@ def time_host(file: TraceFile) -> Table:
     host = file.events.filter(pl.col("stream") < 0).with_columns(end=ts + pl.col("dur"))
     loading = pl.col("name").str.contains("DataLoader")
     calls = host.filter((pl.col("cat") == "cpu_op") | loading)
-    calls = calls.filter(ts >= end.cum_max().shift(1).fill_null(0).over(threads))  # those that nothing is around
+    calls = calls.filter(ts >= end.cum_max().shift(1).fill_null(0).over(threads))  # the outermost calls
     calls = calls.sort(ts).with_columns(before=end.cum_max().shift(1).over("pid")).filter(~loading)
     calls = calls.select("index", "name", *threads, "ts", "end", "before")
     launches = host.filter(pl.col("index_correlation") >= 0, ~pl.col("name").str.contains(BLOCKING))
@@ -226,9 +224,9 @@ def time_host(file: TraceFile) -> Table:
 
 
 def list_steps(file: TraceFile, basis: str) -> Table:
-    """Steps of a rank: rank, step, begin, time [ns], time_s [s], kept, and the reason where it is not."""
+    """List the steps of a rank: rank, step, begin, time [ns], time_s [s], kept, and the reason if not kept."""
     found, span = find_iterations(file.events), file.events
-    if basis == "kernels":  # one after the other: of a step that is prefetched, the first kernels come early
+    if basis == "kernels":  # steps follow one another: the first kernels of a prefetched step run earlier
         time = pl.col("period").round().cast(pl.Int64)
         begin = pl.col("begin").first() + time.cum_sum() - time
         rows = found.drop_nulls("period").select("iteration", begin, time, "allocations")
@@ -240,12 +238,12 @@ def list_steps(file: TraceFile, basis: str) -> Table:
         time = (pl.col("ts") + pl.col("dur")).max() - pl.col("ts").min()
         rows = span.select(step=pl.lit(-1), begin=pl.min("ts"), time=time, allocations=pl.lit(0)).drop_nulls()
     if rows.is_empty():
-        raise ValueError(f"basis is {basis!r}, which {escape(file.source)} does not have; leave it out")
+        raise ValueError(f"basis is {basis!r}, which {escape(file.source)} does not have; leave basis out")
     rows.columns = ["step", "begin", "time", "allocations"]
     slow, taken = pl.col("time") / pl.median("time"), pl.col("allocations")
     reason = (
         pl.when((pl.int_range(pl.len()) == 0) & (pl.len() > 2)).then(pl.lit("the first, in which the profiler starts"))
-        .when((taken > 0) & (taken == 0).any()).then(pl.lit("device memory was taken or given back in it"))
+        .when((taken > 0) & (taken == 0).any()).then(pl.lit("device memory was allocated or freed in it"))
         .when(slow > _STALLED).then(pl.format("stalled: {} times the median", slow.round(1)))
         .otherwise(pl.lit(""))
     )  # fmt: skip
@@ -256,7 +254,7 @@ def list_steps(file: TraceFile, basis: str) -> Table:
 
 
 def fill_time(file: TraceFile, work: Table, meetings: Table) -> Table:
-    """Put beside the work of a rank what else its time may have gone into, so that no time is without a role.
+    """Add waits and idle times to the work of a rank, so that every moment has a role.
 
     Parameters
     ----------
@@ -265,14 +263,14 @@ def fill_time(file: TraceFile, work: Table, meetings: Table) -> Table:
     work : polars.DataFrame
         Of `list_work`.
     meetings : polars.DataFrame
-        Its collectives, of `perfkit.calibration.meetings.list_collectives`.
+        Its collectives, of `perfkit.calibration.collectives.list_collectives`.
 
     Returns
     -------
     frame : polars.DataFrame
-        Work with more rows and roles: waiting, the first part of a collective, for other ranks; queued, from the launch
-        of work to its start; synchronisation, from when the host waits for the device to its next launch; loading of
-        data; host, between works, where the next was not launched; rest, after the last.
+        The work, and rows with other roles: waiting for other ranks, the first part of a collective; queued, from the
+        launch of work to its start; synchronisation, from a wait of the host for the device to its next launch; loading
+        of data; host, between two works while the next one is not launched; rest, after the last work.
     """
     start, finish, ends = pl.col("start"), pl.col("end"), pl.col("ts") + pl.col("dur")
     both = work.join(meetings.select("index", "waiting_s"), on="index", how="left", maintain_order="left")
@@ -298,7 +296,7 @@ def fill_time(file: TraceFile, work: Table, meetings: Table) -> Table:
 
 
 def account(work: Table, begin: int, end: int) -> np.ndarray:
-    """Part of a window of time that each work has for itself: of works of one role the first counts.
+    """Divide a window of time among all works: where several overlap, the first role counts, and in it the first work.
 
     Parameters
     ----------
@@ -310,7 +308,7 @@ def account(work: Table, begin: int, end: int) -> np.ndarray:
     Returns
     -------
     own : array
-        Whole nanoseconds, which sum to what any work covers [ns].
+        Time of each work, which sum to the part of the window with any work [ns].
     """
     starts, ends = (work[name].to_numpy().clip(begin, end) for name in ("start", "end"))
     own, roles = np.zeros(len(work), dtype=np.int64), work["role"].to_numpy()

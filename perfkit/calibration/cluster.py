@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from perfkit.calibration.activity import time_host
+from perfkit.calibration.collectives import read_ranks
 from perfkit.calibration.context import expect_spread
-from perfkit.calibration.meetings import read_ranks
 from perfkit.calibration.traced import record_step
 from perfkit.calibration.traces import read_trace
 from perfkit.fitting import Fit, fit_roofline
@@ -353,7 +353,7 @@ def calibrate_traces(
     UserWarning
         If the traces are of another device than the base.
     """
-    files = read_ranks([traces] if isinstance(traces, str | Path) else traces)
+    files = read_ranks(traces)
     names = [str(each.get("name", "")) for file in files for each in file.devices[:1]]
     where = load_platform(base or find_similar(names[0] if names else ""))
     if where.device.kind == "cpu":

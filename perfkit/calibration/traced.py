@@ -1,4 +1,4 @@
-"""From a trace to the graph of its step: operations run again on what they were given."""
+"""The graph of a traced step: each operation runs again on tensors of the recorded sizes."""
 
 import ast
 from bisect import bisect_left
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfkit.calibration.activity import list_work
-from perfkit.calibration.meetings import list_collectives
+from perfkit.calibration.collectives import list_collectives
 from perfkit.ground.results import Table
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
@@ -24,15 +24,15 @@ from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.recording.recorder import Recorder
 from perfkit.workloads.graph import FEATURES, PHASES, Graph
 
-#: Types of tensors by their names in traces.
+#: Types of tensors by their name in traces.
 _TYPES = {
     "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16,
     "int": torch.int32, "long": torch.int64, "long int": torch.int64, "unsigned char": torch.uint8, "bool": torch.bool,
 }  # fmt: skip
-#: Arguments that say how results are stored and of which type, by numbers that change with versions.
+#: Arguments for the storage and type of results, recorded as numbers that change with versions of PyTorch.
 _ABOUT = {"device", "layout", "pin_memory", "memory_format", "generator", "dtype"}
 _MISFIT = object()
-#: What PyTorch raises for arguments that an operation does not take.
+#: Errors of PyTorch for arguments that an operation does not take.
 _REFUSED = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -47,9 +47,9 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
     Returns
     -------
     graph : Graph
-        Operations of the step in the middle of those that it holds.
+        Operations of the middle step of the trace.
     seconds : array
-        Device time of each; not a number where several share what was measured [s].
+        Device time of each operation; not a number where several operations share one measured time [s].
 
     Raises
     ------
@@ -58,10 +58,10 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
 
     Notes
     -----
-    An operation is run again on tensors without values, so its sizes are those that `perfkit.capture` would find.
-    Kernels, calls of the framework and calls without a kernel are counted, not assumed; those that load data are left
-    out, as there. What cannot be run again is of the kind ``other``, with the bytes that it was given. Every tensor
-    counts as one of its own, a collective is waited for at once, and copies between host and device as copies.
+    Each operation runs again on tensors without values, so its sizes are those that `perfkit.capture` would find.
+    Kernels, calls of the framework and calls without a kernel are counted from the trace. Calls that load data are left
+    out, as in `perfkit.capture`. An operation that cannot run again has the kind ``other`` and the bytes of its
+    arguments. Every argument counts as a separate tensor, and each collective is waited for at once.
     """
     steps = find_iterations(file.events).filter(pl.col("kernels") > 0)
     if not file.events["cat"].is_in(DEVICE).any():
@@ -83,7 +83,7 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
 
 
 def place_operations(file: TraceFile, platform: Platform) -> Table:
-    """Operations of a step and what they reached of a platform's peaks and bandwidth, see `Trace.roofline`."""
+    """Operations of a step and the part of a platform's peak and bandwidth that they reach, see `Trace.roofline`."""
     graph, seconds = record_step(file)
     with keep_quiet():
         sizes = size_operations(graph, platform)
@@ -96,14 +96,14 @@ def place_operations(file: TraceFile, platform: Platform) -> Table:
 
 
 class _Step:
-    """A step as it is gone through in the order of its host."""
+    """Recording of one step, operation by operation in the order of the host."""
 
     def __init__(self, file: TraceFile, work: pl.DataFrame, number: int) -> None:
         self.recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), True)
         self.recorder.leading, self.args, self.ranks = True, file.args, file.ranks or 1
         columns = ("cat", "name", "ts", "parent", "index_correlation", "iteration")
         cats, self.names, self.ts, parents, self.launches, own = (file.events[name].to_list() for name in columns)
-        self.outer: list[int] = []  # the outermost operation around each event; what loads data is none
+        self.outer: list[int] = []  # outermost operation around each event, -2 for loading of data
         for index, (cat, name, above) in enumerate(zip(cats, self.names, parents, strict=True)):
             inside = -2 if "DataLoader" in name else self.outer[above] if above >= 0 else -1
             self.outer.append(index if inside == -1 and cat == "cpu_op" else inside)
@@ -116,21 +116,21 @@ class _Step:
             inner = self.launches[row["index"]]
             while inner not in (-1, above) and (cats[inner], self.names[inner]) != ("cpu_op", self.names[above]):
                 inner = parents[inner]
-            above = max(above, inner)  # autocast calls an operation again, on what it has cast
+            above = max(above, inner)  # autocast casts the arguments and calls the operation again
             key = row["index"] if above < 0 or row["index"] in found else above
             self.calls.setdefault(key, []).append({**row, **found.get(key, {})})
         busy = {self.outer[self.find_host(key)] for key in self.calls}
         bare = (i for i, outer in enumerate(self.outer) if outer == i and own[i] == number and i not in busy)
         self.bare, self.opened, self.passed = [self.ts[i] for i in bare], set[int](), 0
         self.groups: list[tuple[int, ...]] = []
-        self.rows: list[tuple[float, ...]] = []  # launches, calls, calls without a kernel and time of every operation
+        self.rows: list[tuple[float, ...]] = []  # of each operation: launches, calls, calls without a kernel, time
 
     def find_host(self, key: int) -> int:
-        """The event of the host that stands for an operation, or for work of a device that belongs to none."""
+        """The host event of an operation, or of device work without an operation."""
         return self.launches[key] if self.launches[key] >= 0 else key
 
     def record(self, key: int, rows: list[dict[str, Any]]) -> None:
-        """Record what belongs to an operation, and what it took of the host and of the device [s]."""
+        """Record one operation with its kernels, and its time on the device [s]."""
         recorder, name, first, given = self.recorder, self.names[key], rows[0], self.args.get(key, {})
         before, spent = len(recorder.labels), np.array([1e-9 * (row["end"] - row["start"]) for row in rows])
         recorder.phase = phase = first["phase"] if first["phase"] in PHASES else "forward"
@@ -140,7 +140,7 @@ class _Step:
             ranks = tuple(map(int, first["group"].split(", ")) if known else range(first["ranks"] or self.ranks))
             self.groups += [ranks] if ranks not in self.groups else []
             sizes = {"nbytes": first["nbytes"] or 0.0, "group": self.groups.index(ranks)}
-            if uneven:  # the fullest rank's whole buffer bounds an uneven exchange
+            if uneven:  # the rank with the most data limits an uneven exchange
                 sizes["nbytes"] *= len(ranks) * max(uneven) / max(sum(first["sent"] or ()), 1)
             recorder.emit((first["operation"], "collective", first["operation"]), first["module"], sizes, [], [])
             spent = np.full(1, np.nan)
@@ -148,7 +148,7 @@ class _Step:
             _run(recorder, name.removeprefix("aten::").replace("contiguous", "clone"), given)
         if len(recorder.labels) == before:
             pairs = zip(given.get("Input Dims") or (), given.get("Input type") or (), strict=False)
-            tables = {"float", "c10::Half"} if "embedding" in name else ()  # looked up in, and not read
+            tables = {"float", "c10::Half"} if "embedding" in name else ()  # only some rows of a table are read
             read = [_make(dims, kind) for dims, kind in pairs if kind in _TYPES and kind not in tables]
             recorder.emit((name, "other", name), first["module"], {}, read, [])
         outer, added = self.outer[self.find_host(key)], len(recorder.labels) - before
@@ -161,7 +161,7 @@ class _Step:
 
 
 def _run(recorder: Recorder, name: str, given: Mapping[str, Any]) -> None:
-    """Run an operation on what it was given; nothing is recorded where the trace does not know enough of it."""
+    """Run an operation on its recorded arguments; without enough facts nothing is recorded."""
     columns = [given.get(key) or () for key in ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")]
     packet = getattr(torch.ops.aten, name, None)
     for func in (getattr(packet, overload) for overload in packet.overloads()) if packet else ():
@@ -174,21 +174,21 @@ def _run(recorder: Recorder, name: str, given: Mapping[str, Any]) -> None:
             recorder.on = True
             func(*(v for a, v in zip(takes, values, strict=True) if not a.kwarg_only), **named)
             return
-        except _REFUSED:  # an overload that takes something else, or that needs values
+        except _REFUSED:  # the overload takes other arguments, or needs values
             continue
         finally:
             recorder.on = False
 
 
 def _adapt(name: str, argument: Any, dims: Any, kind: str, stride: Any, text: Any) -> Any:
-    """An argument of an overload, if it takes what the trace has."""
+    """Value of one argument of an overload, or `_MISFIT` if it does not take the recorded type."""
     takes, several, value = str(argument.type), kind[:10] == "TensorList", argument.default_value
     if kind in _TYPES or several:
         if "Tensor" not in takes or (several and not (dims and "List" in takes)):
             return _MISFIT
         made = [_make(each, kind[11:-1]) if each else None for each in dims] if several else _make(dims, kind, stride)
         return [made] if "List" in takes and not several else made
-    if takes == "Tensor":  # one that backward passes are given where there is none
+    if takes == "Tensor":  # backward operations take an empty tensor where none is needed
         return torch.empty(0) if "backward" in name else _MISFIT
     if "Tensor" in takes or argument.name in _ABOUT:
         return None

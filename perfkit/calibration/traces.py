@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
-from perfkit.calibration.meetings import list_collectives, read_ranks
+from perfkit.calibration.collectives import list_collectives, read_ranks
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
 from perfkit.ground.units import check_choice, check_type, escape, format_table, format_time, rank_largest, show
 from perfkit.platform.gallery import Named, load_platform
@@ -18,15 +18,15 @@ from perfkit.prediction.result import Prediction
 from perfkit.readers.trace import TraceFile, find_basis
 from perfkit.workloads.graph import Graph
 
-#: What the time of an iteration is, see `perfkit.readers.trace.find_basis`.
+#: How the time of an iteration is measured, see `perfkit.readers.trace.find_basis`.
 BASES = ("kernels", "host step", "device span", "host span")
 _CHARTS = ("idle", "breakdown", "timeline", "modules")
 _PHASES = ("forward", "backward", "update")
-#: Roles of what was recorded; the others fill the time between.
+#: Roles of recorded work; the other roles fill the time between.
 _WORKED = ("compute", "communication", "copies")
-#: What a difference between two steps may come from.
+#: What may cause a difference between two steps.
 _SAYS = {
-    "host": "how fast the host launches, and what hides it", "loading": "how fast data comes",
+    "host": "how fast the host launches, and what hides it", "loading": "how fast data is loaded",
     "synchronisation": "calls in which the host waits for the device", "queued": "waits between streams",
     "waiting": "unequal work of the ranks, or unequal starts", "collective": "messages, links, or what hides them",
 }  # fmt: skip
@@ -40,11 +40,11 @@ class Trace(Tabular):
     Parameters
     ----------
     files : tuple of TraceFile
-        What was read, one per rank.
+        Traces, one per rank.
     basis : str
-        What counts as an iteration, one of `BASES` [-].
+        How the time of an iteration is measured, one of `BASES` [-].
     sizes : mapping of str to float, optional
-        Message sizes of collectives by pattern of the kernel's name, where the trace says none [B].
+        Message sizes of collectives by a pattern of the kernel's name, for traces that do not hold them [B].
     """
 
     files: tuple[TraceFile, ...]
@@ -53,16 +53,16 @@ class Trace(Tabular):
 
     @property
     def time(self) -> float:
-        """Time of an iteration: mean over the steps that count, and over ranks [s]."""
+        """Time of an iteration: mean over the steps that are kept, and over ranks [s]."""
         steps = self._steps.filter("kept").group_by("rank").agg(pl.mean("time_s"))["time_s"].to_list()
         return float(sum(steps) / len(steps))
 
     def steps(self) -> Table:
-        """Steps of every rank: rank, step [-]; begin, time [ns], time_s [s]; kept, and the reason where it is not."""
+        """Steps of every rank: rank, step [-]; begin, time [ns], time_s [s]; kept, and the reason if not kept."""
         return self._steps
 
     def collectives(self) -> Table:
-        """Every collective of every rank, see `perfkit.calibration.meetings.list_collectives`."""
+        """Every collective of every rank, see `perfkit.calibration.collectives.list_collectives`."""
         return self._collectives
 
     @cached_property
@@ -70,20 +70,20 @@ class Trace(Tabular):
         return pl.concat([list_steps(file, self.basis) for file in self.files])
 
     @cached_property
-    def _work(self) -> Table:
-        return pl.concat([list_work(file) for file in self.files])
+    def _works(self) -> list[Table]:
+        return [list_work(file) for file in self.files]
 
     @cached_property
     def _collectives(self) -> Table:
-        return list_collectives(self.files, [self._work.filter(rank=file.rank) for file in self.files], self.sizes)
+        return list_collectives(self.files, self._works, self.sizes)
 
     @cached_property
     def _accounts(self) -> Table:
-        """What the mean step of every rank was spent on: times [-], and own_s, the time that nothing hides [s]."""
+        """Work of the mean step of every rank: times, how often it ran [-]; own_s, its time that nothing hides [s]."""
         frames = []
-        for file in self.files:
-            work, met = (frame.filter(rank=file.rank) for frame in (self._work, self._collectives))
-            filled, windows = fill_time(file, work, met), self._steps.filter(pl.col("kept"), rank=file.rank)
+        for file, work in zip(self.files, self._works, strict=True):
+            filled = fill_time(file, work, self._collectives.filter(rank=file.rank))
+            windows = self._steps.filter(pl.col("kept"), rank=file.rank)
             own = times = np.zeros(len(filled))
             for begin, time in windows.select("begin", "time").iter_rows():
                 own = own + account(filled, begin, begin + time) * _NS / len(windows)
@@ -94,15 +94,15 @@ class Trace(Tabular):
 
     @cached_property
     def busiest(self) -> int:
-        """The rank that computes longest, which breakdown and modules look into [-]."""
+        """The rank that computes longest, which breakdown and modules show [-]."""
         idle = self.idle()
         return int(idle["rank"][rank_largest(idle["busy_s"].to_list())[0]])
 
     def breakdown(self) -> Table:
         """Time of the busiest rank by phase and operation class, waiting, and idle by cause; sums to its time.
 
-        Columns phase, kind, operations [-], time_s [s], share [-]. What runs beside something else counts once, see
-        `perfkit.calibration.activity.ROLES`; what has no phase is as in `idle`.
+        Columns phase, kind, operations [-], time_s [s], share [-]. Work that overlaps counts once, see
+        `perfkit.calibration.activity.ROLES`. Rows without a phase are those of `idle`.
         """
         phase = pl.when(pl.col("role").is_in(_WORKED)).then("phase").otherwise(pl.lit("")).alias("phase")
         sums = {"operations": pl.sum("times").round().cast(pl.Int64), "time_s": pl.sum("own_s")}
@@ -110,7 +110,7 @@ class Trace(Tabular):
         frame = frame.filter(pl.col("time_s") > 0).with_columns(share=pl.col("time_s") / pl.sum("time_s"))
         return frame.sort("time_s", descending=True, maintain_order=True)
 
-    table = breakdown  # what all results have
+    table = breakdown  # all results have a table
 
     def timeline(self, level: str = "operation", depth: int | None = None) -> Table:
         """Start and end of every operation, module or stage of the step whose time is nearest the mean.
@@ -120,7 +120,7 @@ class Trace(Tabular):
         level : str
             ``operation`` (its kernels together), ``module`` or ``stage`` (forward, backward, update).
         depth : int, optional
-            Names of a module's path that are told apart; all of them, unless given [-].
+            Levels of the module's path that are shown; all by default [-].
 
         Returns
         -------
@@ -130,7 +130,7 @@ class Trace(Tabular):
         check_choice("level", level, ("operation", "module", "stage"))
         apart = (pl.col("time") - pl.mean("time").over("rank")).abs()
         near = self._steps.filter("kept").sort(apart, maintain_order=True).unique("rank", keep="first")
-        frame = self._work.join(near.select("rank", "begin", "time"), on="rank", maintain_order="left")
+        frame = pl.concat(self._works).join(near.select("rank", "begin", "time"), on="rank", maintain_order="left")
         frame = frame.filter((pl.col("end") > pl.col("begin")) & (pl.col("start") < pl.col("begin") + pl.col("time")))
         times = {f"{end}_s": (pl.col(end) - pl.col("begin")).clip(0, pl.col("time")) * _NS for end in ("start", "end")}
         alone = pl.when(pl.col("operation") < 0).then(-1 - pl.col("index")).otherwise("operation")
@@ -145,13 +145,13 @@ class Trace(Tabular):
         Parameters
         ----------
         depth : int or None
-            Names of a module's path that are told apart; None for all of them [-].
+            Levels of the module's path that are shown; None for all [-].
 
         Returns
         -------
         frame : polars.DataFrame
-            module (empty for what belongs to none), operations [-]; forward_s, backward_s, update_s and other_s, what
-            belongs to no phase, which sum to the time; idle_s, a part of them [s]; share [-].
+            module (empty for none), operations [-]; forward_s, backward_s, update_s, and other_s without a phase, which
+            sum to the time; idle_s, a part of them [s]; share [-].
         """
         own, idle = pl.col("own_s"), pl.col("role").is_in(("queued", "host"))
         sums = {f"{phase}_s": own.filter(phase=phase).sum() for phase in _PHASES}
@@ -162,12 +162,12 @@ class Trace(Tabular):
         return pl.concat([frame.filter(pl.col("module") != ""), frame.filter(module="")])
 
     def idle(self) -> Table:
-        """Time in which every rank computes, and why it does not; the columns sum to its time.
+        """Time in which every rank computes, and why it is idle in the rest; the columns sum to its time.
 
-        Columns rank [-]; busy_s, kernels; communication_s, collectives that no kernel hides; waiting_s, of these for
-        other ranks, null and in communication_s where ranks were not matched; copies_s, copies that nothing hides;
-        queued_s, launched, and waiting for another stream or for its start; synchronisation_s, not launched because the
-        host waited for the device; loading_s, or for data; host_s, or for no such reason [s].
+        Columns rank [-]; busy_s, kernels; communication_s, collectives that no kernel hides; waiting_s, their waits for
+        other ranks (null, and part of communication_s, where ranks were not matched); copies_s, copies that nothing
+        hides; queued_s, work that is launched but waits for another stream or for its start; and time without launched
+        work: synchronisation_s, the host waits for the device; loading_s, it waits for data; host_s, other reasons [s].
         """
         role = pl.col("role").replace({"compute": "busy", "rest": "host"})
         names = dict.fromkeys("busy" if name == "compute" else name for name in ROLES[:-1])
@@ -177,7 +177,7 @@ class Trace(Tabular):
         return frame.with_columns(waiting_s=pl.when(pl.col("rank").is_in(met.implode())).then("waiting_s"))
 
     def stragglers(self, by: str = "collective") -> Table:
-        """Which rank the others waited for; what cost most comes first.
+        """Which rank the others waited for; the largest loss comes first.
 
         Parameters
         ----------
@@ -187,10 +187,10 @@ class Trace(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            By collective: iteration, group, order, as in `collectives`, rank, the one that came last [-]; operation,
-            nbytes [B]; late_s, the median time that the others waited for it, and waited_s, the sum of their times [s].
-            By rank, over the steps that were recorded: rank, last, the collectives in which it came last [-], late_s
-            and waited_s, their sums; and of its mean step busy_s, host_s and waiting_s, as in `idle` [s].
+            By collective: iteration, group, order, as in `collectives`; rank, the last one to arrive [-]; operation,
+            nbytes [B]; late_s, the median time that the others waited for it, and waited_s, the sum of their waits [s].
+            By rank, over all recorded steps: rank; last, the collectives in which it arrived last [-]; late_s and
+            waited_s, sums of those; and of its mean step busy_s, host_s and waiting_s, as in `idle` [s].
         """
         check_choice("by", by, ("collective", "rank"))
         waited, first = pl.col("waiting_s"), pl.first("rank", "operation", "nbytes")
@@ -209,12 +209,12 @@ class Trace(Tabular):
         return pl.concat([time_host(file) for file in self.files])
 
     def graph(self, rank: int | None = None) -> Graph:
-        """Operations of a recorded step, with their sizes: what `pk.predict` prices on any platform.
+        """Operations of a recorded step with their sizes, which `pk.predict` can price on any platform.
 
         Parameters
         ----------
         rank : int, optional
-            Which rank; the `busiest`, unless given [-].
+            Which rank; by default the `busiest` [-].
 
         Returns
         -------
@@ -232,38 +232,38 @@ class Trace(Tabular):
         return files[self.busiest if rank is None else rank]
 
     def roofline(self, platform: Named, rank: int | None = None) -> Table:
-        """How near each operation whose sizes are known came to the limits of a device, in one recorded step.
+        """How close each operation of a recorded step comes to the limits of a device.
 
         Parameters
         ----------
         platform : Platform, str or Path
-            Its peaks and its memory are the limits.
+            Its peaks and its memory bandwidth are the limits.
         rank : int, optional
-            Which rank; the `busiest`, unless given [-].
+            Which rank; by default the `busiest` [-].
 
         Returns
         -------
         frame : polars.DataFrame
-            In order of the step name, kind, phase, module; time_s of its kernels [s], flops [FLOP], nbytes of traffic
-            [B]; peak_share and bandwidth_share, what it reached of the platform's [-].
+            Operations with known sizes, in order: name, kind, phase, module; time_s of the kernels [s], flops [FLOP],
+            nbytes of traffic [B]; peak_share and bandwidth_share, the part of each limit that they reach [-].
         """
         from perfkit.calibration.traced import place_operations
 
         return place_operations(self._find_file(rank), load_platform(platform))
 
     def compare(self, other: "Trace | Prediction") -> Table:
-        """Put this trace beside another one, or beside a prediction; where they differ most comes first.
+        """Compare this trace with another one or with a prediction; the largest difference comes first.
 
         Parameters
         ----------
         other : Trace or Prediction
-            Of the same step.
+            Of the same training step.
 
         Returns
         -------
         frame : polars.DataFrame
-            phase, kind; operations [-] and time_s [s] of this trace, other_operations and other_s; difference_s, how
-            much longer this one is [s]; says, what to look at.
+            phase, kind; operations [-] and time_s [s] of this trace, other_operations and other_s of the other;
+            difference_s, time_s minus other_s [s]; says, what to look at.
         """
         check_type("other", other, Trace | Prediction)
         theirs = other.breakdown().select("phase", "kind", other_operations="operations", other_s="time_s")
@@ -276,13 +276,13 @@ class Trace(Tabular):
         return frame.sort(pl.col("difference_s").abs(), descending=True, maintain_order=True)
 
     def chart(self, kind: str = "breakdown") -> Picture:
-        """A picture of the trace.
+        """Draw the trace.
 
         Parameters
         ----------
         kind : str
-            ``breakdown``; ``idle``, rank by rank; ``timeline``: operations, and of the rank that computes longest its
-            stages and modules above them; ``modules``.
+            ``breakdown``; ``idle``, rank by rank; ``timeline``: operations of all ranks, and above them stages and
+            modules of the busiest rank; ``modules``.
 
         Returns
         -------
@@ -304,14 +304,14 @@ class Trace(Tabular):
         return plots.module_bars(self.modules()) if kind == "modules" else plots.breakdown_bars(self.breakdown())
 
     def sections(self) -> Sections:
-        """What a report shows, see `perfkit.ground.results.Sections`."""
+        """Parts of a report, see `perfkit.ground.results.Sections`."""
         yield "Ranks", self.idle()
         yield from (("", self.chart(kind)) for kind in _CHARTS)
         yield "Where the time goes", self.breakdown()
         yield "Steps", self._steps.drop("begin", "time")
 
     def explain(self) -> str:
-        """The trace in words: what was recorded, where the time goes, what was left out, what to know of it."""
+        """The trace in words: what was recorded, where the time goes, which steps were left out, and notes."""
         lines = [repr(self)]
         for phase, kind, count, seconds, share in self.breakdown().head(8).rows():
             label = f"{phase} {kind}".strip().replace("_", " ") + (f" ({count} operations)" if count else "")
@@ -321,7 +321,7 @@ class Trace(Tabular):
         left = self._steps.filter(~pl.col("kept")).group_by("reason", maintain_order=True).agg(pl.col("step").unique())
         lines += [f"  left out: step {', '.join(map(str, found))}: {why}" for why, found in left.rows()]
         if alone := self._collectives["transfer_s"].null_count():
-            lines.append(f"  note: {alone} collectives hold waits for ranks that were not read, beside their transfer")
+            lines.append(f"  note: the times of {alone} collectives include waits for ranks that were not read")
         if observers := ", ".join(dict.fromkeys(name for file in self.files for name in file.observers)):
             lines.append(f"  note: the profiler recorded {observers}, which slows the host: its times are upper bounds")
         return "\n".join(lines)
@@ -339,17 +339,16 @@ class Trace(Tabular):
 def read_trace(
     paths: str | Path | Sequence[str | Path], *, basis: str | None = None, sizes: Mapping[str, float] | None = None
 ) -> Trace:
-    """Read what PyTorch's profiler has recorded of training steps, on any device, and say where the time went.
+    """Read training steps that PyTorch's profiler recorded on any device, and find where the time went.
 
     Parameters
     ----------
     paths : str, Path or sequence of them
-        Traces of Kineto, one per rank, plain or packed; and execution traces of the same ranks, in the same order or
-        with their rank as the last number of their name.
+        Kineto traces, one per rank, plain or compressed; and execution traces of the same ranks, in the same order.
     basis : str, optional
-        What counts as an iteration, one of `BASES`; the first that the trace allows, unless given.
+        How the time of an iteration is measured, one of `BASES`; by default the first that the trace allows.
     sizes : mapping of str to float, optional
-        Message sizes of collectives by pattern of the kernel's name, where the trace says none [B].
+        Message sizes of collectives by a pattern of the kernel's name, for traces that do not hold them [B].
 
     Returns
     -------
@@ -359,8 +358,9 @@ def read_trace(
     Raises
     ------
     ValueError
-        For a file that is no trace, breaks off or lies, ranks that do not belong together, a basis that it lacks.
+        For a file that is no trace, is cut off or has impossible values, for ranks that do not belong together, and for
+        a basis that the trace does not have.
     """
-    files = read_ranks([paths] if isinstance(paths, str | Path) else paths)
+    files = read_ranks(paths)
     found = find_basis(files[0].events) if basis is None else check_choice("basis", basis, BASES)
     return Trace(tuple(files), found, dict(sizes or {}))

@@ -1,4 +1,4 @@
-"""Execution traces of PyTorch (Chakra, schemas 1.0 and 1.1): what every operation was given and what it returned."""
+"""Execution traces of PyTorch (Chakra, schemas 1.0 and 1.1): arguments and results of every operation."""
 
 import json
 import re
@@ -12,15 +12,16 @@ from perfkit.ground.units import show
 from perfkit.readers.trace import LARGEST_TRACE, TraceFile, parse_document, read_text
 
 _ADVICE = "pass the file that torch.profiler.ExecutionTraceObserver wrote, whole"
-#: A tensor among types, and that of its numbers.
+#: Type of a tensor, and in it the type of its numbers.
 _TENSOR = re.compile(r"Tensor\((\w[\w: ]*)\)")
-#: Operations that two recordings of a thread may differ by before they count as different [-].
+#: How many operations one recording of a thread may have and the other lack, before they count as different [-].
 _AHEAD = 32
 
 
 class Operands(NamedTuple):
-    """Arguments or results: as recorded, a tensor as [id, storage, offset, numbers, bytes of one, device]; and the
-    shapes and types of those that are tensors, lists of them nested alike.
+    """Arguments or results as recorded, a tensor as [id, storage, offset, numbers, bytes of one, device].
+
+    `shapes` and `types` have one entry for each value; those of a list of tensors are lists too.
     """
 
     values: Sequence[Any]
@@ -29,8 +30,9 @@ class Operands(NamedTuple):
 
 
 class Node(NamedTuple):
-    """An operation, or a mark of the program: its number, in order of start, its record in a trace of Kineto, 0 for
-    none, its thread and name, and what it was given and returned.
+    """An operation or a mark of the program.
+
+    `number` counts in order of start; `record` is its number in a Kineto trace, 0 for none.
     """
 
     number: int
@@ -64,7 +66,7 @@ class ExecutionTrace:
 
 
 def read_execution(path: str | Path) -> ExecutionTrace:
-    """Read an execution trace, plain or packed with gzip.
+    """Read an execution trace, plain or compressed with gzip.
 
     Parameters
     ----------
@@ -74,59 +76,56 @@ def read_execution(path: str | Path) -> ExecutionTrace:
     Returns
     -------
     trace : ExecutionTrace
-        Its operations; what a link with Kineto has added to it is left out.
+        Its operations. Events that a link with Kineto added to the file are left out.
 
     Raises
     ------
     ValueError
-        For a file that is none, breaks off, or lists a node twice.
+        For a file that is no execution trace, is cut off, or lists a node twice.
     """
     nodes: dict[int, Node] = {}
     with reading(path, _ADVICE, most=LARGEST_TRACE):
         facts = parse_document(read_text(path))
         for item in facts.get("nodes", ()):
-            if isinstance(item, dict) and item.get("ph"):  # a device's event that a link has added
+            if isinstance(item, dict) and item.get("ph"):  # an event of a device, which a link added
                 continue
             node = _read_node(item)
             if nodes.setdefault(node.number, node) is not node:
-                raise ValueError(f"it lists node {node.number} twice, {show(node.name, 60)} the second time")
+                raise ValueError(f"it lists node {node.number} twice, the second time as {show(node.name, 60)}")
         if not nodes or type(facts.get("schema")) is not str:
             raise ValueError("it has no schema or no nodes, which an execution trace has")
         made = tuple(nodes[number] for number in sorted(nodes))
-        return ExecutionTrace(made, _find_groups(made), facts["schema"], Path(path).name)
+        marks = (node.inputs.values[:1] for node in made if node.name == "## process_group:init ##")
+        listed = (each for values in marks for text in values for each in json.loads(text))
+        groups = {str(each["pg_name"]): tuple(map(int, each["ranks"])) for each in listed}
+        return ExecutionTrace(made, groups, facts["schema"], Path(path).name)
 
 
 def _read_node(item: Any) -> Node:
-    """A node of either schema: 1.0 lists everything flat, 1.1 nests operands and attributes."""
+    """A node of either schema: 1.0 lists all parts flat, 1.1 nests operands and attributes."""
     if not isinstance(item, dict):
         raise ValueError(f"a node is {show(item, 60)}; it must be an object")
     facts, nested = {"rf_id": 0, "tid": 0, **item}, isinstance(item.get("inputs"), dict)
-    for each in item.get("attrs", ()) if nested else ():
-        facts[each["name"]] = each["value"]
+    if nested:
+        facts |= {each["name"]: each["value"] for each in item.get("attrs", ())}
     operands = []
     for side in ("inputs", "outputs"):
-        own = item[side] if nested else {"values": item[side], **{
-            part: item[f"{side[:-1]}_{part}"] for part in ("shapes", "types")}}  # fmt: skip
-        lists = [own["values"], own["shapes"], own["types"]]
+        own, names = item, (side, f"{side[:-1]}_shapes", f"{side[:-1]}_types")
+        if nested:
+            own, names = item[side], ("values", "shapes", "types")
+        lists = [own[name] for name in names]
         if not all(isinstance(each, list) for each in lists) or len({*map(len, lists)}) > 1:
             raise ValueError(f"node {show(item.get('id'))} has {side} whose values, shapes and types do not match")
         operands.append(Operands(*lists))
     numbers: list[Any] = [facts.get(key) for key in ("id", "rf_id", "tid")]
     if not all(type(number) is int for number in numbers):
-        raise ValueError(f"node {show(item.get('id'))} has numbers {show(numbers)}; they must be whole")
+        raise ValueError(f"node {show(item.get('id'))} has numbers {show(numbers)}; they must be whole numbers")
     number, record, thread = numbers
     return Node(number, record, thread, str(facts["name"]), *operands)
 
 
-def _find_groups(nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:
-    """Ranks of the process groups that a trace lists."""
-    marks = (node.inputs.values[:1] for node in nodes if node.name == "## process_group:init ##")
-    listed = (each for values in marks for text in values for each in json.loads(text))
-    return {str(each["pg_name"]): tuple(map(int, each["ranks"])) for each in listed}
-
-
 def spell_inputs(node: Node) -> dict[str, Any]:
-    """What an operation was given, in the words of Kineto; lists of tensors say their type as well."""
+    """Arguments of an operation in Kineto's names; the type of a list of tensors is ``TensorList`` of their type."""
     found = [_TENSOR.search(kind) for kind in node.inputs.types]
     several = ["TensorList({})" if kind.startswith("GenericList") else "{}" for kind in node.inputs.types]
     types = [form.format(match[1]) if match else "Scalar" for match, form in zip(found, several, strict=True)]
@@ -136,29 +135,29 @@ def spell_inputs(node: Node) -> dict[str, Any]:
 
 
 def join_traces(trace: TraceFile, execution: ExecutionTrace) -> dict[int, Node]:
-    """Find the node of every event of the host that both have recorded.
+    """Find the node of every host event that is in both traces.
 
     Parameters
     ----------
     trace : TraceFile
-        Of the same step of the same rank.
+        Kineto trace of the same step of the same rank.
     execution : ExecutionTrace
-        What the operations were given.
+        Execution trace.
 
     Returns
     -------
     nodes : dict of int to Node
-        By the index of the event [-].
+        Nodes by the index of the event [-].
 
     Raises
     ------
     ValueError
-        If they do not belong together.
+        If the traces do not belong together.
 
     Notes
     -----
-    Events know the number of their record where the profiler is new enough; or, one less than their ``Ev Idx``, where
-    both observers began together; else operations of the same name follow one another on each thread.
+    Events of new profilers hold the number of their record. Where both observers began together, it is one less than
+    their ``Ev Idx``. Otherwise operations of the same name are paired in order, thread by thread.
     """
     host = trace.events.filter(trace.events["cat"].is_in(("cpu_op", "user_annotation")))
     names = dict(host.select("index", "name").iter_rows())
@@ -180,12 +179,12 @@ def join_traces(trace: TraceFile, execution: ExecutionTrace) -> dict[int, Node]:
             best |= tried[-1] if tried else {}
     if 2 * len(best) < min(len(records), len(names)):
         raise ValueError(f"{execution.source} shares {len(best)} of {len(names)} operations with {trace.source}; "
-                         "it is of another step or rank; pass those that were recorded together")  # fmt: skip
+                         "it is of another step or rank; pass traces that were recorded together")  # fmt: skip
     return best
 
 
 def _align(events: Sequence[int], names: Mapping[int, str], nodes: Sequence[Node]) -> dict[int, Node]:
-    """Pairs of the same name in order; where the two differ, they go on at the nearest operation that both have."""
+    """Pair operations of the same name in order; after a difference, go on at the nearest operation of both."""
     found, i, j = {}, 0, 0
     while i < len(events) and j < len(nodes):
         if names[events[i]] == nodes[j].name:

@@ -1,4 +1,4 @@
-"""Collectives of a trace: their sizes, their matches on other ranks, and their transfers without the waits."""
+"""Collectives of a trace: their sizes, the same collective on other ranks, and the time of the transfer alone."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from perfkit.ground.units import show
 from perfkit.readers.execution_trace import ExecutionTrace, join_traces, read_execution, spell_inputs
 from perfkit.readers.trace import LARGEST_TRACE, TraceFile, read_kineto, read_text, uncollected
 
-#: Kernels of libraries of collectives: NCCL, RCCL, and those that reduce through memory that ranks share.
+#: Kernels of collectives: of NCCL, RCCL, and of libraries that reduce through memory that ranks share.
 COLLECTIVE = re.compile(
     r"nccl|rccl|msccl|nvshmem|deep_?ep|multimem|symm_mem|cross_device_reduce|(one|two)_?shot_(all_?)?reduce", re.I
 )
-#: Operations by how kernels, annotations and metadata of NCCL, RCCL and others spell them, the first match counts.
+#: Operations by their names in kernels, annotations and metadata; the first match counts.
 _OPERATIONS = (
     (re.compile(r"all_?reduce|cross_device_reduce|shot_reduce", re.I), "all_reduce"),
     (re.compile(r"all_?gather", re.I), "all_gather"),
@@ -28,7 +28,7 @@ _OPERATIONS = (
     (re.compile(r"all_?to_?all|send_?recv|dispatch|combine", re.I), "all_to_all"),
     (re.compile(r"broadcast|bcast", re.I), "broadcast"),
 )
-#: Bytes of a number by the framework's names of types; the first that a name contains counts [B].
+#: Bytes of a number by PyTorch's name of its type; the first name that is part of it counts [B].
 _BYTES = {
     "bfloat16": 2, "float8": 1, "float16": 2, "half": 2, "double": 8, "float64": 8, "long": 8, "int64": 8, "short": 2,
     "int16": 2, "char": 1, "byte": 1, "int8": 1, "bool": 1, "float": 4, "int": 4,
@@ -41,19 +41,19 @@ _SCHEMA: dict[str, Any] = {
 
 
 def spell_operation(*names: str) -> str:
-    """The operation of the first name that says one, ``other`` where none does."""
+    """The operation in the first name that contains one, otherwise ``other``."""
     found = (operation for name in names for pattern, operation in _OPERATIONS if name and pattern.search(name))
     return next(found, "other")
 
 
 def _count(values: Any) -> list[int]:
-    """Whole numbers of a list, or of its text; none where it is cut short."""
+    """Whole numbers of a list or of its text; none where the text is cut short."""
     text = str(values)
     return [] if "..." in text else [int(each) for each in re.findall(r"\d{1,18}", text)]
 
 
 def _measure(dims: Any) -> int:
-    """Elements of a tensor, or of a list of them, by their dimensions."""
+    """Elements of a tensor or of a list of tensors, from their dimensions [-]."""
     if isinstance(dims, list) and dims and all(isinstance(each, list) for each in dims):
         return sum(_measure(each) for each in dims)
     sizes = dims if isinstance(dims, list) else [0]
@@ -61,19 +61,19 @@ def _measure(dims: Any) -> int:
 
 
 def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
-    """Put what an execution trace knows of operands, and of collectives such as uneven splits, beside the trace's own.
+    """Add the operands in an execution trace to a Kineto trace, and the sizes of collectives, such as uneven splits.
 
     Parameters
     ----------
     file : TraceFile
-        One rank.
+        Kineto trace of one rank.
     execution : ExecutionTrace
-        Of the same step of the same rank.
+        Execution trace of the same step of the same rank.
 
     Returns
     -------
     file : TraceFile
-        The same with more arguments.
+        The Kineto trace with more arguments.
     """
     args = dict(file.args)
     for index, node in join_traces(file, execution).items():
@@ -92,7 +92,7 @@ def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
 
 
 def _describe(file: TraceFile, kernel: str, index: int, exchange: int) -> dict[str, Any]:
-    """Operation, sizes and group of a collective, from its kernel and the events of the host around its launch."""
+    """Operation, sizes and group of a collective, from its kernel and the host events around its launch."""
     facts, names = dict(file.args.get(index, {})), [kernel]
     for _ in range(3):
         if exchange >= 0:
@@ -117,30 +117,30 @@ def _describe(file: TraceFile, kernel: str, index: int, exchange: int) -> dict[s
 
 
 def list_collectives(files: Sequence[TraceFile], works: Sequence[Table], sizes: Mapping[str, float]) -> Table:
-    """Collectives of all ranks, matched by group and order.
+    """List the collectives of all ranks, matched by group and order.
 
     Parameters
     ----------
     files : sequence of TraceFile
         One per rank.
     works : sequence of polars.DataFrame
-        What `list_work` finds in each.
+        Work of each rank, from `perfkit.calibration.activity.list_work`.
     sizes : mapping of str to float
-        Message sizes by pattern of the kernel's name, where the trace says none [B].
+        Message sizes by a pattern of the kernel's name, for traces that do not hold them [B].
 
     Returns
     -------
     frame : polars.DataFrame
-        rank, index of the kernel, iteration, group (its ranks, else a name), ranks in it, order in group and iteration
-        [-]; operation, nbytes (as nccl-tests counts) [B]; dtype; sent, received: elements to and from every rank of an
-        uneven all_to_all [-]; time_s of the kernel, transfer_s, waiting_s [s]; matched, how many ranks of the group
-        were read [-]. Transfer is the shortest time over the ranks, waiting the rest, none for the rank that came
-        last; null where one rank was read, or where the ranks do not tell the same story.
+        rank, index of the kernel, iteration, group (its ranks, otherwise a name), ranks in it, order in group and
+        iteration [-]; operation, nbytes (as nccl-tests counts) [B]; dtype; sent, received: elements to and from every
+        rank of an uneven all_to_all [-]; time_s of the kernel, transfer_s, waiting_s [s]; matched: ranks of the group
+        that were read [-]. transfer_s is the shortest time over the ranks, waiting_s the rest. Both are null where only
+        one rank was read, or where the ranks ran different collectives.
 
     Notes
     -----
-    Clocks of ranks are never compared. A kernel of NCCL runs from when its own rank is ready, so the rank that was
-    ready last has next to no wait in it: the shortest time is that of the transfer.
+    Clocks of different ranks are never compared. An NCCL kernel runs from the moment when its own rank is ready. So the
+    rank that was ready last hardly waits, and its time, the shortest, is the time of the transfer.
     """
     rows: list[dict[str, Any]] = []
     columns = ("index", "exchange", "kernel", "stream", "iteration", "start", "end")
@@ -150,7 +150,7 @@ def list_collectives(files: Sequence[TraceFile], works: Sequence[Table], sizes: 
         for index, exchange, kernel, stream, step, start, end in met.iter_rows():
             row = _describe(file, kernel, index, exchange)
             row["nbytes"] = next((n for pattern, n in sizes.items() if fnmatchcase(kernel, pattern)), row["nbytes"])
-            if not row["known"]:  # its name, or stream, means nothing on another rank, unless all are in the group
+            if not row["known"]:  # then name and stream may mean another group on another rank
                 row["group"] = groups.setdefault(row["group"] or str(stream), f"group {len(groups)}")
             rows.append(row | {"rank": file.rank, "index": index, "iteration": step, "time_s": 1e-9 * (end - start)})
     own = ("rank", "iteration", "group")
@@ -165,13 +165,14 @@ def list_collectives(files: Sequence[TraceFile], works: Sequence[Table], sizes: 
 
 
 @uncollected()
-def read_ranks(paths: Sequence[str | Path]) -> list[TraceFile]:
-    """Read the traces of all ranks, and put what execution traces know of collectives to them; see `pk.read_trace`."""
-    named = [Path(path) for path in paths]
+def read_ranks(paths: str | Path | Sequence[str | Path]) -> list[TraceFile]:
+    """Read the traces of all ranks, with the operands in execution traces; see `pk.read_trace`."""
+    named = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     executions = [path for path in named if _holds_nodes(path)]
     files = [read_kineto(path) for path in named if path not in executions]
     if not len(executions) <= len(files) > 0:
-        raise ValueError(f"paths are {show(paths)}; name a trace of Kineto for each rank, and for each execution trace")
+        advice = "name one Kineto trace for each rank, and for each execution trace the Kineto trace of its rank"
+        raise ValueError(f"paths are {show(paths)}; {advice}")
     for place, path in enumerate(executions):
         files[place] = add_execution(files[place], read_execution(path))
     ranks = [file.rank for file in files]
@@ -181,7 +182,7 @@ def read_ranks(paths: Sequence[str | Path]) -> list[TraceFile]:
 
 
 def _holds_nodes(path: Path) -> bool:
-    """Whether a file is an execution trace, by its head."""
+    """Whether a file is an execution trace, from its first bytes."""
     with reading(path, "pass the file that torch.profiler wrote", most=LARGEST_TRACE):
-        head = read_text(path, 2**16)[: 2**16]
+        head = read_text(path, 2**16)
     return '"nodes"' in head and '"traceEvents"' not in head
