@@ -154,14 +154,14 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     if model.rotary:
         angles = tape.tensor(cut.sequence, head // 2, itemsize=8)
         q, k = (layers.rotate(tape, each, angles) for each in (q, k))
-    layers.count_views(tape, q, 6)  # each of the three by heads, and transposed
+    layers.count_views(tape, 6)  # each of the three by heads, and transposed
     about: dict[str, Any] = {"heads": heads, "causal": model.causal}
     if model.attention in UNFUSED:
         mixed = layers.eager_attention(tape, q, k, v, drop=model.dropout, **about)
     else:
         kernel = model.attention.removeprefix("fused")
         mixed = layers.attention(tape, q, k, v, kernel=kernel, context=cut.context, **about)
-    layers.count_views(tape, mixed, 2)
+    layers.count_views(tape, 2)
     return _project(tape, model, mixed, model.hidden)
 
 

@@ -182,9 +182,9 @@ class Graph(Tabular):
     def kernels(self) -> dict[tuple[str, str], np.ndarray]:
         """Indices of the operations by (kind, variant), in order of first appearance."""
         found: dict[tuple[str, str], list[int]] = {}
-        for number, key in enumerate(self.classes[0]):
-            found.setdefault(key[:2], []).append(number)
-        return {pair: np.flatnonzero(np.isin(self.classes[1], numbers)) for pair, numbers in found.items()}
+        for place, label in enumerate(self.labels):
+            found.setdefault(label[1:3], []).append(place)
+        return {pair: np.array(places) for pair, places in found.items()}
 
     @cached_property
     def collectives(self) -> np.ndarray:

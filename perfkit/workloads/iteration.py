@@ -40,54 +40,43 @@ _Record = Callable[..., tuple[Graph, ...]]
 
 
 def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: Any) -> tuple[Graph, ...]:
-    """Graphs of a model: recorded once for all values of the sizes of these names, and of those that are arrays."""
-    found = (_fill_together if count_configurations(model) else _recall)(record, names, model, *given)
+    """Graphs of a model; its structure is recorded once for all values of the sizes of these names, and of arrays."""
+    found = (_fill_together if count_configurations(model) else _fill)(record, names, model, *given)
     return tuple(execute(found, "compiled" if model.compiled else None))
 
 
 @lru_cache(maxsize=64)
-def _recall(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
-    """Graphs with the sizes of the model in place of those that were not known when its structure was recorded."""
+def _fill(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
+    """Graphs of one configuration."""
     structure = copy(model)
     vars(structure).update({name: -1 - place for place, name in enumerate(names)})
-    known = _remember(record, structure, *given)
-    if not known:  # sizes that stay open cost more to record, and few structures are met again
-        known.append(True)
-        return record(model, *given)
     program, forms = _record_open(record, structure, *given)
     values = program.run(*(getattr(model, name) for name in names))
     found = {form: form.fill(values) for form in dict.fromkeys(forms)}
     return tuple(found[form] for form in forms)
 
 
-@lru_cache(maxsize=128)
-def _remember(record: _Record, structure: Any, *given: Any) -> list[bool]:
-    """Whether a structure was met: nothing says that it was not."""
-    return []
-
-
-@lru_cache(maxsize=128)
-def _record_open(record: _Record, structure: Any, *given: Any) -> tuple[Program, tuple[Graph, ...]]:
-    """A program for the sizes of a structure that stay open, numbers below 0 in it, and graphs with these."""
-    program = Program()
-    return program, record(map_sizes(structure, int, lambda n: program.add(None, -1 - n) if n < 0 else n), *given)
-
-
 def _fill_together(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
-    """Graphs of several configurations, beside what the sizes are that their structure leaves open."""
+    """Graphs of several configurations, with the values of all open sizes beside them."""
     count, many, known = count_configurations(model), copy(model), dict[int, np.ndarray]()
     vars(many).update({name: np.broadcast_to(getattr(model, name), count) for name in names})
 
     def number(sizes: np.ndarray) -> int:
-        """The same for the same array."""
+        """The same number for the same array."""
         known.setdefault(id(sizes), sizes)
         return -1 - [*known].index(id(sizes))
 
-    structure = map_sizes(many, np.ndarray, number)
-    program, forms = _record_open(record, structure, *given)
+    program, forms = _record_open(record, map_sizes(many, np.ndarray, number), *given)
     values = program.run(*known.values())
     held = [map_sizes(form.tables, Size, lambda size: values[size.number]) for form in forms]
     return tuple(replace(form, sizes=values, tables=own) for form, own in zip(forms, held, strict=True))
+
+
+@lru_cache(maxsize=128)
+def _record_open(record: _Record, structure: Any, *given: Any) -> tuple[Program, tuple[Graph, ...]]:
+    """Graphs of a structure, in which a whole number below 0 is an open size, and the program that finds the sizes."""
+    program = Program()
+    return program, record(map_sizes(structure, int, lambda n: program.add(None, -1 - n) if n < 0 else n), *given)
 
 
 def average(tape: Tape) -> None:
@@ -142,8 +131,8 @@ def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: 
                 known[tensor].append(tape.tensor(*shape, itemsize=itemsize))
         reads, writes = ([t for tensor in names for t in known[tensor]] for names in (line.reads, line.writes))
         size, tape.layer = count if line.writes == ("n",) else elements, -1 if listed else weights[0].layer
-        name, kind, variant = line.label
-        tape.emit("_foreach_" * (listed and not fused) + name, kind, reads, writes, variant, elements=size)
+        name = "_foreach_" * (listed and not fused) + line.name
+        tape.emit(name, line.kind, reads, writes, line.variant, elements=size)
     tape.layer = -1
 
 
@@ -158,14 +147,15 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
 
     Layers that were not recorded are repeated. Sizes may be arrays over tables side by side.
     """
-    shape = next((value.shape for value in tape.nbytes if isinstance(value, np.ndarray)), ())
-    features, accesses = np.zeros((len(tape.sizes), len(FEATURES), *shape)), np.empty((len(tape.nbytes), 4, *shape))
+    touched = [(place, *each) for place, own in enumerate(tape.touched) for each in own]
+    shape = next((nbytes.shape for _, _, nbytes, *_ in touched if isinstance(nbytes, np.ndarray)), ())
+    features, accesses = np.zeros((len(tape.sizes), len(FEATURES), *shape)), np.empty((len(touched), 4, *shape))
     for row, sizes in zip(features, tape.sizes, strict=True):
         for name, value in sizes.items():
             row[COLUMN[name]] = value
-    accesses[:, [0, 1, 3]] = np.array(tape.touched, dtype=int).reshape(-1, 4, *[1] * len(shape))[:, :3]
-    for place, value in enumerate(tape.nbytes):
-        accesses[place, 2] = value
+    for access, (*values, _) in zip(accesses, touched, strict=True):
+        for column, value in enumerate(values):
+            access[column] = value
     outside = [(weight.storage, weight in tape.tables) for weight in tape.trained if weight.layer < 0]
     graph = Graph(
         tuple(tape.labels), features, accesses, tuple(tape.tables.values()), _count(tape, tape.trained)[1],
@@ -199,7 +189,8 @@ def make_together(tape: Tape, **about: Any) -> Graph:
 
 def _repeat(graph: Graph, tape: Tape) -> Graph:
     """Repeat the second one of the layers, with storages of its own."""
-    homes, owners, touched = (np.array(numbers) for numbers in (tape.homes, tape.layers, tape.touched))
+    homes, owners = np.array(tape.homes), np.array(tape.layers)
+    holders = np.array([layer for own in tape.touched for *_, layer in own])
     number = np.zeros(len(homes), dtype=int)  # of a storage within its layer, or within what is in none
     for home in range(-1, homes.max() + 1):
         number[homes == home] = np.arange((homes == home).sum())
@@ -208,9 +199,10 @@ def _repeat(graph: Graph, tape: Tape) -> Graph:
     place = np.empty((len(owners), tape.repeats + 3), dtype=int)  # of every operation, by layer
     place[rows] = np.arange(len(rows))[:, None]
     place[rows, layer] = np.arange(len(rows))
-    taken, own = _unroll(touched[:, 3], tape.repeats)
-    operation, storage, _, owner = touched[taken].T
-    accesses, home, weights = graph.accesses[taken], homes[storage], graph.weights.copy()
+    taken, own = _unroll(holders, tape.repeats)
+    accesses, owner, weights = graph.accesses[taken], holders[taken], graph.weights.copy()
+    operation, storage = accesses[:, :2].T.astype(int)
+    home = homes[storage]
     accesses[:, 0] = place[operation, own]
     accesses[:, 1] = number[storage] + np.where(home < 0, 0, outside + (own + home - owner) * inside)
     weights[:, 0] = number[weights[:, 0]]

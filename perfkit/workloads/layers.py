@@ -1,14 +1,14 @@
 """The layers that recommendation and language models are built from, recorded on a tape."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from perfkit.models.distributions import distinct_rows
 from perfkit.models.embedding import STATE, exact_backward_bytes, row_traffic
-from perfkit.workloads.operations import Tensor, size_product
+from perfkit.workloads.operations import SORT, Tensor, size_product
 from perfkit.workloads.sizes import Size, round_size
 from perfkit.workloads.tables import EmbeddingTable, list_laws
 from perfkit.workloads.tape import Tape, copy
@@ -67,10 +67,14 @@ def bmm(tape: Tape, a: Tensor, b: Tensor, layout: str = "") -> Tensor:
     return tape.record("bmm" + layout, a, b, out=(*a.shape[:2], b.shape[1 if layout else 2]))
 
 
-def count_views(tape: Tape, x: Tensor, count: int) -> None:
-    """Views are calls without a kernel here, and as many again on the way back."""
+def count_views(tape: Tape, count: int) -> None:
+    """Count views of a tensor: calls without a kernel, forward and as many backward."""
+
+    def backward() -> None:
+        tape.bare += count - 1  # the node itself is one more
+
     tape.bare += count
-    tape.record(f"{count} views", x, out=x)
+    tape.node(backward)
 
 
 def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -88,9 +92,7 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         tape.gradients[again.root] = tape.gradients.pop(y.root)
         for name in ("add", "mm"):  # a sum keeps nothing, and a product no more than what it is made of
             if tape.labels[-1][0].endswith(name):
-                del tape.labels[-1], tape.sizes[-1], tape.layers[-1]
-                kept = bisect_left(tape.touched, (len(tape.labels),))
-                del tape.touched[kept:], tape.nbytes[kept:]
+                del tape.labels[-1], tape.sizes[-1], tape.layers[-1], tape.touched[-1]
 
     tape.node(backward)
     return y
@@ -167,7 +169,7 @@ def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
     """
     batch, n, _ = x.shape
     pairs = n * (n - 1) // 2
-    count_views(tape, x, 2)  # rows by table, and these transposed
+    count_views(tape, 2)  # rows by table, and these transposed
     index = [tape.tensor(pairs, itemsize=8) for _ in range(2)]
     triangle = tape.record("triangle", bmm(tape, x, x, "_nt"), *index, out=(batch, pairs), rows=batch)
     return cat(tape, [dense, triangle])
@@ -195,41 +197,59 @@ def look_up(tape: Tape, weight: Tensor, indices: int, *leading: int) -> Tensor:
 def embedding_bags(
     tape: Tape, model: Any, tables: Sequence[EmbeddingTable], bags: Any, *, copied: bool = False
 ) -> list[Tensor]:
-    """Sum-pooled lookups of tables, as the settings of a model have it.
+    """Sum-pooled lookups of tables, one bag for each sample.
 
-    Where they are `separate` they are looked up one by one, with a gradient of one row per lookup or as large as the
-    table. Else one kernel looks up all: its backward updates each row for each of its lookups (``fused``), or sorts
-    them and updates each distinct row once, by the optimizer (``exact``). Gradients of tables that are `copied` to all
-    ranks are averaged: these are as large as the tables.
+    With ``separate`` embeddings each table is looked up by a kernel, and its gradient has one row per lookup or is as
+    large as the table. Otherwise one kernel looks up all tables. Its backward pass updates a row for each of its
+    lookups (``fused``), or sorts the lookups and updates each distinct row once (``exact``). Tables that are `copied`
+    to all ranks have gradients as large as themselves, which are averaged.
     """
     fused = model.embedding != "separate"
     sparse, updated = model.sparse and not (fused or copied), fused and not copied
-    kind = "sparse" if sparse else model.embedding if updated else "fused_dense" if fused else "dense"
+    name = "fused_embeddings" if fused else "_embedding_bag"
+    variant = "sparse" if sparse else model.embedding if updated else "dense"
     pooled: list[Tensor] = []
-    for table in tables:
-        lookups, number, wide = round_size(bags * table.pooling), len(tape.tables), tape.wide
+    looked: list[tuple[Any, ...]] = []  # in the kernel of the last node: weight, gradient, rows, reads and sizes
+    for number, table in enumerate(tables, len(tape.tables)):
+        lookups = round_size(bags * table.pooling)
         weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
         tape.tables[weight] = table
-        sizes: dict[str, Any] = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": number}
-        sizes["elements"] = lookups * table.dim
-        operands = [weight, tape.tensor(lookups, itemsize=tape.index), tape.tensor(bags, itemsize=tape.index)]
+        sizes = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": number, "elements": lookups * table.dim}
         if not copied:
             tape.local.add(weight)
-        if not fused:
-            operands.append(tape.tensor(lookups if sparse else table.rows, table.dim, itemsize=wide))
         if sparse:
             tape.sparse[weight] = {**sizes, "rows": lookups}
         if updated:
             tape.updated.add(weight)
-        if kind == "exact":  # all of it is traffic
+        if fused and pooled:  # the kernel of the first table does this one too
+            sizes |= {"launches": 0, "calls": 0}
+        reads = [tape.tensor(size, itemsize=tape.index) for size in (lookups, bags)]
+        out = tape.tensor(bags, table.dim, itemsize=tape.wide, grad=True)
+        tape.emit(name, "embedding_forward", reads, [out], "fused" * fused, **sizes)
+        pooled.append(out)
+        if variant == "exact":  # the rows are part of its traffic
             given = (exact_traffic, table, bags, model.optimizer)
             nbytes = bags.program.add(*given) if isinstance(bags, Size) else exact_traffic(*given[1:])
-            operands.append(tape.tensor(nbytes, itemsize=1))
-        joined = fused and bool(pooled)
-        sizes |= {"launches": 0, "calls": 0} if joined else {}
-        out = tape.tensor(bags, table.dim, itemsize=wide, grad=True)
-        pooled.append(tape.record(kind, *operands, out=out, joined=joined, **sizes))
+            reads = [*reads, tape.tensor(nbytes, itemsize=1)]
+            sizes = {"launches": SORT, **sizes, "lookups": 0}
+        gradient = None
+        if not updated:
+            rows = lookups if sparse else table.rows
+            gradient = tape.tensor(rows, table.dim, itemsize=table.itemsize if fused else tape.wide)
+            sizes = sizes if fused else {**sizes, "elements": gradient.numel, "rows": rows}
+        if not (fused and looked):
+            tape.node(partial(_return_bags, tape, f"{name}_backward", variant, looked := []))  # a call of its own
+        looked.append((weight, gradient, out, reads, sizes))
     return pooled
+
+
+def _return_bags(tape: Tape, name: str, variant: str, looked: Sequence[tuple[Any, ...]]) -> None:
+    """The backward pass of one call: the gradients of its tables, or the updates of their rows."""
+    for weight, gradient, out, reads, sizes in looked:
+        writes = [gradient] if gradient else []
+        tape.emit(name, "embedding_backward", [tape.gradient(out), *reads], writes, variant, **sizes)
+        if gradient:
+            tape.arrive(weight, gradient)
 
 
 def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:

@@ -5,19 +5,16 @@ a dot its variant where that is another word; then the tensors it reads and writ
 of `x`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from perfkit.models.roofline import gemm_flops
 
-#: Kernels of a sort by key with what prepares it.
-_SORT = 10
-
-_Own: TypeAlias = dict[str, Any]
-_Label: TypeAlias = tuple[str, str, str]
+#: Kernels that a GPU starts to sort by key [-].
+SORT = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -59,16 +56,42 @@ class Tensor:
 
 
 class Line(NamedTuple):
-    """One operation: its name, kind and variant, the names of the tensors it reads and writes, and its sizes."""
+    """One operation: its name, kind and variant, and the names of the tensors it reads and writes."""
 
-    label: _Label
+    name: str
+    kind: str
+    variant: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    size: Callable[[_Label, Sequence[Tensor], Sequence[Tensor], _Own], _Own]
+
+    def size(self, reads: Sequence[Tensor], writes: Sequence[Tensor], stated: dict[str, Any]) -> dict[str, Any]:
+        """Features of the operation, from its tensors and from the sizes that its layer states."""
+        if self.kind in ("gemm", "bmm"):
+            left, right = (tensor.shape for tensor in reads[-2:])
+            batch, m, k = (1, prod(left[:-1]), left[-1]) if self.kind == "gemm" else left
+            m, k = (k, m) if self.variant[0] == "t" else (m, k)
+            return size_product(m, right[-2] if self.variant[1] == "t" else right[-1], k, batch=batch)
+        if self.kind == "attention":
+            return {**stated, "flops": 2.5 * stated["flops"]} if self.variant.startswith("backward") else stated
+        if self.name == "embedding_dense_backward":
+            return {**stated, "elements": writes[0].numel, "rows": writes[0].shape[0]}
+        if self.name == "nll_loss_forward":
+            return {"elements": reads[0].numel, "rows": reads[0].numel}
+        if self.kind == "rowwise":
+            *leading, n = writes[0].shape
+            return {"elements": writes[0].numel, "rows": prod(leading), "n": n}
+        if self.name == "index_put":
+            return {"elements": reads[-1].numel, **stated, "launches": SORT}
+        if self.name == "new_zeros":
+            return {"elements": writes[0].numel}
+        return {"elements": (writes if self.kind == "copy" else reads)[0].numel, **stated}
 
 
 class Rule(NamedTuple):
-    """What a layer runs: its operands, operations both ways, and which gradient arrives at which operand."""
+    """A layer: its operands, its operations forward and backward, and which gradient arrives at which operand.
+
+    `bare` is how many calls without a kernel the backward pass makes first [-].
+    """
 
     operands: tuple[str, ...]
     forward: tuple[Line, ...]
@@ -85,67 +108,31 @@ def size_product(m: float, n: float, k: float, *, batch: float = 1, passes: floa
     m, n, k, batch : float
         Rows, columns, inner dimension and number of products [-].
     passes : float, optional
-        How many times the arithmetic of one product is done [-].
+        How often the arithmetic of one product is done [-].
 
     Returns
     -------
     sizes : dict
-        ``flops`` and the dimensions [-].
+        ``flops`` [FLOP] and the dimensions [-].
     """
     return {"flops": passes * gemm_flops(m, n, k, batch=batch), "batch": batch, "m": m, "n": n, "k": k}
 
 
-def _size_product(label: _Label, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
-    """Batch, rows, columns and depth of a product; its variant tells which operand is transposed."""
-    (left, right), (_, kind, layout) = (t.shape for t in reads[-2:]), label
-    batch, m, k = (1, prod(left[:-1]), left[-1]) if kind == "gemm" else left
-    m, k = (k, m) if layout[0] == "t" else (m, k)
-    n = right[-2] if layout[1] == "t" else right[-1]
-    return size_product(m, n, k, batch=batch)
-
-
-def _size_rows(label: _Label, reads: Sequence[Tensor], writes: Sequence[Tensor], own: _Own) -> _Own:
-    return {"elements": writes[0].numel, "rows": prod(writes[0].shape[:-1]), "n": writes[0].shape[-1]}
-
-
-#: Sizes of an operation from the tensors it reads and writes and what its layer states: by name, variant or kind.
-SIZES: Mapping[str, Callable[[_Label, Sequence[Tensor], Sequence[Tensor], _Own], _Own]] = {
-    "elementwise": lambda label, reads, writes, own: {"elements": reads[0].numel},
-    "rowwise": _size_rows,
-    "nll_loss_forward": lambda label, reads, writes, own: {"elements": reads[0].numel, "rows": reads[0].numel},
-    "copy": lambda label, reads, writes, own: {"elements": writes[0].numel, **own},
-    "new_zeros": lambda label, reads, writes, own: {"elements": writes[0].numel},
-    "index_put": lambda label, reads, writes, own: {"elements": reads[-1].numel, **own, "launches": _SORT},
-    **dict.fromkeys(("gemm", "bmm"), _size_product),
-    **dict.fromkeys(("attention", "embedding_forward", "embedding_backward"), lambda label, reads, writes, own: own),
-    **dict.fromkeys(
-        ("backward", "backward_causal"), lambda label, reads, writes, own: {**own, "flops": 2.5 * own["flops"]}
-    ),
-    "exact": lambda label, reads, writes, own: {"launches": _SORT, **own, "lookups": 0},
-    **dict.fromkeys(
-        ("embedding_dense_backward", "_embedding_bag_backward"),
-        lambda label, reads, writes, own: {**own, "elements": writes[0].numel, "rows": writes[0].shape[0]},
-    ),
-}
-
-
 @lru_cache
 def parse_lines(text: str) -> tuple[Line, ...]:
-    """Operations of a text, one after the other."""
+    """Operations of a text such as ``"mul: dy b -> dx; mul: dy x -> db"``, in its order."""
     lines = []
     for line in filter(None, text.split("; ")):
         head, _, tensors = line.partition(":")
         name, _, kind = head.partition(" ")
         kind, _, variant = kind.partition(".")
-        kind = kind or "elementwise"
         reads, writes = (tuple(part.split()) for part in tensors.split("->"))
-        size = SIZES.get(name) or SIZES.get(variant.partition(".")[0]) or SIZES[kind]
-        lines.append(Line((name, kind, variant or name), reads, writes, size))
+        lines.append(Line(name, kind or "elementwise", variant or name, reads, writes))
     return tuple(lines)
 
 
 def _rule(operands: str, forward: str, backward: str = "", *, gives: str = "", bare: int = 0) -> Rule:
-    """Gradients arrive where `gives` says, or else at the operands whose gradients are written."""
+    """A rule; without `gives`, gradients arrive at the operands whose gradients the backward pass writes."""
     names, back = tuple(operands.split()), parse_lines(backward)
     written = [name for name in names if any(f"d{name}" in line.writes for line in back)]
     pairs = [pair.partition(">")[::2] for pair in gives.split()] or [(f"d{name}", name) for name in written]
@@ -159,7 +146,6 @@ _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 #: Layers by name. A gradient `dy` that arrives at a narrower operand is cast, at a smaller one summed up.
 RULES: Mapping[str, Rule] = {
-    **{f"{count} views": _rule("x", "", bare=count - 1) for count in (2, 6)},  # a node without a kernel counts as one
     "seed": _rule("x", "", "ones_like copy.new_zeros: x -> y"),  # the gradient of a loss itself
     "cast": _rule("x", "_to_copy: x -> y", gives="dy>x"),
     "relu": _rule("x", "relu: x -> y", "threshold_backward: dy y -> dx"),
@@ -216,25 +202,6 @@ RULES: Mapping[str, Rule] = {
     "embedding": _rule(
         "w index", "embedding rowwise: index -> y",
         "embedding_dense_backward embedding_backward.dense_rows: dy index -> dw",
-    ),
-    **{
-        kind: _rule(
-            "w index offsets dw", "_embedding_bag embedding_forward: index offsets -> y",
-            f"_embedding_bag_backward embedding_backward.{kind}: dy index offsets -> dw",
-        )
-        for kind in ("sparse", "dense")
-    },
-    "fused": _rule(
-        "w index offsets", "fused_embeddings embedding_forward.fused: index offsets -> y",
-        "fused_embeddings_backward embedding_backward.fused: dy index offsets ->",
-    ),
-    "fused_dense": _rule(
-        "w index offsets", "fused_embeddings embedding_forward.fused: index offsets -> y",
-        "fused_embeddings_backward embedding_backward.dense: dy index offsets -> dw",
-    ),
-    "exact": _rule(
-        "w index offsets sorted", "fused_embeddings embedding_forward.fused: index offsets -> y",
-        "fused_embeddings_backward embedding_backward.exact: dy index offsets sorted ->",
     ),
     "binary_cross_entropy": _rule(
         "x labels loss one", "binary_cross_entropy_with_logits: x labels -> loss",

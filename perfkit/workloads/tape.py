@@ -1,4 +1,4 @@
-"""A symbolic eager framework: records the operations PyTorch would dispatch, both ways, without computing."""
+"""A tape: records the operations that PyTorch would dispatch, forward and backward, without computing anything."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from perfkit.workloads.tables import EmbeddingTable
 
 #: Bytes of one number by data type [B].
 ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
-#: Name of what a gradient adds to a reduction of several.
+#: Name of the part that one gradient has in the reduction of a bucket.
 PIECE = "piece of a bucket"
 
 
 def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
-    """Refuse settings of a workload that make no sense, and name one that has moved.
+    """Check the settings of a workload that are on or off, and warn of one that has moved.
 
     Parameters
     ----------
@@ -29,12 +29,12 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
     mixed : bool
         Whether weights stay fp32.
     **others : bool
-        Further settings that are on or off.
+        Further settings.
 
     Raises
     ------
     ValueError
-        For anything but True and False, and for mixed precision without a narrower data type.
+        For values that are not True or False, and for mixed precision without a narrower data type.
     """
     for name, value in {**others, "mixed": mixed}.items():
         check_type(name, value, bool)
@@ -47,7 +47,7 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
 
 
 def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int:
-    """Let a whole number of ranks through that divides the batch, of a workload without tables to place.
+    """Check that the ranks are a whole number that divides the batch; a workload without tables takes no plan.
 
     Parameters
     ----------
@@ -56,9 +56,14 @@ def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int
     ranks : int
         Ranks [-].
     plan : None
-        There is none.
+        Anything else is refused.
     micro : int
         Micro-batches of a rank [-].
+
+    Returns
+    -------
+    ranks : int
+        The same number [-].
 
     Raises
     ------
@@ -74,23 +79,20 @@ def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int
     return ranks
 
 
-_Part = tuple[dict[str, Any], dict[str, Any]]  # tensors and sizes of a layer by name
-
-
 class Tape:
-    """Records operations in the order PyTorch's eager mode and its autograd engine dispatch them.
+    """Records operations in the order in which PyTorch's eager mode and its autograd engine dispatch them.
 
-    Backward nodes run in reverse order of creation, as the engine's sequence numbers have it; a gradient that arrives
-    second is added to the first. Views cost no kernel: they are counted among the calls without one.
+    Backward nodes run in the reverse order of their creation, as in the engine. A second gradient that arrives at a
+    tensor is added to the first. Views start no kernel: they are counted as calls without one.
 
     Parameters
     ----------
     itemsize : int
-        Bytes of one element that products work on [B].
+        Bytes of one element in products [B].
     mixed : bool
-        Whether weights, and what is not a product, stay fp32 (autocast).
+        Whether weights, and all that is not a product, stay fp32 (autocast).
     overlap : bool
-        Whether collectives go on until `wait` is called; else each is waited for at once.
+        Whether collectives run until a later operation waits for them; else each is waited for at once.
     """
 
     def __init__(self, itemsize: int = 4, *, mixed: bool = False, overlap: bool = False) -> None:
@@ -98,34 +100,35 @@ class Tape:
         self.overlap = overlap
         self.index = 8  # bytes of an index
         self.phase, self.module, self.layer = "forward", "", -1
+        # Weights, in the order of their first use, and what is known of some of them.
         self.trained: list[Tensor] = []
-        self.modules: dict[Tensor, str] = {}  # of weights
-        self.drawn = 0  # weights met since the first layer; those that are known are met again
-        self.shards: dict[Tensor, Tensor] = {}  # what this rank keeps of a weight
-        self.local: set[Tensor] = set()  # weights whose gradients are not averaged
-        self.sparse: dict[Tensor, dict[str, Any]] = {}  # sizes of updates by row
-        self.updated: set[Tensor] = set()  # by the backward pass already
-        self.buckets: dict[Tensor, int] = {}  # which module's buckets a gradient is reduced in
-        self.tables: dict[Tensor, EmbeddingTable] = {}  # by their weights
+        self.drawn = 0  # how many were used since the first layer; a layer that is recorded again uses the same ones
+        self.modules: dict[Tensor, str] = {}
+        self.tables: dict[Tensor, EmbeddingTable] = {}
+        self.shards: dict[Tensor, Tensor] = {}  # the part of a weight that this rank stores
+        self.local: set[Tensor] = set()  # their gradients are not averaged over ranks
+        self.sparse: dict[Tensor, dict[str, Any]] = {}  # sizes of an update of single rows
+        self.updated: set[Tensor] = set()  # the backward pass updates them itself
+        self.buckets: dict[Tensor, int] = {}  # number of the module in whose buckets the gradient is reduced
+        self.narrowed: dict[Tensor, Tensor] = {}  # the copy that autocast makes for products
+        # Operations: label, sizes, layer, and for each tensor its storage, bytes, 1 for a write, and layer.
         self.labels: list[Label] = []
         self.sizes: list[dict[str, Any]] = []
-        self.layers: list[int] = []  # of every operation
-        self.touched: list[tuple[int, int, int, int]] = []  # operation, storage, 1 for a write, layer
-        self.nbytes: list[Any] = []  # of what is touched
+        self.layers: list[int] = []
+        self.touched: list[list[tuple[int, Any, int, int]]] = []
         self.homes: list[int] = []  # layer of every storage
-        self.middle, self.repeats = 0, 1  # layer that stands for several, and for how many
-        self.pieces: list[tuple[int, Tensor, Tensor, int]] = []  # of buckets: their module, gradient and layer
-        self.waits: list[tuple[int, int]] = []
-        self.gradients: dict[Tensor, Tensor] = {}
-        self.kept: dict[Tensor, Tensor] = {}  # gradients of the micro-batches before
-        self.last = True  # whether this is the last micro-batch
-        self.narrowed: dict[Tensor, Tensor] = {}
-        self.strided: set[int] = set()  # storages of gradients that are permuted
-        self.bare, self.opened = 0, 0
+        self.middle, self.repeats = 0, 1  # the layer that represents several ones, and how many
+        self.waits: list[tuple[int, int]] = []  # position of an operation, and of the collective it waits for
+        self.bare, self.opened = 0, 0  # calls without a kernel before the next operation; see `backward`
+        # Gradients.
         self.nodes: list[tuple[str, int, Callable[[], Any]]] = []
-        self._parts: list[_Part] = []
-        self._arrived: list[Tensor] = []
-        self.due: dict[Tensor, int] = {}  # gradients of a weight that are still to arrive
+        self.gradients: dict[Tensor, Tensor] = {}
+        self.kept: dict[Tensor, Tensor] = {}  # sums of the gradients of earlier micro-batches
+        self.last = True  # whether this is the last micro-batch
+        self.due: dict[Tensor, int] = {}  # how many gradients of a weight are still to arrive
+        self.complete: list[Tensor] = []  # weights whose last gradient the running node has computed
+        self.strided: set[int] = set()  # storages of gradients whose elements are permuted
+        self.pieces: list[tuple[int, Tensor, Tensor, int]] = []  # of buckets: their module, gradient, part and layer
 
     def tensor(self, *shape: Any, itemsize: int = 0, grad: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
@@ -133,7 +136,7 @@ class Tape:
         return Tensor(len(self.homes) - 1, shape, itemsize or self.itemsize, grad, self.layer)
 
     def parameter(self, *shape: Any, itemsize: int = 0) -> Tensor:
-        """A trained tensor: the next of those that are known, where layers are recorded again."""
+        """A weight: a new one, or the next known one where layers are recorded again."""
         self.drawn += 1
         if self.drawn <= len(self.trained):
             return self.trained[self.drawn - 1]
@@ -144,57 +147,50 @@ class Tape:
         return weight
 
     def record(
-        self, name: str, *operands: Tensor | list[Tensor], out: Tensor | tuple[Any, ...] = (), joined: bool = False,
-        **sizes: Any,
-    ) -> Tensor:  # fmt: skip
-        """Run a layer of `RULES` forward and remember it for the way back; `joined` to the call of the layer before.
+        self, name: str, *operands: Tensor | list[Tensor], out: Tensor | tuple[Any, ...] = (), **sizes: Any
+    ) -> Tensor:
+        """Run a layer of `RULES` forward and note its backward pass.
 
-        The result `y` is as `out` says, or else like the first operand; `sizes` are what shapes do not tell.
+        `out` is the result or its shape; by default it has the shape of the first operand. `sizes` are those that no
+        tensor of the layer shows.
         """
         flat = [t for o in operands for t in (o if isinstance(o, list) else (o,))]
         rule, trained = RULES[name], [tensor for tensor in flat if tensor.grad]
         tensors: dict[str, Any] = dict(zip(rule.operands, operands, strict=True))
         if isinstance(out, Tensor):
-            tensors["y"] = out
+            y = out
         else:
             itemsize = max(tensor.itemsize for tensor in trained or flat)
-            tensors["y"] = self.tensor(*(out or flat[0].shape), itemsize=itemsize, grad=bool(trained))
+            y = self.tensor(*(out or flat[0].shape), itemsize=itemsize, grad=bool(trained))
+        tensors["y"] = y
         for weight in trained:
             if weight in self.due:
                 self.due[weight] += 1
         for line in rule.forward:
             self._run(line, tensors, sizes)
-        if joined:
-            self._parts.append((tensors, sizes))
-        elif trained:
-            self._parts = [(tensors, sizes)]
-            self.node(partial(self._answer, rule, self._parts))
-        y: Tensor = tensors["y"]
+        if trained:
+            self.node(partial(self._answer, rule, tensors, sizes))
         return y
 
     def node(self, backward: Callable[[], Any]) -> None:
-        """Append one backward step, which runs before all that were appended earlier."""
+        """Append a step of the backward pass; it runs before all earlier ones."""
         self.nodes.append((self.module, self.layer, backward))
 
     def emit(
         self, name: str, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor], variant: str = "", **sizes: Any
     ) -> int:
-        """Append one operation with the tensors it reads and writes and its sizes; returns its position.
-
-        Inside one backward node all operations belong to one call of the framework.
-        """
-        index, layer = len(self.labels), self.layer
+        """Append one operation with its sizes and the tensors it reads and writes; returns its position."""
+        layer = self.layer
         self.labels.append((name, kind, variant or name, self.phase, self.module))
         self.layers.append(layer)
         self.sizes.append({"launches": 1, "calls": self.opened != 1, "bare": self.bare, **sizes})
         self.bare, self.opened = 0, self.opened and 1
-        for write, tensors in enumerate((reads, writes)):
-            self.touched += [(index, t.storage, write, t.layer if layer < 0 else layer) for t in tensors]
-            self.nbytes += [t.nbytes for t in tensors]
-        return index
+        both = ((t, write) for write, tensors in enumerate((reads, writes)) for t in tensors)
+        self.touched.append([(t.storage, t.nbytes, write, t.layer if layer < 0 else layer) for t, write in both])
+        return len(self.labels) - 1
 
-    def _run(self, line: Line, tensors: dict[str, Any], sizes: dict[str, Any]) -> None:
-        """Run one line of a rule; gradients that nobody wants are not computed."""
+    def _run(self, line: Line, tensors: dict[str, Any], stated: dict[str, Any]) -> None:
+        """Run one operation of a rule, unless all that it computes are gradients that nobody wants."""
         wanted = [tensors[name[1:]] for name in line.writes if name[0] == "d"]
         if wanted and not any(tensor.grad for tensor in wanted):
             return
@@ -207,30 +203,30 @@ class Tape:
                 like = tensors[name[1:] if name[0] == "d" else "x"]
                 tensors[name] = self.tensor(*like.shape, itemsize=like.itemsize)
         writes = [tensors[name] for name in line.writes]
-        name, kind, variant = line.label
-        self.emit(name, kind, reads, writes, variant, **line.size(line.label, reads, writes, sizes))
+        self.emit(line.name, line.kind, reads, writes, line.variant, **line.size(reads, writes, stated))
 
-    def _answer(self, rule: Rule, parts: Sequence[_Part]) -> None:
-        """Run layers of one call on the way back and pass the gradients on."""
+    def _answer(self, rule: Rule, tensors: dict[str, Any], stated: dict[str, Any]) -> None:
+        """Run a layer backward and pass its gradients on."""
         self.bare += rule.bare
-        for tensors, sizes in parts:
-            for line in rule.backward:
-                self._run(line, tensors, sizes)
-        for tensors, _ in parts:
-            for given, name in rule.gives:
-                passed, target = tensors["y"].itemsize if given == "dy" else 0, tensors[name]
-                for tensor in target if isinstance(target, list) else (target,):
-                    if tensor.grad:
-                        gradient = _find(self, given, tensors)
-                        part = gradient.view(*tensor.shape) if target is not tensor else gradient
-                        self.arrive(tensor, part, passed=passed)
+        for line in rule.backward:
+            self._run(line, tensors, stated)
+        for given, name in rule.gives:
+            passed, target = tensors["y"].itemsize if given == "dy" else 0, tensors[name]
+            for tensor in target if isinstance(target, list) else (target,):
+                if tensor.grad:
+                    gradient = _find(self, given, tensors)
+                    part = gradient.view(*tensor.shape) if target is not tensor else gradient
+                    self.arrive(tensor, part, passed=passed)
 
     def gradient(self, tensor: Tensor) -> Tensor:
-        """The gradient that has arrived at a tensor, in the shape the tensor is seen in."""
+        """The gradient that has arrived at a tensor, in the shape of the tensor."""
         return self.gradients[tensor.root].view(*tensor.shape)
 
     def arrive(self, tensor: Tensor, gradient: Tensor, *, passed: int = 0) -> None:
-        """A gradient reaches a tensor; one `passed` on from a result of that itemsize is made to fit."""
+        """Note a gradient of a tensor; `passed` is the itemsize of a result whose gradient is passed on unchanged.
+
+        Such a gradient is summed up or cast where the tensor is smaller or has another data type.
+        """
         if passed and len(gradient.shape) > len(tensor.shape):
             rows, n = gradient.numel // tensor.numel, tensor.numel
             wide, gradient = gradient.view(rows, n), self.tensor(*tensor.shape, itemsize=gradient.itemsize)
@@ -248,13 +244,12 @@ class Tape:
         if root in self.due:
             self.due[root] -= 1
             if self.due[root] <= 0:
-                self._arrived.append(root)
+                self.complete.append(root)
 
     def backward(self) -> None:
-        """Run the backward steps, each one call, and after each the calls that keep gradients of weights.
+        """Run the backward nodes, each as one call of the framework, and after each keep the gradients of weights.
 
-        Gradients that are reduced in buckets are copied there, each followed by a piece of a reduction: which of them
-        make one is settled when all are known.
+        Gradients that are reduced in buckets are copied back from these at the end.
         """
         self.phase = "backward"
         while self.nodes:
@@ -263,17 +258,20 @@ class Tape:
             run()
             self.bare += self.opened == 2
             self.opened = 0
-            for weight in self._arrived:
+            for weight in self.complete:
                 self.keep(weight)
-            self._arrived.clear()
-        self.module = ""  # what keeps gradients in buckets is in no module
+            self.complete.clear()
+        self.module = ""  # buckets belong to no module
         for _, gradient, part, self.layer in sorted(self.pieces, key=itemgetter(0)):  # noqa: B020
             sizes = {"elements": part.numel, "rows": part.numel // part.shape[-1], "calls": 0}
             self.emit("copy_", "copy", [part], [gradient], **sizes)
         self.phase, self.layer = "update", -1
 
     def keep(self, weight: Tensor) -> None:
-        """The gradient of a weight is complete."""
+        """Keep the gradient of a weight, and copy it to a bucket if it is reduced in one.
+
+        Each copy is followed by a `PIECE` of a reduction. Which pieces form a bucket follows when all are known.
+        """
         self.bare += 1
         accumulate(self, weight)
         if weight not in self.buckets:
@@ -285,7 +283,7 @@ class Tape:
 
 
 def _find(tape: Tape, name: str, tensors: dict[str, Any]) -> Any:
-    """A tensor of a rule, or the gradient that has arrived at one, with its elements in order."""
+    """A tensor of a rule by its name, or the gradient of one, copied first if its elements are permuted."""
     if name not in tensors:
         target = tensors[name[1:]]
         if isinstance(target, list):
@@ -296,7 +294,7 @@ def _find(tape: Tape, name: str, tensors: dict[str, Any]) -> Any:
 
 
 def accumulate(tape: Tape, weight: Tensor) -> None:
-    """Add the gradient of a weight to that of the micro-batches before."""
+    """Add the gradient of a weight to the sum of earlier micro-batches, if there were some."""
     if weight in tape.kept:
         total, gradient = tape.kept[weight], tape.gradients[weight]
         tape.emit("add_", "elementwise", [total, gradient], [total], elements=total.numel)

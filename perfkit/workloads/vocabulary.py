@@ -8,7 +8,7 @@ from itertools import dropwhile
 from math import prod
 from typing import Any
 
-from perfkit.workloads.operations import size_product
+from perfkit.workloads.operations import SORT, size_product
 
 #: Operations that only make views or bookkeeping, and copies that exist under a dispatch mode alone.
 VIEWS = frozenset(
@@ -316,8 +316,8 @@ TABLE: tuple[Entry, ...] = (
           lambda a, o: {"elements": a[0].numel(), "rows": prod(a[0].shape[: a[2]]) * len(a[1])}),
     Entry("clone contiguous", "copy", "clone", _moved),
     Entry("index", "copy", "", _indexed),
-    # a GPU sorts the indices to add without conflicts: ten kernels
-    Entry("index_put index_put_ _index_put_impl_", "copy", "index_put", _indexed, launches=10),
+    # a GPU sorts the indices to add without conflicts
+    Entry("index_put index_put_ _index_put_impl_", "copy", "index_put", _indexed, launches=SORT),
     Entry("ones_like", "copy", "new_zeros", _elements),
     Entry("new_zeros new_ones new_full zeros_like full_like full ones scalar_tensor arange eye tril_indices linspace "
           "triu_indices rand rand_like randn randn_like randint randperm", "copy", "new_zeros", _elements, (0,)),
