@@ -20,7 +20,7 @@ _Given = argparse.Namespace
 
 
 class _Answer(NamedTuple):
-    """What a command prints, what ``--json`` writes, the exit code, and what ``--report`` shows."""
+    """Printed text, data for ``--json``, exit code, and results for ``--report``."""
 
     text: str
     data: Any
@@ -29,13 +29,13 @@ class _Answer(NamedTuple):
 
 
 def _pick(given: _Given, names: str) -> dict[str, Any]:
-    """Those options of some that were given."""
+    """Those of some options that were given."""
     values = {name: getattr(given, name) for name in names.split()}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def _refuse(given: _Given, names: str, why: str) -> None:
-    """Turn away options that mean nothing beside the others."""
+    """Refuse options that have no meaning with the others."""
     for name in _pick(given, names):
         raise ValueError(f"{name} is given; {why}; leave it out")
 
@@ -58,7 +58,7 @@ def _calibrate(given: _Given) -> _Answer:
     from perfkit.measure.folders import Campaign
 
     place = launched_ranks()
-    if place and place[0] > 0:  # this rank only takes part in what is measured on several
+    if place and place[0] > 0:  # this rank only takes part in measurements of several ranks
         if given.device == "cuda":
             pk.calibrate(**_pick(given, "device base"))
         else:
@@ -70,7 +70,7 @@ def _calibrate(given: _Given) -> _Answer:
 
 
 def _assemble(given: _Given) -> _Answer:
-    """Make a platform of what others have measured; this machine takes no part in it."""
+    """Make a platform from measurements of others, without measuring this machine."""
     from perfkit.platform.sources import assemble_sources, find_base
 
     _refuse(given, "device ranks quick models", "it is for measuring this machine, --from-... measure nothing")
@@ -78,7 +78,7 @@ def _assemble(given: _Given) -> _Answer:
         _refuse(given, "partial ranks_per_node", "it is for logs, which --from-nccl-logs names")
     out = check_target("out", given.out)
     if not (given.from_nccl_logs or given.from_kernel_database):
-        raise ValueError("base is given; name what to put into it: --from-nccl-logs, --from-kernel-database, or both")
+        raise ValueError("base is given; name the data to fit: --from-nccl-logs, --from-kernel-database, or both")
     base = pk.load_platform(given.base) if given.base else find_base(given.from_kernel_database)
     platform = assemble_sources(
         base, name=out.stem, nccl_logs=given.from_nccl_logs, kernel_database=given.from_kernel_database,
@@ -95,7 +95,7 @@ def _assemble(given: _Given) -> _Answer:
 
 
 def _build(name: str, **options: Any) -> Any:
-    """The workload of a preset."""
+    """Make the workload of a preset."""
     from perfkit.workloads import dlrm, transformer
 
     check_choice("model", name, [*dlrm.PRESETS, *transformer.PRESETS])
@@ -110,7 +110,7 @@ def _predict(given: _Given) -> _Answer:
     from perfkit.platform.estimates import keep_quiet
 
     workload = _build(given.model, **_pick(given, _WORKLOAD))
-    with keep_quiet():  # what it would say is a part of the explanation
+    with keep_quiet():  # the explanation has the warnings
         found = pk.predict(
             workload, given.platform, ranks=given.ranks, execution=given.execution, loading=given.loading or 0.0
         )
@@ -128,8 +128,8 @@ def _shard(given: _Given) -> _Answer:
     if given.measure:
         return _measure_plans(given)
     if not (given.model or given.tables):
-        raise ValueError("model is missing; give --model or --tables, or --measure for a study of drawn models")
-    _refuse(given, "quick", "it is for --measure, a search takes --seconds or --steps")
+        raise ValueError("model is missing; give --model or --tables, or --measure for a study of random models")
+    _refuse(given, "quick", "it is for --measure; a search takes --seconds or --steps")
     if given.out:
         check_target("out", given.out)
     workload, options = _read_tables(given), _pick(given, "ranks memory seconds steps seed")
@@ -152,7 +152,7 @@ def _shard(given: _Given) -> _Answer:
 
 
 def _read_tables(given: _Given) -> Any:
-    """The DLRM or the tables to place."""
+    """Make the DLRM, or read the tables, to place."""
     from perfkit.workloads.dlrm import PRESETS
 
     if given.model and given.tables:
@@ -164,11 +164,10 @@ def _read_tables(given: _Given) -> Any:
 
 
 def _measure_plans(given: _Given) -> _Answer:
-    """Measure placements on this machine: of one model or set of tables, or of the drawn models of the study."""
+    """Measure placements on this machine, of one model or set of tables, or of the models of the study."""
     from perfkit.calibration.study import make_model, measure_trials
 
-    _refuse(given, "steps", "it bounds a search, what is measured takes --seconds")
-    _refuse(given, "memory plan out report", "it is for a search, --measure takes placements of its own")
+    _refuse(given, "steps memory plan out report", "it is for a search; --measure has its own placements and --seconds")
     models = None
     if given.model or given.tables:
         found = _read_tables(given)
@@ -191,11 +190,28 @@ def _check(given: _Given) -> _Answer:
 
 
 def _demo(given: _Given) -> _Answer:
-    from perfkit.calibration.demo import demonstrate
+    """Calibrate, predict, measure, compare and report; print each step."""
+    from perfkit.measure.machine import count_cores
+    from perfkit.measure.samples import draw_check
 
     page = check_target("report", given.report or "perfkit-report.html")
     out = check_target("out", given.out or "perfkit-platform.toml")
-    return _Answer("", demonstrate(quick=given.quick, page=page, out=out).to_dict())
+    print("First a prediction without any measurement: what would this take on a GPU of the gallery?")
+    bert = pk.Transformer.bert("bert-large", batch=8, sequence=512, dtype="bf16")
+    print(f"  {pk.predict(bert, 'h100-sxm-8')!r}")
+    print("\nNow measure this machine: kernels, collectives and a few small training iterations.")
+    platform = pk.calibrate(out=out, quick=given.quick)
+    two_ranks = min(platform.network.ranks, count_cores()) >= 2
+    samples = draw_check(7, dlrm=6, transformer=4, hybrid=3 if two_ranks else 0)
+    print(f"\nPredict {len(samples)} configurations that were not in the calibration, then measure them.")
+    comparison = pk.check(platform, samples=samples)
+    print("\n" + comparison.as_text())
+    first = {sample.family: sample for sample in reversed(samples)}.values()
+    shown = [pk.predict(s.workload, platform, ranks=s.ranks, plan=s.plan) for s in first]
+    pk.report(comparison, *shown, platform, path=page, title="Predicted and measured training iterations")
+    print(f"\nReport:    {page} (one file, opens without a network)\nPlatform:  {out}")
+    print("Notebooks: make lab, and start with notebooks/00_start_here.ipynb")
+    return _Answer("", comparison.to_dict())
 
 
 def _list_rows(rows: Sequence[dict[str, Any]]) -> _Answer:
@@ -218,62 +234,62 @@ def _tables(given: _Given) -> _Answer:
         try:
             found = pk.read_tables(name)
             held = f"{len(found.tables)} tables, {format_bytes(sum(table.nbytes for table in found))} of weights"
-        except ValueError:  # of some only the reuse of rows is published
+        except ValueError:  # some publish only the reuse of rows
             held = "reuse of rows; needs --dim"
         rows.append({"tables": name, "holds": held})
     return _list_rows(rows)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports errors in one line, as commands do."""
+    """Reports errors in one line, like the commands."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {escape(message, 1000)}; see {self.prog} --help\n")
 
 
-#: Options of a workload, those that only language models have behind the first three.
+#: Options of a workload; only language models have those after the first three.
 _WORKLOAD = "batch dtype mixed sequence parallel accumulate checkpoint"
-#: Every option: what argparse takes of it.
+#: Every option with its arguments for argparse.
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "accumulate": {"type": int, "help": "micro-batches of a rank, which share the batch"},
-    "base": {"metavar": "NAME", "help": "platform for all other parts; default: the gallery's node"},
+    "accumulate": {"type": int, "help": "micro-batches per rank; they share the batch"},
+    "base": {"metavar": "NAME", "help": "platform for all parts that are not fitted; default: the gallery's node"},
     "batch": {"type": int, "help": "samples or sequences over all ranks"},
     "checkpoint": {"action": "store_true", "help": "compute layers again in the backward pass"},
     "device": {"choices": ("cpu", "cuda"), "help": "what to measure; default cpu"},
     "dim": {"type": int, "help": "columns of tables, for files without them"},
     "dtype": {"help": "fp32, tf32, bf16, fp16, fp8"},
     "execution": {"choices": ("eager", "compiled", "graphs"), "help": "how the iteration runs; default eager"},
-    "embedding": {"choices": ("separate", "fused"), "help": "kernels of tables; default: fused of TBE and MLPerf"},
+    "embedding": {"choices": ("separate", "fused"), "help": "kernels of tables; default: fused for TBE and MLPerf"},
     "from-kernel-database": {"metavar": "SYSTEM", "help": "measure nothing: fit data of aiconfigurator-core"},
     "from-nccl-logs": {"metavar": "DIR", "help": "measure nothing: fit logs of nccl-tests, a file or a folder"},
-    "json": {"metavar": "OUT", "help": "file for all figures; - prints them in place of the text"},
-    "loading": {"type": float, "metavar": "SECONDS", "help": "time of the data loader for a batch of a rank"},
-    "measure": {"action": "store_true", "help": "measure placements; without --model or --tables of 12 drawn models"},
+    "json": {"metavar": "OUT", "help": "file for all figures; - prints them instead of the text"},
+    "loading": {"type": float, "metavar": "SECONDS", "help": "time of the data loader per batch of a rank"},
+    "measure": {"action": "store_true", "help": "measure placements: of --model, of --tables, or of 12 random models"},
     "measurements": {"metavar": "FILE", "help": "measure nothing: fit the raw measurements of a calibration"},
     "memory": {"type": float, "metavar": "BYTES", "help": "memory of a rank; default: that of its device"},
     "mixed": {"action": "store_true", "help": "weights stay fp32, products run in --dtype"},
     "model": {"help": "preset, see perfkit models"},
     "models": {"choices": ("standard", "all"), "help": "families: standard (DLRM, Transformer; the default) or all"},
     "out": {"metavar": "FILE", "help": "file to write: a platform (.toml) or a plan"},
-    "parallel": {"help": "what ranks share: ddp (nothing, the default), zero1, zero2, fsdp"},
-    "partial": {"action": "store_true", "help": "keep the rows of a log before a line that does not fit"},
-    "plan": {"metavar": "FILE", "help": "a plan to price beside the one that is found"},
-    "platform": {"help": "platform file, or name of the gallery, see perfkit platforms"},
-    "quick": {"action": "store_true", "help": "calibrate in two to three minutes; measure two models, a third as long"},
-    "ranks": {"type": int, "help": "ranks that take part; to measure and to place tables 2 by default"},
-    "ranks-per-node": {"type": int, "help": "ranks of a node of the logs; by default what they or --base say"},
-    "report": {"metavar": "HTML", "help": "report to write; of demo perfkit-report.html by default"},
-    "seconds": {"type": float, "help": "work on the search, default 1; --measure: time per placement and pass"},
-    "seed": {"type": int, "help": "seed of what is drawn; default 0"},
+    "parallel": {"help": "what ranks divide: ddp (nothing, the default), zero1, zero2, fsdp"},
+    "partial": {"action": "store_true", "help": "keep the rows of a log before a line that cannot be read"},
+    "plan": {"metavar": "FILE", "help": "a plan to compare with the one that is found"},
+    "platform": {"help": "platform file, or name in the gallery, see perfkit platforms"},
+    "quick": {"action": "store_true", "help": "calibrate in two to three minutes; --measure: two models in less time"},
+    "ranks": {"type": int, "help": "ranks; default 2 to measure and to place tables"},
+    "ranks-per-node": {"type": int, "help": "ranks per node of the logs; default: that of the logs or of --base"},
+    "report": {"metavar": "HTML", "help": "report to write; default of demo: perfkit-report.html"},
+    "seconds": {"type": float, "help": "time of the search, default 1; --measure: time per placement and pass"},
+    "seed": {"type": int, "help": "seed of random numbers; default 0"},
     "sequence": {"type": int, "help": "tokens of one sequence"},
-    "steps": {"type": int, "help": "steps of the search in place of --seconds: equal on every machine"},
-    "traces": {"metavar": "FILE", "nargs": "+", "help": "measure nothing: put kernels of recorded steps into --base"},
-    "tables": {"metavar": "FILE", "help": "CSV, Parquet or JSON file, recorded indices, or see perfkit tables"},
+    "steps": {"type": int, "help": "steps of the search instead of --seconds: the same result on every machine"},
+    "traces": {"metavar": "FILE", "nargs": "+", "help": "measure nothing: fit kernels of recorded steps into --base"},
+    "tables": {"metavar": "FILE", "help": "CSV, Parquet or JSON file, recorded indices, or a name, see perfkit tables"},
 }
 
 
 class _Command(NamedTuple):
-    """What runs a command, what it does, the options that it needs and takes, and what files it is given."""
+    """Function of a command, its description, the options that it needs and takes, and its files."""
 
     run: Callable[[_Given], _Answer]
     text: str
@@ -283,7 +299,7 @@ class _Command(NamedTuple):
 
 
 _COMMANDS = {
-    "doctor": _Command(_doctor, "Is this machine fit for a calibration? Exit code 1 where something would spoil it."),
+    "doctor": _Command(_doctor, "Is this machine fit for a calibration? Exit code 1 if something would disturb it."),
     "calibrate": _Command(
         _calibrate, "Measure this machine, or fit existing measurements, and write a platform file.", "out",
         "device ranks quick models measurements from-nccl-logs ranks-per-node partial from-kernel-database traces base",
@@ -299,7 +315,7 @@ _COMMANDS = {
         _check, "Predict random configurations, measure them, and compare.", "platform", "seed models report"
     ),
     "trace": _Command(
-        _trace, "Say where the time of recorded iterations went: traces of PyTorch's profiler.", takes="report",
+        _trace, "Explain where the time of recorded iterations went: traces of PyTorch's profiler.", takes="report",
         files="traces, one per rank, and execution traces of the same ranks",
     ),
     "demo": _Command(_demo, "Calibrate this machine, predict, measure, and write a report.", takes="quick report out"),
@@ -311,7 +327,7 @@ _COMMANDS = {
 
 @cache
 def _make_parser() -> _Parser:
-    """What reads the words of every command."""
+    """Make the parser of all commands."""
     parser = _Parser(prog="perfkit", description="How long will one training iteration take, and what limits it?")
     parser.add_argument("--version", action="version", version=f"perfkit {pk.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -335,7 +351,7 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns
     -------
     code : int
-        0 for success, 1 where `doctor` found something, 2 for an error (reported in one line), 130 if interrupted [-].
+        0 for success, 1 if `doctor` found a problem, 2 for an error (reported in one line), 130 for an interrupt [-].
     """
     given = _make_parser().parse_args(words)
     file, page = None if given.json in (None, "-") else given.json, getattr(given, "report", None)

@@ -373,7 +373,7 @@ def test_what_cannot_be_fitted_is_kept_and_fitted_later(work, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(campaign, "fit_platform", fit_platform)
         for out, kept in ((None, "perfkit-platform.measurements.json"), ("P.toml", "P.measurements.json")):
-            text = f"nothing measured is lost.* --measurements {kept} --out"
+            text = f"no measurement is lost.* --measurements {kept} --out"
             with pytest.raises(MeasurementError, match=text) as got:
                 calibrate(out=out)
             assert "\n" not in str(got.value) and json.loads((tmp_path / kept).read_text()) == RAW

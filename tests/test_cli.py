@@ -14,7 +14,6 @@ import pytest
 
 import perfkit
 from perfkit.__main__ import main
-from perfkit.calibration import commands
 from perfkit.calibration.checks import Comparison
 from perfkit.measure.processes import MeasurementError
 from perfkit.platform.platform import Platform
@@ -30,9 +29,8 @@ Capture = pytest.CaptureFixture[str]
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Warnings are shown in another way, files are written to a folder, nothing is measured: none outlives a test."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    monkeypatch.setattr(
-        "perfkit.calibration.campaign.run_processes", lambda *_, **__: pytest.fail("something was measured")
-    )
+    measure = "perfkit.calibration.campaign.run_processes"
+    monkeypatch.setattr(measure, lambda *_, **__: pytest.fail("something was measured"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
@@ -63,7 +61,7 @@ BAD = {
     PREDICT + "bert-base --batch 0": "batch is 0; it must be a whole number above 0",
     PREDICT + f"bert-base --batch {2**70}": f"batch is {2**70}; .* at most 9.22337e\\+18",
     PREDICT + "bert-base --batch nan": "argument --batch: .*'nan'",
-    PREDICT + "dlrm-mlperf --sequence 8": "sequence is given; a DLRM has none",
+    PREDICT + "dlrm-mlperf --sequence 8": "sequence is given; a DLRM has none; leave it out",
     PREDICT + "bert-base --dtype fp31": "dtype is 'fp31'; known are",
     PREDICT + "bert-base --ranks 0": "ranks is 0",
     PREDICT + "bert-base --batch 16 --ranks 16": "ranks is 16; platform 'h100-sxm-8' has 8",
@@ -80,7 +78,7 @@ BAD = {
     CALIBRATE + "--partial --from-kernel-database h100_sxm": "partial is given; it",
     CALIBRATE + "--device tpu": "--device: invalid choice: 'tpu'",
     CALIBRATE + "--ranks 0": "ranks is 0",
-    CALIBRATE + "--base h100-sxm-8": "base is given; name what to put into it: --from-nccl",
+    CALIBRATE + "--base h100-sxm-8": "base is given; name the data to fit: --from-nccl",
     CALIBRATE + "--from-nccl-logs .": "base is missing; name the platform whose collectives",
     CALIBRATE + "--base h100 --from-nccl-logs .": "did you mean 'h100-sxm-8'",
     NCCL + ".": "'.' holds no .log, .out, .txt",
@@ -109,10 +107,7 @@ def test_a_platform_calibrated_for_other_operations(toy: Platform, capsys: Captu
     """It has no collectives: several ranks cannot be predicted; one rank can, and says what it did not know."""
     replace(toy, collectives={}, kernels={k: f for k, f in toy.kernels.items() if k[:5] == "gemm."}).save("other.toml")
     line = "predict --model bert-base --batch 2 --platform other.toml"
-    for more, said in {
-        " --ranks 2": "no model for the collective 'all_reduce'",
-        " --dtype bf16": "known are fp32",
-    }.items():
+    for more, said in ((" --ranks 2", "no model for the collective 'all_reduce'"), (" --dtype bf16", "known are fp32")):
         assert run(line + more) == 2 and said in capsys.readouterr().err
     assert run(line) == 0
     out, err = capsys.readouterr()
@@ -131,21 +126,19 @@ def test_predict_explains_every_preset(model: str, capsys: Capture) -> None:
 def test_predict_takes_its_options(capsys: Capture) -> None:
     assert run([*BERT, "--batch", "16", "--sequence", "256", "--dtype", "bf16", "--ranks", "8"]) == 0
     assert "bert-base, batch 16, sequence 256 on 8 of 8 ranks" in capsys.readouterr().out
-    more = ("--dtype", "bf16", "--mixed", "--parallel", "fsdp", "--accumulate", "2", "--checkpoint", "--ranks", "8")
-    assert run([*GPU, "llama-3-8b", "--batch", "16", *more]) == 0
+    more = "llama-3-8b --batch 16 --dtype bf16 --mixed --parallel fsdp --accumulate 2 --checkpoint --ranks 8"
+    assert run([*GPU, *more.split()]) == 0
     assert "llama-3-8b, batch 16, sequence 8192, checkpoint, accumulate 2, fsdp on 8" in capsys.readouterr().out
-    assert run([*GPU, "dlrm-default", "--parallel", "fsdp"]) == 2
-    assert "parallel is given; a DLRM has none; leave it out" in capsys.readouterr().err
 
 
 KILLED = MeasurementError("measuring process 1 was killed by signal 9")
 
 
 @pytest.mark.parametrize(("error", "code", "words"), [
-    (KeyboardInterrupt(), 130, "interrupted; what was measured is kept"),
+    (KeyboardInterrupt(), 130, "interrupted; finished measurements are kept"),
     (KILLED, 2, "measuring process 1 was killed by signal 9"),
     (OSError(28, "No space left on device", "P.toml"), 2, "No space left on device"),
-    (ModuleNotFoundError("no torch", name="torch"), 2, "torch is not installed; pip install 'perfkit\\[measure\\]'"),
+    (ModuleNotFoundError("no torch", name="torch"), 2, "torch is not installed; run pip install 'perfkit.measure.'"),
     (ValueError("ranks is 0"), 2, "ranks is 0"),
 ], ids=str)  # fmt: skip
 def test_what_goes_wrong_later_is_told_in_one_line(error, code, words, monkeypatch, capsys):
@@ -159,25 +152,20 @@ def test_what_goes_wrong_later_is_told_in_one_line(error, code, words, monkeypat
     (KILLED, 2), (ValueError("poor fit"), 2), (KeyboardInterrupt(), 130), (KeyboardInterrupt(15), 143),
     (KeyError("a bug"), None),
 ], ids=repr)  # fmt: skip
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_command_that_fails_while_measuring_leaves_a_log(error, code, closed, tmp_path, monkeypatch, capsys):
-    (tmp_path / "out").mkdir()
-    monkeypatch.setattr(commands.tempfile, "tempdir", str(tmp_path))
+def test_a_command_that_fails_while_measuring_leaves_a_log(error, code, tmp_path, monkeypatch, capsys):
+    log = tmp_path / "perfkit-run.log"
     monkeypatch.setattr(sys, "argv", ["perfkit", "calibrate", "\udcff"])
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     error.add_note("what the process said")
     monkeypatch.setattr(perfkit, "calibrate", fail(error, "kernels: 10%\rkernels: 20%"))
-    if closed:
-        (tmp_path / "out" / "perfkit-run.log").mkdir()
-    words = ["calibrate", "--out", str(tmp_path / "out" / "P.toml")]
+    words = ["calibrate", "--out", str(tmp_path / "P.toml")]
     if code is None:
         with pytest.raises(KeyError):
             run(words)
     else:
         assert run(words) == code
-    log = tmp_path / ("perfkit-run.log" if closed else "out/perfkit-run.log")
     _, told, where, _ = capsys.readouterr().err.split("\n")
-    assert told.startswith("perfkit: ") and f"{log} tells more" in where
+    assert told.startswith("perfkit: ") and f"{log} has machine, versions" in where
     text = log.read_text()
     kept = ["command: perfkit calibrate", "processor: ", "numpy: ", "OMP_NUM_THREADS: 3", "what the process said"]
     assert all(part in text for part in (*kept, "kernels: 20%\n", "Traceback (most recent", "in call", "\\udcff"))
@@ -189,13 +177,6 @@ def test_what_a_terminal_cannot_show_takes_nothing_else_with_it(monkeypatch: pyt
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
     assert run(BERT) == 0
     assert b"bert-base" in shown.getvalue() and b"?" in shown.getvalue()
-
-
-def test_a_broken_platform_file_ends_a_command(tmp_path: Path, capsys: Capture) -> None:
-    path = tmp_path / "broken.toml"
-    path.write_text('name = "mine"\n[device', encoding="utf-8")
-    assert run(["predict", "--model", "bert-base", "--platform", str(path)]) == 2
-    assert "broken.toml" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("always")
@@ -246,5 +227,5 @@ def test_calibrate_without_torch_says_what_to_install(tmp_path: Path) -> None:
     words = [sys.executable, "-c", code, str(tmp_path / "P.toml")]
     env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env)
-    assert done.returncode == 2 and "torch is not installed; pip install 'perfkit[measure]'" in done.stderr
+    assert done.returncode == 2 and "torch is not installed; run pip install 'perfkit[measure]'" in done.stderr
     assert not (tmp_path / "P.toml").exists()

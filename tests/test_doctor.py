@@ -140,5 +140,5 @@ def test_everything_is_looked_at_once_and_the_verdict_names_what_is_bad(monkeypa
     assert [finding.name for finding in findings] == [name for name, _, _ in doctor.CHECKS] and findings[0].ok
     assert all(finding.advice for finding in findings if finding.ok is False)
     findings = [Finding("a", True, "fine"), Finding("b", None, "so so", "do c"), Finding("d", False, "bad")]
-    assert format_findings(findings).splitlines()[-1] == "1 of 3 would spoil a calibration: d"
-    assert format_findings(findings[:2]).endswith("nothing here would spoil a calibration")
+    assert format_findings(findings).splitlines()[-1] == "1 of 3 would disturb a calibration: d"
+    assert format_findings(findings[:2]).endswith("nothing would disturb a calibration")

@@ -145,7 +145,7 @@ def test_regret_floor_and_excess_are_those_of_the_measured_times() -> None:
     totals = trials.totals()
     assert totals["excess"] == pytest.approx(1.2 / 1.1 - 1) and totals["regret"]["random"] == pytest.approx(1)
     assert totals["excess_error"] is None and totals["hits_repeat"] == 0
-    assert "whoever picks by one pass" in trials.as_text()
+    assert "of a choice by one pass" in trials.as_text()
 
 
 def test_trials_survive_their_file_and_are_predicted_again(study: Any, toy: Platform, tmp_path: Path) -> None:
@@ -174,11 +174,11 @@ def test_what_was_measured_before_an_interrupt_is_kept(study: Any) -> None:
 
 def test_models_that_do_not_fit_and_other_machines(study: Any, toy: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "gather_facts", lambda: {"free_memory": Fact(1e6, "")})
-    with pytest.raises(ValueError, match=r"model 0 needs .* for all of its \d placements; 1 MB are free"):
+    with pytest.raises(ValueError, match=r"model 0 needs .* for all its \d placements; 1 MB are free"):
         study()
     with pytest.raises(ValueError, match="ranks is 3; this machine has 2 cores"):
         study(ranks=3)
-    text = "toy is of invented core, this machine is .*; calibrate first"
+    text = "toy was measured on invented core, this machine is .*; calibrate this"
     with pytest.warns(UserWarning, match=text), pytest.raises(ValueError, match="1 MB are free"):
         measure_trials(toy, quick=True)
 
@@ -219,7 +219,7 @@ MLPERF = f"--model dlrm-mlperf {H100}"
     (f"{MLPERF} --seconds 0", "seconds is 0"),
     (f"{MLPERF} --plan no.json", "no.json cannot be read"),
     (f"{MLPERF} --json no/such.json", "json is .*folder does not exist"),
-    (f"{ZEN} --steps 9", "steps is given; it bounds a search"),
+    (f"{ZEN} --steps 9", "steps is given; it is for a search"),
     (f"{ZEN} --out p.json", "out is given; it is for a search"),
     (f"{ZEN} --ranks 4096", "ranks is 4096; this machine has"),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Measuring campaigns on this machine: resumable, with progress; calibration and check are two of them."""
+"""Calibrate and check this machine, in campaigns that can be interrupted and continued."""
 
 import json
 import os
@@ -34,15 +34,15 @@ _GROUP = 110  # kernels timed by one process
 
 
 def launched_ranks() -> tuple[int, int, int] | None:
-    """Rank, ranks and ranks on this node when a launcher has started this process: torchrun, or Slurm's srun.
+    """Rank, ranks and ranks per node if a launcher has started this process: torchrun, or srun of Slurm.
 
-    What srun tells a task of a job step [1]_ is put into the environment in torchrun's words; the first node's port is
-    one that jobs beside each other do not share, unless ``MASTER_PORT`` names one.
+    The variables of srun [1]_ are copied to those of torchrun. The port of the first node depends on the job, so that
+    two jobs do not share it, unless ``MASTER_PORT`` is set.
 
     Returns
     -------
     place : (int, int, int) or None
-        None for a process started by hand [-].
+        None without a launcher [-].
 
     References
     ----------
@@ -64,25 +64,25 @@ def launched_ranks() -> tuple[int, int, int] | None:
 def measure_kernels(
     campaign: Campaign, *, seed: int = 0, density: float = 1.0, seconds: float = 0.04, cache: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Time isolated kernels in fresh processes.
+    """Time isolated kernels in new processes.
 
     Parameters
     ----------
     campaign : Campaign
-        Keeps what is finished.
+        Keeps finished measurements.
     seed : int
-        Seed of the sizes; other seeds give held-out ones [-].
+        Seed of the sizes; other seeds give held-out sizes [-].
     density : float
         Share of the full number of sizes [-].
     seconds : float
         Time for each size [s].
     cache : float
-        Capacity of the last cache, see `perfkit.measure.kernels.draw_cases` [B].
+        Size of the last cache, see `perfkit.measure.kernels.draw_cases` [B].
 
     Returns
     -------
     rows : list of dict
-        Kind, variant, sizes, ``nbytes`` [B] and the timing [s] of each kernel.
+        Kind, variant, sizes, ``nbytes`` [B] and timing [s] of each kernel.
     """
     cases, job = draw_cases(seed, density=density, cache=cache), {"task": "kernels", "seconds": seconds}
     given = [list(astuple(case)) for case in cases]
@@ -93,12 +93,12 @@ def measure_kernels(
 
 
 def measure_collectives(campaign: Campaign, *, ranks: int, seconds: float = 0.35) -> list[dict[str, Any]]:
-    """Time collectives over gloo between ranks of this machine, or of the cluster a launcher has started.
+    """Time collectives over gloo, between ranks of this machine or those that a launcher has started.
 
     Parameters
     ----------
     campaign : Campaign
-        Keeps what is finished.
+        Keeps finished measurements.
     ranks : int
         Ranks [-].
     seconds : float
@@ -107,11 +107,11 @@ def measure_collectives(campaign: Campaign, *, ranks: int, seconds: float = 0.35
     Returns
     -------
     rows : list of dict
-        Operation, ``nbytes`` [B], and quartiles and mean over calls of the slowest rank's time [s].
+        Operation, ``nbytes`` [B], and quartiles and mean over calls of the time of the slowest rank [s].
     """
     sizes = [int(4 * 2**power) for power in range(8, 23)]
     job = {"task": "collectives", "operations": COLLECTIVES, "sizes": sizes, "seconds": seconds}
-    if launched_ranks():  # all ranks take part: nothing may come from an earlier run on one of them alone
+    if launched_ranks():  # all ranks take part, and only one of them could use a kept measurement
         by_rank = join_ranks(job)
     else:
         (by_rank,) = campaign.run("collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}).values()
@@ -127,12 +127,12 @@ def measure_samples(
     campaign: Campaign, samples: Sequence[Sample], *, device: str, seconds: float, operations: int = 0,
     stage: str = "iterations", passes: int = 1,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Time whole iterations, each configuration in processes of its own.
+    """Time whole iterations, each configuration in its own processes.
 
     Parameters
     ----------
     campaign : Campaign
-        Keeps what is finished.
+        Keeps finished measurements.
     samples : sequence of Sample
         Configurations.
     device : str
@@ -140,18 +140,17 @@ def measure_samples(
     seconds : float
         Time for each configuration and pass [s].
     operations : int
-        Iterations of each pass to run under the operation timer [-].
+        Iterations of each pass that also time their operations [-].
     stage : str
         Name shown.
     passes : int
-        Times each configuration is measured, every time after all others [-].
+        Passes over all configurations [-].
 
     Returns
     -------
     rows : list of dict
         ``name``, ``family``, ``workload``, ``owners`` and ``passes``: a list of results by rank for each pass.
     """
-
     job = {"task": "iteration", "seconds": seconds, "operations": operations, "device": device}
     turns = {f"{number}-{s.name}": s for number in range(passes) for s in samples}
     jobs = {name: partial(_measure_steadily, job | s.describe(), s.ranks) for name, s in turns.items()}
@@ -161,38 +160,38 @@ def measure_samples(
 
 
 def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
-    """Measure again if interleaved halves differ by over 10 %, keep the steadier, and flag unsteady results."""
+    """Measure again if the halves of a run differ by over 10 %, keep the better run, and flag disturbed results."""
+
+    def disagree(results: Sequence[Mapping[str, Any]]) -> float:
+        return max(map(find_disagreement, results))
+
     best = run_processes(job, ranks=ranks)
-    if _unsteady(best) > 0.1:
-        best = min((best, run_processes(job, ranks=ranks)), key=_unsteady)
-    spoiled = _unsteady(best) > 0.1 or min(result.get("core_share", 1.0) for result in best) < 0.97
-    return [{**result, "flagged": spoiled} for result in best]
-
-
-def _unsteady(results: Sequence[Mapping[str, Any]]) -> float:
-    return max(map(find_disagreement, results))
+    if disagree(best) > 0.1:
+        best = min((best, run_processes(job, ranks=ranks)), key=disagree)
+    disturbed = disagree(best) > 0.1 or min(result.get("core_share", 1.0) for result in best) < 0.97
+    return [{**result, "flagged": disturbed} for result in best]
 
 
 def measure_platform(
     campaign: Campaign, *, ranks: int = 1, quick: bool = False, models: str = "standard"
 ) -> dict[str, Any]:
-    """Measure all that a platform of this machine's CPU is fitted to: kernels, collectives, small iterations.
+    """Measure all that a CPU platform is fitted to: kernels, collectives and small iterations.
 
     Parameters
     ----------
     campaign : Campaign
-        Where finished measurements are kept.
+        Keeps finished measurements.
     ranks : int
         Ranks of collectives and parallel iterations [-].
     quick : bool
-        Fewer sizes and iterations.
+        Whether to take fewer sizes and iterations.
     models : str
         One of `perfkit.measure.samples.MODELS`.
 
     Returns
     -------
     measurements : dict
-        Plain JSON, ``format`` 1; what `perfkit.calibration.fit.fit_platform` takes.
+        Plain JSON, ``format`` 1; input of `perfkit.calibration.fit.fit_platform`.
 
     Raises
     ------
@@ -223,7 +222,7 @@ def measure_platform(
 
 
 def _count_ranks(device: str, ranks: int | None) -> int:
-    """Ranks asked for, or those of the launcher, or two where there are two cores, or all GPUs."""
+    """Ranks that were asked for, else those of the launcher, else two on two cores, else all GPUs."""
     if ranks is not None:
         return check_ranks(int(check_positive("ranks", ranks, integer=True)), device)
     if place := launched_ranks():
@@ -247,12 +246,12 @@ def calibrate(
     device : str
         ``cpu`` or ``cuda``.
     base : Platform, str or Path, optional
-        Of a GPU the platform most like it: it says what to time and how long that takes, and its parts stay where
-        nothing was timed; by default the gallery's node of the same device.
+        For GPUs: the most similar platform. It decides what to time, and its parts stay where nothing was timed. By
+        default the gallery's node of the same device.
     ranks : int, optional
-        Ranks, started as processes of this machine; by default 2 where there are two cores, or all GPUs [-].
+        Ranks, started as processes of this machine; by default 2 on two cores, or all GPUs [-].
     quick : bool
-        Half the time on a CPU (two to three minutes on two cores), with wider intervals.
+        Whether to take half the time on a CPU (two to three minutes on two cores), with wider intervals.
     models : str
         Families of iterations measured on a CPU: ``standard`` (DLRM, Transformer) or ``all`` (also XLNet, convolutional
         nets and data-parallel training; 15 iterations).
@@ -260,9 +259,9 @@ def calibrate(
         Platform file to write, with the raw measurements in a ``.measurements.json`` and the traces of a GPU in a
         folder ``.measurements.traces`` beside it.
     measurements : str or Path, optional
-        Raw measurements of an earlier calibration to fit, instead of measuring.
+        Raw measurements of an earlier calibration, to fit again without measuring.
     traces : str, Path or sequence of them, optional
-        Traces of steps whose kernels go into the base, see `perfkit.calibration.cluster.calibrate_traces`.
+        Traces of steps whose kernels are fitted into the base, see `perfkit.calibration.cluster.calibrate_traces`.
     progress : bool
         Whether to show a bar for each stage.
 
@@ -274,10 +273,10 @@ def calibrate(
     Raises
     ------
     ValueError
-        For an unknown device or a number of ranks that is not above zero, and for a GPU that the gallery does not have.
+        For an unknown device, bad ranks or files, and a GPU that the gallery does not have.
     MeasurementError
-        If a measuring process fails, where what was finished is kept and a rerun continues; or if nothing can be fitted
-        to what was measured.
+        If a measuring process fails; finished measurements are kept and a rerun continues. Or if the measurements
+        cannot be fitted; they are written to a file.
     """
     check_choice("device", device, ("cpu", "cuda"))
     check_choice("models", models, MODELS)
@@ -288,7 +287,7 @@ def calibrate(
         with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
             raw = json.loads(Path(measurements).read_text(encoding="utf-8"))
             check_type("the content", raw, dict)
-            for row in raw.get("probes", ()):  # traces move with what they are beside
+            for row in raw.get("probes", ()):  # traces may have moved with their measurements
                 if (old := row.get("trace")) and not Path(old).exists():
                     row["trace"] = str(Path(measurements).with_suffix(".traces") / Path(old).name)
     elif traces is None:
@@ -312,7 +311,7 @@ def calibrate(
             raise
         write_text(beside, json.dumps(raw))
         again = f"perfkit calibrate --measurements {beside} --out PLATFORM.toml fits it without measuring again"
-        text = f"{error}; nothing measured is lost: once the cause is gone, {again}"
+        text = f"{error}; no measurement is lost: when the cause is removed, {again}"
         raise MeasurementError(text) from error
     if spoiled := platform.provenance.get("disturbances"):
         warnings.warn(f"{spoiled}; close other programs and calibrate again", stacklevel=2)
@@ -322,7 +321,7 @@ def calibrate(
 
 
 def _measure_gpus(base: Named | None, ranks: int, folder: Path, progress: bool) -> tuple[Campaign, dict[str, Any]]:
-    """Raw measurements of GPUs, and the campaign that keeps them until they are written."""
+    """Measure GPUs; returns the campaign, which keeps the measurements until they are written, and them."""
     import torch
 
     rank, _, local = launched_ranks() or (0, ranks, ranks)
@@ -345,9 +344,9 @@ def check(
     seed : int
         Seed of the configurations [-].
     models : str
-        Families that configurations are drawn of, see `calibrate`.
+        Families of the configurations, see `calibrate`.
     samples : sequence of Sample, optional
-        Configurations to take instead of the drawn ones.
+        Configurations to take instead of drawing them.
     seconds : float
         Time for each configuration and pass; there are two passes [s].
     progress : bool
@@ -356,12 +355,12 @@ def check(
     Returns
     -------
     comparison : Comparison
-        Predicted and measured times, with the noise floor: how far the two passes differ.
+        Predicted and measured times, with the noise floor: the difference of the two passes.
 
     Raises
     ------
     MeasurementError
-        If a measuring process fails; what was finished is kept and a rerun continues.
+        If a measuring process fails; finished measurements are kept and a rerun continues.
     """
     where = load_platform(platform)
     check_positive("seed", seed, integer=True, zero=True)

@@ -1,4 +1,4 @@
-"""Predicted and measured iterations side by side, with the noise of the measurement itself."""
+"""Compare predicted with measured iterations, and with the noise of the measurement."""
 
 import json
 import math
@@ -24,7 +24,7 @@ TIMES = ("predicted_s", "low_s", "high_s", *_MEASURED)
 
 
 def _measure_errors(errors: Any) -> dict[str, float]:
-    """Geometric mean of absolute errors, at least 0.01 % each, mean, 95th percentile, largest, and signed mean [-]."""
+    """Geometric mean of absolute errors (at least 0.01 % each), mean, 95th percentile, maximum, and signed mean [-]."""
     values = np.atleast_1d(np.asarray(errors, dtype=float))
     size = np.maximum(np.abs(values), 1e-4)
     middle = {"geomean": float(np.exp(np.log(size).mean())), "mean": float(size.mean())}
@@ -32,7 +32,7 @@ def _measure_errors(errors: Any) -> dict[str, float]:
 
 
 def summarize_errors(errors: Any) -> dict[str, float]:
-    """Figures that every comparison quotes, of relative errors.
+    """Summarize relative errors.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def summarize_errors(errors: Any) -> dict[str, float]:
     Returns
     -------
     figures : dict of str to float
-        n [-], and in percent geomean (of absolute errors, at least 0.01 % each), mean, p95, max and bias.
+        n [-], and in percent: geomean (of absolute errors, at least 0.01 % each), mean, p95, max and bias.
 
     Examples
     --------
@@ -57,23 +57,23 @@ def compare_run(
     sample: Sample, prediction: Prediction | PlanPrice, passes: Sequence[Sequence[Mapping[str, Any]]],
     paces: Mapping[str, Fit],
 ) -> dict[str, Any]:  # fmt: skip
-    """Put the prediction and the measurements of one configuration together.
+    """Join the prediction and the measurements of one configuration.
 
     Parameters
     ----------
     sample : Sample
         Configuration.
     prediction : Prediction or PlanPrice
-        What was predicted.
+        Its prediction.
     passes : sequence of sequence of mapping
-        Results of all ranks, for each of two passes.
+        For each of two passes the results of all ranks.
     paces : mapping of str to Fit
-        The usual pace of the machine, from the context of its platform.
+        Usual pace of the machine, from the context of its platform.
 
     Returns
     -------
     run : dict
-        A run of `Comparison`.
+        One of the runs of a `Comparison`.
     """
     slowest = [max(results, key=lambda r: r["median"]) for results in passes]
     times = np.array([[r[key] for key in ("median", "q1", "q3")] for r in slowest])
@@ -95,23 +95,23 @@ def compare_run(
 
 
 def state_prediction(prediction: Prediction | PlanPrice) -> dict[str, Any]:
-    """State what was predicted, as a run of `Comparison` holds it.
+    """Write a prediction as the runs of `Comparison` hold it.
 
     Parameters
     ----------
     prediction : Prediction or PlanPrice
-        What was predicted.
+        The prediction.
 
     Returns
     -------
-    said : dict
-        Time with its 80 % interval [s], bottleneck, and of several ranks the exposed share of communication [-].
+    part : dict
+        Time with its 80 % interval [s], bottleneck, and for several ranks the exposed share of communication [-].
     """
     low, high = prediction.interval(0.8)
-    said = {"predicted_s": prediction.time, "low_s": low, "high_s": high, "bottleneck": prediction.bottleneck}
+    part = {"predicted_s": prediction.time, "low_s": low, "high_s": high, "bottleneck": prediction.bottleneck}
     if isinstance(prediction, Prediction) and prediction.ranks > 1:
-        said["exposed"] = min(prediction.communication()["exposed_share"].to_list())
-    return said
+        part["exposed"] = min(prediction.communication()["exposed_share"].to_list())
+    return part
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ class Comparison(Tabular):
     runs : tuple of dict
         One per configuration: family, name, config, ranks, predicted_s, low_s and high_s (80 % interval), measured_s
         and its quartiles, flagged, bottleneck; passes_s: its two passes [s]; noise: their relative difference [-];
-        relative_s and relative_noise: the same at the usual pace of the machine, where references were timed; of
-        several ranks also exposed and exposed_measured: the share of time that communication takes from the rank that
-        waits least for others.
+        relative_s and relative_noise: measured time and noise at the usual pace of the machine, if references were
+        timed; for several ranks also exposed and exposed_measured: the share of time that communication takes on the
+        rank that waits least for others.
     platform : str
         Name of the platform.
     machine, versions : mapping of str to str
-        Where it was measured, with what.
+        Machine and software of the measurements.
     """
 
     runs: tuple[dict[str, Any], ...]
@@ -139,24 +139,24 @@ class Comparison(Tabular):
 
     @classmethod
     def load(cls, path: str | Path, *more: str | Path) -> Self:
-        """Read what `save` has written.
+        """Read files that `save` has written.
 
         Parameters
         ----------
         path : str or Path
             JSON file.
         *more : str or Path
-            Further files, such as those of other seeds, whose runs are added.
+            More files, such as those of other seeds, whose runs are added.
 
         Returns
         -------
         comparison : Comparison
-            The same runs; platform, machine and versions are those of the first file.
+            All runs, with platform, machine and versions of the first file.
 
         Raises
         ------
         ValueError
-            For a file that does not hold a comparison.
+            For a file without a comparison.
         """
         with reading(path, "name a file that check wrote", most=LARGEST_TEXT):
             data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -170,12 +170,12 @@ class Comparison(Tabular):
         return replace(found, runs=found.runs + cls.load(*more).runs) if more else found
 
     def at_usual_pace(self) -> "Comparison":
-        """Compare with the measured times at the usual pace of the machine, see `perfkit.models.kernels.at_usual_pace`.
+        """Convert the measured times to the usual pace of the machine, see `perfkit.models.kernels.at_usual_pace`.
 
         Returns
         -------
         comparison : Comparison
-            The same runs; those without references stay as measured.
+            The same runs; runs without references do not change.
         """
         runs = []
         for run in self.runs:
@@ -201,11 +201,11 @@ class Comparison(Tabular):
         return found
 
     def coverage(self) -> float:
-        """Share of the measured times inside their 80 % interval [-]."""
+        """Share of the measured times within their 80 % interval [-]."""
         return float(np.mean([run["low_s"] <= run["measured_s"] <= run["high_s"] for run in self.runs]))
 
     def summary(self) -> Table:
-        """Errors by family and over all, beside the noise floor.
+        """Errors by family and over all runs, with the noise floor.
 
         Returns
         -------
@@ -235,13 +235,13 @@ class Comparison(Tabular):
         return polars.DataFrame(rows, orient="row").with_columns(polars.Series("error", self.errors))
 
     def chart(self) -> Picture:
-        """Predicted against measured times, ready to be shown or saved."""
+        """Chart of predicted against measured times."""
         from perfkit import plots
 
         return plots.predicted_vs_measured(list(self.runs))
 
     def sections(self) -> Sections:
-        """What a report shows, see `perfkit.ground.results.Sections`."""
+        """Sections of a report, see `perfkit.ground.results.Sections`."""
         yield "Errors [%]", self.summary()
         if any("relative_s" in run for run in self.runs):
             yield "Errors at the usual pace of the machine [%]", self.at_usual_pace().summary()
@@ -250,7 +250,7 @@ class Comparison(Tabular):
         yield "Measured on", [("what", "value"), *{**self.machine, **self.versions}.items()]
 
     def _write(self) -> list[Sequence[str]]:
-        """The runs as text, with heads."""
+        """The runs as rows of text, with a header."""
         heads = ("configuration", "predicted (80 % interval)", "measured (quartiles)", "error", "bottleneck")
         rows: list[Sequence[str]] = [heads]
         for run, error in zip(self.runs, self.errors, strict=True):
@@ -261,10 +261,10 @@ class Comparison(Tabular):
         return rows
 
     def as_text(self) -> str:
-        """The runs as an aligned table, then the errors by family beside the noise floor."""
+        """The runs as an aligned table, then the errors by family with the noise floor."""
         lines = [format_table(self._write()), "", self.summary_as_text()]
         if any("relative_s" in run for run in self.runs):
-            lines += ["at the usual pace of the machine, known from references between the iterations:"]
+            lines += ["at the usual pace of the machine, from references between the iterations:"]
             lines += [self.at_usual_pace().summary_as_text()]
         if pairs := [(run["exposed"], run["exposed_measured"]) for run in self.runs if "exposed_measured" in run]:
             predicted, measured = 100 * np.array(pairs).T
@@ -275,7 +275,7 @@ class Comparison(Tabular):
         return "\n".join(lines)
 
     def summary_as_text(self) -> str:
-        """The errors by family beside the noise floor, one line each."""
+        """The errors by family with the noise floor, one line each."""
         lines = []
         for family, figures in self.figures.items():
             row = {name: 100 * value for name, value in figures.items()}
@@ -299,7 +299,7 @@ class Comparison(Tabular):
         return {"format": 1, **about, "noise_floor": floors, "runs": list(self.runs)}
 
     def save(self, path: str | Path) -> Path:
-        """Write everything as JSON to a file, which is returned.
+        """Write everything as JSON to a file and return its path.
 
         Parameters
         ----------

@@ -1,11 +1,10 @@
-"""How commands end: errors in one line, exit codes, and a log file of a failure."""
+"""Run a command: errors in one line, exit codes, and a log file after a failure."""
 
 import io
 import os
 import re
 import shlex
 import sys
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
@@ -44,12 +43,13 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
     name : str, optional
         Starts each line.
     log : Path, optional
-        Folder for ``perfkit-run.log``, written when a command fails after its first output.
+        Folder for ``perfkit-run.log``, which is written if the command fails after its first output.
 
     Returns
     -------
     code : int
-        That of `run`, 2 for an error, 130 if interrupted, 128 plus the number of a signal, 141 where nobody reads on.
+        Exit code of `run`; 2 for an error, 130 for an interrupt, 128 plus the number of another signal, 141 if the
+        reader of the output has closed it [-].
     """
 
     def say(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -57,41 +57,39 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
 
     warnings.showwarning = say
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without a character still shows the rest
+        sys.stdout.reconfigure(errors="replace")  # "?" for characters that the terminal does not have
     printed: list[str] = []
     try:
         with redirect_stdout(_Copy(sys.stdout, printed)), redirect_stderr(_Copy(sys.stderr, printed)), tidy():
             code = run()
             sys.stdout.flush()
             return code
-    except BrokenPipeError:  # as after | head
+    except BrokenPipeError:  # such as by | head
         with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # which Python flushes at its end
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python flushes it at its end
         return 141
     except BaseException as error:
         code, text = 2, str(error)
         if isinstance(error, KeyboardInterrupt):
             code = 128 + (error.args or (2,))[0]
-            text = "interrupted; what was measured is kept, the same command goes on from there"
+            text = "interrupted; finished measurements are kept, the same command continues"
         elif isinstance(error, ModuleNotFoundError):
-            text = f"{error.name} is not installed; pip install 'perfkit[measure]' brings it"
+            text = f"{error.name} is not installed; run pip install 'perfkit[measure]'"
         say(text)
-        if log and printed and (file := _write_log(log, printed, error)):
-            say(f"{file} tells more: machine, versions, what was printed; it can be sent")
+        if log and printed:
+            with suppress(OSError):  # the error above matters more
+                say(f"{_write_log(log, printed, error)} has machine, versions and output; send it with your question")
         if not isinstance(error, KeyboardInterrupt | ImportError | ValueError | OSError | RuntimeError):
             raise
         return code
 
 
-def _write_log(folder: Path, printed: list[str], error: BaseException) -> Path | None:
-    """Write ``perfkit-run.log``, where that fails into the folder of temporary files."""
+def _write_log(folder: Path, printed: list[str], error: BaseException) -> Path:
+    """Write ``perfkit-run.log``: machine, versions, settings, output and the error."""
     matter = "(OMP|MKL|MALLOC|CUDA|NCCL|GLOO|LD|XDG|PYTHON)_|TMPDIR"
     facts = {"date": datetime.now().isoformat(" ", "seconds"), "command": shlex.join(sys.argv), **describe_machine()}
     facts |= list_versions() | {name: text for name, text in sorted(os.environ.items()) if re.match(matter, name)}
-    said = re.sub(r"[^\n]*\r", "", "".join(printed))  # the last state of a progress bar
+    said = re.sub(r"[^\n]*\r", "", "".join(printed))  # only the last state of a progress bar
     head = [f"{name}: {fact}" for name, fact in facts.items()]
     text = "\n".join([*head, "", said, "".join(traceback.format_exception(error))])
-    for place in (folder, Path(tempfile.gettempdir())):
-        with suppress(OSError):
-            return write_text(place / "perfkit-run.log", text.encode(errors="backslashreplace").decode())
-    return None
+    return write_text(folder / "perfkit-run.log", text.encode(errors="backslashreplace").decode())

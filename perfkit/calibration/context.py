@@ -1,4 +1,4 @@
-"""Fit what iterations add to isolated kernels and collectives: by class, by family, and on several ranks."""
+"""Fit the context: what real iterations add to isolated kernels and collectives, by class, family and ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,34 +21,31 @@ from perfkit.prediction.result import predict
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 
-#: Spread of a family with a single run [-].
+#: Spread of a family with one run [-].
 _UNKNOWN = 0.3
 
-#: Spread that families are expected to have before their runs are seen, that of Transformers, which scatter less, and
-#: how many runs that counts for; docs/formulas.md, table 9.1.
+#: Prior spread of a family, of Transformers, which vary less, and the number of runs that the prior is worth [-];
+#: docs/formulas.md, table 9.1.
 _USUAL, _USUAL_TRANSFORMER, _WORTH = 0.11, 0.08, 6.0
 
-#: Shares of the last cache that iterations may find: they come back to their data late, when other guests of the
-#: processor have taken the rest, while kernels that were repeated alone have kept it to themselves.
+#: Shares of the last cache that iterations may have, to try [-]. An iteration uses its data again after some time, when
+#: other virtual machines have taken a part of the cache. Kernels that are repeated alone keep all of it.
 _HELD = (1.0, 0.5, 0.25)
 
-#: Standard error of the median of an iteration, by the logarithm of its quartiles' ratio, if it holds about seven
-#: independent spells: 1.25 / 1.35 of that ratio over the root of seven.
+#: Standard error of the logarithm of a median, over the logarithm of the ratio of the quartiles: 1.25 / 1.35 over the
+#: root of seven, if a measurement has about seven independent parts [-].
 _CHANCE = 0.35
 
-#: Shares of its time that a collective in flight may take from the kernels beside it.
+#: Shares of its time that a collective in flight may take from concurrent kernels, to try [-].
 _SHARED = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-
-#: Time of iterations of several ranks [s], and how long their busiest rank waits at least [s].
-_Imagined: TypeAlias = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A measured iteration: what every rank ran, and what was measured of it.
+    """A measured iteration: the graph and the measured times of every rank.
 
-    `classes` holds columns of the operations of each class: isolated times with near operands and what distance adds,
-    page walks, measured times, and whether they are assumed.
+    `classes` has columns for the operations of each class: isolated time with operands in caches and what distant
+    operands add [s], page walks [-], measured time [s], and whether the isolated time is an assumption.
     """
 
     family: str
@@ -58,14 +55,14 @@ class _Run:
 
     @classmethod
     def read(cls, row: Mapping[str, Any], *, accelerator: bool) -> "_Run":
-        """Make the graphs of a row of raw measurements again."""
+        """Read one iteration of raw measurements and make its graphs."""
         workload, ranks, results = load(row["workload"]), len(row["runs"]), row["runs"]
         plan = Plan.from_owners(row["owners"], ranks=ranks) if row["owners"] else None
         graphs = workload.graphs(ranks, plan, accelerator=accelerator)
         for result, graph in zip(results, graphs, strict=True):
             if (count := len(result["operation_seconds"])) != len(graph):
                 found = f"iteration {row['name']} was measured with {count} operations and its graph has {len(graph)}"
-                why = "the framework runs it in another way than perfkit knows; measure with torch 2.6 to 2.13"
+                why = "this torch runs other operations than perfkit knows; measure with torch 2.6 to 2.13"
                 raise ValueError(f"{found}; {why}")
         return cls(workload.family, graphs, results)
 
@@ -76,7 +73,7 @@ class _Run:
 
 
 def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform:
-    """Fit what iterations add to a platform of isolated kernels and collectives.
+    """Fit the context of iterations to a platform of isolated kernels and collectives.
 
     Parameters
     ----------
@@ -88,11 +85,11 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     Returns
     -------
     platform : Platform
-        With context by operation class and family, unless there are no iterations.
+        With context by operation class and family; unchanged without iterations.
     """
     paces, accelerator = platform.context.paces, platform.device.kind != "cpu"
     runs = [_Run.read(row, accelerator=accelerator) for row in measurements["iterations"]]
-    # Times at the usual pace are taken where they predict iterations that were left out better.
+    # Times at the usual pace are used if they predict left-out iterations better.
     related = [replace(run, results=relate_run(run.results, run.family, paces)) for run in runs] if paces else []
     tried = [found for found in (runs, related) if found]
     alone, parallel = ([[r for r in own if (len(r.graphs) > 1) == many] for own in tried] for many in (False, True))
@@ -111,15 +108,15 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     platform = replace(platform, context=found)
     if not parallel[0]:
         return platform
-    # Before any iteration is looked at, a call is delayed like a usual isolated one: median over lower quartile.
+    # Prior of the delay of a collective: median minus lower quartile of isolated calls.
     delay = max(float(np.mean([row["median"] - row["q1"] for row in measurements["collectives"]])), 1e-5)
     return replace(platform, context=_fit_parallel(parallel, platform, delay))
 
 
 def _fit_absent(runs: Sequence[_Run], platform: Platform) -> dict[str, Fit]:
-    """Fit embedding classes that were never timed alone to their times inside iterations: nothing stands in for them.
+    """Fit embedding classes that were never timed alone to their times inside iterations; they have no substitute.
 
-    As for isolated kernels, what lies beyond the caches costs what it costs others.
+    As for isolated kernels, other classes give a prior for bytes beyond the caches.
     """
     found: dict[str, list[Array]] = {}
     for run in runs:
@@ -146,7 +143,7 @@ def _fit_absent(runs: Sequence[_Run], platform: Platform) -> dict[str, Fit]:
 
 
 def _left_out(fits: Mapping[str, Fit]) -> float:
-    """How far iterations are from fits that have not seen them."""
+    """Squared errors of left-out iterations."""
     return sum(fit.n * fit.spread**2 for fit in fits.values())
 
 
@@ -154,7 +151,7 @@ def _left_out(fits: Mapping[str, Fit]) -> float:
 
 
 def _put_beside(run: _Run, costs: Costs) -> _Run:
-    """Put the isolated times of all operations beside the measured ones."""
+    """Join the isolated times of all operations with the measured ones, by class."""
     seconds = np.maximum(run.results[0]["operation_seconds"], 1e-7)
     columns = np.stack([costs.hot, costs.cold, costs.page_walks, seconds, costs.assumed])
     kernels = {".".join(key): columns[:, places] for key, places in run.graphs[0].kernels.items()}
@@ -165,7 +162,7 @@ _Find: TypeAlias = Callable[[str], Mapping[str, float]]
 
 
 def _learn(runs: Sequence[_Run], fit: Callable[..., Mapping[str, float]]) -> _Find:
-    """What iterations add to a class, as some runs say: to its variant, else to all of its kind, else nothing."""
+    """Learn from some runs what iterations add to a class: to its variant, else to its kind, else nothing."""
     parts: dict[str, list[Array]] = {}
     for name, columns in ((name, columns) for run in runs for name, columns in run.classes.items()):
         for key in (name, name.partition(".")[0]):
@@ -177,13 +174,13 @@ def _learn(runs: Sequence[_Run], fit: Callable[..., Mapping[str, float]]) -> _Fi
         if key not in parts:
             return {}
         *sizes, assumed = np.concatenate(parts[key], axis=1)
-        return fit(*sizes, pull=0.1 if assumed.all() else 10.0)  # an assumption is hardly a prior
+        return fit(*sizes, pull=0.1 if assumed.all() else 10.0)  # an assumption is a weak prior
 
     return find
 
 
 def _sum(run: _Run, find: _Find) -> float:
-    """Time of all operations in context [s]: linear in their sizes, so that sums by class are enough."""
+    """Time of all operations in context [s]; it is linear in the sizes, so sums by class are enough."""
     total = 0.0
     for name, columns in run.classes.items():
         added, (hot, cold, walks) = {"launch": 0.0, **find(name)}, columns[:3].sum(axis=1)
@@ -198,7 +195,7 @@ def _fit_walls(runs: Sequence[_Run], find: _Find) -> Fit:
 
 
 def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
-    """Context of all classes; scale and host time of each family, whose spread is that of iterations left out."""
+    """Fit the context of all classes, and scale, host time and spread of each family, from left-out iterations."""
     find: Callable[[str], Any] = _learn(runs, fit_context)
     names = dict.fromkeys(name for run in runs for key in run.classes for name in (key, key.partition(".")[0]))
     families = {run.family: [other for other in runs if other.family == run.family] for run in runs}
@@ -209,7 +206,7 @@ def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
             logs = [_judge([run], [other for other in runs if other is not run], [family])[0] for run in own]
             spread, bias = expect_spread(logs, family), float(np.mean(logs))
         fits[family] = replace(_fit_walls(own, find), spread=spread, bias=bias)
-    # A family that was never calibrated: as each of several that is left out, or twice the widest of two.
+    # Spread of a family without runs: from families left out one at a time, or twice the widest of two families.
     strange = 2.0 * max(fit.spread for fit in fits.values())
     if len(families) > 2:
         logs = []
@@ -223,26 +220,26 @@ def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
         units={"scale": "-", "per_operation": "s"}, spread=strange, notes=("for families without calibration runs",),
     )  # fmt: skip
     for family, fit in fits.items():
-        if fit.n == 1 and len(fits) > 2:  # one run is no worse than none
+        if fit.n == 1 and len(fits) > 2:  # one run is at least as good as none
             fits[family] = replace(fit, spread=strange)
     return replace(known, kernels={name: find(name) for name in names}, iterations=fits | {ANY: whole})
 
 
 def _judge(left_out: Sequence[_Run], kept: Sequence[_Run], families: Sequence[str]) -> list[float]:
-    """Errors (logarithms) of some runs by what others say, as the average of some of their families."""
+    """Errors (logarithms) of left-out runs, predicted from other runs with the average of some families."""
     find = _learn(kept, find_context)
     scale, host = _average([_fit_walls([run for run in kept if run.family == family], find) for family in families])
     return [float(np.log(run.wall / (scale * _sum(run, find) + host * len(run.graphs[0])))) for run in left_out]
 
 
 def _average(fits: Sequence[Fit]) -> tuple[float, float]:
-    """Scale [-] and host time of an operation [s] that families have in common."""
+    """Average scale [-] and host time per operation [s] of some families."""
     scale, host = np.mean([(fit["scale"], fit.get("per_operation", 0.0)) for fit in fits], axis=0)
     return float(scale), float(host)
 
 
 def expect_spread(logs: Sequence[float], family: str = "") -> float:
-    """Estimate the spread of the next run from errors of runs left out.
+    """Estimate the spread of the next run from errors of left-out runs.
 
     Parameters
     ----------
@@ -258,22 +255,20 @@ def expect_spread(logs: Sequence[float], family: str = "") -> float:
 
     Notes
     -----
-    Three or four errors can all be small by chance, or one of them large. So the result is the posterior mean of a
-    variance under a scaled inverse chi-squared prior with the usual spread; docs/formulas.md, table 9.1.
+    A few errors can be small or large by chance. So the result is the posterior mean of a variance under a scaled
+    inverse chi-squared prior with the usual spread; docs/formulas.md, table 9.1.
     """
     usual = _USUAL_TRANSFORMER if family == "transformer" else _USUAL
     return float(np.sqrt((np.sum(np.square(logs)) + _WORTH * usual**2) / (len(logs) + _WORTH)))
 
 
-def bound_spread(logs: Sequence[float], level: float = 0.8) -> float:
-    """Find the spread whose interval holds the next run with at least some probability, if it is drawn as these were.
+def bound_spread(logs: Sequence[float]) -> float:
+    """Find the spread whose 80 % interval holds the next run with a probability of at least 80 %.
 
     Parameters
     ----------
     logs : sequence of float
-        Logarithms of measured over predicted times of runs left out [-].
-    level : float, optional
-        That probability [-].
+        Logarithms of measured over predicted times of left-out runs [-].
 
     Returns
     -------
@@ -282,19 +277,19 @@ def bound_spread(logs: Sequence[float], level: float = 0.8) -> float:
 
     Notes
     -----
-    Split conformal prediction: the ceil((n + 1) level)-th smallest error, read as that quantile of a normal
-    distribution. For families that were never calibrated.
+    For families that were never calibrated. Split conformal prediction: the ceil(0.8 (n + 1))-th smallest error is
+    taken as the 80 % quantile of absolute errors of a normal distribution.
     """
     size = np.sort(np.abs(logs))
-    rank = min(len(size), int(np.ceil((len(size) + 1) * level)))
-    return float(size[rank - 1]) / NormalDist().inv_cdf(0.5 + level / 2)
+    rank = min(len(size), int(np.ceil((len(size) + 1) * 0.8)))
+    return float(size[rank - 1]) / NormalDist().inv_cdf(0.9)
 
 
 # -- on several ranks -------------------------------------------------------------------------------------------------
 
 
 def _fit_parallel(tried: Sequence[Sequence[_Run]], platform: Platform, delay: float) -> Context:
-    """Context with what collectives cost inside iterations, and the scale of iterations that share the machine."""
+    """Fit the extra cost of collectives inside iterations, and the scale of iterations whose ranks share a machine."""
     runs = tried[0]
     shares = _SHARED if any(run.graphs[0].waits is not None for run in runs) else (None,)
     found = []
@@ -310,15 +305,18 @@ def _fit_parallel(tried: Sequence[Sequence[_Run]], platform: Platform, delay: fl
     return min(best, key=lambda context: _left_out(context.parallel))
 
 
-def _imagine(runs: Sequence[tuple[Graph, ...]], platform: Platform, delay: float, waited: float) -> _Imagined:
-    """Predict iterations whose collectives cost `delay` more, this share of it waiting."""
+def _imagine(runs: Sequence[tuple[Graph, ...]], platform: Platform, delay: float, waited: float) -> tuple[Array, Array]:
+    """Predict iterations whose collectives take `delay` longer, a share `waited` of it as waiting.
+
+    Returns the time of each iteration, and the smallest waiting time of its ranks [s].
+    """
     more, parallel = {"per_collective": waited * delay, "per_resume": (1.0 - waited) * delay}, {}
     for family in dict.fromkeys(graphs[0].family for graphs in runs):
         values = {"scale": 1.0, **(platform.context.find_iteration(family, 1) or {}), **more}
         units = {key: "-" if key == "scale" else "s" for key in values}
         parallel[family] = Fit("iteration", values, units=units)
     platform = replace(platform, context=replace(platform.context, parallel=parallel))
-    with keep_quiet():  # that it is not calibrated yet need not be said
+    with keep_quiet():  # no warnings that the platform is not calibrated yet
         found = [predict(graphs, platform) for graphs in runs]
     waits = [prediction.communication() for prediction in found]
     idle = [float((frame["exposed_s"] + frame["waiting_s"]).to_numpy().min()) for frame in waits]
@@ -326,20 +324,20 @@ def _imagine(runs: Sequence[tuple[Graph, ...]], platform: Platform, delay: float
 
 
 def _fit_shared(
-    runs: Sequence[_Run], imagine: Callable[[float, float], _Imagined], known: Context, delay: float
+    runs: Sequence[_Run], imagine: Callable[[float, float], tuple[Array, Array]], known: Context, delay: float
 ) -> tuple[float, Context]:
-    """Squared error of left-out iterations, and the context of ranks that share the machine: scale and delays."""
+    """Squared error of left-out iterations, and the context of ranks that share a machine: scale and delays."""
     walls = np.array([run.wall for run in runs])
     seen = np.array([min(result.get("idle", np.nan) for result in run.results) for run in runs])
     noise = np.array([max(float(np.log(result["q3"] / result["q1"])) for result in run.results) for run in runs])
-    trust = 1.0 / np.hypot(1.0, _CHANCE * noise / 0.1)  # runs err by 10 %, and by chance in a median of few modes
+    trust = 1.0 / np.hypot(1.0, _CHANCE * noise / 0.1)  # 10 % error of a prediction, and the error of the median
     times, idle = imagine(0.0, 1.0)
     waited = 1.0
-    for _ in range(2):  # waiting may be hidden by what runs beside it, so that both depend on each other
+    for _ in range(2):  # delay and waiting depend on each other, since concurrent kernels can hide the waiting
         slowed, stopped = imagine(delay, waited)
         fit, logs = _fit_delays(times, (slowed - times) / delay, walls, trust, delay)
-        # The share of the delay in which the busiest rank was seen to wait; unchanged if unseen. Not quite none, as
-        # the next round divides by it.
+        # Share of the delay in which the busiest rank waited; unchanged if its waiting was not measured. At least 1 %,
+        # because the next round divides by it.
         total = fit.get("per_collective", 0.0)
         longer = total * (stopped - idle) / delay / waited
         weights = np.where(np.isfinite(seen), longer * np.square(trust / walls), 0.0)
@@ -357,12 +355,12 @@ def _fit_shared(
 
 
 def _fit_delays(times: Array, counts: Array, walls: Array, trust: Array, delay: float) -> tuple[Fit, list[float]]:
-    """Scale and delay of iterations that share the machine, and errors of those left out one at a time."""
+    """Fit scale and delay of iterations whose ranks share a machine, and their errors when left out one at a time."""
 
     def fit_runs(kept: Any) -> Fit:
-        # Trusted within 20 % and three delays, where iterations err by 15 %: with a third of that, two ranks on one
-        # core (tests/machines.py) are missed, and with 0.15 or 0.3 instead of 0.07 errors differ by less than 0.5
-        # points.
+        # Trust in the prior: 0.07 lets the scale differ by 20 % and the delay by three times its prior, if iterations
+        # have an error of 15 %. A third of it misses two ranks on one core (tests/machines.py); with 0.15 or 0.3 errors
+        # differ by less than 0.5 points.
         priors: dict[str, Any] = {"each": "per_collective", "prior": (1.0, delay), "trust": (0.07, delay)}
         return fit_iteration(times[kept], counts[kept], walls[kept], weights=trust[kept], **priors)
 

@@ -1,4 +1,4 @@
-"""What would spoil a calibration on this machine, found before minutes are spent on it."""
+"""Find what would disturb a calibration on this machine, before it takes minutes."""
 
 import os
 import platform as system
@@ -21,13 +21,13 @@ from perfkit.measure.processes import ENVIRONMENT, run_processes
 from perfkit.models.kernels import REFERENCES
 
 PACKAGES = ("numpy", "scipy", "polars", "pandas", "statsmodels", "altair", "vl-convert-python", "tqdm", "tomli-w")
-#: Free memory that the larger configurations of a check need beside their PyTorch processes [B].
+#: Free memory that the larger configurations of a check need [B].
 MEMORY = 6e9
-#: Mean error of a check on machines that were steady within 5 %: 7 to 9 % (zen3-2, xeon-2) [-].
+#: Mean error of a check on machines with a speed steady within 5 %: 7 to 9 % (zen3-2, xeon-2) [-].
 USUAL_ERROR = 0.08
-#: Share of one core that others may use before medians begin to move, and of the time that a hypervisor may take [-].
+#: Share of a core that others may use, and of time that a hypervisor may take, before medians begin to change [-].
 BUSY, STOLEN = 0.25, 0.02
-#: Seconds for which the speed of the machine is watched [s].
+#: Time for which the speed of the machine is observed [s].
 _WATCHED = 10.0
 
 _Found = tuple[bool | None, str]
@@ -42,7 +42,7 @@ class Finding:
     name : str
         Name of the check.
     ok : bool or None
-        True: fine. False: would spoil a calibration. None: a remark.
+        True: good. False: would disturb a calibration. None: a remark.
     detail : str
         Result in words.
     advice : str, optional
@@ -88,7 +88,7 @@ def _disk(root: Path) -> _Found:
 
 
 def _load(root: Path) -> _Found:
-    """What other programs and the hypervisor take right now, from the kernel's tick counters."""
+    """Time that other programs and the hypervisor take now, from the tick counters of the kernel."""
 
     def count() -> np.ndarray:
         return np.array((root / "proc/stat").read_text().split("\n", 1)[0].split()[1:9], dtype=int)
@@ -110,13 +110,13 @@ def _load(root: Path) -> _Found:
 def _frequency(root: Path) -> _Found:
     clock, governor = gather_facts(root)["clock"].value, root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
     if clock is None or not governor.is_file():
-        return True, "not readable, as in most virtual machines"
+        return True, "not readable; most virtual machines hide it"
     name = governor.read_text().strip()
     return (True if name == "performance" else None), f"governor {name}, up to {clock / 1e9:.2f} GHz"
 
 
 def _steadiness(root: Path) -> _Found:
-    """How much the speed of the machine changes within some seconds, and what accuracy that leaves."""
+    """How much the speed of the machine changes within some seconds, and the accuracy to expect."""
     found = run_processes({"task": "references", "seconds": _WATCHED}, timeout=90)[0]
     windows = np.array_split(np.log(found["references"]), round(2 * _WATCHED))
     moved = np.std([np.median(part, axis=0) for part in windows if len(part)], axis=0)
@@ -138,7 +138,7 @@ print(-touch() + touch())
 
 
 def _malloc(root: Path) -> _Found:
-    """Whether freed memory is used again; otherwise large outputs page-fault and iterations become bimodal."""
+    """Whether freed memory is used again; if not, large outputs cause page faults and iterations vary."""
     if system.libc_ver()[0] != "glibc":
         return None, "not glibc; its settings have no effect, and larger outputs vary more"
     command, environment = [sys.executable, "-c", _FAULTS], {**os.environ, **ENVIRONMENT}
@@ -147,7 +147,7 @@ def _malloc(root: Path) -> _Found:
 
 
 def _gloo(root: Path, device: str = "cpu") -> _Found:
-    """Try an all_reduce between two measuring processes, over loopback and a file store as calibration does."""
+    """Run an all_reduce between two measuring processes, as a calibration does."""
     job = {"task": "collectives", "operations": ["all_reduce"], "sizes": [4096], "seconds": 0.05, "device": device}
     run_processes(job, ranks=2, timeout=90)
     return True, "2 processes exchanged messages on loopback"
@@ -163,7 +163,7 @@ def _gpus(root: Path) -> _Found:
     return True, detail if len(names) < 2 else f"{detail}, NCCL: {_gloo(root, 'cuda')[1]}"
 
 
-#: What is looked at, how, and what to do where it is not fine.
+#: Name of each check, its function, and advice for a bad result.
 CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
     ("versions", _versions, "install perfkit again: pip install -e ."),
     ("torch", lambda root: (True, version("torch")), "to measure: pip install -e '.[measure]'"),
@@ -171,35 +171,35 @@ CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
     ("cores", _cores, "raise the container's CPU limit; collectives need 2 cores and are left out on one"),
     ("memory", _memory, f"close programs until {format_bytes(MEMORY)} are free, or the machine will swap"),
     ("disk", _disk, "free 1 GB in both, or name other folders in XDG_CACHE_HOME and TMPDIR"),
-    ("load", _load, "stop other programs (see top); where neighbours disturb a virtual machine, calibrate later"),
+    ("load", _load, "stop other programs (see top); if other virtual machines disturb this one, calibrate later"),
     ("frequency", _frequency, "steadier: cpupower frequency-set -g performance"),
-    ("steadiness", _steadiness, "close other programs; errors of a check at the usual pace leave out the drift"),
-    ("malloc", _malloc, "another allocator is in the way; unset LD_PRELOAD"),
-    ("gloo", _gloo, "see whether loopback is up: ip link"),
+    ("steadiness", _steadiness, "close other programs; a check also gives errors at the usual pace, without the drift"),
+    ("malloc", _malloc, "another allocator replaces that of glibc; unset LD_PRELOAD"),
+    ("gloo", _gloo, "check that the loopback interface is up: ip link"),
     ("GPUs", _gpus, "to measure GPUs: install a CUDA build of torch"),
 )
 
 
 def diagnose(*names: str, root: Path = Path("/")) -> list[Finding]:
-    """Look at everything a calibration depends on; takes about twenty seconds, half of it to see how steady it is.
+    """Check everything that a calibration depends on, in about twenty seconds.
 
     Parameters
     ----------
     *names : str
-        What to look at; by default everything.
+        Checks to run; by default all.
     root : Path, optional
         Folder that holds ``proc`` and ``sys``.
 
     Returns
     -------
     findings : list of Finding
-        In a fixed order; any that is not `ok` (False) would spoil a calibration.
+        In a fixed order; a finding whose `ok` is False would disturb a calibration.
     """
     findings = []
     for name, look, advice in (check for check in CHECKS if not names or check[0] in names):
         try:
             ok, detail = look(root)
-        except Exception as error:  # whatever a check may raise, the finding is the same
+        except Exception as error:  # any error of a check is a finding
             ok, detail = False, (str(error).strip() or type(error).__name__).splitlines()[-1]
             if isinstance(error, ModuleNotFoundError) and error.name == "torch":
                 ok, detail = None, "torch is not installed; predicting needs none"
@@ -208,7 +208,7 @@ def diagnose(*names: str, root: Path = Path("/")) -> list[Finding]:
 
 
 def format_findings(findings: list[Finding]) -> str:
-    """Lay the findings out for a terminal.
+    """Format the findings for a terminal.
 
     Parameters
     ----------
@@ -218,19 +218,19 @@ def format_findings(findings: list[Finding]) -> str:
     Returns
     -------
     text : str
-        A line per finding, advice below it, a verdict at the end.
+        A line per finding, advice below it, and a verdict at the end.
 
     Examples
     --------
     >>> print(format_findings([Finding("load", False, "others use 1.30 cores", "stop other programs")]))
      ✗ load            others use 1.30 cores
                        -> stop other programs
-    1 of 1 would spoil a calibration: load
+    1 of 1 would disturb a calibration: load
     """
     lines, marks = [], {True: "✓", False: "✗", None: "·"}
     for finding in findings:
         lines.append(f" {marks[finding.ok]} {finding.name:<15} {finding.detail}")
         lines += [f"{'':18}-> {finding.advice}"] if finding.advice else []
     bad = [finding.name for finding in findings if finding.ok is False]
-    verdict = f"{len(bad)} of {len(findings)} would spoil a calibration: {', '.join(bad)}"
-    return "\n".join([*lines, verdict if bad else "nothing here would spoil a calibration"])
+    verdict = f"{len(bad)} of {len(findings)} would disturb a calibration: {', '.join(bad)}"
+    return "\n".join([*lines, verdict if bad else "nothing would disturb a calibration"])

@@ -1,4 +1,4 @@
-"""From raw measurements to a platform: kernels, collectives, and what real iterations add to them."""
+"""Fit a platform to raw measurements: kernels, collectives, caches, and the context of real iterations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,55 +20,55 @@ from perfkit.models.embedding import size_lookup
 from perfkit.models.kernels import TERMS, additive, term_names
 from perfkit.platform.platform import Context, Platform
 
-#: Pages a translation buffer may effectively hold.
+#: Numbers of pages in a translation buffer to try [-].
 _ENTRIES = (1024.0, 1536.0, 2048.0, 3072.0, 4096.0, 6144.0, 8192.0)
 
-#: Elementwise kernels that do little arithmetic: their time is that of the memory they touch.
+#: Elementwise kernels with little arithmetic, whose time is that of their memory traffic.
 _STREAMS = tuple("relu threshold_backward add add_ mul_ mul_scalar lerp_ addcmul_ addcdiv_ add_scalar_".split())
 
 Row: TypeAlias = Mapping[str, Any]
 
-#: Effective cache capacities tried, as shares of the nominal ones.
+#: Effective cache capacities to try, as shares of stated ones and of measured ones [-].
 _SHARES = ((0.5, 0.7, 0.9), (0.4, 0.5, 0.6, 0.75, 0.9))
-_AROUND = (0.6, 0.8, 1.0, 1.25)  # and of measured ones
+_AROUND = (0.6, 0.8, 1.0, 1.25)
 
 
 def count_traffic(row: Row) -> float:
-    """Bytes that a measured kernel reads and writes: each operand once, and what it changes in place once more.
+    """Count the bytes that a measured kernel reads and writes: each operand once, but twice if changed in place.
 
     Parameters
     ----------
     row : mapping
-        Measured kernel; its ``nbytes`` hold each operand once [B].
+        Measured kernel; its ``nbytes`` count each operand once [B].
 
     Returns
     -------
     nbytes : float
-        As the operations of a graph count them [B].
+        Counted as for the operations of a graph [B].
     """
     in_place = row["kind"] == "elementwise" and row["variant"].endswith("_")
     return float(row["nbytes"]) + (4.0 * float(row["sizes"]["elements"]) if in_place else 0.0)
 
 
 def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: float) -> dict[str, Array]:
-    """Sizes of isolated kernels of one kind as the forms take them; a repeated call finds its data where it fits.
+    """Compute the sizes of isolated kernels of one kind for the closed forms; repeated calls find data in caches.
 
     Parameters
     ----------
     rows : sequence of mapping
         Measured kernels: ``sizes``, ``kind``, ``variant`` and ``nbytes``, the bytes of their operands [B].
     capacities : (float, float)
-        Bytes that the two cache levels effectively hold [B].
+        Effective capacities of the two cache levels [B].
     entries : float
-        Pages that the translation buffer effectively holds [-].
+        Effective number of pages in the translation buffer [-].
 
     Returns
     -------
     sizes : dict of str to array
-        As `perfkit.prediction.cost.size_operations` returns for the operations of an iteration.
+        As `perfkit.prediction.cost.size_operations` returns them for the operations of an iteration.
     """
     names = dict.fromkeys(name for row in rows for name in row["sizes"])
-    # files of early campaigns hold places that come out of a pooling as numbers below zero
+    # files of early campaigns have negative numbers of outputs of a pooling
     sizes = {name: np.array([abs(float(row["sizes"].get(name, 0.0))) for row in rows]) for name in names}
     kind, nbytes = rows[0]["kind"], np.array([float(row["nbytes"]) for row in rows])
     sizes["nbytes"] = np.array([count_traffic(row) for row in rows])
@@ -83,7 +83,7 @@ def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: fl
         groups=np.arange(len(rows)), batches=[float(row["sizes"].get("index_batches", 8.0)) for row in rows],
     )  # fmt: skip
     sizes |= {"row_bytes": found.row_bytes, "unique_bytes": found.unique_bytes, "page_walks": found.walks}
-    if kind == "embedding_backward":  # each row is found again in the gradient that has just been zeroed
+    if kind == "embedding_backward":  # rows of the gradient are still in the caches, where zeros were just written
         near = 0.0 if rows[0]["variant"] == "sparse" else miss_share(nbytes / PAGE, capacity=entries)
         return sizes | {"page_walks": near * found.unique}
     for level, share in zip(("l2", "l3"), found.misses, strict=True):
@@ -92,7 +92,7 @@ def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: fl
 
 
 def _group(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Rows by class."""
+    """Group rows by class."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(f"{row['kind']}.{row['variant']}", []).append(row)
@@ -102,7 +102,7 @@ def _group(rows: Iterable[Row]) -> dict[str, list[Row]]:
 def _fit_kernels(
     measured: Iterable[Row], held: Mapping[str, float], prior: Mapping[str, float] | None = None
 ) -> dict[str, Fit]:
-    """Kernel fits of all classes; one size says nothing about others: its class counts as not measured."""
+    """Fit all classes of kernels; a class with a single size counts as not measured."""
     fits = {}
     for key, rows in ((key, rows) for key, rows in _group(measured).items() if len(rows) > 1):
         sizes = size_cases(rows, (held["l2"], held["l3"]), held.get("pages", np.inf))
@@ -119,7 +119,7 @@ def _average_spread(fits: Mapping[str, Fit]) -> float:
 
 
 def _choose_caches(rows: Sequence[Row], pairs: Iterable[tuple[float, float]]) -> dict[str, float]:
-    """Effective cache capacities: those of smallest residuals among some pairs, and the pages held likewise."""
+    """Choose the effective cache capacities among some pairs, and then the pages, by the smallest residuals."""
     flat = [row for row in rows if row["kind"] in ("elementwise", "rowwise")]
     tables = [row for row in rows if row["kind"].startswith("embedding")]
     tried: Iterable[dict[str, float]] = ({"l2": near, "l3": far} for near, far in pairs)
@@ -131,7 +131,7 @@ def _choose_caches(rows: Sequence[Row], pairs: Iterable[tuple[float, float]]) ->
 
 
 def _fit_classes(rows: Sequence[Row], held: Mapping[str, float], rates: Sequence[float]) -> dict[str, Fit]:
-    """Kernel fits of all classes, with a prior for bytes from beyond the caches, which few sizes of a class need."""
+    """Fit all classes of kernels; other classes give a prior for bytes beyond the caches, which few sizes need."""
     alone = _fit_kernels(_streams(rows), held).values()
     levels = [1.0 / far - 1.0 / near for near, far in pairwise(rates)][-2:]
     costs = {name: [fit.get(name, 0.0) for fit in alone] for name in ("beyond_l2", "beyond_l3")}
@@ -142,7 +142,7 @@ def _fit_classes(rows: Sequence[Row], held: Mapping[str, float], rates: Sequence
 
 
 def judge_kernels(platform: Platform, rows: Sequence[Row]) -> dict[str, Array]:
-    """Relative errors of isolated kernels that were not fitted.
+    """Compute relative errors for isolated kernels that were not fitted.
 
     Parameters
     ----------
@@ -154,8 +154,8 @@ def judge_kernels(platform: Platform, rows: Sequence[Row]) -> dict[str, Array]:
     Returns
     -------
     errors : dict of str to array
-        predicted / measured - 1 by ``kind.variant``, without GEMMs and convolutions under 2 MFLOP and classes without
-        a fit [-].
+        predicted / measured - 1 by ``kind.variant`` [-]; without GEMMs and convolutions under 2 MFLOP, and without
+        classes that have no fit.
     """
     errors = {}
     for key, own in _group(rows).items():
@@ -171,14 +171,14 @@ def judge_kernels(platform: Platform, rows: Sequence[Row]) -> dict[str, Array]:
 
 
 def _fit_collectives(rows: Sequence[Row], ranks: int) -> dict[str, Fit]:
-    """One pipelined curve per operation through the lower quartiles; the share and cost of slow calls are noted."""
+    """Fit a pipelined curve to the lower quartiles of each operation; a note gives the cost of slow calls."""
     fits = {}
     for operation in dict.fromkeys(row["operation"] for row in rows):
         own = [row for row in rows if row["operation"] == operation]
         nbytes, quartile = (np.array([row[key] for row in own], dtype=float) for key in ("nbytes", "q1"))
         slow = float(np.mean([row["mean"] / row["q1"] for row in own]))
         tried = [fit_pipelined(nbytes, quartile, sharpness=q) for q in (0.6, None)]
-        fit = min(tried, key=lambda fit: fit.spread)  # of sizes left out: the third parameter has to earn its place
+        fit = min(tried, key=lambda fit: fit.spread)  # the spread of left-out sizes decides on a third parameter
         note = f"fitted to lower quartiles; the mean call takes {slow:.2f} times as long"
         fits[f"{operation}.{ranks}"] = replace(fit, notes=(note,))
     return fits
@@ -219,7 +219,7 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     Raises
     ------
     ValueError
-        For measurements of another format, or with parts or times that cannot be.
+        For measurements of another format, or with missing parts or impossible times.
     """
     _check(measurements)
     source, day, rows = measurements["id"], measurements["date"], measurements["kernels"]
@@ -238,7 +238,7 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
         units={name: "-" if name == "pages" else "B" for name in held},
         notes=("effective capacities, chosen from a coarse grid",),
     )  # fmt: skip
-    # Of older measurements of several ranks nothing says how much of the cores they got.
+    # Older measurements of several ranks have no share of a core.
     runs = [run for r in measurements["iterations"] for run in r["runs"] if "core_share" in run or len(r["runs"]) == 1]
     disturbances = name_disturbances(kernels=rows, collectives=collectives, iterations=runs)
     origin = {**measurements["machine"], **measurements["versions"], "measured": day, "id": source, **disturbances}
@@ -256,19 +256,19 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
 def find_caches(
     ladder: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """Find the caches that a ladder of working sets shows, or else the streams among kernels.
+    """Find the caches in a ladder of working sets, or else in the streams among the kernels.
 
     Parameters
     ----------
     ladder : sequence of mapping
-        From `perfkit.measure.timing.time_ladder`; empty where none was measured.
+        From `perfkit.measure.timing.time_ladder`; empty if not measured.
     kernels : sequence of mapping, optional
         Measured kernels.
 
     Returns
     -------
     capacities, bandwidths : tuple of float
-        See `perfkit.fitting.find_levels`; none where too few sizes were timed [B] and [B/s].
+        See `perfkit.fitting.find_levels`; empty if too few sizes were timed [B] and [B/s].
     largest : float
         Largest working set that was timed [B].
     """
@@ -286,22 +286,22 @@ def _streams(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
 
 
 def _pair_caches(stated: Sequence[float], levels: Sequence[float], largest: float) -> list[tuple[float, float]]:
-    """Capacities of the last two caches to try: around measured ones, or shares of stated ones that can be true."""
+    """Capacities of the last two caches to try: shares of plausible stated ones, or around measured ones [B]."""
     near, far = stated[-2:] or (0.0, 0.0)
     if 0 < near < far < largest / 2:
         return [(one * near, other * far) for one, other in product(*_SHARES)]
     if len(levels) > 1:
         return [(one * levels[-2], other * levels[-1]) for one, other in product(_AROUND, _AROUND)]
-    if not levels:  # a flat curve: every timed size fitted
+    if not levels:  # a flat curve: all timed sizes fit into a cache
         return [(4.0 * max(largest, 1e6),) * 2]
-    sizes = 2.0 ** np.arange(17.0, np.log2(levels[-1] / 3.0))  # a stream need not show a cache that gathers notice
+    sizes = 2.0 ** np.arange(17.0, np.log2(levels[-1] / 3.0))  # gathers may need a cache that streams do not show
     return [(float(size), share * levels[-1]) for size, share in product((*sizes, levels[-1]), _AROUND)]
 
 
 def _describe(
     measurements: Mapping[str, Any], memory: Mapping[str, Any], capacities: Sequence[float], rates: Sequence[float]
 ) -> tuple[Device, Network]:
-    """Peaks and bandwidths: the best rates seen, since a rate that was measured cannot be above the peak."""
+    """Make device and network; their peaks and bandwidths are the best measured rates."""
     rows, source, day = measurements["kernels"], measurements["id"], measurements["date"]
 
     def quantity(value: float, unit: str, kind: str = "measured", said: str = source) -> Quantity:
@@ -311,7 +311,7 @@ def _describe(
     bounds = [0.0, *capacities, np.inf]
     seen = [(row["nbytes"], count_traffic(row) / row["q1"]) for row in _streams(rows)]
     names, levels = [*("L1", "L2", "L3")[3 - len(capacities) :], "DRAM"], []
-    rates = rates or [max(count_traffic(row) / row["q1"] for row in rows)]  # at least what some kernel has moved
+    rates = rates or [max(count_traffic(row) / row["q1"] for row in rows)]  # a lower bound: the best rate of a kernel
     whole = quantity(memory["value"], "B", said=memory["source"]) if memory["value"] else None
     for name, rate, (low, high) in zip(names, rates, pairwise(bounds), strict=True):
         best = max([rate, *(speed for size, speed in seen if max(2.0 * low, 1e5) < size <= high)])

@@ -1,4 +1,4 @@
-"""The usual pace of a machine, and how each class of work follows its references: measured times made comparable."""
+"""The usual pace of a machine: its references make times comparable that were measured at different speeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,13 +10,13 @@ from perfkit.fitting import Fit
 from perfkit.ground.units import Array
 from perfkit.models.kernels import REFERENCES, at_usual_pace
 
-#: Prior weight of each reference, its standard deviation, and how many blocks count as one; docs/formulas.md, table
+#: Prior weight of each reference, its standard deviation, and how many blocks count as one [-]; docs/formulas.md, table
 #: 7.1.
 _PRIOR, _TRUST, _ALIKE = np.full(3, 1.0 / 3.0), 0.15, 4.0
 
 
 def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
-    """Fit the usual pace of a machine and how much of it each class of work follows.
+    """Fit the usual pace of a machine, and how much each class of work depends on it.
 
     Parameters
     ----------
@@ -26,14 +26,15 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
     Returns
     -------
     paces : dict of str to Fit
-        Parameters of `perfkit.models.kernels.at_usual_pace` by class: a family of iterations, ``parallel`` for those of
-        several ranks, ``kernels``, and ``any`` for any other family. Empty without references.
+        Parameters of `perfkit.models.kernels.at_usual_pace` by class: a family of iterations, ``parallel`` for
+        iterations of several ranks, ``kernels``, and ``any`` for all other families. Empty without references.
 
     Notes
     -----
-    Each stage has a usual pace of its own, as it changes the references itself. References are noisy, so least squares
-    would give them too little weight. Therefore one neighbour of a block is the instrument of the other: they share the
-    pace and not the noise. Isolated kernels have the weights of all families together.
+    Each stage has its own usual pace, because its work changes the times of the references. References are noisy, so
+    least squares would give them too little weight. Therefore the reference after a block is the instrumental variable
+    of the one before it: both have the pace in common, but not the noise. Isolated kernels use the weights of all
+    families together.
     """
     stages: dict[str, list[Mapping[str, Any]]] = {"any": [], "parallel": []}
     for row in measurements["iterations"]:
@@ -51,13 +52,13 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
 
 
 def _find_usual(references: Sequence[Any]) -> dict[str, float]:
-    """Usual times of the references [s]."""
+    """Usual times of the references: their medians [s]."""
     middle = np.median(np.log(np.concatenate(references)), axis=0)
     return dict(zip(REFERENCES, np.exp(middle).tolist(), strict=True))
 
 
 def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Fit:
-    """Weights of one class of iterations, from how blocks of a run move with the references beside them."""
+    """Fit the weights of one class: how the blocks of a run vary with the references around them."""
     from scipy.optimize import nnls
 
     def move(times: Any) -> Array:
@@ -66,7 +67,7 @@ def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Fit
 
     moved = [move(run["references"]) for run in runs]
     blocks = [move(run["blocks"]) for run in runs]
-    limits = [max(0.3, 4.5 * float(np.median(np.abs(logs)))) for logs in blocks]  # single stalls are no pace
+    limits = [max(0.3, 4.5 * float(np.median(np.abs(logs)))) for logs in blocks]  # single stalls do not count
     seen = np.concatenate([np.clip(logs, -limit, limit) for logs, limit in zip(blocks, limits, strict=True)])
     before, after = np.concatenate([own[:-1] for own in moved]), np.concatenate([own[1:] for own in moved])
     square, beside, weights = before.T @ after, (before + after) / 2, _PRIOR
@@ -81,7 +82,7 @@ def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Fit
 
 
 def relate_kernels(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]) -> list[dict[str, Any]]:
-    """Give the times of isolated kernels at the usual pace.
+    """Convert times of isolated kernels to the usual pace.
 
     Parameters
     ----------
@@ -93,7 +94,7 @@ def relate_kernels(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]) 
     Returns
     -------
     rows : list of dict
-        The same with other times.
+        The same rows at the usual pace.
     """
     pace, out = paces.get("kernels"), []
     for row in rows:
@@ -103,7 +104,7 @@ def relate_kernels(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]) 
 
 
 def relate_run(runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[str, Fit]) -> list[dict[str, Any]]:
-    """Give the times of one measured configuration at the usual pace.
+    """Convert times of one measured configuration to the usual pace.
 
     Parameters
     ----------
@@ -117,8 +118,7 @@ def relate_run(runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[st
     Returns
     -------
     runs : list of dict
-        The same with other times, wherever references were timed; ``pace`` says how many times as long as usual
-        everything took [-].
+        The same results at the usual pace if references were timed, with ``pace``: measured over usual time [-].
     """
     pace = paces.get("parallel") if len(runs) > 1 else paces.get(family, paces.get("any"))
     if pace is None or any("references" not in run for run in runs):
@@ -139,17 +139,17 @@ def relate_run(runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[st
 
 
 def name_disturbances(**stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Name what spoiled measurements: other load on the cores, and a machine that changed its speed.
+    """Name what disturbed measurements: other load on the cores, and changes of the machine's speed.
 
     Parameters
     ----------
     **stages : sequence of mapping
-        Timings by what was timed, such as kernels, with the references beside them.
+        Timings, such as those of ``kernels``, with the references around them.
 
     Returns
     -------
     found : dict of str to str
-        ``disturbances`` in one line; empty where there are none.
+        ``disturbances`` in one line; empty if there are none.
     """
     words = []
     for stage, rows in stages.items():

@@ -1,4 +1,4 @@
-"""The placement study: models measured under several placements on this machine, beside what was predicted of each."""
+"""The placement study: measure models under several placements on this machine, and compare with predictions."""
 
 import warnings
 from collections.abc import Mapping
@@ -26,9 +26,10 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Plan
 from perfkit.workloads.tables import TableSet, draw_tables
 
-#: Sources of placements: every rule of thumb, a second draw of the random one, and the search.
+#: Methods that propose placements: every rule of thumb, a second random placement, and the search.
 METHODS = (*BASELINES, "random 2", "search")
-_LARGEST = {True: 3e8, False: 1e8}  # bytes of weights by form of gradients: every placement has its own in memory
+#: Most weights of a model with sparse and with dense gradients; every placement needs its own memory [B].
+_LARGEST = {True: 3e8, False: 1e8}
 
 
 def draw_models(n: int, *, seed: int = 0) -> dict[str, DLRM]:
@@ -75,7 +76,7 @@ def draw_models(n: int, *, seed: int = 0) -> dict[str, DLRM]:
 
 
 def make_model(tables: TableSet) -> DLRM:
-    """Make a model of bare tables that can be measured: their lookups below a small dense part.
+    """Make a DLRM of bare tables, with a small dense part, so that it can be measured.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ def make_model(tables: TableSet) -> DLRM:
     Returns
     -------
     model : DLRM
-        With layers of 64 and a bottom and a top of one layer each.
+        With one layer of 64 below and one above the interaction.
 
     Raises
     ------
@@ -111,7 +112,7 @@ def propose_plans(model: DLRM, platform: Platform, *, ranks: int = 2, seed: int 
     model : DLRM
         The model.
     platform : Platform
-        What prices the placements.
+        Predicts the placements.
     ranks : int, optional
         Ranks [-].
     seed : int, optional
@@ -120,10 +121,10 @@ def propose_plans(model: DLRM, platform: Platform, *, ranks: int = 2, seed: int 
     Returns
     -------
     plans : dict of str to Plan
-        By name of the method, see `METHODS`. Ranks are numbered as tables come to them: they are all alike.
+        By method, see `METHODS`. Ranks are equal, so they are numbered in the order in which they get tables.
     """
     whole: dict[str, Any] = {"ranks": ranks, "forbid": [kind for kind in KINDS if kind != "table_wise"]}
-    with keep_quiet():  # how good the prediction is will be measured
+    with keep_quiet():  # no warnings about predictions that will be measured
         best = shard(model, platform, seconds=0.5, seed=seed, **whole)
         other = shard(model, platform, seconds=1e-3, seed=seed + 1, **whole)
     priced = {**best.baselines, "random 2": other.baselines["random"], "search": best.prediction}
@@ -136,22 +137,22 @@ def measure_trials(
     platform: Platform | str | Path, *, models: Mapping[str, DLRM] | None = None, ranks: int = 2, seed: int = 0,
     seconds: float = 1.2, quick: bool = False, progress: bool = True,
 ) -> "Trials":  # fmt: skip
-    """Measure models under the placements that rules of thumb and the search propose, and compare with predictions.
+    """Measure models under the placements of rules of thumb and of the search, and compare with predictions.
 
     Parameters
     ----------
     platform : Platform, str or Path
         A calibration of this machine.
     models : mapping of str to DLRM, optional
-        What to measure, by name; by default 12 of `draw_models`.
+        Models to measure, by name; by default 12 of `draw_models`.
     ranks : int, optional
-        Processes, one on each core or GPU [-].
+        Processes, one per core or GPU [-].
     seed : int, optional
         Seed of models, random placements and data [-].
     seconds : float, optional
         Time for each placement and pass; there are two passes [s].
     quick : bool, optional
-        Two models and a third of the time, to see that everything works.
+        Whether to take two models and a third of the time, as a test.
     progress : bool, optional
         Whether to show a progress bar.
 
@@ -163,22 +164,22 @@ def measure_trials(
     Raises
     ------
     ValueError
-        For more ranks than cores, and what `perfkit.shard` refuses.
+        For more ranks than cores, and for arguments that `perfkit.shard` refuses.
     MeasurementError
-        If a measuring process fails; what was finished is kept and a rerun continues.
+        If a measuring process fails; finished measurements are kept and a rerun continues.
 
     Notes
     -----
-    One process a rank holds all placements of a model and takes turns among them; after all models have been measured
-    once, new processes measure them again: how far these two differ is the repeatability of the study. A placement that
-    several methods propose is measured once.
+    One process per rank holds all placements of a model and runs them in rotation. After the first pass over all
+    models, new processes measure them again; the difference of the two passes is the repeatability of the study. A
+    placement that several methods propose is measured once.
     """
     where = load_platform(platform)
     check_ranks(check_positive("ranks", ranks, integer=True), where.device.kind)
     machine, known = describe_machine(), where.provenance.get("processor")
     if known != machine["processor"]:
-        text = f"{where.name} is of {known or where.device.name}, this machine is {machine['processor']}"
-        warnings.warn(f"{text}; calibrate first for predictions that mean something", stacklevel=2)
+        text = f"{where.name} was measured on {known or where.device.name}, this machine is {machine['processor']}"
+        warnings.warn(f"{text}; calibrate this machine first", stacklevel=2)
     chosen = dict(models) if models is not None else draw_models(2 if quick else 12, seed=seed)
     settings = {"seconds": seconds / 3 if quick else seconds, "seed": seed, "device": where.device.kind}
     jobs, methods = dict[str, dict[str, Any]](), dict[str, dict[Plan, list[str]]]()
@@ -195,7 +196,7 @@ def measure_trials(
     for name, model in chosen.items():
         for place, (plan, proposed) in enumerate(methods[name].items()):
             passes = [[rank[place] for rank in found[f"{turn}-{name}"]] for turn in (0, 1)]
-            with keep_quiet():  # how good the prediction is has been measured
+            with keep_quiet():  # no warnings about predictions that were measured
                 price = price_plan(model, where, plan)
             sample = Sample(f"{name}: {', '.join(proposed)}", name, model, plan)
             runs.append({**compare_run(sample, price, passes, {}), "methods": proposed})
@@ -204,37 +205,37 @@ def measure_trials(
 
 
 def _check_memory(name: str, model: DLRM, placements: int) -> None:
-    """Turn away a model whose placements do not all fit into the memory of a CPU's ranks together."""
+    """Refuse a model if all its placements together need more than the free memory."""
     tables, free = model.tables, gather_facts()["free_memory"].value
     batches = 64 * model.batch * sum(table.pooling + 1 for table in tables)
     needed = placements * ((1 if model.sparse else 2) * sum(table.nbytes for table in tables) + batches)
     if free and needed > 0.8 * free:
-        text = f"{name} needs {format_bytes(needed)} for all of its {placements} placements; {format_bytes(free)}"
+        text = f"{name} needs {format_bytes(needed)} for all its {placements} placements; {format_bytes(free)}"
         raise ValueError(f"{text} are free; take smaller tables or batches")
 
 
 @dataclass(frozen=True, repr=False)
 class Trials(Comparison):
-    """Predicted and measured times of models under several placements: a comparison whose families are the models.
+    """Predicted and measured times of models under several placements; the families of the runs are the models.
 
     Notes
     -----
     The regret of a choice is its extra time over the fastest measured placement of the model. The time of a placement
-    is the mean of its passes, of medians. `floor` is the regret of picking by one pass, judged by the other: no
-    prediction can be shown to be better.
+    is the mean of the medians of its passes. `floor` is the regret of a choice by one pass, judged by the other pass:
+    the study cannot show that a prediction is better than this.
     """
 
     def regrets(self) -> Table:
-        """Every model in a row.
+        """Regrets, one row per model.
 
         Returns
         -------
         frame : polars.DataFrame
-            model, placements: different ones [-], best_s [s], worst: the slowest over the fastest [-],
-            rank_correlation of predicted and measured times [-], hit: whether the predicted best is the best,
-            hit_repeat: whether that of one pass is that of the other, floor [-], repeat: mean difference of the passes
-            [-] and the rank correlation between them, rank_repeat [-]; predicted: the regret of the predicted best,
-            and that of every method by its name [-].
+            model, placements: number of different ones [-], best_s [s], worst: slowest over fastest time [-],
+            rank_correlation of predicted and measured times [-], hit: whether the predicted best is the fastest,
+            hit_repeat: whether both passes have the same best, floor [-], repeat: mean difference of the passes [-],
+            rank_repeat: rank correlation between the passes [-], predicted: regret of the predicted best [-], and the
+            regret of every method by its name [-].
         """
 
         def judge(pick: str, times: str) -> polars.Expr:
@@ -257,15 +258,16 @@ class Trials(Comparison):
         return frame.join(regrets.pivot("methods", index="model", values="regret"), on="model", how="left")
 
     def totals(self) -> dict[str, Any]:
-        """Figures over all models.
+        """Summarize all models.
 
         Returns
         -------
         figures : dict
-            models, placements [-]; regret: mean by method, ``predicted`` among them and ``random`` for both draws [-];
-            worst_regret likewise [-]; best_baseline; excess: mean regret of the predicted best beyond that of the best
-            baseline, with its standard error over models [-]; floor, repeat [-]; hits, hits_repeat: share of models
-            whose predicted best, or best of the other pass, is the best [-]; rank_correlation, rank_repeat [-].
+            models, placements [-]; regret: mean by method, with ``predicted``, and ``random`` as the mean of both
+            random placements [-]; worst_regret: the maximum instead of the mean [-]; best_baseline; excess and
+            excess_error: mean regret of the predicted best minus that of the best baseline, and its standard error
+            over models [-]; floor, repeat [-]; hits, hits_repeat: share of models with a hit [-]; rank_correlation,
+            rank_repeat [-].
         """
         frame, both = self.regrets(), polars.mean_horizontal("random", "random 2")
         regrets = frame.select("predicted", *(name for name in METHODS if name in frame.columns))
@@ -273,7 +275,7 @@ class Trials(Comparison):
         mean, worst = (part.row(0, named=True) for part in (regrets.mean(), regrets.max()))
         best = min((name for name in mean if name not in ("predicted", "search")), key=mean.__getitem__)
         excess: Any = regrets["predicted"] - regrets[best]
-        error = None if (spread := excess.std()) is None else spread / len(frame) ** 0.5  # none of a single model
+        error = None if (spread := excess.std()) is None else spread / len(frame) ** 0.5  # None for a single model
         columns = ("floor", "repeat", "rank_correlation", "rank_repeat")
         averages = frame.select(*columns, hits="hit", hits_repeat="hit_repeat").mean().row(0, named=True)
         found = {"models": len(frame), "placements": len(self.runs), "regret": mean, "worst_regret": worst, **averages}
@@ -299,11 +301,11 @@ class Trials(Comparison):
 
 {found["placements"]} placements of {found["models"]} models
 regret of the predicted best: {regret["predicted"]:.1%} mean, {found["worst_regret"]["predicted"]:.1%} at most; \
-whoever picks by one pass and is judged by the other: {found["floor"]:.1%}
+of a choice by one pass, judged by the other: {found["floor"]:.1%}
 mean regrets: {", ".join(rules)}
-beyond the best rule of thumb, {found["best_baseline"]}: {found["excess"]:+.1%}\
+predicted best minus best rule of thumb, {found["best_baseline"]}: {found["excess"]:+.1%}\
 {"" if error is None else f" ± {error:.1%}"}
-best hit in {found["hits"]:.0%} of the models (by the other pass {found["hits_repeat"]:.0%}), \
+the predicted best is the fastest in {found["hits"]:.0%} of the models (passes agree in {found["hits_repeat"]:.0%}), \
 rank correlation {found["rank_correlation"]:.2f} (between passes {found["rank_repeat"]:.2f}), \
 passes differ by {found["repeat"]:.1%}"""
 

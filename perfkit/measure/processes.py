@@ -130,7 +130,7 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
         If torch is not installed.
     """
     if find_spec("torch") is None:
-        raise ModuleNotFoundError("torch is not installed; pip install 'perfkit[measure]' brings it", name="torch")
+        raise ModuleNotFoundError("torch is not installed; run pip install 'perfkit[measure]'", name="torch")
     check_ranks(ranks, job.get("device", "cpu"), crowd=4)
     settings = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": str(ranks), "PERFKIT_PARENT": str(os.getpid())}
     settings["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
