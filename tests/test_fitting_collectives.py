@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_pipelined
-from perfkit.fitting.collectives import choose_sample, evaluate_collective, spread_beyond
-from perfkit.fitting.curves import Curve, pipelined_curve, ranks_curve, two_branch_curve
+from perfkit.fitting.collectives import Curve, pipelined_curve, ranks_curve, two_branch_curve
+from perfkit.fitting.parameters import choose_sample, evaluate_collective, spread_beyond
 from perfkit.ground.files import find_reference
 from perfkit.models.collectives import over_ranks, pipelined, ring_steps, two_branch
 from perfkit.readers.nccl import LogWarning, read_nccl_tests
@@ -25,9 +25,9 @@ RANKS, EACH = np.repeat([2, 4, 8], len(SIZES)), np.tile(SIZES, 3)
 CURVES = {
     "pipelined": (pipelined_curve(LOGS, np.log(pipelined(SIZES, **PLAIN)), sharpness=0.6), pipelined, (SIZES,)),
     "free": (pipelined_curve(LOGS, np.log(pipelined(SIZES, **PLAIN)), sharpness=None), pipelined, (SIZES,)),
-    "two_branch": (two_branch_curve(LOGS, np.log(two_branch(SIZES, **BRANCHES)), sharpness=0.8), two_branch, (SIZES,)),
+    "two_branch": (two_branch_curve(LOGS, np.log(two_branch(SIZES, **BRANCHES))), two_branch, (SIZES,)),
     "over_ranks": (
-        ranks_curve(np.log(EACH), np.log(EACH), ring_steps("all_reduce", RANKS), (RANKS - 1) / RANKS, sharpness=0.6),
+        ranks_curve(np.log(EACH), np.log(EACH), ring_steps("all_reduce", RANKS), (RANKS - 1) / RANKS),
         over_ranks, (EACH, RANKS, "all_reduce"),
     ),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from perfkit.calibration.pace import relate_run
-from perfkit.fitting import Fit, find_context, fit_additive, fit_context, fit_iteration
+from perfkit.fitting import Fit, fit_additive, fit_context, fit_iteration
 from perfkit.ground.units import Array
 from perfkit.measure.samples import load
 from perfkit.models.kernels import TERMS, in_context, term_names
@@ -161,7 +161,7 @@ def _put_beside(run: _Run, costs: Costs) -> _Run:
 _Find: TypeAlias = Callable[[str], Mapping[str, float]]
 
 
-def _learn(runs: Sequence[_Run], fit: Callable[..., Mapping[str, float]]) -> _Find:
+def _learn(runs: Sequence[_Run]) -> _Find:
     """Learn from some runs what iterations add to a class: to its variant, else to its kind, else nothing."""
     parts: dict[str, list[Array]] = {}
     for name, columns in ((name, columns) for run in runs for name, columns in run.classes.items()):
@@ -174,7 +174,7 @@ def _learn(runs: Sequence[_Run], fit: Callable[..., Mapping[str, float]]) -> _Fi
         if key not in parts:
             return {}
         *sizes, assumed = np.concatenate(parts[key], axis=1)
-        return fit(*sizes, pull=0.1 if assumed.all() else 10.0)  # an assumption is a weak prior
+        return fit_context(*sizes, pull=0.1 if assumed.all() else 10.0)  # an assumption is a weak prior
 
     return find
 
@@ -196,7 +196,7 @@ def _fit_walls(runs: Sequence[_Run], find: _Find) -> Fit:
 
 def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
     """Fit the context of all classes, and scale, host time and spread of each family, from left-out iterations."""
-    find: Callable[[str], Any] = _learn(runs, fit_context)
+    find: Callable[[str], Any] = _learn(runs)
     names = dict.fromkeys(name for run in runs for key in run.classes for name in (key, key.partition(".")[0]))
     families = {run.family: [other for other in runs if other.family == run.family] for run in runs}
     fits: dict[str, Fit] = {}
@@ -227,7 +227,7 @@ def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
 
 def _judge(left_out: Sequence[_Run], kept: Sequence[_Run], families: Sequence[str]) -> list[float]:
     """Errors (logarithms) of left-out runs, predicted from other runs with the average of some families."""
-    find = _learn(kept, find_context)
+    find = _learn(kept)
     scale, host = _average([_fit_walls([run for run in kept if run.family == family], find) for family in families])
     return [float(np.log(run.wall / (scale * _sum(run, find) + host * len(run.graphs[0])))) for run in left_out]
 

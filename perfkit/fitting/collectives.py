@@ -1,84 +1,171 @@
-"""Fits of collectives: one curve, the form that left-out sizes call for, the law over rank counts, and what they say of
-sizes outside: how much less sure they are, and which one sample would help most.
-"""
+"""Fits of collectives: one curve of time over size, and a law over rank counts, both in log space."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfkit.fitting.curves import SCALE, Curve, pipelined_curve, ranks_curve, solve_curves, two_branch_curve
 from perfkit.fitting.parameters import Fit
 from perfkit.fitting.regression import check_times
 from perfkit.ground.units import Array, Values
-from perfkit.models import collectives as forms
+from perfkit.models.collectives import ring_steps
 
+#: Residual of the logarithm above which a point counts less [-]; docs/formulas.md, table 1.3.
+SCALE = 0.1
 #: Spread [-] before any size is left out, and how many points it counts for; docs/formulas.md, table 1.3.
 PRIOR, TRUST = 0.1, 4
-UNITS = {"alpha": "s", "beta": "s/B"}
-#: Least share of the start-up at the smallest size, and of the transfer at the largest, for a form with more than two
-#: parameters [-]; docs/formulas.md, table 1.3.
+#: Smallest share of the start-up at the smallest size, and of the transfer at the largest, for a form with more than
+#: two parameters [-]; docs/formulas.md, table 1.3.
 SEEN = 0.85
-#: Spread [-] where all of a start-up turns into transfer, or the reverse, beyond the fitted sizes; docs/formulas.md,
-#: table 1.3.
-CHANGE = 0.6
-_STEP = 1e-4
 
 
 @dataclass(frozen=True)
-class _Solution:
-    """A curve through all points, and how far each is from a curve that has not seen it."""
+class Curve:
+    """A form of `perfkit.models.collectives` at measured points, ready to be fitted."""
 
-    curve: Curve
-    times: Array
-    logs: Array
-    left_out: Array
+    form: str
+    names: tuple[str, ...]  # fitted parameters: start-ups, times per byte, sometimes the sharpness
+    sizes: Array  # logarithms of message sizes, shape (points,)
+    times: Array  # logarithms of measured times, shape (points,)
+    columns: Array  # factors of each start-up, then of each time per byte, shape (parts, points)
+    sharpness: float | None  # exponent of the smooth maximum; None where it is fitted
+    starts: Array  # logarithms of parameters to start from, shape (starts, parameters)
+    low: Array  # bounds of the logarithms, shape (parameters,)
+    high: Array
 
-    def build(self, ranges: Mapping[str, Values], source: str, date: str = "", notes: tuple[str, ...] = ()) -> Fit:
-        """Turn logarithms into parameters with standard errors, left-out points into the spread."""
-        curve, names, fixed = self.curve, self.curve.names, self.curve.sharpness
-        value, slopes = (part[0] for part in curve.evaluate(self.logs[None]))
+    def evaluate(self, p: Array) -> tuple[Array, Array]:
+        """Logarithms of time, shape (problems, points), and their slopes over the logarithms of the parameters."""
+        if self.form != "two_branch":
+            return self._join(p)
+        (small, slopes1), (large, slopes2) = (self._join(half) for half in np.split(p, 2, axis=1))
+        first = (small <= large)[..., None]
+        return np.minimum(small, large), np.concatenate([slopes1 * first, slopes2 * ~first], axis=-1)
+
+    def _join(self, p: Array) -> tuple[Array, Array]:
+        """Smooth maximum of start-up and transfer; its slopes are the shares of both."""
+        count = len(self.columns)
+        q = np.exp(p[:, count:]) if self.sharpness is None else np.full((1, 1), self.sharpness)
+        parts = np.exp(p[:, :count, None]) * self.columns
+        sums = np.stack([part.sum(axis=1) for part in np.split(parts, 2, axis=1)], axis=1)
+        alpha, beta = np.log(sums[:, 0]), np.log(sums[:, 1]) + self.sizes
+        distance = q * (beta - alpha)
+        with np.errstate(over="ignore"):
+            value, share = alpha + np.logaddexp(0.0, distance) / q, 1.0 / (1.0 + np.exp(distance))
+        slopes = parts * np.repeat(np.stack([share, 1.0 - share], axis=1) / sums, count // 2, axis=1)
+        if self.sharpness is None:
+            slopes = np.concatenate([slopes, (share * alpha + (1.0 - share) * beta - value)[:, None]], axis=1)
+        return value, np.swapaxes(slopes, 1, 2)
+
+    def solve(self, weights: Array, starts: Array | None = None) -> Array:
+        """Logarithms of the best parameters for each row of weights of the points, by damped Gauss-Newton steps."""
+        starts = self.starts if starts is None else starts
+        w, p = np.repeat(weights, len(starts), axis=0), np.clip(np.tile(starts, (len(weights), 1)), self.low, self.high)
+        value, slopes = self.evaluate(p)
+        cost, damping, identity = _cost(self.times - value, w), np.full(len(p), 1e-3), np.eye(len(self.names))
+        for _ in range(60):
+            weighed = slopes * (w / np.sqrt(1.0 + ((self.times - value) / SCALE) ** 2))[..., None]
+            normal = np.swapaxes(weighed, 1, 2) @ slopes + 1e-9 * identity
+            scale = np.maximum(np.einsum("bii->bi", normal), 1e-6) * damping[:, None]
+            pull = np.einsum("bni,bn->bi", weighed, self.times - value)
+            step = np.linalg.solve(normal + scale[:, None] * identity, pull[..., None])[..., 0]
+            trial = np.clip(p + np.clip(step, -2.0, 2.0), self.low, self.high)
+            trial_value, trial_slopes = self.evaluate(trial)
+            trial_cost = _cost(self.times - trial_value, w)
+            better, gain = trial_cost < cost, np.maximum(cost - trial_cost, 0.0)
+            p[better], value[better], slopes[better] = trial[better], trial_value[better], trial_slopes[better]
+            cost = np.minimum(cost, trial_cost)
+            damping = np.clip(np.where(better, damping / 5.0, damping * 5.0), 1e-9, 1e9)
+            if better.any() and gain.max() < 1e-9 * max(float(cost.max()), 1e-6):
+                break
+        best = cost.reshape(len(weights), -1).argmin(axis=1)
+        return np.asarray(p.reshape(len(weights), -1, len(self.names))[np.arange(len(weights)), best])
+
+    def leave_out(self, groups: Array | None = None) -> tuple[Array, Array]:
+        """Fit all points, and again without each group; return the parameters and the residuals of left-out points.
+
+        Without `groups` each point is a group, or every 24th of many points.
+        """
+        n = len(self.times)
+        numbers = np.arange(n) % min(n, 24) if groups is None else groups
+        folds = (numbers == np.unique(numbers)[:, None]).astype(float)
+        logs, left_out = self.solve(np.ones((1, n))), np.zeros(0)
+        if (1.0 - folds).sum(axis=1).min() >= len(self.names):
+            again = self.solve(1.0 - folds, np.concatenate([logs, self.starts]))
+            left_out = np.sum((self.times - self.evaluate(again)[0]) * folds, axis=0)
+        if self.form == "two_branch" and logs[0, 0] > logs[0, 2]:  # the branch of small messages first
+            logs = np.roll(logs, 2, axis=1)
+        return logs[0], left_out
+
+    def build(
+        self, logs: Array, left_out: Array, ranges: Mapping[str, Array], source: str, date: str = "", note: str = ""
+    ) -> Fit:
+        """Turn logarithms into parameters with standard errors, and residuals of left-out points into the spread."""
+        value, slopes = (part[0] for part in self.evaluate(logs[None]))
         trust = 1.0 / np.sqrt(1.0 + ((self.times - value) / SCALE) ** 2)
-        degrees = max(len(self.times) - len(names), 0)
+        degrees = max(len(self.times) - len(self.names), 0)
         noise = (TRUST * PRIOR**2 + float(np.sum(trust * (self.times - value) ** 2))) / (TRUST + degrees)
         information = slopes.T @ (slopes * trust[:, None])
         variances = noise * np.diag(np.linalg.pinv(information, rcond=1e-12, hermitian=True))
-        low, high = (np.abs(self.logs - bound) < 1e-6 for bound in (curve.low, curve.high))
+        low, high = (np.abs(logs - bound) < 1e-6 for bound in (self.low, self.high))
         known = ~(low | high) & (np.diag(information) >= 1e-9)
         # A part of a law that runs to its lower bound is nowhere seen in the times.
-        values = np.where(low & (curve.form == "over_ranks"), 0.0, np.exp(self.logs))
+        values = np.where(low & (self.form == "over_ranks"), 0.0, np.exp(logs))
         errors = values * np.sqrt(np.maximum(variances, 0.0))
-        parameters = dict(zip(names, values.tolist(), strict=True)) | ({} if fixed is None else {"sharpness": fixed})
-        left_out, n = np.clip(self.left_out, -0.7, 0.7), len(self.left_out)
+        parameters = dict(zip(self.names, values.tolist(), strict=True))
+        if self.sharpness is not None:
+            parameters["sharpness"] = self.sharpness
+        left_out, n = np.clip(left_out, -0.7, 0.7), len(left_out)
         variance = math.pi / 2 * float(np.abs(left_out).mean()) ** 2 if n else 0.0
+        units = {"a": "s", "b": "s/B", "s": "-"}  # of alpha, beta and sharpness
         return Fit(
-            curve.form, parameters, n=len(self.times), source=source, date=date, notes=notes,
-            stderr={name: float(error) for name, error, ok in zip(names, errors, known, strict=True) if ok},
+            self.form, parameters, n=len(self.times), source=source, date=date, notes=(note,) if note else (),
+            stderr={name: float(error) for name, error, ok in zip(self.names, errors, known, strict=True) if ok},
             spread=math.sqrt((TRUST * PRIOR**2 + n * variance) / (TRUST + n)),
             bias=float(left_out.mean()) if n else 0.0,
-            ranges={name: (float(np.min(v)), float(np.max(v))) for name, v in ranges.items()},
-            units={name: UNITS.get(name.rstrip("012"), "-") for name in parameters},
-            at_bounds=tuple(name for name, at in zip(names, low | high, strict=True) if at),
+            ranges={name: (float(v.min()), float(v.max())) for name, v in ranges.items()},
+            units={name: units[name[0]] for name in parameters},
+            at_bounds=tuple(name for name, at in zip(self.names, low | high, strict=True) if at),
         )  # fmt: skip
 
 
-def _solve(curve: Curve, times: Array, groups: Array | None = None) -> _Solution:
-    """Fit all points, then all but each group, each point or every 24th of many, started from what fits all of them."""
-    n = len(times)
-    numbers = np.arange(n) % min(n, 24) if groups is None else groups
-    folds = (numbers == np.unique(numbers)[:, None]).astype(float)
-    logs, left_out = solve_curves(curve, times, np.ones((1, n))), np.zeros(0)
-    if (1.0 - folds).sum(axis=1).min() >= len(curve.names):
-        again = solve_curves(curve, times, 1.0 - folds, np.concatenate([logs, curve.starts]))
-        left_out = np.sum((times - curve.evaluate(again)[0]) * folds, axis=0)
-    if curve.form == "two_branch" and logs[0, 0] > logs[0, 2]:  # the branch of small messages first
-        logs = np.roll(logs, 2, axis=1)
-    return _Solution(curve, times, logs[0], left_out)
+def _cost(residuals: Array, weights: Array) -> Array:
+    """Pseudo-Huber loss: squares below `SCALE`, then straight."""
+    return np.asarray(np.sum(weights * (np.sqrt(1.0 + (residuals / SCALE) ** 2) - 1.0), axis=-1))
+
+
+def pipelined_curve(sizes: Array, times: Array, *, sharpness: float | None) -> Curve:
+    """Curve of the form ``pipelined``; its sharpness is fixed, or fitted between 0.3 and 50 where it is None."""
+    first = np.array([times.min(), (times - sizes).min()])  # the fastest call and the best time per byte
+    names, low, high, starts = ["alpha", "beta"], first - 6.0, first + 4.0, first[None]
+    if sharpness is None:
+        names, starts = [*names, "sharpness"], np.array([np.append(first, np.log(q)) for q in (0.6, 2.0)])
+        low, high = np.append(low, np.log(0.3)), np.append(high, np.log(50.0))
+    return Curve("pipelined", tuple(names), sizes, times, np.ones((2, len(sizes))), sharpness, starts, low, high)
+
+
+def two_branch_curve(sizes: Array, times: Array) -> Curve:
+    """Curve of the form ``two_branch``; it starts from up to ten ways to split the sorted points in two."""
+    branch, n = pipelined_curve(sizes, times, sharpness=0.8), len(sizes)
+    cuts = np.unique(np.linspace(2, n - 2, min(n - 3, 10)).round())
+    left = (np.arange(n) < cuts[:, None]).astype(float)
+    sides = branch.solve(np.concatenate([left, 1.0 - left]))
+    low, high, starts = np.tile(branch.low, 2), np.tile(branch.high, 2), np.concatenate(np.split(sides, 2), axis=1)
+    names = ("alpha1", "beta1", "alpha2", "beta2")
+    return replace(branch, form="two_branch", names=names, starts=starts, low=low, high=high)
+
+
+def ranks_curve(sizes: Array, times: Array, steps: Array, share: Array) -> Curve:
+    """Curve of the form ``over_ranks``, from the ring steps and the share (p - 1) / p of each point."""
+    plain, one = pipelined_curve(sizes, times, sharpness=0.6), np.ones_like(steps)
+    halves = np.log([[f, (1.0 - f) / 3.0, g, 1.0 - g] for f in (0.2, 0.8) for g in (0.2, 0.8)])
+    low, high, starts = np.repeat(plain.low, 2), np.repeat(plain.high, 2), np.repeat(plain.starts[0], 2) + halves
+    columns, names = np.stack([one, steps, one, share]), ("alpha0", "alpha1", "beta0", "beta1")
+    return replace(plain, form="over_ranks", names=names, columns=columns, starts=starts, low=low, high=high)
 
 
 def _prepare(nbytes: Values, seconds: Values, *others: Values) -> tuple[Array, ...]:
-    """Medians over repeats, by size and what else is given, as columns in ascending order; messages of 0 B go."""
+    """Sort by size and what else is given, drop messages of 0 B, and take the median logarithm of repeated times."""
     times = check_times(seconds, 2)
     columns = np.stack([np.broadcast_to(np.asarray(v, dtype=float), times.shape) for v in (*others, nbytes)])
     if not np.all(np.isfinite(columns)) or np.any(columns < 0):
@@ -93,14 +180,14 @@ def _prepare(nbytes: Values, seconds: Values, *others: Values) -> tuple[Array, .
 
 
 def fit_pipelined(nbytes: Values, seconds: Values, *, sharpness: float | None = 0.6, source: str = "") -> Fit:
-    """Fit start-up time and inverse bandwidth of a collective to the logarithm of measured times.
+    """Fit start-up time and time per byte of a collective, by the logarithm of the measured times.
 
     Parameters
     ----------
     nbytes : array
-        Message sizes in the nccl-tests convention; rows of 0 B are left out, libraries skip them [B].
+        Message sizes in the nccl-tests convention; rows of 0 B are left out, because libraries skip them [B].
     seconds : array
-        Measured times; of repeats the median counts [s].
+        Measured times; the median of repeats counts [s].
     sharpness : float or None, optional
         Exponent of the form, kept fixed; None fits it too, between 0.3 and 50 [-].
     source : str, optional
@@ -109,8 +196,8 @@ def fit_pipelined(nbytes: Values, seconds: Values, *, sharpness: float | None = 
     Returns
     -------
     fit : Fit
-        Parameters of `perfkit.models.collectives.pipelined`; the spread is that of sizes left out one at a time,
-        pulled towards 10 % where sizes are few.
+        Parameters of `perfkit.models.collectives.pipelined`. The spread comes from sizes left out one at a time; with
+        few sizes it is close to 10 %.
 
     Raises
     ------
@@ -126,19 +213,19 @@ def fit_pipelined(nbytes: Values, seconds: Values, *, sharpness: float | None = 
     (20.0, 10.0)
     """
     nbytes, times = _prepare(nbytes, seconds)
-    found = _solve(pipelined_curve(np.log(nbytes), times, sharpness=sharpness), times)
-    return found.build({"nbytes": nbytes}, source)
+    curve = pipelined_curve(np.log(nbytes), times, sharpness=sharpness)
+    return curve.build(*curve.leave_out(), {"nbytes": nbytes}, source)
 
 
 def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: str = "") -> Fit:
-    """Fit a collective with the form that sizes left out one at a time call for.
+    """Fit a collective with the form that predicts left-out sizes best.
 
     Parameters
     ----------
     nbytes : array
-        Message sizes in the nccl-tests convention; rows of 0 B are left out, libraries skip them [B].
+        Message sizes in the nccl-tests convention; rows of 0 B are left out, because libraries skip them [B].
     seconds : array
-        Measured times; of repeats the median counts [s].
+        Measured times; the median of repeats counts [s].
     source : str, optional
         Data id.
     date : str, optional
@@ -148,8 +235,8 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     -------
     fit : Fit
         Parameters of ``pipelined`` with q = 0.6 (two fitted), of ``pipelined`` with its own q (three, from 6 sizes on)
-        or of ``two_branch`` with q = 0.8 (four, from 8 sizes on), all in `perfkit.models.collectives`; a note says
-        what the choice of more than two rests on.
+        or of ``two_branch`` with q = 0.8 (four, from 8 sizes on), all in `perfkit.models.collectives`. A note gives the
+        left-out errors that decided for more than two parameters.
 
     Raises
     ------
@@ -158,10 +245,10 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
 
     Notes
     -----
-    A form with more parameters is taken only where the sizes reach from start-up to transfer, 85 % of either, and where
-    its left-out errors are smaller than those of the simpler one by more than one standard error of that difference
-    (the one-standard-error rule [1]_). Over 66 A100 and H100 curves,
-    every other size held out, that leaves 3.4 / 6.0 / 17 % (geometric mean / mean / 95th percentile).
+    A form with more parameters must meet two conditions. The sizes reach from start-up to transfer, 85 % of either.
+    And its left-out errors are smaller than those of the simpler form by more than one standard error of the difference
+    (the one-standard-error rule [1]_). Over 66 A100 and H100 curves, every other size held out, the errors are
+    3.4 / 6.0 / 17 % (geometric mean / mean / 95th percentile).
 
     References
     ----------
@@ -176,18 +263,21 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     ('two_branch', 40.0, 'pipelined')
     """
     nbytes, times = _prepare(nbytes, seconds)
-    sizes, note = np.log(nbytes), ""
-    best = _solve(pipelined_curve(sizes, times, sharpness=0.6), times)
-    transfer = best.curve.evaluate(best.logs[None])[1][0, :, 1]
-    known = len(times) if min(1.0 - transfer[0], transfer[-1]) >= SEEN else 0
-    for least, make, sharpness in ((6, pipelined_curve, None), (8, two_branch_curve, 0.8)):
-        if known < least:
-            continue
-        other = _solve(make(sizes, times, sharpness=sharpness), times)
-        old, new = np.abs(best.left_out), np.abs(other.left_out)
-        if (old - new).mean() > (old - new).std(ddof=1) / math.sqrt(known):
-            best, note = other, f"sizes left out err {new.mean():.1%}, with fewer parameters {old.mean():.1%}"
-    return best.build({"nbytes": nbytes}, source, date, (note,) if note else ())
+    sizes, n, note = np.log(nbytes), len(times), ""
+    curve = pipelined_curve(sizes, times, sharpness=0.6)
+    logs, left_out = curve.leave_out()
+    transfer = curve.evaluate(logs[None])[1][0, :, 1]
+    richer = []
+    if min(1.0 - transfer[0], transfer[-1]) >= SEEN:
+        richer += [pipelined_curve(sizes, times, sharpness=None)] if n >= 6 else []
+        richer += [two_branch_curve(sizes, times)] if n >= 8 else []
+    for other in richer:
+        other_logs, other_left_out = other.leave_out()
+        old, new = np.abs(left_out), np.abs(other_left_out)
+        if (old - new).mean() > (old - new).std(ddof=1) / math.sqrt(n):
+            curve, logs, left_out = other, other_logs, other_left_out
+            note = f"sizes left out err {new.mean():.1%}, with fewer parameters {old.mean():.1%}"
+    return curve.build(logs, left_out, {"nbytes": nbytes}, source, date, note)
 
 
 def fit_over_ranks(operation: str, ranks: Values, nbytes: Values, seconds: Values, *, source: str = "") -> Fit:
@@ -200,17 +290,17 @@ def fit_over_ranks(operation: str, ranks: Values, nbytes: Values, seconds: Value
     ranks : array
         Ranks of each measurement, at least two counts [-].
     nbytes : array
-        Message sizes in the nccl-tests convention; rows of 0 B are left out, libraries skip them [B].
+        Message sizes in the nccl-tests convention; rows of 0 B are left out, because libraries skip them [B].
     seconds : array
-        Measured times; of repeats the median counts [s].
+        Measured times; the median of repeats counts [s].
     source : str, optional
         Data id.
 
     Returns
     -------
     fit : Fit
-        Parameters of `perfkit.models.collectives.over_ranks` with q = 0.6, 0 where a part is nowhere seen; the spread
-        is that of rank counts left out one at a time, of sizes where there are only two counts.
+        Parameters of `perfkit.models.collectives.over_ranks` with q = 0.6; a part that no time shows is 0. The spread
+        comes from rank counts left out one at a time, or from sizes where there are only two counts.
 
     Raises
     ------
@@ -231,134 +321,7 @@ def fit_over_ranks(operation: str, ranks: Values, nbytes: Values, seconds: Value
     if len(each) < 2 or each[0] < 2 or np.any(each % 1):
         advice = "a law needs at least two whole counts of 2 or more; measure another, or fit one with fit_collective"
         raise ValueError(f"ranks holds {', '.join(f'{count:g}' for count in each)}; {advice}")
-    steps = np.asarray(forms.ring_steps(operation, counts), dtype=float)
-    curve = ranks_curve(np.log(nbytes), times, steps, (counts - 1) / counts, sharpness=0.6)
-    found = _solve(curve, times, counts if len(each) > 2 else None)
-    return found.build({"nbytes": nbytes, "ranks": counts}, source)
-
-
-def evaluate_collective(fit: Fit, nbytes: Values, operation: str, ranks: int, **changed: float) -> Array:
-    """Evaluate the form of a fit of a collective.
-
-    Parameters
-    ----------
-    fit : Fit
-        Parameters of a form of `perfkit.models.collectives`.
-    nbytes : float or array
-        Message sizes in the nccl-tests convention [B].
-    operation : str
-        Operation, which a law over rank counts needs.
-    ranks : int
-        Ranks, which a law over rank counts needs [-].
-    **changed : float
-        Parameters to take instead of those of the fit, in their units [-].
-
-    Returns
-    -------
-    time : array
-        One time per size [s].
-
-    Examples
-    --------
-    >>> fit = Fit("alpha_beta", {"alpha": 1e-5, "beta": 1e-11})
-    >>> round(float(evaluate_collective(fit, 1e6, "all_reduce", 8)) * 1e6)
-    20
-    """
-    values: Mapping[str, float] = {**fit, **changed}
-    if fit.form == "over_ranks":
-        return np.asarray(forms.over_ranks(nbytes, ranks, operation, **values))
-    return np.asarray(getattr(forms, fit.form)(nbytes, **values))
-
-
-def _slopes(fit: Fit, nbytes: Array, operation: str, ranks: int) -> tuple[Array, Array]:
-    """Changes of the logarithm of time: by one standard error of each parameter, and per logarithm of the size."""
-    base, errors = np.log(evaluate_collective(fit, nbytes, operation, ranks)), []
-    for name, error in fit.stderr.items():
-        if (value := fit[name]) > 0:
-            moved = np.log(evaluate_collective(fit, nbytes, operation, ranks, **{name: value * (1 + _STEP)}))
-            errors.append((moved - base) * (error / (_STEP * value)))
-    elastic = (np.log(evaluate_collective(fit, nbytes * (1 + _STEP), operation, ranks)) - base) / _STEP
-    return np.stack(errors) if errors else np.zeros((1, *nbytes.shape)), elastic
-
-
-def spread_beyond(fit: Fit, nbytes: Values, operation: str, ranks: int) -> Array:
-    r"""Spread of measurements around a fit of a collective, inside and outside the sizes it was made on.
-
-    It takes what `evaluate_collective` takes.
-
-    Returns
-    -------
-    spread : array
-        Standard deviation of log(measured / predicted), one per size [-].
-
-    Notes
-    -----
-    Beyond the fitted sizes, with e the share of the transfer in the time (its slope in logarithms),
-
-    .. math:: s^2 = s_{fit}^2 + \sum_i \left(\frac{\partial \ln t}{\partial \theta_i} \sigma_i\right)^2 + (0.6\,
-       \Delta e)^2
-
-    where the change of e from the last fitted size says how much of the form was never seen.
-
-    Examples
-    --------
-    >>> fit = Fit("pipelined", {"alpha": 2e-5, "beta": 5e-12}, {"alpha": 2e-7, "beta": 1e-12}, spread=0.05,
-    ...           ranges={"nbytes": (512.0, 2.0**22)})
-    >>> spread_beyond(fit, [2.0**20, 2.0**30], "all_reduce", 8).round(2)
-    array([0.05, 0.34])
-    """
-    sizes = np.asarray(nbytes, dtype=float)
-    spread = fit.spread_at(evaluate_collective(fit, sizes, operation, ranks))
-    low, high = fit.ranges.get("nbytes", (0.0, np.inf))
-    if sizes.size == 0 or (sizes.min() >= low and sizes.max() <= high):
-        return spread
-    errors, elastic = _slopes(fit, sizes, operation, ranks)
-    change = elastic - _slopes(fit, np.clip(sizes, low, high), operation, ranks)[1]
-    beyond = np.sqrt(spread**2 + np.sum(errors**2, axis=0) + (CHANGE * change) ** 2)
-    return np.where((sizes < low) | (sizes > high), beyond, spread)
-
-
-def choose_sample(fit: Fit, nbytes: float, operation: str, ranks: int) -> float:
-    """Choose the message whose measurement would make an estimate outside the fitted sizes surer.
-
-    Parameters
-    ----------
-    fit : Fit
-        Parameters of a form of `perfkit.models.collectives`.
-    nbytes : float
-        The message to be estimated [B].
-    operation : str
-        Operation, which a law over rank counts needs.
-    ranks : int
-        Ranks, which a law over rank counts needs [-].
-
-    Returns
-    -------
-    nbytes : float
-        Above the fitted sizes the smallest power of two that takes away 95 % of the variance that measuring the message
-        itself would take away; below them that message, which is the cheapest [B].
-
-    Notes
-    -----
-    Standard errors are taken as independent, one sample as noisy as the fit; see `spread_beyond` for the variance. A100
-    and H100 curves known up to 256 KiB, 1, 4 and 16 MiB predict 512 MiB with 80, 38, 22 and 12 % mean error; with the
-    one sample chosen here, of 16 to 256 MiB, with 6, 5, 7 and 7 %.
-
-    Examples
-    --------
-    >>> fit = Fit("pipelined", {"alpha": 2e-5, "beta": 5e-12}, {"alpha": 2e-7, "beta": 1e-12}, spread=0.05,
-    ...           ranges={"nbytes": (512.0, 2.0**22)})
-    >>> round(choose_sample(fit, 2.0**30, "all_reduce", 8) / 2**20)
-    128
-    """
-    edge = fit.ranges.get("nbytes", (0.0, nbytes))[1]
-    if nbytes <= edge:
-        return nbytes
-    powers = 2.0 ** np.arange(np.floor(np.log2(max(edge, 1.0))) + 1, np.ceil(np.log2(nbytes)))
-    sizes = np.concatenate([[edge], powers, [nbytes]])
-    errors, elastic = _slopes(fit, sizes, operation, ranks)
-    noise = max(fit.spread, 0.01) ** 2
-    learnt = np.sum(errors * errors[:, -1:], axis=0) ** 2 / (np.sum(errors**2, axis=0) + noise)
-    learnt[0] = 0.0  # the last fitted size is no new sample
-    gain = learnt - (CHANGE * (elastic[-1] - elastic)) ** 2
-    return float(sizes[1:][np.argmax(gain[1:] - gain[0] >= 0.95 * (gain[-1] - gain[0]))])
+    steps = np.asarray(ring_steps(operation, counts), dtype=float)
+    curve = ranks_curve(np.log(nbytes), times, steps, (counts - 1) / counts)
+    found = curve.leave_out(counts if len(each) > 2 else None)
+    return curve.build(*found, {"nbytes": nbytes, "ranks": counts}, source)

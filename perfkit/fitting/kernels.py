@@ -1,4 +1,4 @@
-"""Fits of kernels: their time as a sum of terms or under roofs; the caches that a curve of stream times shows."""
+"""Fits of kernels: time as a sum of terms or as a roofline; and the caches that a curve of stream times shows."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ _ROOFLINE = {
     "memory_efficiency": (0.78, 0.25, 0.01, 1.0, "-"),
     "sharpness": (1.8, 0.5, 1.0, 20.0, "-"),
 }
-_MOST = 3  # levels that are looked for
-#: A parameter is not known from the data if its standard error is over this share of the prior's width [-].
+_MOST = 3  # caches that `find_levels` looks for
+#: The data do not determine a parameter whose standard error is above this share of the prior's width [-].
 _KNOWN = 0.7
-#: Least spread of a fit of as many measurements as parameters, whose residuals say nothing [-]; docs/formulas.md,
+#: Smallest spread of a fit with as many measurements as parameters, whose residuals say nothing [-]; docs/formulas.md,
 #: table 2.2: a mean error of 8.7 % on other shapes.
 _EXACT = 0.11
 
@@ -33,26 +33,26 @@ def fit_additive(
     terms: Mapping[str, Array], seconds: Array, *, prior: Mapping[str, float] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None, source: str = "",
 ) -> Fit:  # fmt: skip
-    """Fit the time of kernels as a sum of terms, relative errors counting alike at all sizes.
+    """Fit the time of kernels as a sum of terms; relative errors count alike at all sizes.
 
     Parameters
     ----------
     terms : mapping of str to array
-        How often each term is paid, one number per measurement, by names of `perfkit.models.kernels.TERMS`.
+        How often each measurement pays a term, by names of `perfkit.models.kernels.TERMS`.
     seconds : array
         Measured times [s].
     prior : mapping of str to float, optional
-        Terms known from elsewhere, such as the time of a byte of a memory level: each counts as one measurement that
-        trusts it within a half [s].
+        Terms known from elsewhere, such as the time per byte of a memory level; each counts as one measurement with an
+        uncertainty of 50 % [s].
     ranges : mapping of str to (low, high), optional
-        Sizes the measurements span.
+        Measured range of each size.
     source : str, optional
         Data id.
 
     Returns
     -------
     fit : Fit
-        Parameters of `perfkit.models.kernels.additive`; the spread is that of points left out one at a time.
+        Parameters of `perfkit.models.kernels.additive`; the spread comes from points left out one at a time.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def fit_roofline(
     flops: Values, nbytes: Values, seconds: Array, *, peak: Values, bandwidth: Values, source: str = "", date: str = "",
     notes: Sequence[str] = (),
 ) -> Fit:  # fmt: skip
-    """Fit kernels that compute while they move data to the logarithm of measured times.
+    """Fit kernels that compute while they move data, by the logarithm of the measured times.
 
     Parameters
     ----------
@@ -103,20 +103,21 @@ def fit_roofline(
     -------
     fit : Fit
         ``launch`` [s], ``compute_efficiency``, ``memory_efficiency`` and ``sharpness`` of the form ``roofline``; the
-        spread is that of points left out one at a time, see `Fit.spread_at`.
+        spread comes from points left out one at a time, see `Fit.spread_at`.
 
     Raises
     ------
     ValueError
-        For fewer than four measurements, times that are not above zero, or work that does not go with them.
+        For fewer than four measurements, times that are not above zero, or work of another length.
 
     Notes
     -----
-    Every parameter has a weak prior at its value for GEMMs of A100 and H100. The prior counts as one measurement. What
-    the measurements cannot show, such as the share of the arithmetic peak of kernels that only move data, stays at the
-    prior, without a standard error and with a note. So few shapes are enough: 4 instead of thousands raise the mean
-    error of held-out bf16 GEMMs from 7.2 to 8.7 % (docs/formulas.md, table 2.2). Four measurements cannot show their
-    own errors: there are no standard errors then, and the spread is at least that of those GEMMs.
+    Every parameter has a weak prior at its value for GEMMs of A100 and H100, which counts as one measurement. A
+    parameter that the measurements do not determine stays at its prior, without a standard error and with a note: for
+    example the share of the arithmetic peak, from kernels that only move data. So few shapes are enough: with 4 instead
+    of thousands, the mean error of held-out bf16 GEMMs rises from 7.2 to 8.7 % (docs/formulas.md, table 2.2). Four
+    measurements cannot show their own errors: the fit then has no standard errors, and at least the spread of those
+    GEMMs.
 
     Examples
     --------
@@ -143,27 +144,28 @@ def fit_roofline(
     level = np.expm1(left_out * (predicted / middle) ** SPREAD_SLOPE)
     width, low, high = np.array([row[1:4] for row in _ROOFLINE.values()]).T
     noise = max(find_spread(np.expm1(left_out))[0], 1e-9)
-    doubt = np.sqrt(np.diag(np.linalg.inv(rows.T @ rows / noise**2 + np.diag(width**-2.0))))
+    error = np.sqrt(np.diag(np.linalg.inv(rows.T @ rows / noise**2 + np.diag(width**-2.0))))
     stopped = np.minimum(found - np.log(low), np.log(high) - found) < 1e-3
-    unknown, exact = (doubt > _KNOWN * width) & ~stopped, len(seconds) == len(_ROOFLINE)
-    lean = "is hardly known from these measurements: it leans on {:g}, where bf16 GEMMs of A100 and H100 are"
+    unknown, exact = (error > _KNOWN * width) & ~stopped, len(seconds) == len(_ROOFLINE)
+    prior = "is hardly known from these measurements; it stays near {:g}, the value of bf16 GEMMs of A100 and H100"
     pairs = zip(_ROOFLINE.items(), unknown, strict=True)
-    leans = [f"{name} {lean.format(row[0])}" for (name, row), open_ in pairs if open_]
-    leans += ["as many measurements as parameters: how far the parameters are off is not known; measure more"] * exact
-    few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)  # Student's t: few points say little of the spread
-    about: dict[str, Any] = {"source": source, "date": date, "notes": (*notes, *leans)}
-    rates = {"flops": "peak", "nbytes": "bandwidth"}  # which take a visible part of the time?
+    hints = [f"{name} {prior.format(row[0])}" for (name, row), missing in pairs if missing]
+    if exact:
+        hints.append("as many measurements as parameters: the errors of the parameters are not known; measure more")
+    few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)  # Student's t, because few points say little about the spread
+    about: dict[str, Any] = {"source": source, "date": date, "notes": (*notes, *hints)}
+    rates = {"flops": "peak", "nbytes": "bandwidth"}  # a range only for work that takes a visible part of the time
     seen = [name for name, rate in rates.items() if np.max(work[name] / work[rate] / predicted) > 0.05]
     about["ranges"] = {name: (float(work[name].min()), float(work[name].max())) for name in seen}
     about |= {"spread": max(float(few * find_spread(level)[0]), _EXACT * exact), "spread_time": middle}
-    errors = np.where(stopped | unknown | exact, np.nan, doubt) * np.exp(found)
+    errors = np.where(stopped | unknown | exact, np.nan, error) * np.exp(found)
     units = {name: unit for name, (*_, unit) in _ROOFLINE.items()}
     fit = build_fit("roofline", units, np.exp(found), errors, np.expm1(left_out), **about)
     return replace(fit, at_bounds=tuple(name for name, at in zip(_ROOFLINE, stopped, strict=True) if at))
 
 
 def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> tuple[Array, Array, Array]:
-    """Logarithms of the parameters, the Jacobian (last the rows of the prior), and the predicted times."""
+    """Logarithms of the parameters, the Jacobian with the rows of the prior last, and the predicted times."""
     from scipy.optimize import least_squares
     from statsmodels.robust.scale import mad
 
@@ -179,7 +181,7 @@ def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> tuple[Array, A
         return np.concatenate([np.log(seconds / predict(p)), noise * (p - np.log(center)) / width])
 
     found, noise = np.log(center), 0.1
-    for _ in range(3):  # the prior weighs as one measurement would, of the scatter that there turns out to be
+    for _ in range(3):  # the prior weighs as one measurement with the scatter of the others
         how: dict[str, Any] = {"bounds": (np.log(low), np.log(high)), "loss": "soft_l1", "f_scale": 0.1}
         solution = least_squares(residuals, found, args=(noise,), **how)
         found, noise = solution.x, max(float(mad(solution.fun[: len(seconds)], center=0.0)), 1e-4)
@@ -187,7 +189,7 @@ def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> tuple[Array, A
 
 
 def _check_work(name: str, values: Values, n: int) -> Array:
-    """One number for each measurement, from one for each or one for all."""
+    """Array with one number per measurement, from one number for all or one for each."""
     found = np.asarray(values, dtype=float)
     least = 0.0 if name in ("flops", "nbytes") else np.finfo(float).tiny
     if found.shape not in ((), (n,)) or not np.all(np.isfinite(found)) or np.any(found < least):
@@ -203,9 +205,9 @@ def find_levels(working_set: Array, moved: Array, seconds: Array) -> tuple[tuple
     Parameters
     ----------
     working_set : array
-        Bytes touched repeatedly, at least four different sizes [B].
+        Bytes that a pass reads again and again, at least four different sizes [B].
     moved : array
-        Bytes moved in each time [B].
+        Bytes that each pass moves [B].
     seconds : array
         Time of each pass over the working set [s].
 
@@ -218,9 +220,9 @@ def find_levels(working_set: Array, moved: Array, seconds: Array) -> tuple[tuple
 
     Notes
     -----
-    A pass takes a fixed time, a time for each byte, and a further time for each byte that comes from beyond a cache
+    A pass takes a fixed time, a time per byte, and an extra time per byte that a cache does not hold
     (`perfkit.models.caches.miss_share`). Capacities are tried on a grid; coefficients are not negative. A further level
-    must pay for its two parameters (BIC: Schwarz 1978, doi:10.1214/aos/1176344136) and be slower by 15 %.
+    must be worth its two parameters (BIC: Schwarz 1978, doi:10.1214/aos/1176344136) and be slower by 15 %.
     """
     from scipy.optimize import nnls
 

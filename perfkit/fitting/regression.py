@@ -1,6 +1,6 @@
-"""Least squares for times: relative errors, outliers, no negative parameters, errors of left-out points.
+"""Least squares for measured times, and fits of what real iterations add to the times of isolated kernels.
 
-With it, fits of what real iterations add to isolated kernels.
+Errors are relative, outliers count less, parameters are not negative, and the spread comes from left-out points.
 """
 
 import math
@@ -23,7 +23,7 @@ _CONTEXT = {
 def solve_terms(
     columns: Array, target: Array, weights: Array, prior: Array, strength: Array, *, rounds: int = 1
 ) -> Array:
-    """Solve a non-negative weighted least-squares problem with a pull towards a prior.
+    """Solve a non-negative weighted least-squares problem that is pulled towards a prior.
 
     Parameters
     ----------
@@ -34,14 +34,14 @@ def solve_terms(
     weights : array, shape (n,)
         Weight of an error of one second [-].
     prior, strength : array, shape (k,)
-        Coefficients without data [s] and the strength of that prior [-].
+        Coefficients that hold without data [s], and the weight of that prior [-].
     rounds : int, optional
-        Repetitions in which outliers, by the one before, count less [-].
+        Number of solutions; each gives outliers of the one before less weight [-].
 
     Returns
     -------
     found : array, shape (k,)
-        Coefficients, 0 where they are no part of any time [s].
+        Coefficients, 0 where a term is no part of any time [s].
     """
     from scipy.optimize import nnls
 
@@ -56,30 +56,14 @@ def solve_terms(
 
 
 def fit_terms(
-    form: str, units: Mapping[str, str], columns: Array, target: Array, *problem: Array, rounds: int = 1, **more: Any
-) -> Fit:
-    """Fit non-negative coefficients of terms, with standard errors and the spread of points left out one at a time.
+    form: str, units: Mapping[str, str], columns: Array, target: Array, weights: Array, prior: Array, strength: Array,
+    *, rounds: int = 1, **more: Any,
+) -> Fit:  # fmt: skip
+    """Solve as `solve_terms` does, and add standard errors and the spread of points left out one at a time.
 
-    Parameters
-    ----------
-    form : str
-        Name of the model.
-    units : mapping of str to str
-        Unit of each coefficient, in the order of the columns.
-    columns, target, *problem : array
-        As `solve_terms` takes them [-].
-    rounds : int, optional
-        As `solve_terms` takes it [-].
-    **more : object
-        Other fields of `Fit`, such as ``ranges``, ``source`` and ``date``.
-
-    Returns
-    -------
-    fit : Fit
-        Coefficients; terms that stopped at zero are named in `at_bounds`.
+    `units` has the unit of each coefficient, in the order of the columns; `more` are other fields of `Fit`.
     """
-    weights, _, strength = problem
-    found, size = solve_terms(columns, target, *problem, rounds=rounds), _find_sizes(columns)
+    found, size = solve_terms(columns, target, weights, prior, strength, rounds=rounds), _find_sizes(columns)
     predicted, active = columns @ found, np.flatnonzero(found > 0)
     w = weights * _find_trust(target, predicted)
     rows = np.vstack([columns * w[:, None], np.diag(strength)])[:, active] / size[active]
@@ -93,13 +77,13 @@ def fit_terms(
 
 
 def _find_sizes(columns: Array) -> Array:
-    """Scale of each term; a term that no measurement pays stays at its prior."""
+    """Largest value of each term, for scaling; 1 for a term that no measurement pays, which stays at its prior."""
     size = np.abs(columns).max(axis=0)
     return np.where(size == 0, 1.0, size)
 
 
 def _find_trust(target: Array, predicted: Array) -> Array:
-    """How much points count: half and double alike, as in a squared logarithm, outliers less by Huber's norm."""
+    """Weights that make half and double count alike, as in a squared logarithm, and outliers less (Huber's norm)."""
     predicted = np.maximum(predicted, 1e-3 * target)
     logs = np.log(target / predicted)
     level = np.minimum(np.maximum(logs / (1.0 - predicted / target + 1e-12 * (logs == 0)), 0.1), 10.0)
@@ -108,18 +92,7 @@ def _find_trust(target: Array, predicted: Array) -> Array:
 
 
 def find_spread(relative: Array) -> tuple[float, float]:
-    """Find standard deviation and mean of log(measured / predicted), outliers clipped.
-
-    Parameters
-    ----------
-    relative : array
-        Measured over predicted, less one [-].
-
-    Returns
-    -------
-    spread, bias : float
-        Both of the logarithm [-].
-    """
+    """Standard deviation and mean of log(measured / predicted) [-], outliers clipped, from relative residuals [-]."""
     logs = np.log1p(np.clip(relative, -0.8, 4.0))
     middle = median(logs.tolist())
     inner = np.clip(logs, middle - 0.7, middle + 0.7)
@@ -127,55 +100,24 @@ def find_spread(relative: Array) -> tuple[float, float]:
 
 
 def build_fit(form: str, units: Mapping[str, str], found: Array, errors: Array, relative: Array, **more: Any) -> Fit:
-    """Build a `Fit` from the numbers of a least-squares solution; terms that stopped at zero are named as such.
+    """Build a `Fit` from a least-squares solution; terms that stopped at zero are listed in `at_bounds`.
 
-    Parameters
-    ----------
-    form : str
-        Name of the model [-].
-    units : mapping of str to str
-        Unit by parameter, in the order of `found` [-].
-    found, errors : array
-        Values and standard errors, by the unit of each parameter [-].
-    relative : array
-        Relative residuals of points left out [-].
-    **more : object
-        Other fields of `Fit`, such as ``ranges``, ``source`` and ``date``.
-
-    Returns
-    -------
-    fit : Fit
-        The fit.
+    `found` and `errors` are values and standard errors in the order of `units`, `relative` are the relative residuals
+    of left-out points [-], and `more` are other fields of `Fit`.
     """
     spread, bias = find_spread(relative)
     rows = zip(units, found.tolist(), errors.tolist(), strict=True)
     kept = {name: (value, error) for name, value, error in rows if value > 0 or name in ("scale", "cold_scale")}
-    stopped, more = tuple(name for name in units if name not in kept), {"spread": spread, "bias": bias, **more}
-    about: dict[str, Any] = {"units": {name: units[name] for name in kept}, "at_bounds": stopped, "n": len(relative)}
-    stderr = {name: error for name, (_, error) in kept.items() if np.isfinite(error)}
-    return Fit(form, {name: value for name, (value, _) in kept.items()}, stderr, **{**about, **more})
+    about: dict[str, Any] = {
+        "stderr": {name: error for name, (_, error) in kept.items() if np.isfinite(error)},
+        "units": {name: units[name] for name in kept}, "n": len(relative), "spread": spread, "bias": bias,
+        "at_bounds": tuple(name for name in units if name not in kept),
+    }  # fmt: skip
+    return Fit(form, {name: value for name, (value, _) in kept.items()}, **{**about, **more})
 
 
 def check_times(seconds: Any, least: int) -> Array:
-    """Check measured times before they are fitted.
-
-    Parameters
-    ----------
-    seconds : array
-        Measured times [s].
-    least : int
-        Least number of them [-].
-
-    Returns
-    -------
-    seconds : array
-        The same, as floats [s].
-
-    Raises
-    ------
-    ValueError
-        For fewer times, or times that are not finite and above zero.
-    """
+    """Measured times as an array of floats [s]; a ValueError for too few, and for other than finite times above 0."""
     values = np.asarray(seconds, dtype=float)
     if values.ndim != 1 or len(values) < least or not np.all(np.isfinite(values)) or np.any(values <= 0):
         held = f"seconds holds {values.size} values from {values.min() if values.size else 'nothing'}"
@@ -190,18 +132,18 @@ def check_times(seconds: Any, least: int) -> Array:
 def fit_context(
     hot: Array, cold: Array, page_walks: Array, measured: Array, *, pull: float = 10.0, source: str = ""
 ) -> Fit:
-    """Fit what real iterations add to the isolated time of one operation class, shrunk towards nothing.
+    """Fit what real iterations add to the isolated time of one operation class.
 
     Parameters
     ----------
     hot, cold : array
-        Isolated time of each operation with near operands, and what distance adds [s].
+        Isolated time of each operation with operands in the caches, and what operands in memory add [s].
     page_walks : array
-        Lookups whose page address has to be found by a walk [-].
+        Lookups that need a walk of the page table [-].
     measured : array
         Times inside real iterations [s].
     pull : float, optional
-        Number of average points that the prior counts for [-]; docs/formulas.md, table 4.2.
+        Number of average points that the prior counts as [-]; docs/formulas.md, table 4.2.
     source : str, optional
         Data id.
 
@@ -212,42 +154,16 @@ def fit_context(
 
     Notes
     -----
-    A point weighs with the root of its time, between relative and absolute error, so that long operations decide. All
-    operations of an iteration have a common error. A few iterations therefore hold less information than their many
-    operations suggest, so the prior counts for several points.
+    The weight of a point grows with the square root of its time, so that long operations decide. The operations of one
+    iteration share an error: a few iterations hold less information than their many operations suggest. Therefore the
+    prior, no change of the isolated time, counts as several points.
     """
-    units = {name: unit for name, (*_, unit) in _CONTEXT.items()}
-    return fit_terms("in_context", units, *_weigh_context(hot, cold, page_walks, measured, pull), source=source)
-
-
-def find_context(
-    hot: Array, cold: Array, page_walks: Array, measured: Array, *, pull: float = 10.0
-) -> dict[str, float]:
-    """Find the parameters of `fit_context` without errors, much faster: for fits that leave one iteration out.
-
-    Parameters
-    ----------
-    hot, cold, page_walks, measured : array
-        As for `fit_context` [s], page walks [-].
-    pull : float, optional
-        As for `fit_context` [-].
-
-    Returns
-    -------
-    parameters : dict of str to float
-        Those of `fit_context`, to the last digits.
-    """
-    found = solve_terms(*_weigh_context(hot, cold, page_walks, measured, pull))
-    values = dict(zip(_CONTEXT, found.tolist(), strict=True))
-    return {name: value for name, value in values.items() if value or name in ("scale", "cold_scale")}
-
-
-def _weigh_context(hot: Array, cold: Array, page_walks: Array, measured: Array, pull: float) -> tuple[Array, ...]:
-    """Terms, time and weight of each operation; prior and strength of each parameter."""
     measured = check_times(measured, 1)
     columns = np.stack([hot, cold, np.ones_like(measured), page_walks], axis=1)
-    prior, sizes = np.array([values[:2] for values in _CONTEXT.values()]).T
-    return columns, measured, 1.0 / np.sqrt(measured * measured.mean()), prior, math.sqrt(pull) / sizes
+    prior, widths = np.array([values[:2] for values in _CONTEXT.values()]).T
+    units = {name: unit for name, (*_, unit) in _CONTEXT.items()}
+    weights, strength = 1.0 / np.sqrt(measured * measured.mean()), math.sqrt(pull) / widths
+    return fit_terms("in_context", units, columns, measured, weights, prior, strength, source=source)
 
 
 def fit_iteration(
@@ -255,24 +171,24 @@ def fit_iteration(
     prior: tuple[float, float] = (1.0, 2e-6), trust: tuple[float, float] = (0.05, 5e-6), weights: Array | float = 1.0,
     source: str = "",
 ) -> Fit:  # fmt: skip
-    """Fit whole iterations: a scale on the priced time, and a time for each operation or collective.
+    """Fit whole iterations: a scale on the predicted time, and a time for each operation or collective.
 
     Parameters
     ----------
     priced : array
-        Time of each iteration from its operations [s].
+        Predicted time of the operations of each iteration [s].
     counts : array
-        Operations, or collectives, of each iteration [-].
+        Number of operations, or collectives, of each iteration [-].
     measured : array
         Measured iteration times [s].
     each : str, optional
         Name of the second parameter.
     prior : (float, float), optional
-        Scale [-] and time [s] without data.
+        Scale [-] and time [s] that hold without data.
     trust : (float, float), optional
-        Standard deviations of the prior, if iterations have errors of 5 % [-] and [s].
+        Standard deviations of the prior where iterations have errors of 5 % [-] and [s].
     weights : array or float, optional
-        How much the relative errors count [-].
+        Weights of the relative errors [-].
     source : str, optional
         Data id.
 

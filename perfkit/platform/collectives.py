@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting import Fit
-from perfkit.fitting.collectives import choose_sample, evaluate_collective, spread_beyond
-from perfkit.fitting.parameters import ALGORITHMS, Key
+from perfkit.fitting.parameters import ALGORITHMS, Key, choose_sample, evaluate_collective, spread_beyond
 from perfkit.ground.hardware import Link
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, format_bytes, format_rate, show
 from perfkit.models import collectives as forms

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perfkit.fitting import Fit
-from perfkit.fitting.collectives import evaluate_collective
-from perfkit.fitting.parameters import Key
+from perfkit.fitting.parameters import Key, evaluate_collective
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time, show
