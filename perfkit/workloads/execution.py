@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice
 from perfkit.workloads.graph import COLUMN, Graph, Label
 
@@ -15,6 +16,8 @@ _ELEMENTS, _ROWS, _N = (COLUMN[name] for name in ("elements", "rows", "n"))
 _HOST = [COLUMN[name] for name in ("launches", "calls", "bare")]
 #: Variants that a compiler leaves to a kernel of their own, though they loop over elements; and sums.
 _ALONE = frozenset("sort topk cumsum cumprod logcumsumexp index_put scatter_add".split())
+#: Number formats of products that a compiler pads to whole pieces of 16 B.
+_PADDED = ("tf32", "bf16", "fp16")
 _SUMS = frozenset("sum mean amax amin prod norm linalg_vector_norm".split())
 
 
@@ -165,12 +168,16 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     -----
     An operation joins the kernel of what it reads, or of what else reads the same, if both loop over as many elements
     and nothing lies between them. Sums over columns are kernels of their own. Nothing is merged over a wait for a
-    collective or a copy to the host. Element-wise work behind a product is a kernel beside it.
+    collective or a copy to the host. Element-wise work behind a product is a kernel beside it. Products of tensor cores
+    are padded to sides of whole 16 B [2]_. The kernels that make the operands write them padded, so that padding takes
+    no time of its own.
 
     References
     ----------
     .. [1] J. Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode transformation and
        graph compilation", ASPLOS 2024, doi:10.1145/3620665.3640366, section 4.4 (fusion)
+    .. [2] PyTorch 2.13, ``shape_padding`` in torch/_inductor/config.py (on by default) and
+       torch/_inductor/fx_passes/pad_mm.py
     """
     if graph.sizes is not None:
         raise ValueError("sizes are open; which kernels can be merged depends on them; compile one configuration")
@@ -195,6 +202,14 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
             features[row, _HOST] = min(features[row, _HOST[0]], 1.0), labels[row][3] not in called, 0.0
             called.add(labels[row][3])
     dtypes = tuple(graph.dtypes[first] for first in heads) if graph.dtypes else ()
+    pieces = np.array([
+        16 / DTYPES[own] if kind in ("gemm", "bmm") and phase in phases and own in _PADDED else 0.0
+        for (_, kind, _, phase, _), own in zip(labels, dtypes or [graph.dtype] * len(labels), strict=True)
+    ])  # fmt: skip
+    for name in "mnk":
+        for sides in (features[:, COLUMN[name]], *(values for key, values in columns.items() if key == name)):
+            piece = np.broadcast_to(pieces.reshape(-1, *[1] * (sides.ndim - 1)), sides.shape)
+            sides += np.where((piece > 0) & (sides > 1), -sides % np.maximum(piece, 1.0), 0.0)
     waits = graph.waits
     if waits is not None:
         waits = np.stack([[(heads < place).sum() for place in waits[:, 0]], waits[:, 1]], axis=1)
