@@ -25,6 +25,9 @@ TENSOR = {"tf32", "fp8", "fp4", "int8", *_HALF}
 NARROW, FORMAT = 1.0, 0.25
 #: Share of the peak of tf32 beside the share that half precision reaches of its own [-]; docs/formulas.md, table 2.4.
 TF32 = 1 / 1.2
+#: Times that tensor cores move the operands of a convolution that are not in channels_last [-]; docs/formulas.md,
+#: table 2.4.
+TURNS = 3.0
 #: Products in formats of tensor cores whose rows in memory are no multiple of 4 B, and of 16 B, take so many times as
 #: long by generation, others as the last; and the extra spread of that [-]; docs/formulas.md, table 2.4.
 UNALIGNED = {0: (1.0, 1.0, 0.7), 8: (2.9, 1.7, 0.5), 9: (5.7, 2.9, 0.3), 10: (5.7, 2.9, 0.7)}
@@ -43,7 +46,8 @@ def find_kernel(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp
     check_type("kind", kind, str)
     check_choice("dtype", dtype, DTYPES)
     head, _, tail = variant.partition(".")  # what a compiler makes of an operation is another kernel
-    names = dict.fromkeys(filter(None, (variant, head, "" if head == "fused" else tail)))
+    plain = variant.replace("_last", "")  # what was fitted without a word on the layout of convolutions
+    names = dict.fromkeys(filter(None, (variant, plain, head, "" if head == "fused" else tail)))
     finer = [f"{kind}.{name}" for name in names]
     keys = [*(f"{key}.{dtype}" for key in finer), *finer, f"{kind}.{dtype}", kind]
     key = next((key for key in keys if key in kernels), None)
@@ -97,6 +101,12 @@ def _widen(fit: Fit, dtype: str) -> Fit:
         text = f"{names}: no product in {dtype} was measured here; fp8 on other GPUs takes twice as long"
         return replace(fit, transferred=(text, *fit.transferred))
     return replace(fit, notes=(f"fitted in {names}; {dtype} is taken to reach the same share of its peak", *fit.notes))
+
+
+def find_turns(platform: Any, variant: str, dtype: str) -> float:
+    """How many times a convolution moves its operands into the layout of tensor cores and back [-]."""
+    apart = platform.device.kind != "cpu" and dtype in TENSOR and not variant.endswith("_depthwise")
+    return TURNS if apart and "_last" not in variant else 0.0
 
 
 def find_unaligned(platform: Any, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]) -> np.ndarray:

@@ -31,7 +31,7 @@ _AGAIN = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
 _UPDATES = {"embedding_update", "embedding_backward.fused"}  # these read rows and write them
 DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are not near
 #: Sizes of kernels that are not timed by terms.
-_ROOFLINE = {"batch", "m", "n", "k", "flops", "nbytes", "row_bytes", "rows_l3", "again", "passes", "windows", "peak"}
+_ROOFLINE = {"batch", "m", "n", "k", "flops", "nbytes", "row_bytes", "rows_l3", "again", "passes", "windows", "turns", "peak"}
 _USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}  # parameters of `in_context`
 _TINY = float(np.finfo(float).tiny)
 _Class: TypeAlias = tuple[str, str, str]  # kind, variant and number format
@@ -124,6 +124,7 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
             "again": _AGAIN.get(variant.removeprefix("fused."), 1.0),
             "passes": 2.0 if {kind, f"{kind}.{variant}"} & _UPDATES else 1.0,
             "windows": assumed and kind == "convolution",
+            "turns": isolated.find_turns(platform, variant, own) if assumed and kind == "convolution" else 0.0,
             "assumed": context.kind == "assumed" if context else assumed,
             "itemsize": DTYPES[own] * (kind == "gemm" and own in isolated.TENSOR and platform.device.kind != "cpu"),
             "turned": variant == "tn",
@@ -164,6 +165,8 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[t
     numbers = []
     for graph in graphs:
         names, of = graph.classes
+        if platform.device.kind == "cpu":  # which has the same code for both layouts of a convolution
+            names = [(kind, variant.replace("_last", ""), *rest) for kind, variant, *rest in names]
         keys = [(*name[:2], dtype) for name in names]
         if graph.dtypes:
             formats = [own if own in platform.device.peaks else dtype for own in graph.dtypes]
@@ -265,11 +268,12 @@ def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Ar
         if form != "additive":
             part |= find_traffic(part, platform)
         products: Any = 1.0
+        turned = part["turns"] * part["nbytes"] / part["bandwidth"] if part["turns"].any() else 0.0
         if part["windows"].any():  # a convolution priced as a product counts once for each gradient
             single = np.maximum(2.0 * part["batch"] * part["m"] * part["n"] * part["k"], 1.0)
             products = np.where(part["windows"], np.maximum(np.round(part["flops"] / single), 1.0), 1.0)
             part |= {name: part[name] / products for name in ("flops", "nbytes", *DISTANT[:2]) if name in part}
-        hot[members] = total = products * FORMS[form](part, **fit)
+        hot[members] = total = products * FORMS[form](part, **fit) + turned
         if form == "additive":
             near = {name: values for name, values in fit.items() if name not in DISTANT}
             hot[members] = np.minimum(products * FORMS[form](part, **near), total)

@@ -211,10 +211,14 @@ def _layout(*factors: Any) -> str:
 
 
 def _windowed(name: str, args: Sequence[Any]) -> str:
-    """Which code of the libraries runs a convolution: that of products, of groups or of single channels."""
+    """Which code of the libraries runs a convolution: that of products, of groups or of single channels.
+
+    ``_last`` says that the channels of a place are neighbours in memory (channels_last), as tensor cores want them.
+    """
     backward = name.endswith("backward")  # the gradient comes first
     x, weight, stride, groups = (args[i + backward] for i in (0, 1, 3, 8))
-    phase = "backward" if backward else "forward"
+    last = any(t.shape[1] > 1 and t.stride()[1] == 1 < prod(t.shape[2:]) for t in (x, weight))
+    phase = ("backward" if backward else "forward") + "_last" * last
     if groups > 1:
         return phase + ("_depthwise" if groups == x.shape[1] else "_grouped")
     return phase + ("_pointwise" if prod(weight.shape[2:]) * max(stride) == 1 else "")
