@@ -6,6 +6,7 @@ python -m benchmarks --docs    # only writes docs/accuracy.md again, from commit
 
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[str, list[str]
     yield "peers", keep("peers")
     yield "placement", [*keep("placement"), *shorten("--quick")]
     yield "captures", keep("captures")
+    if find_spec("transformers"):
+        yield "gpu_vision", keep("gpu_vision")
     try:
         find_shared_data()
         yield "gpu_forms", [*keep("gpu_forms"), *shorten("--systems", POOLED.replace("+", ","))]

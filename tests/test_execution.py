@@ -90,6 +90,23 @@ def test_a_region_comes_after_what_it_needs_whatever_it_takes_in() -> None:
     assert merged.execution == "compiled" and len(merged) < 0.7 * len(eager) and products[0] == products[1]
 
 
+def test_the_compiler_pads_products_of_tensor_cores() -> None:
+    """So an odd vocabulary costs nothing, as published of GPT-2 on an A100: 96 ms with 50257 words, 93 with 50304."""
+    odd, padded = (
+        pk.Transformer.gpt2(batch=16, sequence=1024, dtype="bf16", mixed=True, attention="flash2", vocabulary=words)
+        for words in (50257, 50304)
+    )
+    for execution, least, most in (("eager", 1.15, 1.6), ("compiled", 0.98, 1.02)):
+        first, second = (pk.predict(model, "a100-sxm-8", execution=execution) for model in (odd, padded))
+        assert least < first.time / second.time < most
+        assert any("no multiple of" in text for text in first.warnings) == (execution == "eager")
+    sides = {}
+    for dtype in ("fp32", "bf16"):
+        graph = pk.Transformer.gpt2(batch=1, sequence=64, layers=1, vocabulary=50257, dtype=dtype).graphs()[0]
+        sides[dtype] = compile_graph(graph).column("n").max()
+    assert sides == {"fp32": 50257, "bf16": 50264}
+
+
 def test_nothing_is_merged_over_a_wait() -> None:
     rows = [(*ACT, "x1", "x2"), (*ALL, "w1", "w1"), (*ACT, "x2", "x3"), (*ACT, "x3", "x4"), (*ADD, "x4 x2", "x5")]
     blocking, later = compile_graph(build(*rows)), compile_graph(build(*rows, waits=np.array([[3, 0]])))

@@ -279,6 +279,19 @@ def attend(dtype: Any, shape: Any, given: Any, allowed: Any) -> Make:
     return make_step
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_convolutions_say_how_their_channels_are_stored(last: bool) -> None:
+    def make_step() -> Callable[[], None]:
+        layout: Any = {"memory_format": torch.channels_last} if last else {}
+        net: Any = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1)).to(**layout)
+        images = torch.randn(2, 4, 8, 8).contiguous(**layout)
+        return lambda: net(images).sum().backward()
+
+    variants = [label[2] for label in capture(make_step, device="cuda").labels if label[1] == "convolution"]
+    names = ("forward", "forward_pointwise", "backward_pointwise", "backward")
+    assert variants == [name.replace("ward", "ward_last") if last else name for name in names]
+
+
 @pytest.mark.parametrize(("dtype", "shape", "given", "allowed", "kernel"), ATTENTION)
 def test_attention_runs_in_the_kernel_that_pytorch_takes(dtype, shape, given, allowed, kernel):
     graph = capture(attend(dtype, shape, given, allowed), device="cuda")

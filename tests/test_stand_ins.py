@@ -12,7 +12,7 @@ from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.gallery import load_platform
-from perfkit.platform.kernels import UNALIGNED, find_kernel, find_stand_in
+from perfkit.platform.kernels import TURNS, UNALIGNED, find_kernel, find_stand_in
 from perfkit.platform.platform import Context
 from perfkit.prediction.cost import price
 from perfkit.workloads.graph import FEATURES, Graph
@@ -61,6 +61,20 @@ def test_convolutions_on_tensor_cores_reach_less_than_products(dtype: str, share
     fits = [find_stand_in(kernels, kind, variant="nn", dtype=dtype) for kind in ("convolution", "gemm")]
     reached, product = (fit["compute_efficiency"] for fit in fits if fit)
     assert reached == pytest.approx(share * product)
+
+
+@pytest.mark.parametrize(("dtype", "variant", "turns"), [
+    ("fp16", "forward", TURNS), ("tf32", "backward_pointwise", TURNS), ("fp16", "forward_depthwise", 0.0),
+    ("fp32", "forward", 0.0),
+])  # fmt: skip
+def test_tensor_cores_turn_operands_that_are_not_in_channels_last(dtype: str, variant: str, turns: float) -> None:
+    phase, _, rest = variant.partition("_")
+    names = variant, "_".join(filter(None, (phase, "last", rest)))
+    graphs = [make_graph(("conv", "convolution", name), **PRODUCT, dtypes=(dtype,)) for name in names]
+    gpu = load_platform("a100-sxm-8")
+    (one,), (last,) = (seconds(graph, gpu) for graph in graphs)
+    assert one - last == pytest.approx(turns * 12e6 / gpu.device.main_bandwidth)
+    assert seconds(graphs[0], CPU) == seconds(graphs[1], CPU)
 
 
 def test_tf32_reaches_less_of_its_peak_than_half_precision() -> None:

@@ -31,7 +31,7 @@ _AGAIN = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
 _UPDATES = {"embedding_update", "embedding_backward.fused"}  # these read rows and write them
 DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are not near
 #: Sizes of kernels that are not timed by terms.
-_ROOFLINE = {"batch", "m", "n", "k", "flops", "nbytes", "row_bytes", "rows_l3", "again", "passes", "windows", "turns", "peak"}
+_ROOFLINE = {*"batch m n k flops nbytes row_bytes rows_l3 again passes windows turns peak".split()}
 _USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}  # parameters of `in_context`
 _TINY = float(np.finfo(float).tiny)
 _Class: TypeAlias = tuple[str, str, str]  # kind, variant and number format
