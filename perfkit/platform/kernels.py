@@ -103,10 +103,10 @@ def _widen(fit: Fit, dtype: str) -> Fit:
     return replace(fit, notes=(f"fitted in {names}; {dtype} is taken to reach the same share of its peak", *fit.notes))
 
 
-def find_turns(platform: Any, variant: str, dtype: str) -> float:
+def find_turns(platform: Any, kind: str, variant: str, dtype: str) -> float:
     """How many times a convolution moves its operands into the layout of tensor cores and back [-]."""
-    apart = platform.device.kind != "cpu" and dtype in TENSOR and not variant.endswith("_depthwise")
-    return TURNS if apart and "_last" not in variant else 0.0
+    cores = platform.device.kind != "cpu" and dtype in TENSOR and not variant.endswith("_depthwise")
+    return TURNS if kind == "convolution" and cores and "_last" not in variant else 0.0
 
 
 def find_unaligned(platform: Any, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]) -> np.ndarray:

@@ -124,7 +124,7 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
             "again": _AGAIN.get(variant.removeprefix("fused."), 1.0),
             "passes": 2.0 if {kind, f"{kind}.{variant}"} & _UPDATES else 1.0,
             "windows": assumed and kind == "convolution",
-            "turns": isolated.find_turns(platform, variant, own) if assumed and kind == "convolution" else 0.0,
+            "turns": isolated.find_turns(platform, kind, variant, own) * assumed,
             "assumed": context.kind == "assumed" if context else assumed,
             "itemsize": DTYPES[own] * (kind == "gemm" and own in isolated.TENSOR and platform.device.kind != "cpu"),
             "turned": variant == "tn",
@@ -165,8 +165,6 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[t
     numbers = []
     for graph in graphs:
         names, of = graph.classes
-        if platform.device.kind == "cpu":  # which has the same code for both layouts of a convolution
-            names = [(kind, variant.replace("_last", ""), *rest) for kind, variant, *rest in names]
         keys = [(*name[:2], dtype) for name in names]
         if graph.dtypes:
             formats = [own if own in platform.device.peaks else dtype for own in graph.dtypes]
