@@ -110,10 +110,9 @@ def _size_rows(
 
 def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) -> _Models:
     """What prices these classes: fits, contexts if they are `scaled`, and their numbers as arrays over classes."""
-    fits = [
-        isolated.find_stand_in(platform.kernels, kind, variant=variant, dtype=own) for kind, variant, own in classes
-    ]
-    contexts = [platform.context.find(*key) if scaled else None for key in classes]
+    kernels, find = platform.kernels, platform.context.find
+    fits = [isolated.find_stand_in(kernels, kind, variant=variant, dtype=own) for kind, variant, own in classes]
+    contexts = [find(kind, variant.replace("_last", ""), own) if scaled else None for kind, variant, own in classes]
     rows, (odd, even, _) = [], isolated.list_unaligned(platform)
     for (kind, variant, own), fit, context in zip(classes, fits, contexts, strict=True):
         assumed = fit is None or fit.kind == "assumed"
