@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfkit.workloads.dlrm import DLRM, record_layers
+from perfkit.workloads.dlrm import DLRM, hold_tables, record_layers
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.shards import hold_tables
 from perfkit.workloads.tape import ITEMSIZE, Tape
 
 __all__ = ["EagerDLRM"]

@@ -180,7 +180,7 @@ def test_tables_with_a_law() -> None:
     assert EmbeddingTable(250, 16, law=Uniform(1000)).distribution == Uniform(250)
     for arguments, message in (
         ({"law": "zipf"}, "law is 'zipf'; it must be a Distribution"),
-        ({"law": Uniform(10)}, "law is of 10 rows, the table has 1000"),
+        ({"law": Uniform(10)}, "law has 10 rows, the table has 1000"),
         ({"spread": -1}, "spread is -1"),
     ):
         with pytest.raises(ValueError, match=message):

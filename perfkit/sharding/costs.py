@@ -15,8 +15,7 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.iteration import average, make_graph, step
 from perfkit.workloads.placement import BY_ROWS
-from perfkit.workloads.shards import share_lookups
-from perfkit.workloads.tables import EmbeddingTable, TableSet
+from perfkit.workloads.tables import EmbeddingTable, TableSet, share_lookups
 from perfkit.workloads.tape import ITEMSIZE, Tape
 
 #: Times of a shard on its rank [s].

@@ -1,33 +1,38 @@
-"""Blocks of a Transformer as one rank records them: whole ones, or its part where ranks share layers and sequences."""
+"""Blocks of a Transformer as one rank records them: whole, its part of shared layers, or with weights in shards."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.workloads import layers
-from perfkit.workloads.graph import Graph
-from perfkit.workloads.iteration import make_together, step
+from perfkit.workloads.graph import COLUMN, Graph
+from perfkit.workloads.iteration import make_graph, step
 from perfkit.workloads.operations import Tensor
-from perfkit.workloads.tape import ITEMSIZE, Tape
+from perfkit.workloads.tape import ITEMSIZE, Tape, accumulate
 
-#: Kinds of attention that keep scores in memory.
+#: Kinds of attention that store the scores in memory.
 UNFUSED = ("eager", "math")
+#: Ways to train on several ranks. Ranks share nothing; states of the optimizer; gradients too; weights too.
+PARALLEL = ("ddp", "zero1", "zero2", "fsdp")
+#: Sizes that times on a GPU depend on.
+_TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
 
 
 class Cut(NamedTuple):
-    """What a rank works on: sequences and its tokens of each; and how many ranks share what.
+    """What one rank works on, and how many ranks share each part of the work.
 
     Parameters
     ----------
     batch, sequence : int or array
-        Sequences of a micro-batch, and tokens of each that are this rank's [-].
+        Sequences of a micro-batch, and tokens of each sequence on this rank [-].
     tensor : int or array
         Ranks that share the products of a layer [-].
     rows : int or array
-        Ranks that share the tokens of all else: 1, or as many [-].
+        Ranks that share the tokens of all other operations: 1, or as many as share products [-].
     context : int or array
         Ranks that share the tokens of a sequence [-].
     experts : int or array
@@ -42,12 +47,12 @@ class Cut(NamedTuple):
     experts: Any = 1
 
     def part(self, size: Any) -> Any:
-        """What each rank has of a size that ranks share, rounded up."""
+        """The share of one rank in a size that ranks split, rounded up."""
         return -(-size // self.tensor) if np.any(self.tensor > 1) else size
 
 
 def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) -> None:
-    """Record the forward pass of a micro-batch, of its layers the first ones; weights are met as units are opened."""
+    """Record the forward pass of a micro-batch, with at most so many layers; `open_unit` makes their weights ready."""
     hidden, batch, sequence = model.hidden, cut.batch, cut.sequence
     tokens, rows = batch * sequence, sequence // cut.rows if np.any(cut.rows > 1) else sequence
     tape.module, tape.layer, tape.drawn = "embeddings", -1, 0
@@ -72,15 +77,16 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
         columns = cut.part(model.vocabulary)
         weight = words if model.tie else tape.parameter(columns, hidden)
         logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(columns))
-    for _ in range(3 * bool(np.any(cut.tensor > 1))):  # largest logit, sum of exponentials, and that of the label
+    for _ in range(3 * bool(np.any(cut.tensor > 1))):  # largest logit, sum of exponentials, and logit of the label
         tape.emit("all_reduce", "collective", [], [], nbytes=4 * tokens)
     layers.cross_entropy(tape, layers.cast(tape, logits, 4) if model.mixed and tape.shards else logits, tokens)
 
 
 def _exchange(tape: Tape, x: Tensor, cut: Cut, *, ahead: bool) -> Tensor:
-    """All tokens `ahead` of products that ranks share, or sums behind these, of all tokens or of those of a rank.
+    """Communicate `ahead` of products that ranks share, or behind them.
 
-    On the way back sums and tokens change places.
+    Ahead of them a rank gathers the tokens of all ranks, if these share tokens. Behind them ranks sum up their parts.
+    In the backward pass it is the other way round.
     """
     if not np.any(cut.tensor > 1):
         return x
@@ -98,14 +104,14 @@ def _exchange(tape: Tape, x: Tensor, cut: Cut, *, ahead: bool) -> Tensor:
 
 
 def _project(tape: Tape, model: Any, x: Tensor, width: Any) -> Tensor:
-    """A linear layer of a model, with or without bias."""
+    """A linear layer, with a bias if the model has biases."""
     weight = tape.parameter(width, x.shape[-1])
     bias = tape.parameter(width) if model.bias else None
     return layers.linear(tape, x, weight, bias, fp8=model.dtype == "fp8" and tape.layer >= 0)
 
 
 def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor, *, module: str) -> Tensor:
-    """One Transformer layer: normalised before (GPT-2) or after (BERT) each residual sum."""
+    """One Transformer layer, with its norms before (GPT-2) or after (BERT) each residual sum."""
     for name, body in (("attention", _attention), ("mlp", _mix_experts if model.experts else _feed_forward)):
         tape.module = f"{module}.{name}"
         inner = _exchange(tape, layers.norm(tape, model.norm, x) if model.causal else x, cut, ahead=True)
@@ -116,7 +122,7 @@ def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor, *, module: str) -> Tenso
 
 
 def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
-    """An activation behind a product, which gates another one where the model has it."""
+    """A product with its activation, which gates a second product in some models."""
     wide = tape.record("silu" if model.gated else "gelu_tanh" if model.causal else "gelu", product())
     return tape.record("multiply", wide, product()) if model.gated else wide
 
@@ -128,7 +134,7 @@ def _feed_forward(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
 
 
 def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
-    """Experts, of which a router chooses some for each token: equally many tokens for each, brought to their rank."""
+    """A router and experts; all experts get equally many tokens, which are sent to the rank of the expert."""
     tokens, hidden, inner = x.numel // x.shape[-1], model.hidden, cut.part(model.inner or 4 * model.hidden)
     router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
     gates = tape.record("softmax", layers.cast(tape, router, 4))
@@ -154,7 +160,7 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     if model.rotary:
         angles = tape.tensor(cut.sequence, head // 2, itemsize=8)
         q, k = (layers.rotate(tape, each, angles) for each in (q, k))
-    layers.count_views(tape, 6)  # each of the three by heads, and transposed
+    layers.count_views(tape, 6)  # of queries, keys and values: split into heads, and transposed
     about: dict[str, Any] = {"heads": heads, "causal": model.causal}
     if model.attention in UNFUSED:
         mixed = layers.eager_attention(tape, q, k, v, drop=model.dropout, **about)
@@ -165,11 +171,102 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     return _project(tape, model, mixed, model.hidden)
 
 
-def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
-    """Record one micro-batch of one layer, embeddings and head on a rank, and the update of their weights.
+class Units:
+    """Weights in shards over ranks, as PyTorch's `fully_shard` handles them.
 
-    Sizes are arrays over cuts. Gradients are added to those of the micro-batches before. With mixed precision sums of
-    gradients and the weights that the optimizer updates are fp32, and products find copies of these.
+    A unit is a layer, or all weights outside of layers (-1). Its weights are gathered by one collective, and its
+    gradients are reduced by one. Collectives run on streams of their own. In the forward pass a unit is gathered as
+    soon as the last unit but one has been unpacked; in the backward pass, as soon as the unit before it has been.
+    Gradients are reduced when their unit is finished; the next unit waits for that before it packs its own.
+
+    Parameters
+    ----------
+    tape : Tape
+        An empty tape.
+    trained : list of Tensor
+        All weights, in the order of their use.
+    ranks : int
+        Ranks that share them [-].
+    parallel : str
+        ``zero1`` gathers weights once and reduces gradients with the last micro-batch. ``zero2`` gathers and reduces
+        with each. ``fsdp`` also frees weights after the forward pass and gathers them again in the backward pass.
+    itemsize : int
+        Bytes of a number in a shard, and of a gradient while it is reduced [B].
+    """
+
+    def __init__(self, tape: Tape, trained: list[Tensor], ranks: int, parallel: str, itemsize: int) -> None:
+        self.tape, self.ranks, self.parallel, self.itemsize = tape, ranks, parallel, itemsize
+        tape.trained, tape.due = trained, dict.fromkeys(trained, 0)
+        self.weights = {own.layer: [each for each in trained if each.layer == own.layer] for own in trained}
+        self.buffers: dict[int, Tensor] = {}
+
+    @contextmanager
+    def open(self, layer: int) -> Iterator[None]:
+        """Gather the weights of a unit for what is recorded inside, and reduce its gradients in the backward pass."""
+        again, split = self.parallel == "fsdp" and layer >= 0, self.parallel != "zero1"
+        if split or not self.tape.kept:
+            for each in (-1, 0) if layer < 0 else ():
+                self.launch(each, each)
+            self.unpack(layer, layer + 2)
+        if again and layer + 1 not in self.weights:
+            self.launch(layer, layer)
+        self.tape.node(partial(self.reduce, layer, split or self.tape.last))
+        yield
+        if again:
+            self.tape.node(partial(self.unpack, layer, layer - 1))
+
+    def launch(self, layer: int, owner: int) -> None:
+        """Gather the weights of a layer while its `owner`, another layer, is at work."""
+        tape, weights = self.tape, self.weights[layer]
+        before, tape.layer = tape.layer, layer
+        for weight in (each for each in weights if each not in tape.shards):
+            tape.shards[weight] = tape.tensor(
+                -(-weight.shape[0] // self.ranks), *weight.shape[1:], itemsize=self.itemsize
+            )
+        parts = [tape.shards[weight] for weight in weights]
+        count = sum(part.numel for part in parts)
+        narrow, self.buffers[layer] = tape.tensor(count), (whole := tape.tensor(count * self.ranks))
+        tape.layer, own, tape.bare = owner, whole.view(count), tape.bare + 5 * (tape.phase == "forward")
+        if self.itemsize != tape.itemsize:
+            tape.emit("_foreach_copy_", "copy", parts, [narrow], "copy_", elements=count, rows=1)
+            parts = [narrow]
+        tape.emit("all_gather_copy_in", "copy", parts, [own], "copy_", elements=count, rows=1)
+        tape.emit("all_gather", "collective", [own], [whole], nbytes=whole.nbytes)
+        tape.layer = before
+
+    def unpack(self, layer: int, ahead: int) -> None:
+        """Copy gathered weights to storages of their own, and gather the next layer, `ahead`, if there is one."""
+        tape, weights, whole = self.tape, self.weights[layer], self.buffers[layer]
+        for weight in weights:
+            weight.storage = tape.tensor(*weight.shape).storage
+        tape.bare += len(weights) + 3 if tape.phase == "forward" else 2
+        rows = self.ranks * len(weights)
+        tape.emit("split_with_sizes_copy", "copy", [whole], weights, "cat", elements=whole.numel, rows=rows)
+        if ahead >= 0 and ahead in self.weights:
+            self.launch(ahead, max(layer, 0))
+
+    def reduce(self, layer: int, done: bool) -> None:
+        """Sum up the gradients of a layer over ranks, of which each gets its shards, and add earlier micro-batches."""
+        tape, weights = self.tape, self.weights[layer]
+        if not done:
+            tape.gradients |= {w: layers.cast(tape, tape.gradients[w], self.itemsize) for w in weights}
+            return
+        shards, rows = [tape.shards[weight] for weight in weights], self.ranks * len(weights)
+        count = sum(shard.numel for shard in shards)
+        flat, own = (tape.tensor(count * size, itemsize=self.itemsize) for size in (self.ranks, 1))
+        parts = [tape.gradients.pop(weight) for weight in weights]
+        tape.emit("chunk_cat", "copy", parts, [flat], "cat", elements=flat.numel, rows=rows)
+        tape.emit("reduce_scatter", "collective", [flat], [own], nbytes=flat.nbytes)
+        for shard in shards:
+            tape.gradients[shard] = own.view(*shard.shape)
+            accumulate(tape, shard)
+
+
+def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
+    """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of their weights.
+
+    Sizes are arrays over cuts. Gradients are added to those of earlier micro-batches. With mixed precision the sums of
+    gradients and the weights that the optimizer updates are fp32, and products read narrower copies of these.
 
     Parameters
     ----------
@@ -181,10 +278,11 @@ def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
     Returns
     -------
     graph : Graph
-        Operations, in modules ``embeddings``, ``layers.0`` and ``head``; in ``packing`` a copy of all gradients.
-        Collectives are those of the ranks that share layers.
+        Operations of the first cut, with the sizes of all cuts beside them. Their modules are ``embeddings``,
+        ``layers.0`` and ``head``, and ``packing`` for a copy of all gradients. Collectives are those of the ranks that
+        share layers.
     weights : dict of str to array
-        Trained numbers of the three, there ``layers`` for one layer [-].
+        Trained numbers of ``embeddings``, ``layers`` (one layer) and ``head`` [-].
     """
     tape = Tape(ITEMSIZE.get(model.dtype, 2))
     record_forward(tape, model, cut, 1, nullcontext)
@@ -203,4 +301,12 @@ def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
     tape.module = "packing"
     parts, flat = [tape.kept[weight] for weight in tape.trained], tape.tensor(sum(weights.values()), itemsize=wide)
     tape.emit("cat", "copy", parts, [flat], elements=flat.numel, rows=len(parts))
-    return make_together(tape, name=model.name, family=model.family, dtype=model.dtype), weights
+    graph = make_graph(tape, name=model.name, family=model.family, dtype=model.dtype)
+    (operations, storages), nbytes = graph.accesses[:, :2, 0].T.astype(int), graph.accesses[:, 2]
+    traffic, buffers = np.zeros((len(graph), nbytes.shape[1])), np.zeros((len(tape.homes), nbytes.shape[1]))
+    np.add.at(traffic, operations, nbytes)
+    np.maximum.at(buffers, storages, nbytes)
+    columns = {name: graph.features[:, COLUMN[name]] for name in _TIMED} | {"traffic": traffic}
+    features, accesses = graph.features[..., 0], graph.accesses[..., 0]
+    graph = replace(graph, features=features, accesses=accesses, columns=columns, buffers=tuple(buffers))
+    return graph, weights

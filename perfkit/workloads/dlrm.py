@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,21 +13,20 @@ from perfkit.workloads import layers
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish, record_graphs
 from perfkit.workloads.operations import Tensor
-from perfkit.workloads.placement import Plan
-from perfkit.workloads.shards import Held, hold_tables
+from perfkit.workloads.placement import BY_ROWS, Plan
 from perfkit.workloads.sizes import check_size
-from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.tables import EmbeddingTable, share_lookups
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
 
 def _list_sizes(model: str, column: str) -> tuple[int, ...]:
-    """Rows or lookups per sample of the 26 tables of a model of MLPerf."""
+    """Rows, or lookups per sample, of the 26 tables of an MLPerf model."""
     return tuple(int(row[column]) for row in group_rows("model", "published", "dlrm_tables.csv")[model])
 
 
 _MLPERF: dict[str, Any] = {"dim": 128, "bottom": (512, 256, 128), "top": (1024, 1024, 512, 256, 1), "features": 13}
-#: Named configurations: ``dlrm-default`` and ``dlrm-ddp`` of arXiv 2404.12674, whose layer lists start with the input;
-#: ``dlrm-mlperf`` of MLPerf training v0.7 to v2.1 (mlcommons/training_results_v2.1), ``dlrm-dcnv2`` since v3.0.
+#: Named configurations: ``dlrm-default`` and ``dlrm-ddp`` of arXiv:2404.12674, where lists of layers start with the
+#: input; ``dlrm-mlperf`` of MLPerf training v0.7 to v2.1 (mlcommons/training_results_v2.1), ``dlrm-dcnv2`` since v3.0.
 PRESETS: dict[str, dict[str, Any]] = {
     "dlrm-default": {
         "rows": (1_000_000,) * 8, "dim": 64, "pooling": 100, "bottom": (512, 64), "top": (1024, 1024, 1024, 1),
@@ -48,17 +48,17 @@ _SWITCHES = ("sparse", "fused", "mixed", "overlap", "compiled")
 
 
 def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
-    """Widths of layers that end with a given width."""
+    """Widths of layers, of which the last one must have a given width and is appended where it is missing."""
     check_type(name, widths, Sequence)
     checked = tuple(check_size(name, width) for width in widths)
     same = np.equal(checked[-1], last) if checked else np.False_
     if same.any() and not same.all():
-        raise ValueError(f"{name} ends with the width that it has to in some configurations only; give them apart")
+        raise ValueError(f"{name} ends with the required width in some configurations only; give those separately")
     return checked if same.all() else (*checked, last)
 
 
 def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[EmbeddingTable, ...]:
-    """The tables of a model; sizes are those of all tables or one for each."""
+    """The tables of a model; rows, pooling and exponent are one number for all tables, or one for each."""
     columns, count = [], 1
     for name in ("rows", "pooling", "exponent"):
         value = base[name]
@@ -81,21 +81,21 @@ def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[Em
 class DLRM:
     """One training iteration of a DLRM: lookups, bottom MLP, interaction, top MLP, binary cross entropy, optimizer.
 
-    On several ranks the tables are placed by a `Plan`. Whole tables and splits by columns are looked up for the whole
-    batch, pooled rows and their gradients are exchanged by all_to_all; those of splits by rows are sums of parts, which
-    reduce_scatter adds up and all_gather answers; copies are looked up for a rank's own samples. The MLPs are
-    data-parallel, their gradients and those of copies reduced.
+    On several ranks a `Plan` places the tables. Whole tables and splits by columns are looked up for the whole batch;
+    all_to_all exchanges the pooled rows and their gradients. Pooled rows of splits by rows are sums of parts:
+    reduce_scatter adds them up, and all_gather returns the gradients. Copies are looked up for the samples of the rank.
+    The MLPs are data-parallel; their gradients and those of copies are reduced.
 
     Parameters
     ----------
     preset : str, optional
-        Name of a configuration in `PRESETS`; further arguments override its entries; None leaves one as it is.
+        Name of a configuration in `PRESETS`; further arguments other than None replace its entries.
     batch : int
         Samples of one iteration over all ranks [-].
     rows : int or sequence of int
         Rows of each table [-].
     dim : int
-        Columns of every table; also the width of the last bottom layer [-].
+        Columns of every table, and width of the last layer of the bottom MLP [-].
     pooling : float or sequence of float
         Lookups per sample and table [-].
     exponent : float or sequence of float
@@ -109,15 +109,15 @@ class DLRM:
     sparse : bool
         Whether table gradients hold one row per lookup instead of the whole table.
     embedding : str
-        ``separate`` (one bag operation a table), ``fused`` (one kernel looks up all tables, and one updates their
-        rows in the backward pass, lookup by lookup; `sparse` then has no say) or ``exact`` (likewise, but lookups are
-        sorted and each distinct row is updated once).
+        ``separate``: one bag operation a table. ``fused``: one kernel looks up all tables, and one kernel updates
+        their rows in the backward pass, lookup by lookup; `sparse` has no effect. ``exact``: likewise, but lookups are
+        sorted and each distinct row is updated once.
     fused : bool
-        Whether the optimizer updates all dense weights by one kernel.
+        Whether one kernel of the optimizer updates all dense weights.
     mixed : bool
-        Whether weights, gradients and all that is not a product stay fp32 while products run in `dtype` (autocast).
+        Whether all but products stays fp32 while products run in `dtype` (autocast).
     dtype : str
-        Data type of products, and unless `mixed` of weights, activations and gradients.
+        Data type of products and, unless `mixed`, of weights, activations and gradients.
     optimizer : str
         ``sgd`` or ``adagrad``.
     interaction : str
@@ -125,22 +125,22 @@ class DLRM:
     cross : (int, int)
         Cross layers and their rank [-].
     overlap : bool
-        Whether the exchange of rows runs while the bottom MLP works, both ways, and gradients of each MLP are reduced
-        in buckets as they arrive, as DistributedDataParallel does; else every collective is waited for at once, as a
-        blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
+        Whether pooled rows and their gradients are exchanged while the bottom MLP works, and gradients of each MLP are
+        reduced in buckets as they arrive (DistributedDataParallel). Otherwise each collective is waited for at once,
+        as a blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
     compiled : bool
-        Whether element-wise work is merged into fewer kernels: the old name of ``predict(..., execution="compiled")``.
+        The old name of ``predict(..., execution="compiled")``.
     table_dtype : str
-        Data type of the tables, by default that of weights; pooled rows come in that of activations.
+        Data type of the tables, by default that of weights; pooled rows have the data type of activations.
 
     Raises
     ------
     ValueError
-        For unknown presets, data types and optimizers, sizes that are not above zero or lists of different lengths.
+        For unknown presets, data types and optimizers, sizes that are not above zero, and lists of different lengths.
 
     Notes
     -----
-    Sizes are numbers, or arrays with one for each of several configurations.
+    A size is a number, or an array with a number for each of several configurations.
 
     Examples
     --------
@@ -187,7 +187,7 @@ class DLRM:
         if base["optimizer"] == "adagrad" and not summed:
             fault = f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients"
             advice = "take embedding='exact', sparse=False, or capture the step"
-            raise ValueError(f"{fault}; rows of equal number must be added up first; {advice}")
+            raise ValueError(f"{fault}; gradients of the same row must be added up first; {advice}")
         check_type("cross", base["cross"], tuple)
         if len(base["cross"]) != 2:
             wanted = "the number of layers and their rank, such as (3, 512)"
@@ -209,12 +209,12 @@ class DLRM:
         return f"{self.name}, batch {self.batch}, {tables}, {gradients}"
 
     def place(self, plan: Plan | None, ranks: int) -> Plan:
-        """The plan itself if it fits, or the tables round-robin.
+        """Check a plan, or place the tables round-robin.
 
         Parameters
         ----------
         plan : Plan or None
-            Placement of the tables.
+            Placement of the tables; None for round-robin.
         ranks : int
             Ranks [-].
 
@@ -246,18 +246,76 @@ class DLRM:
         plan : Plan, optional
             Placement of the tables; by default they are placed round-robin.
         accelerator : bool
-            Whether it runs on a device of its own, where the optimizer updates lists of tensors.
+            Whether it runs on a GPU, where the optimizer updates lists of tensors.
 
         Returns
         -------
         graphs : tuple of Graph
-            One per rank; ranks that hold no part of a table share one.
+            One per rank; ranks that do the same share one.
         """
         return record_graphs(_record, self, ("batch",), self.place(plan, ranks), accelerator)
 
 
+class Held(NamedTuple):
+    """What one rank stores of the tables, and what ranks exchange.
+
+    Parameters
+    ----------
+    looked : tuple of EmbeddingTable
+        Tables and parts of tables that the rank looks up for the whole batch: first those whose rows it pools alone,
+        then those whose pooled rows are sums over a group of ranks, group by group.
+    sums : tuple of int
+        Number of the group of each of them; -1 for those that it pools alone [-].
+    copies : tuple of EmbeddingTable
+        Tables that every rank stores and looks up for its own samples.
+    widths : tuple of int
+        Columns of pooled rows that each rank sends to each other one [-].
+    groups : tuple of tuple of int
+        Groups of ranks: all ranks, and then those that add up pooled rows among themselves.
+    """
+
+    looked: tuple[EmbeddingTable, ...]
+    sums: tuple[int, ...]
+    copies: tuple[EmbeddingTable, ...]
+    widths: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+
+def hold_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Held, ...]:
+    """What each rank of a plan stores."""
+    everyone = tuple(range(plan.ranks))
+    split = {p.ranks for p in plan.placements if p.kind in BY_ROWS and len(p.ranks) > 1} - {everyone}
+    groups = (everyone, *sorted(split))
+    looked: list[list[tuple[int, EmbeddingTable]]] = [[] for _ in everyone]
+    copies: list[list[EmbeddingTable]] = [[] for _ in everyone]
+    widths = [0] * plan.ranks
+    for number, (placement, table) in enumerate(zip(plan.placements, tables, strict=True)):
+        members = placement.ranks
+        group = groups.index(members) if placement.kind in BY_ROWS and len(members) > 1 else -1
+        parts: dict[tuple[int, bool], EmbeddingTable] = {}
+        for shard in placement.cut(table, number):
+            if placement.kind == "data_parallel":
+                copies[shard.rank].append(table)
+                continue
+            if group:  # sums over all ranks are not exchanged once more
+                widths[shard.rank] += shard.columns if group < 0 else shard.columns // len(members)
+            own = table if shard.columns is table.dim else replace(table, dim=shard.columns)
+            if group >= 0:
+                rows, first = max(shard.rows, 1), shard.first_row == 0
+                if (rows, first) not in parts:
+                    pooling = share_lookups(table, len(members), first=first)
+                    parts[rows, first] = replace(table, rows=rows, pooling=pooling)
+                own = parts[rows, first]
+            looked[shard.rank].append((group, own))
+    ordered = [sorted(own, key=itemgetter(0)) for own in looked]
+    return tuple(
+        Held(tuple(t for _, t in own), tuple(g for g, _ in own), tuple(copied), tuple(widths), groups)
+        for own, copied in zip(ordered, copies, strict=True)
+    )
+
+
 def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
-    """Record the iteration of every rank, once for those whose tables differ in nothing but their names."""
+    """Record the iteration of every rank, once for ranks whose tables differ in nothing but their names."""
     known: dict[Any, Graph] = {}
     graphs, ranks = [], plan.ranks
     for held in hold_tables(plan, model.tables):
@@ -274,28 +332,11 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
 
 
 def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor:
-    """Record the layers of one rank.
-
-    Parameters
-    ----------
-    tape : Tape
-        An empty tape.
-    model : DLRM
-        The model.
-    inputs : Tensor
-        Dense features of the rank's samples.
-    held : Held
-        Tables of the rank, see `hold_tables`.
-
-    Returns
-    -------
-    logits : Tensor
-        What the loss is computed from.
-    """
+    """Record the layers of one rank from its dense `inputs` and its tables; returns the logits."""
     dense = None if tape.overlap else _bottom(tape, inputs, model)
     receive = _look_up(tape, model, held)
     dense = dense or _bottom(tape, inputs, model)
-    tape.trained.sort(key=lambda weight: tape.modules[weight] == "embeddings")  # in the order in which they are made
+    tape.trained.sort(key=lambda weight: tape.modules[weight] == "embeddings")  # in the order of the modules
     tape.module = "interaction"
     vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
     if model.interaction == "cross":
@@ -312,12 +353,13 @@ def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor
 
 
 def _bottom(tape: Tape, inputs: Tensor, model: DLRM) -> Tensor:
+    """The bottom MLP."""
     tape.module = "bottom"
     return layers.mlp(tape, inputs, model.bottom, last_relu=True)
 
 
 def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tensor]]]:
-    """Look tables up and launch the exchanges; each entry waits for its pooled rows."""
+    """Look tables up and launch the exchanges; each function of the result waits for pooled rows and returns them."""
     tape.module, ranks, batch = "embeddings", len(held.widths), model.batch // len(held.widths)
     looked = layers.embedding_bags(tape, model, held.looked, model.batch)
     receive: list[Callable[[], list[Tensor]]] = []
@@ -331,13 +373,13 @@ def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tens
         )  # fmt: skip
         if members == ranks:
             receive.append(wait)
-        else:  # each rank of the node passes its samples on
+        else:  # each rank of the group sends its samples to all ranks
             pooled += [sent.view(model.batch, sent.shape[1] // members) for sent in wait()]
     if ranks == 1:
         receive.append(lambda: looked)
     elif any(held.widths):
         send = layers.cat(tape, pooled) if pooled else None
-        # the fullest rank's whole buffer bounds an uneven exchange
+        # an uneven exchange takes as long as that of the fullest rank
         nbytes = model.batch * max(held.widths) * tape.wide
         receive.insert(0, layers.exchange(tape, send, batch, held.widths, nbytes))
     if held.copies:

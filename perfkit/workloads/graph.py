@@ -1,4 +1,4 @@
-"""One training iteration as columns: every operation with its sizes, and every tensor it reads and writes."""
+"""The graph of one training iteration, in columns: all operations, their sizes, and the tensors they read and write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,23 +16,23 @@ Label: TypeAlias = tuple[str, str, str, str, str]
 PHASES = ("forward", "backward", "update")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
-#: Sizes that the closed forms consume, one number per operation; zero where they do not apply. Three are what the host
-#: does for it: kernels launched (0 for a part of the kernel before), calls of the framework opened (0 for a further
-#: kernel of the call before), and calls without a kernel that come first. The last is the communicator of a collective.
+#: Sizes that the closed forms need, one number per operation; zero where one does not apply. Three count the work of
+#: the host: ``launches`` of kernels (0 for a part of the last kernel), ``calls`` of the framework (0 for a further
+#: kernel of the last call), and ``bare`` calls without a kernel before. ``group`` is the number of a communicator.
 FEATURES = (
     "flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim", "table", "nbytes",
     "launches", "calls", "bare", "group",
 )  # fmt: skip
-#: Place of each among the columns.
+#: Number of the column of each size.
 COLUMN = {name: place for place, name in enumerate(FEATURES)}
 _PRODUCTS = ("gemm", "bmm", "attention", "convolution")
-#: What is the same for all sizes.
+#: Properties of a graph that do not depend on sizes.
 _STRUCTURE = ("classes", "kernels", "collectives", "transfers")
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of an iteration, as `Graph` hands it out.
+    """One operation of an iteration, as `Graph.__getitem__` returns it.
 
     Parameters
     ----------
@@ -41,14 +41,13 @@ class Operation:
     kind : str
         Operation class, for which a platform holds one set of kernel parameters: ``gemm``, ``bmm``, ``attention``,
         ``elementwise``, ``rowwise``, ``copy``, ``embedding_forward``, ``embedding_backward``, ``embedding_update``,
-        ``convolution``, ``pooling``, ``transfer`` or ``collective``; ``other`` for what was captured and is none of
-        them.
+        ``convolution``, ``pooling``, ``transfer`` or ``collective``; ``other`` for all other captured operations.
     variant : str
         Finer class within the kind, such as a GEMM layout or an elementwise function.
     phase : str
         One of `PHASES`.
     module : str
-        Path of the module it belongs to.
+        Path of its module.
     features : mapping
         Sizes by name, see `FEATURES`.
     """
@@ -63,7 +62,7 @@ class Operation:
 
 @dataclass(frozen=True, eq=False)
 class Graph(Tabular):
-    """The operations of one iteration on one rank, in program order, stored as columns.
+    """The operations of one iteration on one rank, in program order, in columns.
 
     Parameters
     ----------
@@ -74,42 +73,42 @@ class Graph(Tabular):
     accesses : array
         Operation index, buffer number, bytes [B] and 1 for a write, one row per tensor read or written.
     tables : tuple of EmbeddingTable
-        Tables the embedding operations refer to by number.
+        Tables; the feature ``table`` of an embedding operation is a number of one.
     parameters : int
         Trained numbers on this rank [-].
     name, family, dtype : str
-        What it is called, which workloads it counts among, and the data type of operations without their own.
+        Its name, its workload family, and the data type of operations without their own.
     dtypes : tuple of str
-        Data type of every operation; empty where all have the one of the graph.
+        Data type of every operation; empty if all have `dtype`.
     ranks : int
         Ranks that take part [-].
     groups : tuple of tuple of int
-        Ranks of each communicator, by the number in the feature ``group``; empty where all ranks share the only one.
+        Ranks of each communicator; the feature ``group`` is a number of one. Empty if there is one of all ranks.
     waits : array or None
-        One row per wait: position of an operation that starts no sooner than a collective has ended, and the number of
-        that collective in program order, less their count for one of the iteration before [-]; None where every
-        collective is waited for at once.
+        One row per wait: position of an operation, and number of the collective in program order that must end before
+        it starts [-]. The number is negative for a collective of the iteration before: its number less their count.
+        None if every collective is waited for at once.
     repeats : array or None
-        How often each operation runs where one stands for several that are alike; None for once [-].
+        How often each operation runs where one represents several equal ones; None for once [-].
     columns : mapping of str to array
-        Of several configurations, one of which the graph is of: sizes that differ, a row per operation, by the name of
-        the feature.
+        With several configurations: sizes that differ among them, by the name of the feature, a row per operation. The
+        features are those of one configuration.
     buffers : tuple of float or array
-        Bytes of each of their buffers; of a layer that stands for several, those of one [B].
+        With several configurations: bytes of each buffer; one layer represents all equal ones [B].
     sizes : array or None
-        Of several configurations: sizes that were not known when it was recorded, a row for each, whose numbers stand
-        in features and accesses [-].
+        With several configurations: values of the open sizes, a row for each size; features and accesses hold the
+        number of a row as a negative number [-].
     weights : array
-        Buffer number and 1 for an embedding table [-], one row per trained tensor that may be looked up alone.
+        One row per trained tensor outside of layers: buffer number, and 1 for an embedding table [-].
     allocations : array
-        Buffer number and bytes [B], one row per allocation, less than zero where they are released, as they follow one
-        another; first what is in memory when the iteration begins. Empty where buffers live as long as they are used.
+        Allocations in their order, first those made before the iteration: buffer number and bytes, negative for a
+        release [B]. Empty if a buffer exists from its first to its last use.
     notes : tuple of str
-        What was assumed where it was recorded; predictions of it carry these as warnings.
+        Assumptions of the recording; predictions show them as warnings.
     execution : str
-        ``eager``, ``compiled``, where element-wise work is merged, or ``graphs``, where the host launches all at once.
+        ``eager``, ``compiled`` (element-wise work is merged) or ``graphs`` (the host launches all kernels at once).
     device : str
-        Kind of device that it was captured for, ``cpu`` or ``cuda``; empty where it was not captured.
+        Kind of device that it was captured for, ``cpu`` or ``cuda``; empty if it was not captured.
     """
 
     labels: tuple[Label, ...]
@@ -167,13 +166,13 @@ class Graph(Tabular):
 
     @cached_property
     def content(self) -> int:
-        """The same for graphs of the same operations, whoever executes them; groups of ranks aside."""
+        """A number that graphs with the same operations share; the names of groups of ranks do not count."""
         arrays = (self.features, self.accesses, np.zeros(0) if self.waits is None else self.waits)
         return hash((self.labels, self.tables, self.dtype, self.dtypes, *(each.tobytes() for each in arrays)))
 
     @cached_property
     def classes(self) -> tuple[list[tuple[str, str, str]], np.ndarray]:
-        """Every (kind, variant, phase) in order of first appearance, and the number of that of each operation."""
+        """Every (kind, variant, phase) in order of first appearance, and for each operation the number of its own."""
         known: dict[tuple[str, str, str], int] = {}
         numbers = [known.setdefault(label[1:4], len(known)) for label in self.labels]
         return list(known), np.array(numbers, dtype=np.intp)
@@ -189,28 +188,25 @@ class Graph(Tabular):
     @cached_property
     def collectives(self) -> np.ndarray:
         """Positions of the collectives in program order."""
-        return self._find("collective")
+        return np.flatnonzero([label[1] == "collective" for label in self.labels])
 
     @cached_property
     def transfers(self) -> np.ndarray:
         """Positions of the copies between host and device that the host waits for, in program order."""
-        return self._find("transfer")
-
-    def _find(self, kind: str) -> np.ndarray:
-        return np.flatnonzero(np.array([key[0] == kind for key in self.classes[0]], dtype=bool)[self.classes[1]])
+        return np.flatnonzero([label[1] == "transfer" for label in self.labels])
 
     @cached_property
     def traffic(self) -> np.ndarray:
-        """Bytes each operation reads and writes, each operand counted once [B]."""
+        """Bytes that each operation reads and writes; each operand counts once [B]."""
         if self.columns:
             return self.columns["traffic"]
         return np.bincount(self.accesses[:, 0].astype(np.intp), weights=self.accesses[:, 2], minlength=len(self))
 
     @property
     def model_flops(self) -> float:
-        """Work of the products of a model [FLOP]: of the forward pass, and twice that where a backward pass follows.
+        """Work of products [FLOP]: that of the forward pass, three times if a backward pass follows.
 
-        What is computed again counts once, and causal attention its half, as in arXiv:2204.02311, appendix B.
+        Work that is computed again counts once; causal attention counts half (arXiv:2204.02311, appendix B).
         """
         phases = [label[3] if label[1] in _PRODUCTS else "" for label in self.labels]
         forward = float(self.column("flops")[np.array(phases, dtype=str) == "forward"].sum())
@@ -218,9 +214,9 @@ class Graph(Tabular):
 
     @cached_property
     def distances(self) -> np.ndarray:
-        """Bytes touched since each access's buffer was last touched, the iteration taken as a cycle [B].
+        """Bytes that were touched since the last access to the same buffer, for each access [B].
 
-        What an operation changes in place is near: it has just been read.
+        Iterations follow one another. An operation in place has just read what it writes: its distance is zero.
         """
         operations, buffers, nbytes, writes = self.accesses.T
         found = reuse_distances(buffers.astype(np.intp), nbytes)
@@ -229,7 +225,7 @@ class Graph(Tabular):
 
     @cached_property
     def footprint(self) -> Any:
-        """Distinct bytes one iteration touches, embedding rows aside [B]."""
+        """Distinct bytes that one iteration touches, without rows of embeddings [B]."""
         if self.buffers or not len(self.accesses):
             return sum(self.buffers, start=0.0)
         order = np.argsort(self.accesses[:, 1], kind="stable")
@@ -238,17 +234,17 @@ class Graph(Tabular):
 
     @cached_property
     def _holes(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Places of sizes that were not known when it was recorded, and their numbers: of features and of accesses."""
+        """Places of open sizes, and the numbers of these, in features and in accesses."""
         flat = [array.ravel() for array in (self.features, self.accesses)]
         return [(places, (-1.0 - v[places]).astype(np.intp)) for v in flat for places in [np.flatnonzero(v < 0)]]
 
     def fill(self, sizes: np.ndarray) -> "Graph":
-        """Put sizes in place of their numbers.
+        """Fill in open sizes.
 
         Parameters
         ----------
         sizes : array
-            What a `perfkit.workloads.sizes.Program` has found [-].
+            Values of all sizes, from `perfkit.workloads.sizes.Program.run` [-].
 
         Returns
         -------

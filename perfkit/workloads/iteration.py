@@ -1,4 +1,4 @@
-"""From a tape to the graph of an iteration: gradients averaged over ranks, weights updated, layers repeated."""
+"""From a tape to the graph of an iteration: average gradients over ranks, update weights, repeat layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -10,13 +10,12 @@ import numpy as np
 
 from perfkit.models.embedding import STATE
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.operations import Tensor, parse_lines
-from perfkit.workloads.shards import list_waits
 from perfkit.workloads.sizes import Program, Size, count_configurations, map_sizes
 from perfkit.workloads.tape import PIECE, Tape
 
-#: Bytes at which DistributedDataParallel sends off the first bucket of gradients, and every later one [B].
+#: Bytes at which DistributedDataParallel reduces the first bucket of gradients, and each later one [B].
 BUCKETS = (2**20, 25 * 2**20)
 
 _SUM_SQUARES = "add_ .add_scalar_: n -> n; addcmul_: s g -> s; sqrt: s -> a; add_ .add_scalar_: a -> a; "
@@ -24,8 +23,8 @@ _ADAMW = (
     "add_ .add_scalar_: n -> n; mul_: w -> w; lerp_: s g -> s; mul_: t -> t; addcmul_: t g -> t; sqrt: t -> a; "
     "div .div_scalar: a -> b; add_ .add_scalar_: b -> b; addcdiv_: w s b -> w"
 )
-#: Passes of the optimizers over a weight `w` with its gradient `g`, optimizer states `s` and `t`, a step counter `n`
-#: and fresh tensors `a` and `b`, in lines as those of `RULES`; lists of weights take others.
+#: Operations of the optimizers, in lines as those of `RULES`: on a weight `w`, its gradient `g`, optimizer states `s`
+#: and `t`, a step counter `n` and new tensors `a` and `b`. Lists of weights take other operations.
 PASSES: Mapping[str, str] = {
     "sgd": "add_: w g -> w",
     "adagrad": _SUM_SQUARES + "addcdiv_: w g a -> w",
@@ -34,8 +33,8 @@ PASSES: Mapping[str, str] = {
     "adamw in lists": _ADAMW.replace(" b", " a"),  # divides in place
 }
 _NBYTES, _TABLE, _BARE = (COLUMN[name] for name in ("nbytes", "table", "bare"))
-#: Sizes that times on a GPU depend on.
-_TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
+#: Operations of sharded weights that wait for collectives, and these.
+_STEPS = ("split_with_sizes_copy", "all_gather", "reduce_scatter")
 _Record = Callable[..., tuple[Graph, ...]]
 
 
@@ -80,7 +79,7 @@ def _record_open(record: _Record, structure: Any, *given: Any) -> tuple[Program,
 
 
 def average(tape: Tape) -> None:
-    """Average the dense gradients over ranks: flattened, reduced in one piece, divided."""
+    """Average the dense gradients over ranks: copy them to one tensor, reduce it and divide it."""
     own, tape.module = [weight for weight in tape.trained if weight not in tape.local], ""
     count, elements = _count(tape, own)
     flat = tape.tensor(elements, itemsize=tape.wide)
@@ -91,11 +90,11 @@ def average(tape: Tape) -> None:
 
 
 def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False) -> None:
-    """Update weights: one after the other, in lists, or all by one fused kernel; rows where looked up."""
+    """Update the weights: one after the other, in lists, or all by one fused kernel; of some tables single rows."""
     tape.module = ""
     weights = [tape.shards.get(weight, weight) for weight in tape.trained if weight not in tape.updated]
     groups = [[weight] for weight in weights]
-    if lists or fused:  # rows come last, in the order in which their gradients came
+    if lists or fused:  # single rows come last, in the order in which their gradients were computed
         rows = [[weight] for weight in reversed(weights) if weight in tape.sparse]
         groups = [[weight for weight in weights if weight not in tape.sparse], *rows]
     for group in filter(None, groups):
@@ -107,7 +106,7 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
 
 
 def finish(tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tuple[int, ...], ...] = ()) -> Graph:
-    """Go back from the loss, average gradients unless they were reduced on the way, update weights: the graph of it."""
+    """Record the backward pass and the update; gradients are averaged unless it reduces them. Returns the graph."""
     tape.backward()
     if ranks > 1 and not (tape.overlap or tape.shards):
         average(tape)
@@ -116,7 +115,7 @@ def finish(tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tup
 
 
 def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: bool) -> None:
-    """Passes over dense weights: one, or a list of them."""
+    """Run the operations of an optimizer on a dense weight or on a list of them."""
     listed = len(weights) > 1
     count, elements = _count(tape, weights) if listed else (1, weights[0].numel)
     kept = " ".join("wst"[: 1 + int(STATE[optimizer])])
@@ -137,15 +136,15 @@ def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: 
 
 
 def _count(tape: Tape, weights: Sequence[Tensor]) -> tuple[int, Any]:
-    """How many weights of all layers those of the recorded layers represent, and how many numbers."""
+    """How many weights of all layers the recorded ones represent, and how many numbers these have."""
     counts = [tape.repeats if weight.layer == tape.middle else 1 for weight in weights]
     return sum(counts), sum(weight.numel * count for weight, count in zip(weights, counts, strict=True))
 
 
 def make_graph(tape: Tape, **about: Any) -> Graph:
-    """The graph of what a tape has recorded; `about` are further fields of it, such as its name.
+    """The graph of what a tape has recorded; `about` holds further fields of it, such as its name.
 
-    Layers that were not recorded are repeated. Sizes may be arrays over tables side by side.
+    The layer that represents several ones is repeated. If sizes are arrays, features and accesses have another axis.
     """
     touched = [(place, *each) for place, own in enumerate(tape.touched) for each in own]
     shape = next((nbytes.shape for _, _, nbytes, *_ in touched if isinstance(nbytes, np.ndarray)), ())
@@ -168,35 +167,23 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
         graph = _reduce(graph)
     waits: Any = None
     if tape.overlap:
-        after, sent = (list_waits(graph.labels) if tape.shards else np.array(graph.waits)).T  # positions of operations
+        after, sent = (_list_waits(graph.labels) if tape.shards else np.array(graph.waits)).T  # positions of operations
         waits = np.stack([after, np.searchsorted(graph.collectives, sent)], axis=1)
-    formats = ("fp8" if label[0] == "_scaled_mm" else "bf16" for label in graph.labels)  # products alone
+    formats = ("fp8" if label[0] == "_scaled_mm" else "bf16" for label in graph.labels)  # only products are fp8
     vars(graph).update(waits=waits, dtypes=tuple(formats) if graph.dtype == "fp8" else ())
     return graph
 
 
-def make_together(tape: Tape, **about: Any) -> Graph:
-    """The graph of the first of several configurations, with the sizes that times depend on of all of them."""
-    graph = make_graph(tape, **about)
-    (operations, storages), nbytes = graph.accesses[:, :2, 0].T.astype(int), graph.accesses[:, 2]
-    traffic, buffers = np.zeros((len(graph), nbytes.shape[1])), np.zeros((len(tape.homes), nbytes.shape[1]))
-    np.add.at(traffic, operations, nbytes)
-    np.maximum.at(buffers, storages, nbytes)
-    columns = {name: graph.features[:, COLUMN[name]] for name in _TIMED} | {"traffic": traffic}
-    features, accesses = graph.features[..., 0], graph.accesses[..., 0]
-    return replace(graph, features=features, accesses=accesses, columns=columns, buffers=tuple(buffers))
-
-
 def _repeat(graph: Graph, tape: Tape) -> Graph:
-    """Repeat the second one of the layers, with storages of its own."""
+    """Repeat the second layer, each time with new storages."""
     homes, owners = np.array(tape.homes), np.array(tape.layers)
     holders = np.array([layer for own in tape.touched for *_, layer in own])
-    number = np.zeros(len(homes), dtype=int)  # of a storage within its layer, or within what is in none
+    number = np.zeros(len(homes), dtype=int)  # of a storage among those of its layer, or of no layer
     for home in range(-1, homes.max() + 1):
         number[homes == home] = np.arange((homes == home).sum())
     outside, inside = (homes < 0).sum(), number[homes >= 0].max() + 1
     rows, layer = _unroll(owners, tape.repeats)
-    place = np.empty((len(owners), tape.repeats + 3), dtype=int)  # of every operation, by layer
+    place = np.empty((len(owners), tape.repeats + 3), dtype=int)  # of every operation, for each layer
     place[rows] = np.arange(len(rows))[:, None]
     place[rows, layer] = np.arange(len(rows))
     taken, own = _unroll(holders, tape.repeats)
@@ -214,7 +201,7 @@ def _repeat(graph: Graph, tape: Tape) -> Graph:
 
 
 def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows with those of the second layer repeated, and the layer of each, in the order of its neighbours."""
+    """Rows in which those of the second layer are repeated, and the layer of each; backward passes run in reverse."""
     rows, found, last = [], [], 0
     for start, end in np.flatnonzero(np.diff(owners == 1, prepend=False, append=False)).reshape(-1, 2):
         numbers = np.arange(1, repeats + 1)[:: 1 if owners[start - 1] == 0 else -1]
@@ -227,10 +214,10 @@ def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _reduce(graph: Graph) -> Graph:
-    """Reduce gradients as DistributedDataParallel does, each of several modules in buckets of its own.
+    """Reduce gradients in buckets as DistributedDataParallel does; each module has its own buckets.
 
-    A bucket is reduced when it is full, while the backward pass goes on, and waited for before its first gradient is
-    copied back. Buckets are filled in the order of arrival, as from the second iteration on.
+    A full bucket is reduced during the backward pass. The first copy back from it waits for that. Buckets are filled in
+    the order in which gradients are computed, as PyTorch does from the second iteration on.
     """
     labels, features, accesses, waits = graph.labels, graph.features, graph.accesses, [*np.array(graph.waits)]
     pieces = np.flatnonzero([label[0] == PIECE for label in labels])
@@ -262,3 +249,15 @@ def _reduce(graph: Graph) -> Graph:
     return replace(
         graph, labels=tuple(found), features=features[kept], accesses=accesses[order], waits=new[np.array(waits)]
     )
+
+
+def _list_waits(labels: Sequence[Label]) -> np.ndarray:
+    """Waits for the collectives of sharded weights: positions of an operation and of the collective.
+
+    Gathered weights are unpacked in the order in which they are gathered. Reduced gradients are waited for before the
+    next ones are packed, by the next micro-batch, and by the optimizer.
+    """
+    found = [np.flatnonzero([label[0] == name for label in labels]) for name in _STEPS]
+    ends = [n == "chunk_cat" or p == "update" or (n == _STEPS[0] and p == "forward") for n, _, _, p, _ in labels]
+    after = np.flatnonzero(ends)[np.searchsorted(np.flatnonzero(ends), found[2])]
+    return np.concatenate([found[:2], [after, found[2]]], axis=1).T

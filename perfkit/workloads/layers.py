@@ -1,4 +1,4 @@
-"""The layers that recommendation and language models are built from, recorded on a tape."""
+"""Layers of recommendation and language models, recorded on a tape."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,14 +15,14 @@ from perfkit.workloads.tape import Tape, copy
 
 
 def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:
-    """The same numbers in another data type, if it is another."""
+    """The same numbers in another data type, or the tensor itself if it has this type already."""
     if x.itemsize == itemsize:
         return x
     return tape.record("cast", x, out=tape.tensor(*x.shape, itemsize=itemsize, grad=x.grad))
 
 
 def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, fp8: bool = False) -> Tensor:
-    """Linear layer with a weight of outputs × inputs, cast once an iteration; its products in `fp8` where asked."""
+    """Linear layer; its weight (outputs × inputs) is cast once in an iteration. Products may run in `fp8`."""
     operands = [cast(tape, x, tape.itemsize)]
     for own in (weight, bias) if bias else (weight,):
         if own not in tape.narrowed:
@@ -35,7 +35,7 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 
 
 def mlp(tape: Tape, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Tensor:
-    """Linear layers with rectifiers in between."""
+    """Linear layers with a rectifier after each, and after the last one if `last_relu`."""
     for index, width in enumerate(widths):
         x = linear(tape, x, tape.parameter(width, x.shape[-1]), tape.parameter(width))
         if last_relu or index + 1 < len(widths):
@@ -44,19 +44,19 @@ def mlp(tape: Tape, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Ten
 
 
 def norm(tape: Tape, kind: str, x: Tensor) -> Tensor:
-    """Norm of each row: ``layer``, with trained weight and bias, or ``rms`` (root mean square), with a weight."""
+    """Norm of each row: ``layer`` with trained weight and bias, or ``rms`` (root mean square) with a weight."""
     own = [tape.parameter(x.shape[-1]) for _ in range(2 - (kind == "rms"))]
     statistics = [tape.tensor(x.numel // x.shape[-1], itemsize=tape.wide) for _ in own]
     return tape.record(f"{kind}_norm", cast(tape, x, tape.wide), *own, *statistics)
 
 
 def dropout(tape: Tape, share: float, x: Tensor) -> Tensor:
-    """Numbers of which a share is set to zero, at random: which ones are kept is remembered."""
+    """Set a random share of the numbers to zero; a mask says which ones."""
     return tape.record("dropout", x, tape.tensor(*x.shape, itemsize=1)) if share else x
 
 
 def rotate(tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary positions: pairs of numbers as complex fp32 ones, times one for each place and pair of a head."""
+    """Rotary positions: pairs of numbers are complex fp32 numbers, multiplied by the angle of their position."""
     return cast(tape, tape.record("rotate", cast(tape, x, 4), angles), x.itemsize)
 
 
@@ -78,7 +78,7 @@ def count_views(tape: Tape, count: int) -> None:
 
 
 def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Layers that keep nothing but their input: the backward pass runs them again, up to what it needs last."""
+    """Layers that keep only their input: the backward pass runs them again, up to the last result that it needs."""
     nodes, weights = len(tape.nodes), tape.drawn
     y = run(x)
     del tape.nodes[nodes:]
@@ -90,7 +90,7 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         tape.drawn, tape.opened = weights, 0
         again = run(x)
         tape.gradients[again.root] = tape.gradients.pop(y.root)
-        for name in ("add", "mm"):  # a sum keeps nothing, and a product no more than what it is made of
+        for name in ("add", "mm"):  # the backward pass of a sum or a product does not need its result
             if tape.labels[-1][0].endswith(name):
                 del tape.labels[-1], tape.sizes[-1], tape.layers[-1], tape.touched[-1]
 
@@ -101,12 +101,12 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def attention(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, kernel: str = "", context: Any = 1
 ) -> Tensor:
-    """Scaled dot-product attention in one kernel, left open unless named; the backward recomputes the scores.
+    """Scaled dot-product attention in one kernel, of any kind unless it is named; the backward pass recomputes scores.
 
-    Of a sequence that `context` ranks share, each works on its part with keys and values of all.
+    If `context` ranks share a sequence, each of them has its part of the queries, and the keys and values of all.
     """
     batch, sequence, hidden = q.shape
-    passes = 1.0 if causal else 2.0  # of two products, half where tiles above the diagonal are skipped
+    passes = 1.0 if causal else 2.0  # two products; half of them if tiles above the diagonal are skipped
     sizes: Any = size_product(sequence, sequence * context, hidden // heads, batch=batch * heads, passes=passes)
     statistics = tape.tensor(batch, heads, sequence)
     name = "attention" + "_causal" * causal + f".{kernel}" * bool(kernel)
@@ -114,9 +114,9 @@ def attention(
 
 
 def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, drop: float) -> Tensor:
-    """Attention with the scores in memory; heads are gathered by copies, as matmul does with permuted views."""
+    """Attention that stores the scores; heads are copied together, as matmul does with permuted views."""
     batch, sequence, hidden = q.shape
-    if np.any(k.shape[-1] != hidden):  # several heads of queries share one of keys and values
+    if np.any(k.shape[-1] != hidden):  # several heads of queries share a head of keys and values
         k, v = (tape.record("repeat", x, out=(batch, sequence, hidden)) for x in (k, v))
     count, width = batch * heads, hidden // heads
     q, v = (_regroup(tape, x, width, count, sequence, width) for x in (q, v))
@@ -130,7 +130,7 @@ def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, 
 
 
 def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -> Tensor:
-    """A permuted view; its gradient is permuted back by a copy, at once or (`lazy`) by what consumes it."""
+    """A permuted view; its gradient is copied back in order at once, or (`lazy`) by the operation that reads it."""
     out = Tensor(x.storage, shape, x.itemsize, True, x.layer)
 
     def backward() -> None:
@@ -144,7 +144,7 @@ def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -
 
 
 def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
-    """Equal parts of the last dimension as views; their gradients are concatenated."""
+    """Equal parts of the last dimension, as views; their gradients are concatenated."""
     *leading, width = x.shape
     views = [Tensor(x.storage, (*leading, width // parts), x.itemsize, True, x.layer) for _ in range(parts)]
     tape.record("split", x, views, rows=parts * x.numel // width)
@@ -152,7 +152,7 @@ def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
 
 
 def cat(tape: Tape, parts: list[Tensor]) -> Tensor:
-    """Concatenation of several along the last dimension; the gradients are slices of one tensor."""
+    """Concatenation along the last dimension; gradients are slices of one tensor."""
     if len(parts) == 1:
         return parts[0]
     rows = parts[0].shape[0]
@@ -163,20 +163,20 @@ def cat(tape: Tape, parts: list[Tensor]) -> Tensor:
 
 
 def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
-    """Products of all pairs of vectors of a sample, behind its dense vector; gathered by index.
+    """Products of all pairs of vectors of a sample, gathered by index and appended to its dense vector.
 
-    The backward sorts the indices on a GPU, so that it can add without conflicts.
+    On a GPU the backward pass sorts the indices to add without conflicts.
     """
     batch, n, _ = x.shape
     pairs = n * (n - 1) // 2
-    count_views(tape, 2)  # rows by table, and these transposed
+    count_views(tape, 2)  # vectors by sample, and these transposed
     index = [tape.tensor(pairs, itemsize=8) for _ in range(2)]
     triangle = tape.record("triangle", bmm(tape, x, x, "_nt"), *index, out=(batch, pairs), rows=batch)
     return cat(tape, [dense, triangle])
 
 
 def cross(tape: Tape, x: Tensor, layers: int, rank: int) -> Tensor:
-    """Low-rank cross layers: the input times a projection to `rank` columns and back, plus what came before."""
+    """Low-rank cross layers: the first input times a projection to `rank` columns and back, plus the last result."""
     first, n = x, x.shape[-1]
     for _ in range(layers):
         bias, narrow, wide = tape.parameter(n), tape.parameter(rank, n), tape.parameter(n, rank)
@@ -189,7 +189,7 @@ def cross(tape: Tape, x: Tensor, layers: int, rank: int) -> Tensor:
 
 
 def look_up(tape: Tape, weight: Tensor, indices: int, *leading: int) -> Tensor:
-    """Lookup of `indices` rows of a dense table; the gradient is as large as the table."""
+    """Lookup of `indices` rows of a table; the gradient is as large as the table."""
     sizes: dict[str, Any] = {"lookups": indices, "bags": indices, "dim": weight.shape[1]}
     return tape.record("embedding", weight, tape.tensor(indices, itemsize=8), out=(*leading, weight.shape[1]), **sizes)
 
@@ -253,7 +253,7 @@ def _return_bags(tape: Tape, name: str, variant: str, looked: Sequence[tuple[Any
 
 
 def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
-    """Bytes that a sort and one update of each distinct row with its states move, the gradient of the output aside."""
+    """Bytes moved by a sort and one update of each distinct row and its states, without the gradient of the output."""
     lookups, row = round_size(bags * table.pooling), row_traffic(table.dim, table.itemsize, 32)
     shape = np.broadcast_shapes(np.shape(lookups), np.shape(table.rows))
     unique = distinct_rows(list_laws([table], sum(shape)), np.broadcast_to(lookups, shape or 1)).reshape(shape)
@@ -266,10 +266,11 @@ def exchange(
     tape: Tape, send: Tensor | None, batch: int, widths: Sequence[int], nbytes: float, *,
     operations: tuple[str, str] = ("all_to_all", "all_to_all"), group: int = 0,
 ) -> Callable[[], list[Tensor]]:  # fmt: skip
-    """Launch the exchange of pooled rows: one part of (batch, width) from every rank.
+    """Launch an exchange of pooled rows; the returned function waits for a part of (batch, width) from each rank.
 
-    The other operations are ``reduce_scatter`` and ``all_gather``, for rows that are sums of parts. What is
-    returned waits for the parts; on the way back it sends off their gradients, which are waited for here.
+    `operations` are the collectives forward and backward. Rows that are sums of parts take ``reduce_scatter`` and
+    ``all_gather``. The backward pass sends the gradients where the parts were waited for, and waits for them where the
+    exchange was launched.
     """
     received = tape.tensor(batch * sum(widths), itemsize=tape.wide, grad=True)
     sent = tape.emit(operations[0], "collective", [send] if send else [], [received], nbytes=nbytes, group=group)

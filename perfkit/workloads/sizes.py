@@ -1,4 +1,4 @@
-"""Sizes of a workload: numbers, arrays over configurations, or not known until its structure is recorded."""
+"""Sizes of a workload: numbers, arrays over configurations, or open until the structure of a graph is recorded."""
 
 import operator
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from perfkit.ground.units import Array, check_positive, check_sizes
 
 
 def check_size(name: str, value: Any, maximum: float | None = None) -> Any:
-    """Let a whole number above 0 through, or an array of them: one for each configuration.
+    """Check a size: a whole number above 0, or an array of them with one for each configuration.
 
     Examples
     --------
@@ -28,7 +28,7 @@ def check_size(name: str, value: Any, maximum: float | None = None) -> Any:
 
 
 def map_sizes(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """A workload with other sizes in place of those of one kind, such as arrays, also of what it holds."""
+    """A workload in which `change` replaces all values of one kind, also in its tuples and dataclasses."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple):
@@ -41,7 +41,7 @@ def map_sizes(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def select_sizes(value: Any, index: Any) -> Any:
-    """A workload with the sizes of some configurations in place of those of all; whole numbers where it is one."""
+    """A workload with the sizes of some of its configurations; with numbers if `index` is that of one."""
 
     def select(sizes: np.ndarray) -> Any:
         part = sizes[index]
@@ -51,12 +51,12 @@ def select_sizes(value: Any, index: Any) -> Any:
 
 
 def count_configurations(value: Any) -> int:
-    """How many configurations the sizes of a workload are arrays over; 0 where all are numbers.
+    """Number of configurations of a workload whose sizes are arrays; 0 if all sizes are numbers.
 
     Raises
     ------
     ValueError
-        For arrays that differ in length or have several axes.
+        For arrays of different lengths or with several axes.
     """
     if isinstance(value, np.ndarray):
         if value.ndim != 1:
@@ -70,7 +70,7 @@ def count_configurations(value: Any) -> int:
 
 
 def round_size(value: Any) -> Any:
-    """The nearest whole number, of whatever size: known, open, or an array.
+    """The nearest whole number of a size: a number, an array, or an open size.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def round_size(value: Any) -> Any:
 
 
 class Size:
-    """A size that is found later, by a program; in arrays it stands as a negative number."""
+    """An open size, which a program finds later; as a float it is a negative number."""
 
     __slots__ = ("number", "program")
 
@@ -110,7 +110,7 @@ class Size:
 
 
 class Program:
-    """How sizes follow from the first ones, which it is run with.
+    """How all sizes of a structure follow from the first ones, which are known when the program runs.
 
     Examples
     --------
@@ -127,9 +127,7 @@ class Program:
         self.known: dict[tuple[Any, ...], Size] = {}
 
     def add(self, function: Callable[..., Any] | None, *given: Any) -> Size:
-        """A size that a function finds from others, the same for the same ones; no function for the number of a given
-        one.
-        """
+        """The size that a function finds from other sizes; without a function, the given size of this number."""
         step = (function, *given)
         if step not in self.known:
             self.known[step] = Size(self, len(self.steps))
@@ -137,7 +135,7 @@ class Program:
         return self.known[step]
 
     def run(self, *sizes: Any) -> Array:
-        """All sizes, in the order of their numbers: a number each, or a row over the configurations of given arrays."""
+        """All sizes in the order of their numbers: a number each, or a row over configurations if arrays are given."""
         values: list[Any] = []
         for function, *given in self.steps:
             plain: list[Any] = [

@@ -1,4 +1,4 @@
-"""Embedding tables: how many rows, how wide, how often and how unevenly they are looked up; and sets of them."""
+"""Embedding tables, with their sizes and lookups, and sets of tables."""
 
 import math
 from collections import Counter
@@ -35,10 +35,10 @@ class EmbeddingTable:
     name : str
         Name shown in tables and plans.
     law : Uniform, Zipf or ReuseHistogram, optional
-        Which rows are looked up, where more is known than an exponent; of as many rows as the table, or of a larger
-        one, of which this is a part.
+        Distribution of the looked-up rows, if more is known than an exponent. It has as many rows as the table, or more
+        if this table is a part of a larger one.
     spread : float
-        Standard deviation of the lookups of a sample, for information [-].
+        Standard deviation of the lookups of a sample, which no prediction uses [-].
 
     Raises
     ------
@@ -63,7 +63,7 @@ class EmbeddingTable:
     spread: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
-        for size in ("rows", "dim", "itemsize"):  # as Python's own whole numbers, which never overflow
+        for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
             object.__setattr__(self, size, check_size(size, getattr(self, size)))
         given: Any = self.pooling  # a number, or an array over configurations
         check_positive("pooling", given.min().item() if isinstance(given, np.ndarray) else given)
@@ -74,7 +74,7 @@ class EmbeddingTable:
             return
         check_type("law", self.law, Distribution)
         if self.law.rows < self.rows:
-            raise ValueError(f"law is of {self.law.rows} rows, the table has {self.rows}; make a law of all its rows")
+            raise ValueError(f"law has {self.law.rows} rows, the table has {self.rows}; make a law of all its rows")
         if isinstance(self.law, Zipf) and not self.exponent:
             object.__setattr__(self, "exponent", float(self.law.exponent))
 
@@ -93,7 +93,7 @@ class EmbeddingTable:
 
 @dataclass(frozen=True)
 class TableSet(Tabular):
-    """Tables that every sample of a batch looks into: what a placement is searched for when the rest is not known.
+    """Tables that every sample of a batch looks up, to search a placement when the rest of the model is not known.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ class TableSet(Tabular):
 
 
 def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
-    """Names of tables, their numbers where they have none.
+    """Names of tables; a table without a name is called by its number.
 
     Parameters
     ----------
@@ -208,20 +208,41 @@ def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
     return [table.name or f"table {number}" for number, table in enumerate(tables)]
 
 
+def share_lookups(table: EmbeddingTable, parts: int, *, first: bool) -> float:
+    """Lookups per sample of one of several equal parts of the rows; the `first` one holds the most popular row.
+
+    Parameters
+    ----------
+    table : EmbeddingTable
+        The whole table.
+    parts : int
+        Parts of as many rows [-].
+    first : bool
+        Whether it is the first part.
+
+    Returns
+    -------
+    pooling : float
+        Lookups per sample [-].
+    """
+    hottest = float(table.distribution.buckets()[0].max())
+    return table.pooling * ((1 - hottest) / parts + hottest * first)
+
+
 def list_laws(tables: Sequence[EmbeddingTable], configurations: int = 0) -> Sequence[Distribution] | Buckets:
-    """Which rows of each table are looked up, configuration by configuration where sizes are arrays.
+    """Distribution of the looked-up rows of each table, for each configuration where sizes are arrays.
 
     Parameters
     ----------
     tables : sequence of EmbeddingTable
         The tables.
     configurations : int
-        How many there are, 0 where sizes are numbers [-].
+        Number of configurations, 0 if sizes are numbers [-].
 
     Returns
     -------
     laws : sequence of Distribution, or Buckets
-        What `perfkit.models.embedding.size_lookup` takes.
+        The input of `perfkit.models.embedding.size_lookup`.
     """
     if not configurations:
         return [table.distribution for table in tables]
@@ -233,17 +254,17 @@ def list_laws(tables: Sequence[EmbeddingTable], configurations: int = 0) -> Sequ
 
 
 def draw_tables(n: int, *, seed: int = 0, correlation: float = 0.0, itemsize: int = 4) -> tuple[EmbeddingTable, ...]:
-    """Draw tables as production models have them: sizes over four decades, few lookups in most and many in some.
+    """Draw tables like those of production models: sizes over four decades, most with few lookups and some with many.
 
-    Rows are 10^U(3, 7), columns one of 16, 32, 64 and 128, pooling is log-normal around 8 with a spread of e, clipped
-    to 1 to 64, and the Zipf exponent U(0, 1.2).
+    Rows are 10^U(3, 7) and columns 16, 32, 64 or 128. Pooling is log-normal around 8 with a spread of e, clipped to 1
+    to 64. The Zipf exponent is U(0, 1.2).
 
     Parameters
     ----------
     n : int
         Number of tables [-].
     seed : int, optional
-        Seed; the same one gives the same tables [-].
+        Seed; equal seeds give equal tables [-].
     correlation : float, optional
         Correlation of the logarithms of rows and pooling before they are clipped, between -1 and 1 [-].
     itemsize : int, optional
@@ -261,7 +282,7 @@ def draw_tables(n: int, *, seed: int = 0, correlation: float = 0.0, itemsize: in
 
     Notes
     -----
-    Rows and pooling share a Gaussian copula, so that the distribution of each stays as it is.
+    A Gaussian copula correlates rows and pooling; it leaves the distribution of each as it is.
 
     Examples
     --------

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 
 from perfkit.ground.units import check_choice, check_positive
-from perfkit.workloads.blocks import UNFUSED, Cut, record_forward
+from perfkit.workloads.blocks import PARALLEL, UNFUSED, Cut, Units, record_forward
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish, record_graphs
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.shards import PARALLEL, Units
 from perfkit.workloads.sizes import check_size
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
 _COLUMNS = ("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "inner")
-#: Published configurations, columns as above, those of the first two together: BERT of arXiv:1810.04805; GPT-2; GPT-3
+#: Published configurations; keys hold the first two columns, values the others. BERT of arXiv:1810.04805; GPT-2; GPT-3
 #: of arXiv:2005.14165, table 2.1 (the smallest with heads that divide its width); MPT as in the benchmarks of
 #: llm-foundry; Llama 2 of arXiv:2307.09288 and Llama 3 of arXiv:2407.21783, table 3.
 _SHAPES: dict[tuple[int, int], dict[str, tuple[int, ...]]] = {
@@ -52,17 +51,18 @@ class Transformer:
     """One training iteration of a language model: forward, cross entropy over all tokens, backward, optimizer.
 
     Build one with `preset`, `bert` or `gpt2`. On several ranks it is data-parallel. Batch, sequence, hidden, heads,
-    vocabulary and positions are numbers, or arrays with one for each of several configurations.
+    vocabulary and positions are numbers, or arrays with a number for each of several configurations.
 
-    Weights are shared as PyTorch's `fully_shard` does it, each layer by itself and the rest together; where `mixed`,
-    they are cast before they are gathered, layers work in `dtype`, and gradients are reduced in fp32.
+    Weights are sharded as PyTorch's `fully_shard` does it: each layer is a unit, and the rest is another one. If
+    `mixed`, weights are cast before they are gathered, layers work in `dtype`, and gradients are reduced in fp32.
 
     Parameters
     ----------
     name : str
         Preset or family name.
     causal : bool
-        Pre-norm with causal attention, as GPT and Llama, rather than BERT (post-norm, token types, masked-token head).
+        Whether it is like GPT and Llama (pre-norm, causal attention) or like BERT (post-norm, token types, masked-token
+        head).
     batch : int
         Sequences of one iteration over all ranks [-].
     sequence : int
@@ -72,65 +72,66 @@ class Transformer:
     hidden : int
         Width [-].
     heads : int
-        Attention heads; they divide the width, unless theirs is given [-].
+        Attention heads; they divide the width, unless `head_width` is given [-].
     vocabulary : int
-        Tokens known [-].
+        Different tokens [-].
     positions : int
         Rows of the position embedding, at least the sequence [-].
     attention : str
-        ``fused`` (one kernel, which PyTorch chooses for the device), ``flash3`` (also cuDNN's), ``flash2``, ``triton``
-        or ``efficient`` (that one); ``eager`` or ``math`` (scores in memory).
+        ``fused``: one kernel, which PyTorch chooses for the device. ``flash3`` (also cuDNN's), ``flash2``, ``triton``
+        or ``efficient``: this kernel. ``eager`` or ``math``: scores are stored in memory.
     dtype : str
-        Data type of products, and unless `mixed` of weights, activations and gradients. ``fp8`` is that of products
-        in layers, whose operands are cast; attention, the head and all else are bf16 then.
+        Data type of products and, unless `mixed`, of weights, activations and gradients. With ``fp8`` the operands of
+        products in layers are cast to fp8; attention, the head and all else are bf16.
     optimizer : str
         ``adamw`` or ``sgd``.
     fused : bool
-        Whether the optimizer updates all weights by one kernel.
+        Whether one kernel of the optimizer updates all weights.
     mixed : bool
         Whether weights, gradients, optimizer states, norms, softmax and loss stay fp32 while products run in `dtype`
-        (autocast); the scaling of an fp16 loss is not modelled.
+        (autocast). The scaling of an fp16 loss is not modelled.
     overlap : bool
-        Whether gradients are reduced in buckets while the backward pass goes on, as DistributedDataParallel does; else
-        in one piece after it.
+        Whether gradients are reduced in buckets during the backward pass (DistributedDataParallel), or in one piece
+        after it.
     compiled : bool
-        Whether element-wise work is merged into fewer kernels: the old name of ``predict(..., execution="compiled")``.
+        The old name of ``predict(..., execution="compiled")``.
     checkpoint : bool
-        Whether layers keep their input alone, and are computed again in the backward pass.
+        Whether layers keep only their input, and are computed again in the backward pass.
     accumulate : int
-        Micro-batches of a rank, whose gradients are summed up before the optimizer runs; they share `batch` [-].
+        Micro-batches of a rank, which together are its share of `batch`; their gradients are summed up before the
+        optimizer runs [-].
     parallel : str
-        What several ranks share: nothing, gradients are averaged (``ddp``); states of the optimizer and the sums of
-        gradients, reduced with the last micro-batch (``zero1``) or with each (``zero2``); weights too (``fsdp``).
+        What several ranks shard. ``ddp``: nothing, gradients are averaged. ``zero1`` and ``zero2``: states of the
+        optimizer and sums of gradients, reduced with the last micro-batch or with each. ``fsdp``: weights too.
     kv_heads : int
-        Heads of keys and values, which divide the others; 0 for as many [-].
+        Heads of keys and values, which divide `heads`; 0 for as many [-].
     head_width : int
-        Width of a head, as of Qwen3; 0 for the width over the heads [-].
+        Width of a head, as in Qwen3; 0 for `hidden` over `heads` [-].
     inner : int
-        Width between the products of a layer; 0 for four times the width [-].
+        Width between the two products of a layer; 0 for four times `hidden` [-].
     dropout : float
-        Share of numbers dropped: of the embeddings, of scores in memory, behind attention and behind a layer [-].
+        Share of numbers that are dropped: of embeddings, of scores in memory, after attention and after a layer [-].
     norm : str
-        ``layer`` or ``rms`` (by one kernel, as GPUs run `torch.nn.RMSNorm`).
+        ``layer`` or ``rms`` (one kernel, as GPUs run `torch.nn.RMSNorm`).
     gated : bool
-        Whether a product with an activation of SiLU gates another one (SwiGLU).
+        Whether a product with a SiLU activation gates a second product (SwiGLU).
     rotary : bool
-        Whether positions rotate queries and keys, as complex numbers, in place of an embedding.
+        Whether positions rotate queries and keys, as complex numbers, instead of a position embedding.
     qk_norm : bool
-        Whether queries and keys are normed head by head, as of Qwen3.
+        Whether queries and keys are normed head by head, as in Qwen3.
     tie : bool
-        Whether the head shares the embedding of words.
+        Whether the head uses the weights of the word embedding.
     bias : bool
         Whether products have a bias.
     experts : int
-        Experts of each layer, in place of its two products (Switch Transformer, arXiv:2101.03961); 0 for none [-].
+        Experts of each layer, which replace its two products (Switch Transformer, arXiv:2101.03961); 0 for none [-].
     top_k : int
         Experts that a router chooses for each token; all experts get equally many tokens [-].
     capacity : float
-        Places of an expert over the tokens that it gets, as of padded buffers; 1 for experts that drop and pad
-        nothing (MegaBlocks, arXiv:2211.15841) [-].
+        Rows in the padded buffer of an expert over the tokens that it gets; 1 where nothing is dropped or padded
+        (MegaBlocks, arXiv:2211.15841) [-].
     family : str
-        Workload family, by which platforms are calibrated.
+        Workload family; platforms are calibrated by family.
 
     Raises
     ------
@@ -179,7 +180,7 @@ class Transformer:
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
-        layers = check_positive("layers", self.layers, integer=True, maximum=10_000)  # memory is finite
+        layers = check_positive("layers", self.layers, integer=True, maximum=10_000)  # a graph has to fit into memory
         known = {"layers": layers, **{key: check_size(key, getattr(self, key)) for key in SIZES}}
         micro = check_positive("accumulate", self.accumulate, integer=True, maximum=10_000 // layers)
         for key in ("kv_heads", "head_width", "inner", "experts"):
@@ -257,7 +258,7 @@ class Transformer:
         batch : int
             Sequences over all ranks [-].
         sequence : int, optional
-            Tokens of one sequence; as many as it has positions unless given, and 128 of a BERT [-].
+            Tokens of one sequence; by default as many as the model has positions, and 128 for BERT [-].
         **changes : int or str
             Further fields of `Transformer` that differ from the preset [-].
 
@@ -284,7 +285,7 @@ class Transformer:
 
     @property
     def routed(self) -> float:
-        """Places of experts that are computed for each token [-]."""
+        """Rows of experts that are computed for each token, padding included [-]."""
         return self.top_k * self.capacity
 
     @property
@@ -296,7 +297,7 @@ class Transformer:
         return ", ".join([f"{self.name}, batch {self.batch}, sequence {self.sequence}", *said])
 
     def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
-        """What every rank computes in one iteration: the same on each.
+        """What each rank computes in one iteration; all ranks do the same.
 
         Parameters
         ----------
@@ -305,7 +306,7 @@ class Transformer:
         plan : None
             A Transformer has no tables to place.
         accelerator : bool
-            Whether it runs on a device of its own, where the optimizer updates lists of tensors.
+            Whether it runs on a GPU, where the optimizer updates lists of tensors.
 
         Returns
         -------
@@ -322,9 +323,9 @@ class Transformer:
 
 
 def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
-    """Record one rank's iteration."""
+    """Record the iteration of one rank: the first and the last layers, and one that represents all others."""
     sharded = ranks > 1 and model.parallel != "ddp"
-    most, overlap = 3 + sharded, model.overlap and ranks > 1 and (accelerator or not sharded)  # streams of a GPU
+    most, overlap = 3 + sharded, model.overlap and ranks > 1 and (accelerator or not sharded)
     settings: dict[str, Any] = {"mixed": model.mixed and not sharded, "overlap": overlap}
     tape, probe = (Tape(ITEMSIZE.get(model.dtype, 2), **settings) for _ in range(2))
     tape.middle, tape.repeats = min(most // 2, 1), max(model.layers - most + 1, 1)
