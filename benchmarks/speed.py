@@ -125,7 +125,8 @@ def list_jobs(platforms: Sequence[pk.Platform], measurements: Mapping[str, Any] 
     labels = tuple(("operation", kind, "", "forward", "") for kind in kinds)
     graph = Graph(labels, np.zeros((10_000, len(FEATURES))), np.zeros((0, 4)), waits=waits)
     kind = Kind(graph, (0,), 1.0, {}, [0, 1, 0] * 33)
-    ranks = [RankTimes(kind, slow * seconds, host, none) for slow in 1 + np.arange(8) / 10]
+    flights = np.full(99, 1e-3)
+    ranks = [RankTimes(kind, slow * seconds, host, none, flights) for slow in 1 + np.arange(8) / 10]
     jobs += [
         Job("collective, pipelined form", repeat(partial(pipelined, nbytes, alpha=2e-5, beta=1e-11)), _N, 1e-6),
         Job("all_reduce composed over 8 nodes", repeat(partial(_compose, nbytes)), _N, 1e-6),
@@ -134,7 +135,7 @@ def list_jobs(platforms: Sequence[pk.Platform], measurements: Mapping[str, Any] 
         Job("GEMM, additive terms", repeat(lambda: additive(sizes, **terms)), _N, 1e-6),
     ]  # fmt: skip
     for name, how in (("a device", (True, 0.0)), ("shared cores", (False, 1.0))):
-        run = partial(simulate, ranks, [np.full(99, 1e-3)] * 8, device=how[0], contention=how[1])
+        run = partial(simulate, ranks, device=how[0], contention=how[1])
         jobs.append(Job(f"simulate 8 ranks of 10,000 operations on {name}", repeat(run), bar=1.0))
     grids = (("Transformers", pk.Transformer.bert, "sequence", 1e-5), ("DLRMs", pk.DLRM, "pooling", 1e-4 / 3))
     for name, build, other, most in grids:

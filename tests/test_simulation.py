@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.prediction import accounts
-from perfkit.prediction.events import make_events
+from perfkit.prediction.events import list_events
 from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.workloads.graph import FEATURES, Graph
@@ -24,7 +25,7 @@ Work = Sequence[float | str]
 
 def make(
     work: Work, host: float = 0.0, *, waits: Any = None, spacing: float = 0.0, launches: int = 1,
-    modules: Sequence[str] = (), transfers: Sequence[int] = (), rank: int = 0,
+    modules: Sequence[str] = (), transfers: Sequence[int] = (), rank: int = 0, durations: Sequence[float] = (),
 ) -> RankTimes:  # fmt: skip
     """Operations of so many seconds; a letter is a collective on a communicator, a to z."""
     n, features = len(work), np.zeros((len(work), len(FEATURES)))
@@ -39,12 +40,14 @@ def make(
     rows = None if waits is None else np.array(waits, dtype=int).reshape(-1, 2)
     graph = Graph(labels, features, np.zeros((0, 4)), waits=rows, groups=((0, 1), (0, 1)) if "b" in work else ())
     values = np.array([0.0 if isinstance(value, str) else value for value in work])
-    return RankTimes(Kind(graph, (rank,), 1.0, {}, keys), values, np.full(n, host), np.full(n, spacing))
+    times = np.full(n, host), np.full(n, spacing), np.array(durations, dtype=float)
+    return RankTimes(Kind(graph, (rank,), 1.0, {}, keys), values, *times)
 
 
 def run(ranks: Sequence[RankTimes], durations: Sequence[float] = (), device: bool = False, **how: Any) -> Timeline:
-    lengths = [np.array(durations[: len(rank.kind.communicators)], dtype=float) for rank in ranks]
-    return simulate(ranks, lengths, device=device, **how)
+    each = [np.array(durations[: len(rank.kind.communicators)], dtype=float) for rank in ranks]
+    ranks = [replace(rank, durations=own) for rank, own in zip(ranks, each, strict=True)]
+    return simulate(ranks, device=device, **how)
 
 
 BUCKETS, AFTER = [4, "a", 4, "a", 4, "a", 2], {"waits": [(6, 0), (6, 1), (6, 2)]}
@@ -113,8 +116,8 @@ def test_what_cannot_run_is_refused(ranks: list[RankTimes], message: str) -> Non
 class Machine:
     """One clock for all ranks: what happens next happens next, in fractions, one event after the other."""
 
-    def __init__(self, ranks: list[RankTimes], durations: list[np.ndarray], device: bool, contention: float) -> None:
-        self.ranks, self.durations, self.device, self.contention = ranks, durations, device, contention
+    def __init__(self, ranks: list[RankTimes], device: bool, contention: float) -> None:
+        self.ranks, self.device, self.contention = ranks, device, contention
         self.now = Fraction(0)
         every = range(len(ranks))
         self.issuing = [[0, 0, None] for _ in every]  # iteration, operation, and what is left to do for it
@@ -149,7 +152,7 @@ class Machine:
             first = not any(other[0] == key[0] and other[1:] < key[1:] for other in self.ready)
             if ranks == self.members(key[0]) and first and key not in self.flying:
                 pairs = [(r, n) for r in ranks for n in range(len(self.ranks[r].kind.communicators))]
-                same = [self.durations[r][n] for r, n in pairs if self.key(r, key[1], n) == key]
+                same = [self.ranks[r].durations[n] for r, n in pairs if self.key(r, key[1], n) == key]
                 self.flying[key] = self.now + Fraction(max(same))
                 moved = True
         for key, end in list(self.flying.items()):
@@ -223,14 +226,14 @@ class Machine:
 
 
 @st.composite
-def meshes(draw: st.DrawFn, contention: bool = False, whole: bool = True) -> tuple[list, list, bool, float]:
+def meshes(draw: st.DrawFn, contention: bool = False, whole: bool = True) -> tuple[list, bool, float]:
     """One to three ranks, two communicators, collectives in one order, and waits anywhere after them."""
     small, short = (st.integers(0, 5), st.integers(0, 2)) if whole else (seconds, seconds)
     count = draw(st.integers(1, 3))
     members = [range(count), draw(st.sets(st.integers(0, count - 1), min_size=1))]
     order = draw(st.lists(st.tuples(st.integers(0, 1), small), max_size=4))
     device, late = not contention and draw(st.booleans()), draw(st.booleans())
-    ranks, lengths = [], []
+    ranks = []
     for rank in range(count):
         mine = [(key, length) for key, length in order if rank in members[key]]
         work: list[float | str] = draw(st.lists(small, max_size=2))
@@ -242,28 +245,26 @@ def meshes(draw: st.DrawFn, contention: bool = False, whole: bool = True) -> tup
         left = set(range(len(at))) - {number for _, number in waits}  # some of them for the next iteration
         waits += [(draw(st.integers(0, len(work))), n - len(at)) for n in sorted(left) if draw(st.integers(0, 3)) == 0]
         transfers = [i for i in range(len(work)) if i not in at and device and draw(st.integers(0, 5)) == 0]
-        ranks.append(make(work, draw(short), waits=waits if late else None, transfers=transfers, rank=rank))
-        lengths.append(np.array([float(length) for _, length in mine]))
-    return ranks, lengths, device, draw(st.sampled_from([0.5, 1.0])) if contention else 0.0
+        lengths = [float(length) for _, length in mine]
+        more = {"waits": waits if late else None, "transfers": transfers, "rank": rank, "durations": lengths}
+        ranks.append(make(work, draw(short), **more))
+    return ranks, device, draw(st.sampled_from([0.5, 1.0])) if contention else 0.0
 
 
-@given(meshes() | meshes(contention=True), st.sampled_from([0.5, 1.7]))
-def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list, list, bool, float], slower: float) -> None:
-    ranks, lengths, device, contention = mesh
-    timeline = simulate(ranks, lengths, device=device, contention=contention, slower=[slower])
+@given(meshes() | meshes(contention=True))
+def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list, bool, float]) -> None:
+    ranks, device, contention = mesh
+    timeline = simulate(ranks, device=device, contention=contention)
     ends = Machine(*mesh).run(25 if contention else 72)
     left = any(number < 0 for rank in ranks for _, number in rank.awaited)  # the first iteration leaves something
     assert left or timeline.latency == pytest.approx(float(ends[0]), abs=1e-9)
     assert timeline.period == pytest.approx(float(ends[-1] - ends[-13]) / 12, abs=1e-9)
-    again = [RankTimes(rank.kind, rank.seconds, slower * rank.host, rank.spacing) for rank in ranks]
-    same = simulate(again, lengths, device=device, contention=contention)
-    assert timeline.slower[0] == pytest.approx(same.period, abs=1e-9)
 
 
 @given(meshes(whole=False) | meshes(whole=False, contention=True))
-def test_where_the_time_of_a_rank_goes(mesh: tuple[list, list, bool, float]) -> None:
-    ranks, lengths, device, contention = mesh
-    timeline = simulate(ranks, lengths, device=device, contention=contention)
+def test_where_the_time_of_a_rank_goes(mesh: tuple[list, bool, float]) -> None:
+    ranks, device, contention = mesh
+    timeline = simulate(ranks, device=device, contention=contention)
     near, met = 1e-9 * max(timeline.period, 1), dict[tuple[int, int], list[tuple[float, float, float]]]()
     for rank, lane in zip(ranks, timeline.lanes, strict=True):
         starts, ends, places = lane.starts, lane.ends, rank.kind.graph.collectives
@@ -297,14 +298,14 @@ def test_where_the_time_of_a_rank_goes(mesh: tuple[list, list, bool, float]) -> 
 
 @given(meshes(whole=False))
 def test_the_critical_path_has_no_gap_and_slices_of_a_trace_do_not_overlap(mesh):
-    ranks, lengths, device, contention = mesh
-    timeline = simulate(ranks, lengths, device=device, contention=contention)
+    ranks, device, contention = mesh
+    timeline = simulate(ranks, device=device, contention=contention)
     if timeline.period > 1e-3 and all(len(lane.compute) for lane in timeline.lanes):
         steps = accounts.find_critical_path(timeline.lanes).select("start_s", "end_s").rows()
         assert sum(end - start for start, end in steps) == pytest.approx(timeline.period, rel=1e-6, abs=1e-6)
         assert all(before[1] == pytest.approx(after[0], abs=1e-6) for before, after in pairwise(steps))
     threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for event in json.loads(json.dumps(make_events(timeline.lanes, {0: 0}))):
+    for event in json.loads(json.dumps(list_events(timeline.lanes, {0: 0}))):
         if event["ph"] == "X":
             assert event["dur"] >= 0
             threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
@@ -362,29 +363,19 @@ def test_updates_belong_to_the_modules_whose_parameters_they_change() -> None:
     touched = [(0, first, 8), (1, second, 24), (2, gradient, 8), (3, state, 8), (4, state, 8), (4, gradient, 8)]
     touched += [(5, first, 8), (5, second, 24), (6, step, 4)]
     graph = Graph(labels, np.zeros((7, len(FEATURES))), np.array([(*row, 0) for row in touched], dtype=float))
-    (lane,) = run([RankTimes(Kind(graph, (0,), 1.0, {}, []), np.ones(7), np.zeros(7), np.zeros(7))]).lanes
+    (lane,) = run([RankTimes(Kind(graph, (0,), 1.0, {}, []), np.ones(7), np.zeros(7), np.zeros(7), np.zeros(0))]).lanes
     frame = accounts.sum_modules(lane, 2)
     assert frame.select("module", "update_s").rows() == [("a", 1 + 1 + 0.25), ("b", 0.75), ("", 1)]
 
 
-def test_a_trace_shows_ranks_streams_sizes_and_meetings() -> None:
+def test_a_trace_shows_ranks_streams_and_sizes() -> None:
     ranks = [make([w, "a", 0.5, "b", 1.0], waits=[(4, 0), (5, 1)], rank=r) for r, w in ((0, 1.0), (1, 4.0))]
     lanes = run(ranks, [2.0, 0.25]).lanes
-    events = make_events(lanes, {0: 0, 1: 1})
+    events = list_events(lanes, {0: 0, 1: 1, 5: 1})
+    assert {event["pid"] for event in events} == {0, 1, 5}
     names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e["args"]}
     assert names[1, None] == "rank 1" and names[1, 3] == "communication 0" and names[1, 4] == "communication 1"
     slices = [event for event in events if event["ph"] == "X" and event["tid"] in (2, 3, 4)]
-    assert len(slices) == 2 * 5 and all(event["args"]["bytes"] == 64 for event in slices)
+    assert len(slices) == 3 * 5 and all(event["args"]["bytes"] == 64 for event in slices)
     compute = [event["dur"] for event in slices if event["pid"] == 0 and names[0, event["tid"]] == "compute"]
     assert sum(compute) == pytest.approx(accounts.sum_idle(lanes[0])["busy_s"] * 1e6)
-    flows = [event for event in events if event["ph"] in "sf"]
-    starts = {(event["pid"], event["tid"], event["ts"]) for event in slices}
-    assert all((event["pid"], event["tid"], event["ts"]) in starts for event in flows), "arrows begin and end at slices"
-    assert sorted({event["name"] for event in flows}) == ["launch", "meet", "wait"]
-    assert [event["ph"] for event in sorted(flows, key=lambda event: (event["id"], -ord(event["ph"])))] == [
-        "s",
-        "f",
-    ] * (len(flows) // 2)
-    events = make_events(lanes, {0: 0, 1: 0, 5: 0})
-    assert {event["pid"] for event in events} == {0, 1, 5}, "ranks that are alike"
-    assert sum(event["name"] == "meet" for event in events) == 2 * 2 * 2

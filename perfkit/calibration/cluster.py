@@ -263,9 +263,9 @@ def _put_beside(row: Mapping[str, Any], platform: Platform) -> dict[str, Array]:
     seconds = seconds * (1 + queued / busy)  # kernels that follow one another start late
     updates = np.array([label[3] == "update" for label in graph.labels])
     sparse = isinstance(workload, DLRM) and workload.sparse
-    classes, _, number = classify([graph], platform, graph.dtype)
+    models, number = classify([graph], platform, graph.dtype)
     alone, sizes = price([graph], platform, dtype=graph.dtype)[0].hot, {name: graph.column(name) for name in "mnk"}
-    for index, (kind, variant, dtype) in enumerate(classes):
+    for index, (kind, variant, dtype) in enumerate(models.classes):
         odd = find_unaligned(platform, kind, variant, dtype, sizes)
         chosen = (number == index) & (seconds > 0) & ~odd & ~(sparse & updates)
         if kind in ("collective", "transfer", "other") or not chosen.any():

@@ -153,7 +153,7 @@ def _left_out(fits: Mapping[str, Fit]) -> float:
 def _put_beside(run: _Run, costs: Costs) -> _Run:
     """Join the isolated times of all operations with the measured ones, by class."""
     seconds = np.maximum(run.results[0]["operation_seconds"], 1e-7)
-    columns = np.stack([costs.hot, costs.cold, costs.page_walks, seconds, costs.assumed])
+    columns = np.stack([costs.hot, costs.cold, costs.page_walks, seconds, costs.assumed[costs.classes]])
     kernels = {".".join(key): columns[:, places] for key, places in run.graphs[0].kernels.items()}
     return replace(run, classes={name: kernel for name, kernel in kernels.items() if name[:10] != "collective"})
 

@@ -102,7 +102,7 @@ def split_step(
     formats = graph.dtypes or (graph.dtype,) * len(graph)
     hosts, kernels = np.add(*price_host(graph, bare)), list_attention(graph, bare)
     parts = dict.fromkeys((*_BESIDE, "memory"), 0.0)
-    columns = (graph.labels, formats, costs.seconds, costs.spread, hosts)
+    columns = (graph.labels, formats, costs.seconds, costs.spread[costs.classes], hosts)
     for (_, kind, variant, phase, _), dtype, own, spread, host in zip(*columns, strict=True):
         if phase == "update" and not update:
             continue

@@ -30,13 +30,13 @@ def split_period(lane: Lane) -> dict[tuple[str, str], tuple[int, float]]:
     """Operations and time of one rank by phase and class, with waiting, host time and what is added to what was
     simulated [s]; the times sum to the period.
     """
-    graph, parts = lane.kind.graph, dict[tuple[str, str], tuple[int, float]]()
-    sums = (np.bincount(graph.classes[1], weights).tolist() for weights in (None, lane.seconds))
+    graph, parts = lane.graph, dict[tuple[str, str], tuple[int, float]]()
+    sums = (np.bincount(graph.classes[1], weights).tolist() for weights in (None, lane.times.seconds))
     for (kind, _, phase), more, seconds in zip(graph.classes[0], *sums, strict=True):
         count, total = parts.get((phase, kind), (0, 0.0))
         parts[phase, kind] = (count + more, total + seconds)
     spent = {phase: 0.0 for phase, kind in parts if kind == "collective"}
-    for place, number in dict(lane.awaited).items():  # what is exposed counts in the phase of the collective
+    for place, number in dict(lane.times.awaited).items():  # what is exposed counts in the phase of the collective
         spent[graph.labels[graph.collectives[number]][3]] += float(lane.exposed[place])
     for place in np.flatnonzero(lane.stolen).tolist():
         phase = graph.labels[place][3]
@@ -64,8 +64,8 @@ def sum_idle(lane: Lane) -> dict[str, float]:
         launched); communication_s (a collective that had to end was in flight); waiting_s (it waited for other ranks)
         [s].
     """
-    late: Any = lane.kind.graph.kernels.get(("host", "host"), [])  # what stages take longer because of their hosts
-    parts = (np.delete(lane.seconds, late), lane.stolen, lane.exposed, lane.stalls - lane.exposed)
+    late: Any = lane.graph.kernels.get(("host", "host"), [])  # what stages take longer because of their hosts
+    parts = (np.delete(lane.times.seconds, late), lane.stolen, lane.exposed, lane.stalls - lane.exposed)
     busy, stolen, exposed, waiting = (float(seconds.sum()) for seconds in parts)
     times = {"busy_s": busy, "stolen_s": stolen, "host_s": lane.period - busy - stolen - exposed - waiting}
     times |= {"communication_s": exposed, "waiting_s": waiting}
@@ -77,7 +77,7 @@ def sum_communication(lane: Lane) -> dict[str, float]:
 
     Gives total_s, exposed_s, overlapped_s, waiting_s [s]; exposed_share, waiting_share of the iteration [-].
     """
-    flights = np.stack([lane.starts, lane.ends], axis=1)[lane.kind.graph.collectives]
+    flights = np.stack([lane.starts, lane.ends], axis=1)[lane.graph.collectives]
     total = float(measure_overlap(flights, np.array([-np.inf]), np.array([np.inf]))[0])
     stalled = float(lane.exposed.sum())
     exposed, waiting = min(stalled + float(lane.stolen.sum()), total), float(lane.stalls.sum()) - stalled
@@ -93,11 +93,11 @@ def list_operations(lanes: Sequence[Lane]) -> Table:
     schema |= dict.fromkeys(("name", "kind", "phase", "module"), polars.String)
     rows = []
     for lane in lanes:
-        times = zip(lane.kind.graph.labels, lane.starts.tolist(), lane.ends.tolist(), strict=True)
+        times = zip(lane.graph.labels, lane.starts.tolist(), lane.ends.tolist(), strict=True)
         for place, ((name, kind, _, phase, module), *ends) in enumerate(times):
-            rows.append((lane.kind.ranks[0], lane.name_stream(place), place, name, kind, phase, module, *ends))
+            rows.append((lane.times.kind.ranks[0], lane.name_stream(place), place, name, kind, phase, module, *ends))
         for name, *ends in lane.list_added():
-            rows.append((lane.kind.ranks[0], "compute", None, name, name, name, "", *ends))
+            rows.append((lane.times.kind.ranks[0], "compute", None, name, name, name, "", *ends))
     return polars.DataFrame(rows, {**schema, "start_s": polars.Float64, "end_s": polars.Float64}, orient="row")
 
 
@@ -155,9 +155,9 @@ def sum_modules(lane: Lane, depth: int | None) -> Table:
     """
     import polars
 
-    graph, owners = lane.kind.graph, _find_owners(lane.kind.graph)
+    graph, owners = lane.graph, _find_owners(lane.graph)
     labels = (*graph.labels, ("", "", "", "forward", ""))  # the last one: between two iterations
-    busy = np.where(lane.seconds > 0, lane.ends - lane.starts, 0.0)
+    busy = np.where(lane.times.seconds > 0, lane.ends - lane.starts, 0.0)
     spent = [(place, 1, own, own * (labels[place][1] == "host")) for place, own in enumerate(busy.tolist())]
     spent += [(place, 0, seconds, seconds) for place, seconds in _list_idle(lane)]
     rows = [
@@ -216,7 +216,7 @@ def _find_held(lane: Lane, place: int) -> list[Place]:
 def _launch(lane: Lane, place: int) -> tuple[Place, float, Place | None]:
     """What the host launched before an operation, when it was free again [s], and what it waited for, if at all."""
     ((last, shift),) = _precede(np.arange(len(lane.starts)), place, lane.period)
-    kind, held = lane.kind.graph.labels[last][1], [] if lane.device else _find_held(lane, place)
+    kind, held = lane.graph.labels[last][1], [] if lane.device else _find_held(lane, place)
     freed, found = float(lane.issued[last]) + shift, None
     waits = [(last, shift)] if (kind == "transfer" if lane.device else kind != "collective") else []
     for one, later in dict.fromkeys([*waits, *held]):
@@ -229,7 +229,7 @@ def _find_last(lanes: Sequence[Lane], lane: Lane, place: int) -> tuple[Lane, int
     """The rank that was ready last for a collective, and its position there: parts of it run at the same time."""
     near, parts = _EQUAL * lane.period, []
     for other in lanes:
-        at = other.kind.graph.collectives
+        at = other.graph.collectives
         same = abs(other.starts[at] - lane.starts[place]) + abs(other.ends[at] - lane.ends[place]) <= near
         parts += [(-other.waits[one], other, one) for one in at[same].tolist()]
     return parts[rank_largest([wait for wait, *_ in parts], slack=near)[0]][1:]
@@ -247,7 +247,7 @@ def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, f
         same = np.zeros(0)
         if stream != "compute":
             lane, place = _find_last(lanes, lane, place)
-            at, group = lane.kind.graph.collectives, lane.kind.graph.column("group")
+            at, group = lane.graph.collectives, lane.graph.column("group")
             same = at[group[at] == group[place]]
         known = _precede(same, place, period) + _find_held(lane, place) + _precede(lane.compute, place, period)
         found = next((f for f in known if abs(lane.ends[f[0]] + f[1] + shift - time) <= near), None)
@@ -272,7 +272,7 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
     lanes = [replace(lane, period=lane.period - sum(lane.added.values())) for lane in lanes]  # in which they follow
     period, near = lanes[0].period, _EQUAL * lanes[0].period
     last = max(float(lane.ends.max(initial=-np.inf)) for lane in lanes)
-    edges, rank = (last + np.cumsum([0.0, *lanes[0].added.values()])).tolist(), lanes[0].kind.ranks[0]
+    edges, rank = (last + np.cumsum([0.0, *lanes[0].added.values()])).tolist(), lanes[0].times.kind.ranks[0]
     steps = [(rank, "host", None, name, name, "", "", *edges[n : n + 2]) for n, name in enumerate(lanes[0].added)][::-1]
     most = 8 * sum(len(lane.starts) for lane in lanes)
     for lane, stream, place, start, end in islice(_walk_back(lanes), most) if period > 0 else ():
@@ -280,8 +280,8 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
         if end <= last - period + near:
             break
         if end > start + near:
-            name, kind, _, phase, module = lane.kind.graph.labels[place]
-            steps.append((lane.kind.ranks[0], stream, place, name, kind, phase, module, start, end))
+            name, kind, _, phase, module = lane.graph.labels[place]
+            steps.append((lane.times.kind.ranks[0], stream, place, name, kind, phase, module, start, end))
     columns = ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")
     return polars.DataFrame(steps[::-1], schema=columns, orient="row")
 
@@ -293,17 +293,17 @@ def find_throughput(prediction: Any) -> dict[str, float]:
     return {name: count / prediction.time for name, count in counts.items() if count}
 
 
-def sum_resources(lane: Lane, times: Any) -> tuple[float, float, np.ndarray]:
+def sum_resources(lane: Lane) -> tuple[float, float, np.ndarray]:
     """Time of the kernels of a rank, of its host, and of the collectives of each of its communicators [s]."""
-    lengths = (lane.ends - lane.starts)[lane.kind.graph.collectives]
-    moving = np.bincount(np.array(lane.kind.communicators, dtype=int), weights=lengths, minlength=1)
-    late = float(times.seconds[lane.kind.graph.kernels.get(("host", "host"), [])].sum())
+    times, lengths = lane.times, (lane.ends - lane.starts)[lane.graph.collectives]
+    moving = np.bincount(np.array(times.kind.communicators, dtype=int), weights=lengths, minlength=1)
+    late = float(times.seconds[lane.graph.kernels.get(("host", "host"), [])].sum())
     return float(times.seconds.sum()) - late, float(times.host.sum() + times.spacing.sum()) + late, moving
 
 
 def find_mfu(prediction: Any) -> float | None:
     """Share of the peak of its format that a model reaches, see `Graph.model_flops`; None without products [-]."""
-    flops = sum(len(lane.kind.ranks) * lane.kind.graph.model_flops for lane in prediction._timeline.lanes)
+    flops = sum(len(lane.times.kind.ranks) * lane.graph.model_flops for lane in prediction._timeline.lanes)
     peak = prediction.platform.device.peaks[prediction.workload.dtype].value
     return flops / (prediction.time * prediction.ranks * peak) or None
 

@@ -8,10 +8,10 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.accounts import BOUND, PACE
-from perfkit.prediction.cost import classify, join_host, spread_classes, time_operations, time_rank
+from perfkit.prediction.cost import join_host, price
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
-from perfkit.prediction.ranks import Workload, cast_ranks, time_collectives
-from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
+from perfkit.prediction.ranks import Workload, cast_ranks, time_collectives, time_rank
+from perfkit.prediction.uncertainty import CONTEXT, find_host_error, find_spread
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, Graph
 from perfkit.workloads.sizes import count_configurations, select_sizes
@@ -129,10 +129,8 @@ class _Structure:
         if others or len({*kind.communicators}) > 1 or len(one.transfers) or (self.values[messages] < 0).any():
             raise ValueError("sizes are arrays and ranks wait for more; configurations are priced one after the other")
         self.whole, overlap = platform.context.find_iteration(self.workload.family, ranks), platform.context.overlap
-        delay = self.whole.get("per_collective", 0.0) if self.whole and ranks > 1 else 0.0
-        self.scale = self.whole["scale"] if self.whole else 1.0
-        self.durations = self.scale * time_collectives([kind], platform)[0][0] + delay
-        self.rank = time_rank(kind, np.zeros(len(one)), platform, self.whole)
+        [durations], _ = time_collectives([kind], platform, self.whole)
+        self.rank = time_rank(kind, np.zeros(len(one)), durations, platform, self.whole)
         self.host = float(np.sum(self.rank.host + self.rank.spacing))
         self.contention = overlap["contention"] if overlap and self.whole else 0.0
 
@@ -159,8 +157,9 @@ class _Structure:
 
     def wait(self, seconds: Array) -> Array:
         """Time that collectives add to operations of these times, or to what they slow down [s], see `simulate`."""
-        work, pieces = self.scale * (self.work @ seconds), self.rank.pieces[2:].T.tolist()
-        count, share = len(self.durations), self.contention
+        work, pieces = self.work @ seconds, self.rank.pieces[2:].T.tolist()
+        durations, share = self.rank.durations, self.contention
+        count = len(durations)
         front = begin = network = np.zeros(work.shape[1])
         ended, before = [front] * count, [front] * count
         for _ in range(1 + 2 * any(wait < 0 for wait, _ in pieces)):  # what is waited for later ends in a next one
@@ -173,30 +172,29 @@ class _Structure:
                     own = own + share * np.minimum(own / max(1.0 - share, 1e-12), left)
                 front = front + own
                 if launched != count:
-                    ended[launched] = network = np.maximum(network, front) + self.durations[launched]
+                    ended[launched] = network = np.maximum(network, front) + durations[launched]
         return front - begin - work.sum(axis=0)
 
     def price(self, many: Graph) -> dict[str, np.ndarray]:
         """Price configurations that fit into one pass."""
         graph, needs = self.reduce(many)
-        classes, models, number = classify([graph], self.platform, self.workload.dtype)
-        if "additive" in models[2]["form"]:
+        [cost] = price([graph], self.platform, dtype=self.workload.dtype)
+        if "additive" in cost.models.numbers["form"]:
             raise ValueError("sizes are arrays; of kernels in terms one configuration is priced after the other")
-        seconds, hot, *_ = time_operations([graph], self.platform, self.workload.dtype, 1, models, number)
-        own = (graph, self.platform, classes, models, number, self.often[:, None] * seconds, hot)
-        times, spreads, *_ = spread_classes(*own)
-        times, whole, host, error = self.scale * times, self.whole, self.host, find_host_error(self.platform)
-        busy, waits = times.sum(axis=0), self.wait(seconds) if len(self.durations) else np.zeros(len(needs))
+        whole, host, error = self.whole, self.host, find_host_error(self.platform)
+        scale = whole["scale"] if whole else 1.0
+        times, waits = scale * cost.totals, np.zeros(len(needs))
+        if len(self.rank.durations):
+            waits = self.wait(scale * cost.seconds)
+        busy = times.sum(axis=0)
         device = busy + waits
         time = join_host(device, host, whole)
         if whole and "per_operation" in whole:
             spread = np.full(len(time), whole.spread)
         else:
-            around = (whole.spread if whole else CONTEXT) * np.minimum(busy / time, 1.0)
-            known = join_errors(spreads * times / time, models[2]["assumed"] > 0, waits / time, around)
             slower = np.log(join_host(device, host * error, whole) / join_host(device, host / error, whole)) / 2
-            spread = np.hypot(known, slower)
-        kinds = [key[0] for key in classes]
+            spread = np.hypot(find_spread(cost, times, waits, time, whole.spread if whole else CONTEXT), slower)
+        kinds = [key[0] for key in cost.models.classes]
         bottleneck = _find_bottleneck([*kinds, "collective"], [*times, waits], np.maximum(device, host))
         return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}
 

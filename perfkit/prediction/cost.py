@@ -2,10 +2,10 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,46 +20,87 @@ from perfkit.models.roofline import smooth_maximum
 from perfkit.platform import kernels as isolated
 from perfkit.platform.estimates import FORMS, check_time
 from perfkit.platform.platform import ANY, Platform
-from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.tables import list_laws
 from perfkit.workloads.vocabulary import pick_attention
 
 #: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table 2.2.
 _AGAIN = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
-
 _UPDATES = {"embedding_update", "embedding_backward.fused"}  # these read rows and write them
 DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are not near
 #: Sizes of kernels that are not timed by terms.
 _ROOFLINE = {*"batch m n k flops nbytes row_bytes rows_l3 again passes windows turns peak".split()}
 _USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}  # parameters of `in_context`
+_UNTIMED = ("collective", "host")  # operations that are not kernels
 _TINY = float(np.finfo(float).tiny)
 _Class: TypeAlias = tuple[str, str, str]  # kind, variant and number format
-_Models: TypeAlias = tuple[list[Fit | None], list[Fit | None], dict[str, Array]]
 
 
-@dataclass(frozen=True)
+class Models(NamedTuple):
+    """What prices operation classes: fits of isolated kernels, what iterations add, and both as arrays over classes."""
+
+    classes: tuple[_Class, ...]
+    fits: list[Fit | None]
+    contexts: list[Fit | None]
+    numbers: dict[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
 class Costs:
-    """Time of every operation of one rank in program order; zero for collectives [s].
+    """What the operations of one rank cost; zero for collectives.
 
-    `seconds` is its time inside an iteration; `hot` that of the isolated kernel with all operands near, `cold` what
-    distant operands add [s]; `page_walks` the lookups whose page address has to be found by a walk [-]. Operations of
-    one of `classes` err alike: they share the `spread` of its logarithm, and are `assumed` where nothing but an
-    assumption or another machine stands behind it [-]. `unmodelled` is the time of operations priced as plain memory
-    traffic, by name; `stand_ins` that of operations that nobody measured so, by what is known instead [s];
-    `fixed` is what kernels take whatever their size [s].
+    By operation, in program order: `seconds`, the time inside an iteration; `hot`, the time of the isolated kernel with
+    all operands near; `cold`, what distant operands add [s]; `page_walks`, lookups whose page address is not cached;
+    `classes`, the number of its operation class [-]. By class: `totals`, its time [s]; `spread` of the logarithm of
+    this time, as the operations of a class have a common error [-].
     """
 
+    graph: Graph
+    platform: Platform
+    models: Models
     seconds: Array
     hot: Array
     cold: Array
     page_walks: Array
-    spread: Array
-    assumed: np.ndarray
     classes: np.ndarray
-    unmodelled: Mapping[str, float] = field(default_factory=dict)
-    stand_ins: Mapping[str, float] = field(default_factory=dict)
-    fixed: float = 0.0
+    totals: Array
+    spread: Array
+
+    @property
+    def assumed(self) -> np.ndarray:
+        """Whether a class rests on an assumption or another machine alone."""
+        return self.models.numbers["assumed"] > 0
+
+    @property
+    def fixed(self) -> float:
+        """Time that kernels take whatever their size [s]."""
+        return float(self.models.numbers["launch"][self.classes] @ self.graph.column("launches"))
+
+    @property
+    def unmodelled(self) -> dict[str, float]:
+        """Time of operations that are timed by the bytes they move, by name [s]."""
+        found = defaultdict[str, float](float)
+        for index, ((kind, *_), fit) in enumerate(zip(self.models.classes, self.models.fits, strict=True)):
+            for place in np.flatnonzero(self.classes == index) if fit is None and kind not in _UNTIMED else ():
+                found[self.graph.labels[place][0]] += float(self.hot[place])
+        return found
+
+    @property
+    def stand_ins(self) -> dict[str, float]:
+        """Time of operations that nobody measured on this machine, by the note that says what is known instead [s]."""
+        found, sizes = defaultdict[str, float](float), {name: self.graph.column(name) for name in "mnk"}
+        for index, ((kind, variant, dtype), fit, context) in enumerate(zip(*self.models[:3], strict=True)):
+            unaligned = isolated.find_unaligned(self.platform, kind, variant, dtype, sizes) & (self.classes == index)
+            if unaligned.any():
+                slow = self.seconds * unaligned
+                module = self.graph.labels[int(slow.argmax())][4]
+                found[isolated.say_unaligned(self.platform, dtype, module)] += float(slow.sum())
+            if fit and fit.stands_for and kind not in _UNTIMED:
+                found["".join(fit.notes[:1]) or f"{kind} was not measured"] += float(self.totals[index])
+            if context and context.kind == "assumed" and kind not in _UNTIMED:
+                note = "".join(context.notes[:1]) or f"{kind} was not measured in iterations"
+                found[note] += float(self.totals[index])
+        return found
 
 
 def _size_rows(
@@ -72,8 +113,7 @@ def _size_rows(
         return dict.fromkeys(names, np.zeros((len(graph), *[1] * (lookups.ndim - 1))))
     out = {name: np.zeros(lookups.shape) for name in names}
     itemsize = graph.tables[0].itemsize if graph.tables else itemsize
-    counts = lookups[touched]
-    dim = graph.column("dim")[touched]
+    counts, dim = lookups[touched], graph.column("dim")[touched]
     out["row_bytes"][touched] = counts * row_traffic(dim, itemsize, granularity)
     distant = miss_share(graph.traffic / PAGE, capacity=entries)  # rows of a gradient that was zeroed just before
     kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
@@ -108,8 +148,8 @@ def _size_rows(
     return out
 
 
-def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) -> _Models:
-    """What prices these classes: fits, contexts if they are `scaled`, and their numbers as arrays over classes."""
+def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) -> Models:
+    """What prices these classes; contexts only where times are `scaled`."""
     kernels, find = platform.kernels, platform.context.find
     fits = [isolated.find_stand_in(kernels, kind, variant=variant, dtype=own) for kind, variant, own in classes]
     contexts = [find(kind, variant.replace("_last", ""), own) if scaled else None for kind, variant, own in classes]
@@ -118,7 +158,7 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
         assumed = fit is None or fit.kind == "assumed"
         row = {
             "form": fit.form if fit else "",
-            "timed": float(kind not in ("collective", "host")),
+            "timed": float(kind not in _UNTIMED),
             "peak": platform.device.peaks[own].value,
             "again": _AGAIN.get(variant.removeprefix("fused."), 1.0),
             "passes": 2.0 if {kind, f"{kind}.{variant}"} & _UPDATES else 1.0,
@@ -134,31 +174,15 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
         row |= {f"{row['form']}.{name}": value for name, value in (fit or {}).items()}
         rows.append(row | {f"context.{name}": value for name, value in {**_USUAL, **(context or {})}.items()})
     names = dict.fromkeys(name for row in rows for name in row)
-    return fits, contexts, {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
+    numbers = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
+    return Models(classes, fits, contexts, numbers)
 
 
-def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", ranks: int = 1) -> list[Costs]:
-    """Price every operation of some graphs, such as those of several ranks, all in one pass.
+def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[Models, np.ndarray]:
+    """Operation classes with what prices them, and the number of the class of every operation.
 
-    `dtype` is the data type whose peak applies to operations without their own. An operation class without a kernel
-    model is timed as traffic and named. Of a CPU the `ranks` that take part share the last cache.
-
-    Notes
-    -----
-    Every operand comes from the memory level that its reuse distance in the iteration asks for: that is the difference
-    between ``hot`` and ``cold``. What an iteration adds beyond is in `perfkit.models.kernels.in_context`.
+    An operation in a format whose peak is not known counts as one in `dtype`.
     """
-    if any(graph.columns or graph.sizes is not None for graph in graphs):
-        raise ValueError("sizes are arrays; find their times with perfkit.sweep")
-    classes, models, number = classify(graphs, platform, dtype)
-    columns = (*time_operations(graphs, platform, dtype, ranks, models, number), models[2]["assumed"][number], number)
-    ends = np.cumsum([len(graph) for graph in graphs])[:-1]
-    parts = zip(graphs, *(np.split(values, ends) for values in columns), strict=True)
-    return [_account(graph, platform, classes, models, *part) for graph, *part in parts]
-
-
-def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[tuple[_Class, ...], _Models, np.ndarray]:
-    """Operation classes, what prices them, and the class of every operation; a format without a peak is the general."""
     check_choice("dtype", dtype, platform.device.peaks)
     known: dict[_Class, int] = {}
     numbers = []
@@ -178,13 +202,13 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[t
     classes = tuple(known)
     family = graphs[0].family if graphs else ""  # scales of a GPU are those of the families they were fitted to
     scaled = platform.device.kind == "cpu" or not family or bool({family, ANY} & {*platform.context.iterations})
-    models = platform.memo.get((scaled, classes))
-    models = models or platform.memo.setdefault((scaled, classes), _find_models(platform, classes, scaled))
-    return classes, models, np.concatenate(numbers)
+    if (scaled, classes) not in platform.memo:
+        platform.memo[scaled, classes] = _find_models(platform, classes, scaled)
+    return platform.memo[scaled, classes], np.concatenate(numbers)
 
 
 def _find_attention(key: _Class, width: float, platform: Platform) -> _Class:
-    """The class of attention with its kernel: the one that is named, where the device has it, else PyTorch's choice."""
+    """The class of attention with its kernel: the named one, if the device has it, else the one PyTorch chooses."""
     kind, (phase, _, named), dtype = key[0], key[1].partition("."), key[2]
     device, half = platform.device.capability, DTYPES[dtype] <= 2
     taken = pick_attention(width, width, half=half, capability=device.value if device else 0.0)
@@ -193,24 +217,24 @@ def _find_attention(key: _Class, width: float, platform: Platform) -> _Class:
 
 
 def list_attention(graph: Graph, platform: Platform) -> list[str]:
-    """Fused kernels of attention that a graph takes on a GPU, by name."""
-    classes = classify([graph], platform, graph.dtype)[0]
+    """Names of the fused kernels of attention that a graph runs on a GPU."""
+    classes = classify([graph], platform, graph.dtype)[0].classes
     return sorted({variant.partition(".")[2] for kind, variant, _ in classes if kind == "attention"} - {""})
 
 
 def _size_operations(
-    graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, models: _Models, number: np.ndarray
+    graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, models: Models, number: np.ndarray
 ) -> dict[str, Array]:
     """Sizes of every operation, and the parameters of what prices its class."""
     more = [1] * bool(graphs[0].columns or graphs[0].repeats is not None)  # an axis of configurations
-    sizes = {name: values[number].reshape(-1, *more) for name, values in models[2].items()}
+    sizes = {name: values[number].reshape(-1, *more) for name, values in models.numbers.items()}
     caches, granularity = platform.share_caches(ranks), 64.0 if platform.device.kind == "cpu" else 32.0
     rows = [_size_rows(graph, caches, platform.page_entries, granularity, DTYPES[dtype]) for graph in graphs]
     join: Any = np.concatenate if len(graphs) > 1 else itemgetter(0)  # which copies nothing
     sizes |= {name: join([graph.column(name) for graph in graphs]) for name in FEATURES}
     sizes |= {name: join([part[name] for part in rows]) for name in rows[0]}
     sizes["nbytes"] = join([graph.traffic for graph in graphs])
-    for level, capacity in zip(("l2", "l3"), caches, strict=True) if "additive" in models[2]["form"] else ():
+    for level, capacity in zip(("l2", "l3"), caches, strict=True) if "additive" in models.numbers["form"] else ():
         far = []
         for graph in graphs:
             nbytes = graph.accesses[:, 2] * miss_share(graph.distances, capacity=capacity)
@@ -221,22 +245,37 @@ def _size_operations(
 
 def size_operations(graph: Graph, platform: Platform) -> dict[str, Array]:
     """Sizes of the operations of one rank as the forms of kernels take them: bytes by cache, lookups, page walks."""
-    _, models, number = classify([graph], platform, graph.dtype)
-    return _size_operations([graph], platform, graph.dtype, 1, models, number)
+    return _size_operations([graph], platform, graph.dtype, 1, *classify([graph], platform, graph.dtype))
 
 
-def time_operations(
-    graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, models: _Models, number: np.ndarray
-) -> tuple[Array, Array, Array, Array]:
-    """Time of every operation inside an iteration, of the kernel alone, of distant operands [s], and page walks."""
+def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", ranks: int = 1) -> list[Costs]:
+    """Price every operation of some graphs, such as those of several ranks, all in one pass.
+
+    `dtype` is the data type of operations without their own. An operation class without a kernel model is timed by the
+    bytes it moves. The `ranks` of a CPU share its last cache. The sizes of a single graph may be arrays over
+    configurations; then its times are arrays, too.
+
+    Notes
+    -----
+    Every operand comes from the memory level that its reuse distance in the iteration asks for: the difference between
+    ``hot`` and ``cold``. `perfkit.models.kernels.in_context` has what an iteration adds beyond that.
+    """
+    models, number = classify(graphs, platform, dtype)
     sizes = _size_operations(graphs, platform, dtype, ranks, models, number)
     hot, cold = _price_alone(sizes, platform)
     hot = isolated.slow_unaligned(sizes, hot)
     # further kernels of the operation, or none where it is a part of the one before
     hot = sizes["timed"] * np.maximum(hot + (sizes["launches"] - 1) * sizes["launch"], 0.0)
     context: dict[str, Any] = {name: sizes[f"context.{name}"] for name in _USUAL}
-    found = in_context({"hot": hot, "cold": cold, "page_walks": sizes["page_walks"]}, **context)
-    return sizes["timed"] * found, hot, cold, sizes["page_walks"]
+    alone = {"hot": hot, "cold": cold, "page_walks": sizes["page_walks"]}
+    seconds = sizes["timed"] * in_context(alone, **context)
+    ends = np.cumsum([len(graph) for graph in graphs])[:-1]
+    columns = [np.split(values, ends) for values in (number, seconds, *alone.values())]
+    found = []
+    for graph, number, seconds, hot, cold, walks in zip(graphs, *columns, strict=True):
+        sums = _add_up_classes(graph, platform, models, number, seconds, hot)
+        found.append(Costs(graph, platform, models, seconds, hot, cold, walks, number, *sums))
+    return found
 
 
 def find_members(chosen: Any) -> Any:
@@ -247,7 +286,7 @@ def find_members(chosen: Any) -> Any:
 
 
 def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Array]:
-    """Time of the isolated kernels with near operands, and what distant ones add: nothing under a roofline."""
+    """Time of isolated kernels with near operands, and what distant operands add: nothing under a roofline [s]."""
     hot = np.zeros(sizes["nbytes"].shape)
     cold = np.zeros(hot.shape if "additive" in sizes["form"] else sizes["timed"].shape)
     # of configurations apart by what they have: nothing is computed for what has none
@@ -293,62 +332,38 @@ def find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]
     return {"nbytes": nbytes, "bandwidth": bandwidth}
 
 
-def spread_classes(
-    graph: Graph, platform: Platform, classes: tuple[_Class, ...], models: _Models, number: np.ndarray,
-    seconds: Array, hot: Array,
-) -> Array:  # fmt: skip
-    """Time of each class [s], mean spread of its logarithm, time of odd sizes [s], the longest of these."""
-    totals, spreads, odd, worst = found = np.zeros((4, len(classes), *hot.shape[1:]))
-    for index, ((kind, variant, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
+def _add_up_classes(
+    graph: Graph, platform: Platform, models: Models, number: np.ndarray, seconds: Array, hot: Array
+) -> Array:
+    """Time of each class [s], and the mean spread of its logarithm [-]."""
+    totals, spreads = found = np.zeros((2, len(models.classes), *seconds.shape[1:]))
+    for index, ((kind, variant, own), fit, context) in enumerate(zip(*models[:3], strict=True)):
         members = find_members(number == index)
         fitted = context and (not context.dtypes or own in context.dtypes)  # to iterations in this format
-        times, alone = hot[members], np.asarray(fit.spread if fit else float(kind != "host"))
-        totals[index] = seconds[members].sum(axis=0)
+        often = 1.0 if graph.repeats is None else graph.repeats[members, None]
+        times, alone = often * seconds[members], np.asarray(fit.spread if fit else float(kind != "host"))
+        totals[index] = times.sum(axis=0)
         if fit and not fitted and fit.spread_time is not None:
-            weights = times if graph.repeats is None else graph.repeats[members, None] * times
-            whole, mean = weights.sum(axis=0), (fit.spread_at(times) * weights).sum(axis=0)
+            weights = often * hot[members]
+            whole, mean = weights.sum(axis=0), (fit.spread_at(hot[members]) * weights).sum(axis=0)
             alone = np.divide(mean, whole, out=np.full(np.shape(whole), 1.0 * fit.spread), where=whole > 0)
         spreads[index] = np.hypot(context.spread if context else 0.0, 0.0 if fitted else alone)
         if kind in ("gemm", "bmm") and platform.device.kind != "cpu":
             sizes = {name: graph.column(name)[members] for name in "mnk"}
-            slow = seconds[members] * isolated.find_unaligned(platform, kind, variant, own, sizes)
-            odd[index] = slow.sum(axis=0)
-            worst[index] = np.flatnonzero(number == index)[slow.argmax(axis=0)] if len(slow) else 0
-            share = odd[index] / np.maximum(totals[index], _TINY)
+            slow = times * isolated.find_unaligned(platform, kind, variant, own, sizes)
+            share = slow.sum(axis=0) / np.maximum(totals[index], _TINY)
             spreads[index] = np.hypot(spreads[index], isolated.list_unaligned(platform)[2] * share)
+        if kind not in _UNTIMED:
+            check_time(f"{kind} on {platform.name!r}", float(totals[index].max()), float(spreads[index].max()), ())
     return found
-
-
-def _account(
-    graph: Graph, platform: Platform, classes: tuple[_Class, ...], models: _Models,
-    seconds: Array, hot: Array, cold: Array, walks: Array, assumed: np.ndarray, number: np.ndarray,
-) -> Costs:  # fmt: skip
-    """Costs of one graph."""
-    totals, spreads, odd, worst = spread_classes(graph, platform, classes, models, number, seconds, hot)
-    unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
-    for index, ((kind, _, own), fit, context) in enumerate(zip(classes, *models[:2], strict=True)):
-        if kind in ("collective", "host"):
-            continue
-        if odd[index]:
-            stand_ins[isolated.say_unaligned(platform, own, graph.labels[int(worst[index])][4])] += float(odd[index])
-        check_time(f"{kind} on {platform.name!r}", float(totals[index]), float(spreads[index]), ())
-        if fit is None:
-            for member in np.flatnonzero(number == index):
-                unmodelled[graph.labels[member][0]] += float(hot[member])
-        elif fit.stands_for and index in number:
-            stand_ins["".join(fit.notes[:1]) or f"{kind} was not measured"] += float(totals[index])
-        if context and context.kind == "assumed":
-            stand_ins["".join(context.notes[:1]) or f"{kind} was not measured in iterations"] += float(totals[index])
-    fixed = float(models[2]["launch"][number] @ graph.column("launches"))
-    return Costs(seconds, hot, cold, walks, spreads[number], assumed, number, unmodelled, stand_ins, fixed)
 
 
 def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
     """Host time of every operation up to its first launch, and from there to its last [s].
 
     The platform's ``host`` overheads are ``gap`` (T1), ``before_launch`` (T2), ``after_launch`` (T3), ``launch`` (T4),
-    ``between_launches`` (T5) and ``bare`` (a call without a launch), the same for all operations or, as in
-    ``before_launch.gemm.backward``, by class and phase or variant.
+    ``between_launches`` (T5) and ``bare`` (a call without a launch). They are the same for all operations or, as
+    ``before_launch.gemm.backward``, those of a class and of its phase or variant.
 
     Notes
     -----
@@ -382,19 +397,5 @@ def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
 
 
 def join_host(device: Any, host: Any, whole: Fit | None) -> Any:
-    """Time of iterations from that of device and host [s]: of the slower; where steps were fitted, of both softly."""
+    """Time of an iteration [s]: that of the slower of device and host, or a smooth maximum where steps were fitted."""
     return smooth_maximum(device, host, sharpness=whole.get("sharpness", np.inf) if whole else np.inf)
-
-
-def time_rank(kind: Kind, seconds: Array, platform: Platform, whole: Fit | None) -> RankTimes:
-    """Put the host time of every operation beside its own [s]; from the fit of whole iterations where there is one."""
-    graph, slowdown, cpu = kind.graph, kind.slowdown, platform.device.kind == "cpu"
-    if whole is not None and "per_operation" in whole:
-        first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
-    else:
-        first, more = price_host(graph, platform)
-    if graph.execution == "graphs":  # the first launch is that of all
-        first[1:], more[:] = 0.0, 0.0
-    if whole is not None:
-        first[graph.collectives] += whole.get("per_resume", 0.0)
-    return RankTimes(kind, slowdown * seconds, first * (slowdown if cpu else 1.0), more)

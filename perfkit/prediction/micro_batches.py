@@ -8,7 +8,7 @@ import numpy as np
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import classify, join_host, price_host, spread_classes, time_operations
+from perfkit.prediction.cost import join_host, price, price_host
 from perfkit.prediction.ranks import RankTimes, price_group
 from perfkit.workloads.blocks import Cut, record_part
 from perfkit.workloads.execution import execute
@@ -35,8 +35,10 @@ def price_part(model: Transformer, platform: Platform, cut: Cut, execution: str 
     """Times of a micro-batch on one rank by region and phase [s], trained numbers [-] and spread, for every cut."""
     graph, weights = record_part(model, cut)
     [graph] = execute([graph], execution)
-    classes, models, number = classify([graph], platform, graph.dtype)
-    seconds, hot, *_ = time_operations([graph], platform, graph.dtype, 1, models, number)
+    inside = np.array([label[4].startswith("layers") for label in graph.labels])
+    often = np.where(inside, float(model.layers), 1.0)
+    [cost] = price([replace(graph, repeats=often)], platform, dtype=graph.dtype)
+    seconds = cost.seconds
     names, kinds, variants, phases, modules = (np.array(column) for column in zip(*graph.labels, strict=True))
     exchange, added = np.zeros(seconds.shape), names == "add_"
     for operation in np.unique(names[graph.collectives]):
@@ -54,7 +56,6 @@ def price_part(model: Transformer, platform: Platform, cut: Cut, execution: str 
             out[f"{name}.host.{phase}"] = host[here & ~added].sum()
         out[f"{name}.weights"], out[f"{name}.host.added"] = weights[name], host[own & added].sum()
         out[f"{name}.added"] = seconds[own & added].sum(axis=0)
-    inside = np.char.startswith(modules, "layers")
     again = 0
     for phase in ("forward", "backward"):
         cores = np.flatnonzero(np.char.endswith(modules, "attention") & (phases == phase) & np.isin(kinds, CORES))
@@ -66,12 +67,9 @@ def price_part(model: Transformer, platform: Platform, cut: Cut, execution: str 
         out[name] = seconds[own].sum(axis=0) / sum(weights.values())
     call = Graph((("all_to_all", "collective", "all_to_all", "forward", ""),), _CALL, np.zeros((0, 4)))
     out["call"] = np.add(*price_host(call, platform))[0]
-    often = np.where(inside, float(model.layers), 1.0)
-    whole = replace(graph, repeats=often)
-    times, spreads, *_ = spread_classes(whole, platform, classes, models, number, often[:, None] * seconds, hot)
     # kernels of a kind have one fit and one scale, so that they err together, and so does all that is only assumed
-    causes = np.where(models[2]["assumed"] > 0, "", [kind for kind, *_ in classes])
-    errors = spreads * times / times.sum(axis=0)
+    causes = np.where(cost.assumed, "", [kind for kind, *_ in cost.models.classes])
+    errors = cost.spread * cost.totals / cost.totals.sum(axis=0)
     out["spread"] = np.sqrt(sum(np.square(errors[causes == cause].sum(axis=0)) for cause in np.unique(causes)))
     return {name: np.broadcast_to(values, seconds.shape[1]) for name, values in out.items()}
 
@@ -120,7 +118,7 @@ def size_copies(s: Strategy, micro: Any, narrow: float) -> tuple[Array, float]:
     return np.where(straight, (1.0 + narrow) / 2.0, 1.0), narrow
 
 
-def join_hosts(rank: RankTimes, durations: Array, whole: Fit | None) -> RankTimes:
+def join_hosts(rank: RankTimes, whole: Fit | None) -> RankTimes:
     """Times of a rank whose host begins each pass with its device, as it waits for messages: both join softly."""
     graph, seconds = rank.kind.graph, rank.seconds.copy()
     marks, own = graph.kernels["host", "host"], graph.collectives
@@ -128,7 +126,7 @@ def join_hosts(rank: RankTimes, durations: Array, whole: Fit | None) -> RankTime
     work = np.delete(np.arange(len(graph)), own)
     beside = seconds[work[np.searchsorted(work, own)]]  # keys go round beside the next kernel
     hides = [graph.labels[place][0] == "send_recv" for place in own]
-    busy[own] = np.where(groups < PASSED, np.maximum(durations - np.where(hides, beside, 0.0), 0.0), 0.0)
+    busy[own] = np.where(groups < PASSED, np.maximum(rank.durations - np.where(hides, beside, 0.0), 0.0), 0.0)
     device, host = (np.add.reduceat(each, begins) for each in (busy, rank.host + rank.spacing))
     rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.spacing)]  # the update is not waited for
     device[-1], host[-1] = device[-1] - rest[0], host[-1] - rest[1]

@@ -1,4 +1,4 @@
-"""Which ranks meet in which collectives, which ranks are alike, what each executes, and what every collective takes."""
+"""Ranks of an iteration: what each executes, which are alike, which meet in a collective, and how long each takes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,10 +8,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from perfkit.fitting import Fit
 from perfkit.ground.units import Array, check_choice, check_positive, show
 from perfkit.platform.collectives import CollectiveTime
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
+from perfkit.prediction.cost import price_host
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, Graph
 from perfkit.workloads.placement import Plan
@@ -43,10 +45,10 @@ Work: TypeAlias = Workload | Graph | Sequence[Graph]
 
 
 class Kind(NamedTuple):
-    """Ranks that are alike in what they do and in whom they meet.
+    """Ranks that execute the same and meet the same kinds of ranks.
 
-    `groups` are the ranks of each communicator of the first of them, by their number in the graph; `communicators` that
-    of each collective in program order, the same number on all kinds that share it [-].
+    `groups` are the ranks of each communicator of the first of them, by its number in the graph. `communicators` is the
+    communicator of each collective in program order: the same number on all kinds that share it [-].
     """
 
     graph: Graph
@@ -58,15 +60,17 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RankTimes:
-    """What a kind of rank executes: a time for each operation in program order, zero for collectives [s].
+    """What a kind of rank executes: the time of each operation in program order, zero for collectives [s].
 
-    `host` is the time of the host up to the first launch of each operation, and `spacing` from there to its last [s].
+    `host` is the time of the host up to the first launch of each operation, `spacing` from there to its last, and
+    `durations` is the time of each collective [s].
     """
 
     kind: Kind
     seconds: Array
     host: Array
     spacing: Array
+    durations: Array
 
     @cached_property
     def awaited(self) -> list[tuple[int, int]]:
@@ -89,8 +93,10 @@ class RankTimes:
 
     @cached_property
     def pieces(self) -> np.ndarray:
-        """Where pieces begin and end: after collectives and transfers and at waits; numbers of the collectives that
-        each waits for before and launches at its end, or how many there are.
+        """Where pieces begin and end: after collectives and transfers, and at waits.
+
+        With each stand the number of the collective that it waits for and of the one it launches at its end; where it
+        has none, how many collectives there are.
         """
         graph, n, none = self.kind.graph, len(self.seconds), len(self.kind.graph.collectives)
         bounds = {0, n, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
@@ -100,19 +106,18 @@ class RankTimes:
         launches[graph.collectives] = np.arange(none)
         return np.stack([begins, ends, waits, np.where(begins < ends, launches[ends - 1], none)])
 
-    def add_up(self, device: bool, slower: float) -> tuple[Array, Array, Array]:
+    def add_up(self, device: bool) -> tuple[Array, Array, Array]:
         """Host and device time before each operation, and how far its end is from the second on a free device [s].
 
         Kernels of a CPU run on the host itself, which launches nothing ahead. A collective does not end on its own.
         """
         if not device:
-            done = np.append(0.0, np.cumsum(slower * self.host + self.seconds))
+            done = np.append(0.0, np.cumsum(self.host + self.seconds))
             return np.zeros(len(done)), done, np.full(len(done), -np.inf)
-        host, spacing, graph = slower * self.host, slower * self.spacing, self.kind.graph
-        last = self.seconds / np.maximum(graph.column("launches"), 1.0)
-        issued, done = (np.append(0.0, np.cumsum(times)) for times in (host + spacing, self.seconds))
-        ends = np.maximum(issued[1:] - spacing + self.seconds, issued[1:] + last)
-        ends[graph.collectives] = -np.inf
+        last = self.seconds / np.maximum(self.kind.graph.column("launches"), 1.0)
+        issued, done = (np.append(0.0, np.cumsum(times)) for times in (self.host + self.spacing, self.seconds))
+        ends = np.maximum(issued[1:] - self.spacing + self.seconds, issued[1:] + last)
+        ends[self.kind.graph.collectives] = -np.inf
         return issued, done, np.append(ends - done[1:], -np.inf)
 
 
@@ -142,6 +147,8 @@ def find_graphs(
     if execution == "graphs" and platform.device.kind == "cpu":
         raise ValueError(f"execution is 'graphs'; {platform.name!r} is a CPU, which has none; take eager or compiled")
     graphs = listed if captured else what.graphs(count, plan, accelerator=platform.device.kind != "cpu")
+    if any(graph.columns or graph.sizes is not None for graph in graphs):
+        raise ValueError("sizes are arrays; find their times with perfkit.sweep")
     return what, execute(graphs, execution), count
 
 
@@ -240,10 +247,12 @@ def price_group(where: Platform, operation: str, nbytes: Array, count: int, node
     return found
 
 
-def time_collectives(kinds: Sequence[Kind], platform: Platform) -> tuple[list[Array], tuple[str, ...]]:
-    """Time of each collective of every kind of rank [s], and what makes them less sure than their spread says.
+def time_collectives(
+    kinds: Sequence[Kind], platform: Platform, whole: Fit | None = None
+) -> tuple[list[Array], tuple[str, ...]]:
+    """Time of each collective of every kind of rank [s], and what makes these times less certain than their spread.
 
-    Ranks fill one node after the other.
+    Ranks fill one node after the other. `whole` is the fit of whole iterations: collectives inside them take longer.
     """
     durations = [np.zeros(len(kind.graph.collectives)) for kind in kinds]
     local, wanted = platform.network.ranks_per_node, dict[tuple[str, Ranks], list[tuple[Array, int, float]]]()
@@ -261,4 +270,27 @@ def time_collectives(kinds: Sequence[Kind], platform: Platform) -> tuple[list[Ar
         notes |= dict.fromkeys(found.notes)
         for (times, index, _), seconds in zip(members, found.time.tolist(), strict=True):
             times[index] = seconds
+    if whole is not None:
+        delay = whole.get("per_collective", 0.0) if sum(len(kind.ranks) for kind in kinds) > 1 else 0.0
+        durations = [whole["scale"] * times + delay for times in durations]
     return durations, tuple(notes)
+
+
+def time_rank(kind: Kind, seconds: Array, durations: Array, platform: Platform, whole: Fit | None) -> RankTimes:
+    """Times of the operations of a rank inside an iteration, of its collectives, and of its host [s].
+
+    `whole` is the fit of whole iterations, if there is one: it scales times, and may hold the time of the host.
+    """
+    graph, slowdown = kind.graph, kind.slowdown
+    if whole is not None and "per_operation" in whole:
+        first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
+    else:
+        first, more = price_host(graph, platform)
+    if graph.execution == "graphs":  # the first launch is that of all
+        first[1:], more[:] = 0.0, 0.0
+    if whole is not None:
+        first[graph.collectives] += whole.get("per_resume", 0.0)
+        seconds = whole["scale"] * seconds
+    if platform.device.kind == "cpu":
+        first = slowdown * first
+    return RankTimes(kind, slowdown * seconds, first, more, durations)

@@ -8,29 +8,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from perfkit.ground.files import write_text
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, check_type, format_time, rank_largest
 from perfkit.platform.estimates import check_time, find_interval, warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.prediction import accounts
-from perfkit.prediction.cost import join_host, list_attention, price, time_rank
-from perfkit.prediction.events import make_events
+from perfkit.prediction import accounts, uncertainty
+from perfkit.prediction.cost import join_host, list_attention, price
+from perfkit.prediction.events import list_events
 from perfkit.prediction.memory import Memory, find_shortage, measure_memory
 from perfkit.prediction.micro_batches import join_hosts
-from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives
-from perfkit.prediction.sensitivity import find_sensitivity
+from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives, time_rank
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.prediction.stages import find_stages
-from perfkit.prediction.uncertainty import CONTEXT, find_host_error, find_spread, list_notes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy
 
 #: Pictures of an iteration.
 CHARTS = ("breakdown", "timeline", "modules")
-#: What is said where the host sets the pace.
+#: Warning where the host sets the pace.
 _ASSUMED = "the host sets the pace, and how fast it is was assumed from another machine"
 
 
@@ -43,7 +43,7 @@ class Prediction(Tabular):
     workload : Workload or Graph
         What was priced.
     platform : Platform
-        On what.
+        Where it runs.
     ranks : int
         Ranks that take part [-].
     time : float
@@ -51,21 +51,21 @@ class Prediction(Tabular):
     spread : float
         Standard deviation of the logarithm of the time [-].
     parts : mapping of (str, str) to (int, float)
-        Operations and time of the slowest rank by phase and class; the times sum to `time` [s].
+        Number and time of the operations of the slowest rank, by phase and class; the times sum to `time` [s].
     lower_bound : float
-        Time of the busiest single resource, no dependency honoured [s].
+        Time of the busiest single resource, without any dependency [s].
     serial : float
-        Time of everything one after another, waiting aside [s].
+        Time of everything one after another, without waiting [s].
     latency : float
         Time of a first iteration from a common start [s].
     device_time : float
         Steady-state time if the host had launched everything before [s].
     fixed_time : float
-        What the kernels of the slowest rank take whatever their size [s].
+        Time that the kernels of the slowest rank take whatever their size [s].
     execution : str
         ``eager``, ``compiled`` or ``graphs``.
     unmodelled : mapping of str to float
-        Operations without a model of their own and the time they were given as memory traffic [s].
+        Operations without a model, which are timed by the bytes they move, and their time [s].
     warnings : tuple of str
         What to know before trusting the number.
     """
@@ -92,22 +92,18 @@ class Prediction(Tabular):
         check_time(f"{self.workload.description} on {self.platform.name!r}", self.time, self.spread, parts)
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
-        """Range that holds the measured time in a share of cases.
+        """Range that holds the measured time with the probability `level` [s].
 
         Parameters
         ----------
         level : float
-            That share, between 0 and 1 [-].
-
-        Returns
-        -------
-        low, high : float
-            Ends of the range [s]."""
+            Probability between 0 and 1 [-].
+        """
         return find_interval(self.time, self.spread, level)
 
     @property
     def bottleneck(self) -> str:
-        """What sets the pace: data or the host where a device waits for them, else the class with the largest part."""
+        """What sets the pace: data or the host if the device waits for them, else the class with the largest part."""
         if ("", "loading") in self.parts:
             return "input-bound"
         device = self.time - accounts.sum_kinds(self.parts, "host", "handover")
@@ -132,21 +128,23 @@ class Prediction(Tabular):
     table = breakdown  # what all results have
 
     def timeline(self, level: str = "operation", *, depth: int | None = None) -> Table:
-        """Start and end of every operation, module or stage of one steady-state iteration; alike ranks are listed once.
+        """Start and end of every operation, module or stage of one steady-state iteration.
+
+        Ranks that do the same are listed once.
 
         Parameters
         ----------
         level : str
             ``operation``; ``module`` or ``stage`` (forward, backward, update): from its first operation to its last.
         depth : int, optional
-            Names of a module's path that are told apart; all of them, unless given [-].
+            How many names of a module's path count; all of them, unless given [-].
 
         Returns
         -------
         frame : polars.DataFrame
             rank, stream, operation, name, kind, phase, module, start_s [s], end_s [s]; of modules and stages rank,
-            stream, phase, module, operations [-], start_s [s], end_s [s]. What is no operation comes last, without a
-            number: ``handover`` (host and device wait for one another at times), and ``loading``.
+            stream, phase, module, operations [-], start_s [s], end_s [s]. The last rows are no operations and have no
+            number: ``handover``, when host and device wait for each other, and ``loading``.
         """
         check_choice("level", level, ("operation", "module", "stage"))
         frame = accounts.list_operations(self._timeline.lanes)
@@ -158,31 +156,32 @@ class Prediction(Tabular):
         Parameters
         ----------
         depth : int or None
-            Names of a module's path that are told apart; None for all of them [-].
+            How many names of a module's path count; None for all of them [-].
         rank : int, optional
-            Which rank; the one with most work, unless given [-].
+            Which rank; the one with the most work, unless given [-].
 
         Returns
         -------
         frame : polars.DataFrame
-            module (empty for what belongs to none, and between iterations), operations [-], forward_s, backward_s,
-            update_s [s], idle_s (part of those three) [s], share [-], in program order; the three sum to the time, with
-            rows of their own for what `timeline` has last, under update.
+            module (empty for operations of no module and for idle time between iterations), operations [-], forward_s,
+            backward_s, update_s [s], idle_s (part of those three) [s], share [-], in program order. The three sum to
+            the time; ``handover`` and ``loading`` have their own rows, under update.
         """
         check_type("rank", rank, int | None)
         lanes = self._timeline.lanes
-        busiest = lanes[rank_largest([float(lane.seconds.sum()) for lane in lanes])[0]]
-        found = [busiest] if rank is None else [lane for lane in lanes if rank in lane.kind.ranks]
+        busiest = lanes[rank_largest([float(lane.times.seconds.sum()) for lane in lanes])[0]]
+        found = [busiest] if rank is None else [lane for lane in lanes if rank in lane.times.kind.ranks]
         if not found:
             raise ValueError(f"rank is {rank}; the ranks are 0 to {self.ranks - 1}; choose one of these")
         return accounts.sum_modules(found[0], depth)
 
     def idle(self) -> Table:
-        """Time in which compute streams work, and are idle, by cause; alike ranks are listed once.
+        """Busy and idle time of the compute streams, by cause; ranks that do the same are listed once.
 
-        Columns rank, ranks (so many are alike) [-]; busy_s; stolen_s (what collectives in flight took from operations
-        on the same core); host_s (nothing was launched, with handover and loading); communication_s (a collective that
-        had to end was in flight); waiting_s (it waited for other ranks) [s]; those of a rank sum to the time.
+        Columns rank, ranks (how many do the same) [-]; busy_s; stolen_s (how much longer operations take because of
+        collectives on the same core); host_s (nothing is launched, with handover and loading); communication_s (a
+        collective that the stream waits for is in flight); waiting_s (that collective waits for other ranks) [s]. The
+        times of a rank sum to the time.
         """
         return self._tabulate(accounts.sum_idle)
 
@@ -190,7 +189,7 @@ class Prediction(Tabular):
         """The chain of operations that sets the time: each starts when the previous one ends, on any rank and stream.
 
         Columns rank, stream (``host`` while an operation is launched), operation, name, kind, phase, module, start_s,
-        end_s [s]; ``handover`` and ``loading`` are no operations and stand at the end; the steps sum to the time.
+        end_s [s]. ``handover`` and ``loading`` come last. The steps sum to the time.
         """
         return accounts.find_critical_path(self._timeline.lanes)
 
@@ -202,26 +201,28 @@ class Prediction(Tabular):
         path : str or Path
             File to write, such as ``iteration.json``.
         ranks : int
-            Most ranks written; where there are more, some of every kind [-].
+            Most ranks to write; if there are more, some of every kind [-].
         """
         most, lanes = check_positive("ranks", ranks, integer=True), self._timeline.lanes
-        order = sorted((n, rank, index) for index, lane in enumerate(lanes) for n, rank in enumerate(lane.kind.ranks))
-        events = make_events(lanes, dict(sorted(row[1:] for row in order[:most])))
+        order = sorted(
+            (n, rank, index) for index, lane in enumerate(lanes) for n, rank in enumerate(lane.times.kind.ranks)
+        )
+        events = list_events(lanes, dict(sorted(row[1:] for row in order[:most])))
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
         return write_text(path, f'{{"displayTimeUnit": "ms", "otherData": {notes}, "traceEvents": [\n{lines}\n]}}\n')
 
     def memory(self) -> Memory:
-        """Memory of the fullest rank by what it holds: parameters, gradients, states, activations and more."""
-        graphs = [lane.kind.graph for lane in self._timeline.lanes]
+        """Memory of the rank that needs most, by use: parameters, gradients, states, activations and more."""
+        graphs = [lane.graph for lane in self._timeline.lanes]
         return measure_memory(graphs, self.platform, getattr(self.workload, "optimizer", "sgd"))
 
     throughput, mfu, cost = property(accounts.find_throughput), property(accounts.find_mfu), accounts.find_cost
-    sensitivity = find_sensitivity
+    sensitivity = uncertainty.find_sensitivity
 
     @property
     def fits(self) -> bool | None:
-        """Whether every rank has the memory; None where that of the device is not known."""
+        """Whether every rank has enough memory; None if the memory of the device is not known."""
         return self.memory().fits
 
     @property
@@ -231,18 +232,18 @@ class Prediction(Tabular):
         return [parts[place] for place in rank_largest([seconds for _, (_, seconds) in parts])]
 
     def _tabulate(self, account: Callable[[accounts.Lane], Mapping[str, float]]) -> Table:
-        """A row for every kind of rank."""
+        """A row for every kind of rank, with the columns of an account."""
         import polars
 
-        kinds = [(lane, lane.kind.ranks) for lane in self._timeline.lanes]
+        kinds = [(lane, lane.times.kind.ranks) for lane in self._timeline.lanes]
         return polars.DataFrame([{"rank": own[0], "ranks": len(own), **account(lane)} for lane, own in kinds])
 
     def communication(self) -> Table:
-        """What ranks spend on collectives, and how much of it operations hide; alike ranks are listed once.
+        """Time of ranks in collectives, and how much of it is hidden; ranks that do the same are listed once.
 
-        Columns rank, ranks (so many are alike) [-]; total_s, with a collective in flight; exposed_s, while the compute
-        stream is idle, or taken from operations on the same core; overlapped_s, the rest of it; waiting_s, for other
-        ranks before a collective [s]; exposed_share, waiting_share of the iteration [-].
+        Columns rank, ranks (how many do the same) [-]; total_s, with a collective in flight; exposed_s, the part in
+        which the compute stream is idle or slowed down; overlapped_s, the rest; waiting_s, for other ranks before a
+        collective [s]; exposed_share, waiting_share of the iteration [-].
         """
         return self._tabulate(accounts.sum_communication)
 
@@ -253,11 +254,7 @@ class Prediction(Tabular):
         ----------
         kind : str
             ``breakdown``, ``timeline`` or ``modules``.
-
-        Returns
-        -------
-        chart : altair.Chart or LayerChart
-            Ready to be shown or saved."""
+        """
         from perfkit import plots
 
         check_choice("kind", kind, CHARTS)
@@ -282,7 +279,7 @@ class Prediction(Tabular):
         yield "", self.platform
 
     def explain(self) -> str:
-        """The prediction in words: what was priced, where the time goes, between which bounds it is."""
+        """The prediction in words: what was priced, the bounds of its time, and where the time goes."""
         lines = [repr(self), f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
                  f"{format_time(self.serial)} {self._unhidden}; {self.memory()}"]  # fmt: skip
         for (phase, kind), (count, seconds) in self._largest[:6]:
@@ -298,7 +295,7 @@ class Prediction(Tabular):
         time, low, high = map(format_time, (self.time, *self.interval(0.8)))
         where, what = f"{self.ranks} of {self.platform.network.ranks} ranks of {self.platform.name}", self.workload
         dtype = what.dtype + (" autocast" if getattr(what, "mixed", False) else "")
-        kernels = "/".join(list_attention(self._timeline.lanes[0].kind.graph, self.platform))
+        kernels = "/".join(list_attention(self._timeline.lanes[0].graph, self.platform))
         attention = f"{kernels} attention" * bool(kernels)
         words = (f"{what.description} on {where}", dtype, getattr(what, "optimizer", ""), self.execution, attention)
         short = "" if self.fits is not False else f", {self.memory()}"
@@ -315,23 +312,23 @@ def predict(
     Parameters
     ----------
     workload : Workload, Graph or sequence of Graph
-        The iteration: a DLRM, Transformer or Net, whose batch is over all ranks; one graph for all ranks; or one for
-        each.
+        The iteration: a DLRM, Transformer or Net, whose batch is that of all ranks together; one graph for all ranks;
+        or one for each.
     platform : Platform, str or Path
         A platform, a name of the gallery or a file.
     ranks : int, optional
-        Ranks that take part: one, unless given, and those a graph was captured for [-].
+        Ranks that take part; one, unless given, or those that a graph was captured for [-].
     plan : Plan, optional
         Placement of embedding tables; round-robin by default.
     slowdown : mapping of int to float, optional
-        How many times longer the operations of a rank take, by rank: stragglers [-].
+        How many times longer the operations of a slow rank take, by rank [-].
     execution : str, optional
-        ``eager``; ``compiled``, where element-wise work of the forward and backward pass is merged into fewer kernels;
-        or ``graphs``, where the host launches all kernels of a GPU at once. As recorded, unless given: mostly eager.
+        ``eager``; ``compiled``, which merges element-wise work of the forward and backward pass into fewer kernels; or
+        ``graphs``, where the host launches all kernels of a GPU at once. As recorded, unless given: mostly eager.
     loading : float, optional
-        Time of a rank's data loader for the batch of an iteration, beside the iteration before [s].
+        Time of a rank's data loader for the batch of an iteration, while the iteration before runs [s].
     strategy : Strategy, optional
-        How ranks share a Transformer; what it says of sharing, checkpoints and micro-batches is then not asked for.
+        How ranks share a Transformer; it replaces what the Transformer says of sharing, checkpoints and micro-batches.
 
     Returns
     -------
@@ -341,8 +338,8 @@ def predict(
     Raises
     ------
     ValueError
-        For more ranks than the platform has, a batch that does not divide, an unknown platform, or graphs that do not
-        belong together.
+        For more ranks than the platform has, a batch that the ranks cannot share evenly, an unknown platform, or graphs
+        that do not belong together.
 
     Examples
     --------
@@ -358,42 +355,41 @@ def predict(
     find = find_graphs if strategy is None else partial(find_stages, strategy)
     what, graphs, count = find(workload, where, ranks, plan, execution)
     kinds = cast_ranks(graphs, count, slowdown or {})
-    costs = price([kind.graph for kind in kinds], where, dtype=what.dtype, ranks=count)
     whole, device = where.context.find_iteration(what.family, count), where.device.kind != "cpu"
-    scale, delay = (whole["scale"], whole.get("per_collective", 0.0) * (count > 1)) if whole else (1.0, 0.0)
-    isolated, notes = time_collectives(kinds, where)
-    durations = [scale * own + delay for own in isolated]
-    times = [time_rank(kind, scale * own.seconds, where, whole) for kind, own in zip(kinds, costs, strict=True)]
-    times = [join_hosts(*own, whole) for own in zip(times, durations, strict=True)] if strategy else times
-    overlap, error = where.context.overlap, find_host_error(where)
+    costs = price([kind.graph for kind in kinds], where, dtype=what.dtype, ranks=count)
+    durations, notes = time_collectives(kinds, where, whole)
+    times = [time_rank(k, c.seconds, own, where, whole) for k, c, own in zip(kinds, costs, durations, strict=True)]
+    times = [join_hosts(own, whole) for own in times] if strategy else times
+    overlap, error = where.context.overlap, uncertainty.find_host_error(where)
     # no overlap on a core where it was not measured; on a GPU what was fitted to other families does not hold
     shared = overlap["contention"] if overlap and (whole or not device) else float(not device)
-    slower = () if whole and (not device or "per_operation" in whole) else (error, 1 / error)
-    timeline = simulate(times, durations, device=device, contention=shared, slower=slower)
-    natural, free = timeline.period, device and not any(len(kind.graph.transfers) for kind in kinds)  # else it stops
-    paces = [float(free * join_host(timeline.device, x * max(timeline.hosts), whole)) for x in (1.0, error, 1 / error)]
-    timeline.extend(handover=paces[0], loading=loading)
-    timeline.slower = [max(pair) for pair in zip(timeline.slower, paces[1:], (loading, loading), strict=False)]
+    timeline = simulate(times, device=device, contention=shared)
+    natural, free = timeline.period, device and not any(len(kind.graph.transfers) for kind in kinds)
+    if free:  # no host waits for its device
+        timeline.extend(handover=float(join_host(timeline.device_time, max(timeline.hosts), whole)))
+    timeline.extend(loading=loading)
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
-    mine, cost, lane = times[slowest], costs[slowest], timeline.measure(slowest)
+    cost, lane = costs[slowest], timeline.measure(slowest)
     parts = accounts.split_period(lane)
-    busy, hosts, moving = accounts.sum_resources(lane, mine)
+    busy, hosts, moving = accounts.sum_resources(lane)
     notes += tuple(dict.fromkeys(note for kind in kinds for note in kind.graph.notes))
-    notes += list_notes(where, what.family, count, cost, lane.kind.graph)
+    notes += uncertainty.list_notes(where, what.family, count, cost)
     notes += find_shortage([kind.graph for kind in kinds], where, getattr(what, "optimizer", "sgd"))
     warn_once(notes, 3)
-    if natural > accounts.PACE * timeline.device and {q.kind for q in where.host.values()} & {"assumed"}:
-        notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device)}",)
-    spread = whole.spread if whole else CONTEXT if device or not where.context else 0.0
-    if timeline.slower:
-        waits = accounts.sum_kinds(parts, "waiting", "collective")
-        around = find_spread(cost, mine.seconds, waits, timeline.period, spread)
+    if natural > accounts.PACE * timeline.device_time and {q.kind for q in where.host.values()} & {"assumed"}:
+        notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device_time)}",)
+    spread = whole.spread if whole else uncertainty.CONTEXT if device or not where.context else 0.0
+    if not whole or (device and "per_operation" not in whole):  # the host was not fitted
+        sums = np.bincount(cost.classes, lane.times.seconds, len(cost.totals)).astype(float)
+        around = uncertainty.find_spread(
+            cost, sums, accounts.sum_kinds(parts, "waiting", "collective"), timeline.period, spread
+        )
         late = accounts.sum_kinds(parts, "host") / timeline.period * math.log(error) * (strategy is not None)
-        spread = math.hypot(around, late, math.log(timeline.slower[0] / timeline.slower[1]) / 2)
+        spread = math.hypot(around, late, uncertainty.spread_host(timeline, error, loading, free, whole))
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
         lower_bound=min(max(busy, float(moving.max()), hosts if device else 0.0, loading), timeline.period),
         serial=busy + float(moving.sum()) + hosts + loading, latency=timeline.latency + loading,
-        device_time=timeline.device, fixed_time=cost.fixed, execution=lane.kind.graph.execution,
+        device_time=timeline.device_time, fixed_time=cost.fixed, execution=lane.graph.execution,
         unmodelled=cost.unmodelled, warnings=notes, _timeline=timeline, _again=again,
     )  # fmt: skip

@@ -12,27 +12,28 @@ from typing import Any
 import numpy as np
 
 from perfkit.ground.units import Array
-from perfkit.prediction.ranks import Kind, RankTimes
+from perfkit.prediction.ranks import RankTimes
+from perfkit.workloads.graph import Graph
 
-#: Most iterations, the longest pattern of iterations looked for, how many iterations a slow host is behind devices at
-#: first, and how far two equal times differ, as a part [-].
-_MOST, _PATTERN, _FAR, _EQUAL = 72, 12, 1000, 1e-12
+#: Most iterations that are run, and the longest pattern of iterations that is looked for [-].
+_MOST, _PATTERN = 72, 12
+#: Iterations that a device is ahead of a slow host at first, and the relative difference of two equal times [-].
+_FAR, _EQUAL = 1000, 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Lane:
-    """One iteration of the steady state on a kind of rank; arrays are per operation [s].
+    """One steady-state iteration on a kind of rank: its `times`, and when each of its operations runs [s].
 
-    `period` is that of the timeline; on a `device` kernels run behind the host. `starts`, `ends` and `issued` (when the
-    host has launched an operation, or has reached it where it runs on the host) count from the earliest start. `waits`
-    is how long each collective waited for other ranks; `stalls` how long the compute stream is idle before each
-    operation, and the end, because a collective has not ended, from when this rank was ready for it; `exposed` the part
-    of that in which a collective of the rank is in flight; `stolen` what collectives in flight take from operations on
-    the same core; `seconds` what they take else. `awaited` are positions that wait, and the number of the collective.
-    `added` is what the period has beyond what was simulated, by name.
+    On a `device`, such as a GPU, kernels run behind the host. `starts`, `ends` and `issued` are when an operation
+    starts, when it ends and when the host has launched it, counted from the earliest start on any rank. `waits` is how
+    long a collective waits for other ranks. `stalls` is how long the compute stream is idle before each operation, and
+    at the end, because a collective has not ended; `exposed` is the part of it with a collective of this rank in
+    flight. `stolen` is how much longer an operation takes because of collectives on the same core. `added` is the part
+    of the `period` that was not simulated, by name.
     """
 
-    kind: Kind
+    times: RankTimes
     period: float
     device: bool
     starts: Array
@@ -42,48 +43,53 @@ class Lane:
     stalls: Array
     exposed: Array
     stolen: Array
-    seconds: Array
-    awaited: list[tuple[int, int]]
     added: Mapping[str, float]
+
+    @property
+    def graph(self) -> Graph:
+        """What the rank executes."""
+        return self.times.kind.graph
 
     @cached_property
     def compute(self) -> np.ndarray:
         """Positions of the operations of the compute stream."""
-        return np.delete(np.arange(len(self.starts)), self.kind.graph.collectives)
+        return np.delete(np.arange(len(self.starts)), self.graph.collectives)
 
     @cached_property
     def stalled(self) -> dict[int, list[tuple[int, int, bool]]]:
-        """Waits that hold the compute stream up, the collective of each, and whether it is of the iteration before, by
-        the number of its operation after it.
+        """Waits that keep the compute stream idle, by the number of its next operation.
+
+        Each is the position of the wait, the collective, and whether that is one of the iteration before.
         """
         found: dict[int, list[tuple[int, int, bool]]] = {}
-        for place, number in self.awaited:
+        for place, number in self.times.awaited:
             if self.stalls[place] > 1e-9 * self.period:
-                held = (place, int(self.kind.graph.collectives[number]), number < 0)
+                held = (place, int(self.graph.collectives[number]), number < 0)
                 found.setdefault(self.find_next(place), []).append(held)
         return found
 
     def list_added(self) -> Iterator[tuple[str, float, float]]:
-        """Name, start and end [s] of what is added to what was simulated: after all of an iteration."""
+        """Name, start and end [s] of the time that was not simulated; it comes after everything else."""
         end = float(self.starts[self.compute[:1]].sum()) + self.period - sum(self.added.values())
         for name, seconds in self.added.items():
             yield name, end, end + seconds
             end += seconds
 
     def find_next(self, place: int) -> int:
-        """Number among the operations of the compute stream of the one at a position, or the next one after."""
+        """Number, on the compute stream, of the operation at a position or of the next one after it."""
         return int(np.searchsorted(self.compute, place)) % max(len(self.compute), 1)
 
     def name_stream(self, place: int) -> str:
-        """Stream of an operation: compute, or communication with the communicator where there are several."""
-        graph = self.kind.graph
-        if graph.labels[place][1] != "collective":
+        """Stream of an operation: compute, or communication, with the communicator where there are several."""
+        if self.graph.labels[place][1] != "collective":
             return "compute"
-        return f"communication {int(graph.column('group')[place])}" if len(graph.groups) > 1 else "communication"
+        return (
+            f"communication {int(self.graph.column('group')[place])}" if len(self.graph.groups) > 1 else "communication"
+        )
 
 
 def measure_overlap(flights: Array, starts: Array, ends: Array) -> Array:
-    """Time [s] of each interval in which at least one collective is in flight.
+    """Time in each interval in which at least one collective is in flight [s].
 
     Examples
     --------
@@ -93,30 +99,25 @@ def measure_overlap(flights: Array, starts: Array, ends: Array) -> Array:
     if not len(flights):
         return np.zeros(len(starts))
     edges, active = _count_active(flights)
-    flown = _add_up(np.diff(edges) * (active[:-1] > 0))
+    flown = np.append(0.0, np.cumsum(np.diff(edges) * (active[:-1] > 0)))
     return np.asarray(np.interp(ends, edges, flown) - np.interp(starts, edges, flown))
 
 
-def _add_up(values: Array) -> Array:
-    """Sums of the first 0, 1, 2, ... values."""
-    return np.concatenate([[0.0], np.cumsum(values)])
-
-
 def _count_active(flights: Array) -> tuple[Array, np.ndarray]:
-    """Times at which collectives start or end, and how many are in flight from then on."""
+    """Times at which collectives start or end [s], and how many are in flight from then on."""
     starts, ends = np.sort(flights, axis=0).T
     edges = np.unique(flights)
     return edges, np.searchsorted(starts, edges, side="right") - np.searchsorted(ends, edges, side="right")
 
 
 def _dilate(clock: Array, work: Array, flights: Sequence[tuple[float, float]] | Array, contention: float) -> Array:
-    """When work ends that begins at some times and is slower while collectives are in flight."""
+    """When work ends that begins at `clock` and is slower while collectives are in flight [s]."""
     begin = float(np.min(clock))
     edges, active = _count_active(np.array([(begin, begin), *flights]))
     rates = np.maximum(1.0 - contention * active, 0.0)
-    done = _add_up(rates[:-1] * np.diff(edges))
+    done = np.append(0.0, np.cumsum(rates[:-1] * np.diff(edges)))
     until = np.interp(clock, edges, done) + np.maximum(clock - edges[-1], 0.0) + work
-    # what ends with a pause does not wait for it
+    # work that ends where a pause begins does not wait for the end of the pause
     piece = np.maximum(np.searchsorted(done, (1 - _EQUAL) * until) - 1, 0)
     left = until - done[piece]
     return np.maximum(edges[piece] + np.divide(left, rates[piece], out=np.zeros_like(left), where=left > 0), clock)
@@ -124,80 +125,77 @@ def _dilate(clock: Array, work: Array, flights: Sequence[tuple[float, float]] | 
 
 @dataclass(eq=False)
 class _Meeting:
-    """A collective of some ranks; when they are ready for it, it starts and it ends in this iteration [s]."""
+    """A collective of some ranks: when each is `ready` for it, and when it starts and ends in this iteration [s]."""
 
     previous: "_Meeting | None"  # on the same communicator
     members: list[int] = field(default_factory=list)
-    slows: bool = True  # kernels beside it
+    slows: bool = True  # kernels that run at the same time
     duration: float = 0.0
     ready: list[float] = field(default_factory=list)
-    parked: list[int] = field(default_factory=list)
-    before: float = -math.inf
+    parked: list[int] = field(default_factory=list)  # ranks that wait for its end
+    before: float = -math.inf  # end of the previous one
     start: float = 0.0
     end: float = math.inf
-    earlier: "_Meeting | None" = None  # in the iteration before, where it may be waited for in this one
+    earlier: "_Meeting | None" = None  # the one of the iteration before, where this iteration may wait for it
 
 
 class Timeline:
-    """Iteration times [s] and what every kind of rank does: clocks of the hosts, and fronts, when the compute stream of
-    each rank has done what it was given [s].
+    """All ranks of an iteration, each with the clock of its host and the front of its compute stream [s].
 
-    `period` is the time from one iteration to the next once the pattern repeats, `latency` that of a first iteration
-    from a common start, `slower` the period where host times are some times longer, `device` that where hosts that wait
-    for nothing have launched all before, `added` what makes the period longer than the pattern.
+    The front is the time at which the stream has done all that was launched. `period` is the time from one iteration to
+    the next once the pattern repeats; `latency` that of a first iteration from a common start; `device_time` the period
+    if hosts that wait for nothing had launched everything before; `hosts` the host time of an iteration by rank;
+    `added` is what makes the period longer than the simulated one, by name.
     """
 
-    slower: Sequence[float] = ()
-    added: Mapping[str, float] = {}
-
-    def __init__(
-        self, ranks: Sequence[RankTimes], durations: Sequence[Array], device: bool, contention: float, slower: float = 1
-    ) -> None:
-        self.ranks, self.launches, self.contention = ranks, device, contention  # on a device
+    def __init__(self, ranks: Sequence[RankTimes], device: bool, contention: float) -> None:
+        self.ranks, self.device, self.contention = ranks, device, contention
+        self.added: dict[str, float] = {}
         self.found: dict[tuple[int, int], _Meeting] = {}  # by communicator, and how many come before it there
         self.meetings: list[list[_Meeting]] = [[] for _ in ranks]
-        for index, (rank, own) in enumerate(zip(ranks, durations, strict=True)):
+        for index, rank in enumerate(ranks):
             seen, graph = Counter[int](), rank.kind.graph
             # nobody has measured that a message from one GPU to another slows their kernels
             slows = [not device or graph.labels[place][0] != "send_recv" for place in graph.collectives]
-            for key, duration, slow in zip(rank.kind.communicators, own.tolist(), slows, strict=True):
+            for key, duration, slow in zip(rank.kind.communicators, rank.durations.tolist(), slows, strict=True):
                 meeting = self.found.setdefault((key, seen[key]), _Meeting(self.found.get((key, seen[key] - 1))))
                 meeting.members.append(index)
                 meeting.duration, meeting.slows = max(meeting.duration, duration), slow
                 self.meetings[index].append(meeting)
                 seen[key] += 1
-        back = any(number < 0 for rank in ranks for _, number in rank.awaited)
+        looks_back = any(number < 0 for rank in ranks for _, number in rank.awaited)
         for (key, order), meeting in self.found.items():
             some, every = len(meeting.members), len(self.found[key, 0].members)
             if some != every:
                 fault = f"communicator {key} has {every} ranks and {some} launch its collective {order}"
                 raise ValueError(f"{fault}; all must launch the same ones; give the graphs of one iteration")
-            if back:  # they may end in the next iteration
+            if looks_back:
                 meeting.earlier = _Meeting(None, end=-math.inf)
                 if (key, order + 1) not in self.found:
                     self.found[key, 0].previous = meeting.earlier
-        self.sums = [rank.add_up(device, slower) for rank in ranks]
+        self.sums = [rank.add_up(device) for rank in ranks]
         self.steps = [self.list_steps(index) for index in range(len(ranks))]
         self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
         self.held = np.array([device and len(rank.kind.graph.transfers) > 0 for rank in ranks])  # by their devices
         self.clock, self.front = np.zeros(len(ranks)), np.zeros(len(ranks))
-        self.period = self.settle()
 
     def list_steps(self, index: int) -> list[tuple[Any, ...]]:
-        """Pieces of a rank: whether the host waits for its device before, and the collective that is waited for; host
-        time, device time and from the host's start to the end on a free device [s]; the collective launched at the end.
+        """Pieces of a rank between two waits or launches of collectives, as `run` takes them.
+
+        Each has whether the host waits for its device before, host time, device time, and the time from the start of
+        the host to the end on a free device [s]; then the collective that is waited for and the one that is launched.
         """
         (issued, done, ready), own = self.sums[index], self.meetings[index]
         meetings = [*own, None, *(meeting.earlier for meeting in own)]
         begins, ends, waits, launches = self.ranks[index].pieces
         latest = np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf) - issued[begins] + done[ends]
         syncs = np.isin(begins, self.ranks[index].kind.graph.transfers + 1) & (np.diff(begins, prepend=-1) > 0)
-        columns = (syncs & self.launches, issued[ends] - issued[begins], done[ends] - done[begins], latest)
+        columns = (syncs & self.device, issued[ends] - issued[begins], done[ends] - done[begins], latest)
         known = ([meetings[number] for number in numbers] for numbers in (waits, launches))
         return list(zip(*(column.tolist() for column in columns), *known, strict=True))
 
     def run(self) -> None:
-        """Run one iteration of all ranks in the order of time, move clocks and fronts on, and note where they are."""
+        """Run one iteration of all ranks in the order of time, move clocks and fronts on, and note the marks."""
         clocks, fronts, contention = self.clock.tolist(), self.front.tolist(), self.contention
         self.marks: list[list[tuple[float, float, float]]] = [[] for _ in self.ranks]
         flights: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
@@ -233,15 +231,13 @@ class Timeline:
         stuck = [rank for rank, steps in enumerate(self.steps) if len(self.marks[rank]) < len(steps)]
         if stuck:
             place, _, number, _ = self.ranks[stuck[0]].pieces[:, len(self.marks[stuck[0]])]
-            fault = (
-                f"operation {place} of rank {stuck[0]} waits for collective {number}, which another rank launches only"
-            )
             names = ", ".join(map(str, stuck))
+            fault = f"operation {place} of rank {stuck[0]} waits for collective {number}, which another rank launches"
             raise ValueError(f"ranks {names} wait for one another: {fault} later; order the collectives alike on all")
         self.clock, self.front = np.array(clocks), np.array(fronts)
 
     def meet(self, meeting: _Meeting, ready: float, queue: list[Any], flights: list[Any]) -> None:
-        """Note that a rank is ready for a collective; with the last one it starts, and ranks that wait for it go on."""
+        """Note that a rank is ready for a collective; with the last rank it starts, and waiting ranks go on."""
         meeting.ready.append(ready)
         if len(meeting.ready) == len(meeting.members):
             meeting.before = meeting.previous.end if meeting.previous else -math.inf
@@ -253,31 +249,33 @@ class Timeline:
                 heapq.heappush(queue, (meeting.end, rank))
             meeting.parked = []
 
-    def settle(self) -> float:
-        """Run iterations until they repeat: the period.
+    def settle(self) -> None:
+        """Run iterations until they repeat, then the one that is shown.
 
-        Hosts that nothing holds up are far ahead of their devices, unless one is slower than all devices together.
+        Hosts that wait for nothing are far ahead of their devices, unless a host is slower than all devices together.
         """
         self.run()
         self.latency, slowest = float(self.front.max()), self.hosts.max()
-        if self.launches:
+        if self.device:
             self.clock[~self.held] = -np.inf
-        fresh = self.launches or any(meeting.earlier for meeting in self.found.values())
-        self.device = self.repeat([] if fresh else [np.zeros(len(self.front))])
-        if slowest > (1 + _EQUAL) * self.device:
+        fresh = self.device or any(meeting.earlier for meeting in self.found.values())
+        self.period = self.device_time = self.repeat([] if fresh else [np.zeros(len(self.front))])
+        if slowest > (1 + _EQUAL) * self.device_time:
             leads, late = self.hosts >= (1 - _EQUAL) * slowest, self.front.max() + _FAR * slowest
             self.held |= leads
             self.clock = np.where(leads, 0.0, self.clock - late)
             self.front -= late  # devices have done all that was launched
             for meeting in self.found.values():
                 meeting.start, meeting.end = meeting.start - late, meeting.end - late
-            return self.repeat([])
-        return self.device
+            self.period = self.repeat([])
+        far = np.isinf(self.clock)  # all is launched before the device begins
+        self.clock[far] = (self.front - self.hosts)[far]
+        self.run()
 
     def repeat(self, seen: list[Array]) -> float:
-        """Run iterations until all ranks go on by the same, or each by the same as before: the most that one goes on.
+        """Run iterations until all ranks advance by the same time, or each by the same as before; the longest of these.
 
-        Whoever goes on by less meets none of the slowest ranks, and begins together with them.
+        A rank that advances by less never waits for the slowest ranks, and then begins together with them.
         """
         for _ in range(_MOST):
             left = [meeting.end for meeting in self.found.values() if meeting.earlier]
@@ -298,25 +296,25 @@ class Timeline:
         """Make the period as long as each of some times [s], and note what each adds."""
         for name, time in times.items():
             if (more := time - self.period) > 1e-9 * time:
-                self.added = {**self.added, name: more}
+                self.added[name] = more
             self.period = max(self.period, time)
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """One iteration of all kinds, from the earliest start on."""
+        """One iteration of all kinds of ranks, from the earliest start on."""
         lanes = tuple(self.measure(index) for index in range(len(self.ranks)))
         starts = [float(lane.starts.min(initial=math.inf)) for lane in lanes]
-        begin = min(starts) if self.launches else min(marks[0][0] for marks in self.marks)
+        begin = min(starts) if self.device else min(marks[0][0] for marks in self.marks)
         for view in (view for lane in lanes for view in (lane.starts, lane.ends, lane.issued)):
             view -= begin
         return lanes
 
     def measure(self, index: int) -> Lane:
         """What a kind of rank did in the iteration that was run last, on the clock of the simulation."""
-        rank, (issued, done, ready) = self.ranks[index], self.sums[index]
+        rank, (issued, done, ready), own = self.ranks[index], self.sums[index], self.meetings[index]
         (begins, stops, numbers, _), (fronts, clocks, resumed) = rank.pieces, np.array(self.marks[index]).T
         places, waits, stolen = rank.kind.graph.collectives, np.zeros(len(rank.seconds)), np.zeros(len(rank.seconds))
-        flown = np.array([(one.start, one.end, one.before) for one in self.meetings[index]]).reshape(-1, 3)
+        flown = np.array([(one.start, one.end, one.before) for one in own]).reshape(-1, 3)
         of, heads = np.repeat(np.arange(len(begins)), stops - begins), begins[begins < stops]
         launched = issued[1:] - rank.spacing + (clocks - issued[begins])[of]
         free, work = ready[:-1] + (clocks - issued[begins])[of], done[1:] - done[begins][of]
@@ -324,56 +322,45 @@ class Timeline:
         ends = done[1:] + np.maximum.accumulate(free)
         starts = ends - rank.seconds
         if self.contention:
-            both = (work - rank.seconds, work)
-            slows = flown[[one.slows for one in self.meetings[index]], :2]
-            starts, ends = (_dilate(resumed[of], each, slows, self.contention) for each in both)
+            slows = flown[[one.slows for one in own], :2]
+            starts = _dilate(resumed[of], work - rank.seconds, slows, self.contention)
+            ends = _dilate(resumed[of], work, slows, self.contention)
             delays = ends - resumed[of] - work
             stolen = delays - np.where(np.isin(np.arange(len(of)), heads), 0.0, np.roll(delays, 1))
             stolen[stolen < 1e-9 * self.period] = 0.0
-        launched = launched if self.launches else starts.copy()
+        launched = launched if self.device else starts.copy()
         arrived = np.maximum(launched, ends)[places]
         starts[places], ends[places], stolen[places] = flown[:, 0], flown[:, 1], 0.0
         waits[places] = np.maximum(flown[:, 0] - np.maximum(arrived, flown[:, 2]), 0.0)
         at, numbers, fronts = (column[numbers < len(places)] for column in (begins, numbers, fronts))
         since = np.maximum(fronts, arrived[numbers] - self.period * (numbers < 0))
         until = np.maximum(since, flown[numbers, 1] - self.period * (numbers < 0))
-        flights = (
-            np.concatenate([flown[:, :2], flown[:, :2] - self.period]) if numbers.min(initial=0) < 0 else flown[:, :2]
-        )
+        flights = flown[:, :2]
+        if numbers.min(initial=0) < 0:
+            flights = np.concatenate([flights, flights - self.period])
         lengths = (until - since, measure_overlap(flights, since, until))
         stalls, exposed = (np.bincount(at, seconds, len(waits) + 1).astype(float) for seconds in lengths)
-        return Lane(
-            rank.kind, self.period, self.launches, starts, ends, launched, waits, stalls, exposed, stolen, rank.seconds,
-            rank.awaited, self.added,
-        )  # fmt: skip
+        return Lane(rank, self.period, self.device, starts, ends, launched, waits, stalls, exposed, stolen, self.added)
 
 
-def simulate(
-    ranks: Sequence[RankTimes], durations: Sequence[Array], *, device: bool, contention: float = 0.0,
-    slower: Sequence[float] = (),
-) -> Timeline:  # fmt: skip
-    """Run all ranks on their clocks until iterations repeat; contention is the share collectives take from kernels.
+def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.0) -> Timeline:
+    """Run all ranks on their clocks until iterations repeat.
 
-    Durations are those of each rank's collectives in program order [s]; of those that meet the longest counts. The
-    period is also found for host times that are some times longer [-]. A ValueError names waits that come before their
+    `contention` is the share of a core that a collective in flight takes from kernels [-]. Where the ranks of a
+    collective have different times for it, the longest counts. A ValueError names waits that come before their
     collective, and ranks whose collectives do not match.
 
     Notes
     -----
     A collective is ready on a rank when its host has launched it and its compute stream has done what was launched
     before. It starts when the last rank of its communicator is ready and the collective before it there has ended, and
-    it ends on all ranks together. Kernels on a device start when the one before has ended, the host has launched them
-    and the collectives they wait for have ended; kernels of a CPU run on the host clock itself.
+    it ends on all ranks together. A kernel on a device starts when the kernel before has ended, the host has launched
+    it and the collectives it waits for have ended. Kernels of a CPU run on the host clock itself.
 
-    Iterations are run one after another until all ranks go on by the same time, or each by the same as before. What
-    goes on by less than the period is ahead of the rest: hosts that nothing holds up have launched everything before.
+    Iterations are run one after another until all ranks advance by the same time, or each by the same as before. A rank
+    that advances by less than the period is ahead of the others: its host waits for nothing and has launched everything
+    before.
     """
-    found = Timeline(ranks, durations, device, contention)
-    if device and not any(len(rank.kind.graph.transfers) for rank in ranks):
-        found.slower = [max(found.device, factor * max(found.hosts)) for factor in slower]
-    else:
-        found.slower = [Timeline(ranks, durations, device, contention, factor).period for factor in slower]
-    far = np.isinf(found.clock)  # all is launched before the device begins
-    found.clock[far] = (found.front - found.hosts)[far]
-    found.run()
+    found = Timeline(ranks, device, contention)
+    found.settle()
     return found

@@ -1,20 +1,27 @@
-"""How sure a prediction is: the spread of its time, and what a reader should know before trusting it."""
+"""How certain a prediction is, what a reader should know before trusting it, and which resources it depends on."""
 
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import format_bytes
-from perfkit.platform.estimates import find_transfers
+from perfkit.fitting import Fit
+from perfkit.ground.results import Picture, Table, Tabular
+from perfkit.ground.units import Array, check_positive, format_bytes, format_time
+from perfkit.platform.estimates import find_transfers, keep_quiet
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import Costs
-from perfkit.workloads.graph import Graph
+from perfkit.platform.resources import list_resources
+from perfkit.prediction.cost import Costs, join_host
+from perfkit.prediction.simulation import Timeline, simulate
 
 #: Spread of isolated kernels inside an iteration, without calibrated iterations [-]; docs/formulas.md, table 9.1.
 CONTEXT = 0.08
 #: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1. What
 #: was fitted to steps of other machines is no surer than hosts of one generation are alike.
 _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.15, "measured": 0.1}
+#: How much more of a resource an elasticity is taken over [-].
+_STEP = 1.01
 
 
 def find_host_error(platform: Platform) -> float:
@@ -28,34 +35,51 @@ def find_host_error(platform: Platform) -> float:
     return 1 + (errors / total if total else _UNCERTAIN["assumed"])
 
 
-def find_spread(costs: Costs, seconds: np.ndarray, waits: float, period: float, whole: float) -> float:
-    """Spread of the logarithm of the total where the host of no iteration was calibrated, the host aside.
+def find_spread(costs: Costs, times: Array, waits: Any, period: Any, whole: float) -> Any:
+    """Spread of the logarithm of the time of an iteration whose host was not calibrated, the host aside [-].
 
-    The systematic errors of the classes, independent where they were fitted and alike where they are only assumed; 30 %
-    on what other ranks add; and the spread of whole iterations around the sum of their kernels.
+    It joins the errors of the operation classes, from their `times`; 30 % of the `waits` for collectives and other
+    ranks; and the spread of `whole` iterations around the sum of their kernels. Times [s] may be arrays over
+    configurations.
     """
-    errors = np.bincount(costs.classes, weights=costs.spread * seconds / period)
-    assumed = np.bincount(costs.classes, weights=costs.assumed) > 0
-    return float(join_errors(errors, assumed, waits / period, whole * np.minimum(seconds.sum() / period, 1.0)))
+    busy = np.minimum(times.sum(axis=0) / period, 1.0)
+    return join_errors(costs.spread * times / period, costs.assumed, waits / period, whole * busy)
 
 
 def join_errors(errors: Any, assumed: np.ndarray, waits: Any, whole: Any) -> Any:
-    """Join the errors of classes and of whole iterations, and the share of waits; each may be an array [-]."""
+    """Join relative errors: of classes, which are independent where they were fitted, and of the rest [-].
+
+    Classes that are only assumed have a common error. Each number may be an array over configurations.
+    """
     sums = (errors[assumed].sum(axis=0) ** 2, (errors[~assumed] ** 2).sum(axis=0), (0.3 * waits) ** 2, whole**2)
     return np.sqrt(sum(sums))
 
 
-def list_notes(platform: Platform, family: str, ranks: int, costs: Costs, graph: Graph) -> tuple[str, ...]:
+def spread_host(timeline: Timeline, error: float, loading: float, free: bool, whole: Fit | None) -> float:
+    """Spread of the time of an iteration because all host times may be too short or too long together [-]."""
+    times = []
+    for factor in (error, 1 / error):
+        if free:
+            time = float(join_host(timeline.device_time, factor * max(timeline.hosts), whole))
+        else:
+            ranks = [replace(own, host=factor * own.host, spacing=factor * own.spacing) for own in timeline.ranks]
+            time = simulate(ranks, device=timeline.device, contention=timeline.contention).period
+        times.append(max(time, loading))
+    return math.log(times[0] / times[1]) / 2
+
+
+def list_notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[str, ...]:
     """What a reader should know before trusting the number."""
     notes, kind, context, total = [], family or "such", platform.context, float(costs.seconds.sum())
+    graph, unmodelled = costs.graph, costs.unmodelled
     if context and family not in context.iterations:
         notes.append(f"{platform.name} was never calibrated with {kind} iterations; the interval is wider")
     elif context and ranks > 1 and family not in context.parallel:
         notes.append(f"{platform.name} was never calibrated with {kind} iterations on several ranks")
     if graph.device and (graph.device == "cpu") != (platform.device.kind == "cpu"):
         notes.append(f"captured with device={graph.device!r}; on {platform.name} other kernels run; capture for it")
-    if sum(costs.unmodelled.values()) > 0.02 * total:
-        notes.append(f"{', '.join(costs.unmodelled)} have no model and are timed as memory traffic")
+    if sum(unmodelled.values()) > 0.02 * total:
+        notes.append(f"{', '.join(unmodelled)} have no model and are timed as memory traffic")
     notes += [note for note, seconds in costs.stand_ins.items() if seconds > 0.05 * total]
     notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
     size, timed = graph.footprint + sum(table.nbytes for table in graph.tables), platform.largest_timed
@@ -65,3 +89,83 @@ def list_notes(platform: Platform, family: str, ranks: int, costs: Costs, graph:
             f"{format_bytes(timed)} and never left the caches, so that main memory may be slower than predicted"
         )
     return tuple(notes)
+
+
+@dataclass(frozen=True)
+class Sensitivity(Tabular):
+    """What more of each resource brings.
+
+    Parameters
+    ----------
+    frame : polars.DataFrame
+        See `table`.
+    time : float
+        Time of an iteration as the platform is [s].
+    summary : str
+        What was predicted, in one line.
+    """
+
+    frame: Table
+    time: float
+    summary: str
+
+    def table(self) -> Table:
+        """A row for every resource, that which brings most first.
+
+        Returns
+        -------
+        table : polars.DataFrame
+            resource, see `Platform.with_scale`; elasticity: by how many per cent the time changes with 1 % more of it
+            [-]; gain_s: what 1 % more saves [s]; less_s and more_s: the time with the swing less and more of it [s].
+        """
+        return self.frame
+
+    def chart(self) -> Picture:
+        """Draw the time with less and with more of every resource, as a tornado.
+
+        Returns
+        -------
+        chart : altair.LayerChart
+            Ready to be shown or saved.
+        """
+        from perfkit import plots
+
+        return plots.tornado_bars(self.frame, time=self.time, title=self.summary)
+
+    def __repr__(self) -> str:
+        name, share = self.frame.row(0)[:2]
+        return f"Sensitivity({self.summary}: 1 % more {name} changes the time by {share:+.2f} %)"
+
+
+def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
+    """What more of each resource brings, each scaled alone and the iteration predicted again.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Of one iteration.
+    swing : float, optional
+        How much less and more of a resource the chart shows: 0.2 is a platform with 1 / 1.2 and one with 1.2 times as
+        much of it [-].
+
+    Returns
+    -------
+    sensitivity : Sensitivity
+        Table and tornado chart; resources that the platform does not know are left out.
+    """
+    import polars
+
+    factor, rows = 1 + check_positive("swing", swing), []
+    for name in list_resources(prediction.platform):
+        with keep_quiet():
+            slightly, less, more = (
+                prediction._again(prediction.platform.with_scale(**{name: scale})).time
+                for scale in (_STEP, 1 / factor, factor)
+            )
+        share = math.log(slightly / prediction.time) / math.log(_STEP)
+        rows.append((name, share, prediction.time - slightly, less, more))
+    columns = ("resource", "elasticity", "gain_s", "less_s", "more_s")
+    frame = polars.DataFrame(rows, schema=columns, orient="row")
+    frame = frame.sort(polars.col("elasticity").round(9), maintain_order=True)
+    what, where = prediction.workload.description, f"{prediction.ranks} ranks of {prediction.platform.name}"
+    return Sensitivity(frame, prediction.time, f"{what} on {where}, {format_time(prediction.time)}")
