@@ -299,8 +299,7 @@ def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Ar
             moved = (part["nbytes"] + part["row_bytes"]) / float(platform.device.bandwidth(1e12))
             hot[members] = np.maximum(moved, part["flops"] / part["peak"])
             continue
-        parameters = {name.partition(".")[2]: name for name in sizes if name.startswith(f"{form}.")}
-        fit = {name: sizes[key][members] for name, key in parameters.items()}
+        fit = {key.partition(".")[2]: values[members] for key, values in sizes.items() if key.startswith(f"{form}.")}
         if form != "additive":
             part |= find_traffic(part, platform)
         products: Any = 1.0
@@ -320,15 +319,15 @@ def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Ar
 def find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]:
     """Traffic of kernels under a roofline and its bandwidth; the last cache serves rows alone (formulas, table 3.2)."""
     main, *near = (level.bandwidth for level in platform.device.memory[:-3:-1])
-    slow = main.value if main else 1e9
-    if not part["row_bytes"].any():
-        nbytes = part["again"] * part["nbytes"]
-        return {"nbytes": nbytes, "bandwidth": np.broadcast_to(slow, nbytes.shape)}
-    nbytes, far = (part["again"] * part["nbytes"] + part["passes"] * part[rows] for rows in ("row_bytes", "rows_l3"))
-    if not (near and near[0]):
-        return {"nbytes": nbytes, "bandwidth": np.broadcast_to(slow, nbytes.shape)}
-    seconds = np.asarray(smooth_maximum(far / slow, (nbytes - far) / near[0].value, sharpness=2.0))
-    bandwidth = np.divide(nbytes, seconds, out=np.full(nbytes.shape, slow), where=seconds > 0)
+    slow, nbytes = main.value if main else 1e9, part["again"] * part["nbytes"]
+    bandwidth = np.broadcast_to(slow, nbytes.shape)
+    if part["row_bytes"].any():
+        far = nbytes + part["passes"] * part["rows_l3"]
+        nbytes = nbytes + part["passes"] * part["row_bytes"]
+        bandwidth = np.broadcast_to(slow, nbytes.shape)
+        if near and near[0]:
+            seconds = np.asarray(smooth_maximum(far / slow, (nbytes - far) / near[0].value, sharpness=2.0))
+            bandwidth = np.divide(nbytes, seconds, out=np.full(nbytes.shape, slow), where=seconds > 0)
     return {"nbytes": nbytes, "bandwidth": bandwidth}
 
 
