@@ -88,7 +88,7 @@ def test_uneven_batches_keep_their_lookups() -> None:
     assert batch == 1024
     assert [batch * t.pooling for t in tables] == [512 * 20.25, 256 * 1.0, 1024 * 15.5]
     drawn = changed(batch_params={"B": 100, "sigma_B": 10, "vbe_distribution": "normal", "vbe_num_ranks": 8})
-    with pytest.warns(UserWarning, match="mean is taken"):
+    with pytest.warns(UserWarning, match="uses their mean"):
         assert parse_tbe_config(drawn)[1] == 800
 
 
@@ -113,7 +113,7 @@ def test_what_is_left_out_is_told(changes: dict[str, Any], message: str, left: i
 
 @pytest.mark.parametrize(("changes", "message"), [
     (SHARED | {"feature_table_map": [0, 1]}, "one for each of the 3"),
-    (SHARED | {"feature_table_map": [0, 0, 1]}, "must be alike"),
+    (SHARED | {"feature_table_map": [0, 0, 1]}, "must be equal"),
     (SHARED | {"feature_table_map": [0, -1, 1]}, r"map\[1\] is -1"),
     ({"T": 10**12}, r"config\.T is 10{12}; .* at most 200000"),
     ({"Es": [1, 2]}, r"config\.Es is \[1, 2\]; it must be a list with one for each of the 3 tables"),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfkit.calibration.runs import fit_logs
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array
 from perfkit.models.roofline import smooth_maximum
@@ -131,21 +132,10 @@ def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
     often = Counter((step.source, step.generation) for step in steps)
     trust, few = (np.array([min(1.0, n / often[s.source, s.generation]) for s in steps]) for n in (_MOST, _FEW))
     usual = np.hypot(_USUAL, tables["doubt"] / np.exp(logs))
-    found, weights = mean.copy(), np.sqrt(trust) / usual
-
-    def miss(values: Array) -> Array:
-        return np.concatenate([weights * (np.log(_time(tables, matrix @ values)) - logs), (values - mean) / width])
-
-    for _ in range(30):
-        errors = np.log(_time(tables, matrix @ found)) - logs
-        weights = np.sqrt(trust * np.minimum(1.0, _FAR * usual / np.maximum(np.abs(errors), 1e-9))) / usual
-        now = miss(found)
-        slopes = np.stack([(miss(found + step) - now) / 1e-5 for step in 1e-5 * np.eye(len(found))], axis=1)
-        change = np.clip(-np.linalg.solve(slopes.T @ slopes, slopes.T @ now), -0.3, 0.3)
-        found += change
-        if np.abs(change).max() < 1e-5:
-            break
-    values, spread = matrix @ found, np.sqrt(np.diag(matrix @ np.linalg.inv(slopes.T @ slopes) @ matrix.T))
+    found, covariance, _, errors, _ = fit_logs(
+        lambda values: np.log(_time(tables, matrix @ values)), logs, mean, width, usual=usual, trust=trust
+    )
+    values, spread = matrix @ found, np.sqrt(np.diag(matrix @ covariance @ matrix.T))
     before = np.sqrt(np.square(matrix) @ np.square(width))  # a scale of which steps say little has none behind it
     seen = [{step.configuration for step in steps if error < _SAID * prior and _weigh(step, key)}
             for key, error, prior in zip(keys, spread, before, strict=True)]  # fmt: skip

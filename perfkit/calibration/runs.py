@@ -1,12 +1,13 @@
-"""Calibrate with runs of one's own: how much faster or slower each resource is than the platform says.
+"""Calibrate with one's own runs: how much faster or slower each resource is than the platform says.
 
-Scales of resources are fitted in logarithms, with what the platform knows as a prior, so that five runs move what they
-tell of and leave the rest where it was.
+Scales of resources are fitted in logarithms. The platform is the prior: five runs change only the scales that they
+tell something about.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,30 +25,82 @@ from perfkit.prediction.uncertainty import find_host_error
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
-#: Fewest runs, deviation of a resource in other programs than those that the platform was calibrated with [-], the
-#: spread of runs beside a fit, and beyond how many of these a run counts less; docs/formulas.md, table 4.4.
-_FEWEST, _OTHERS, _USUAL, _FAR = 5, 0.1, 0.08, 2.5
+#: Fewest runs; deviation of a resource between programs [-]; usual spread of runs around a fit [-]; docs/formulas.md,
+#: table 4.4.
+_FEWEST, _OTHERS, _USUAL = 5, 0.1, 0.08
+#: A time whose error is larger than so many usual spreads counts less; docs/formulas.md, tables 4.3 and 4.4.
+_FAR = 2.5
+#: Change of the logarithm of a scale that slopes are computed with [-].
+_STEP = 0.01
 _FIELDS = {own.name: own.default for own in fields(Strategy)}
 _SIZES = {own.name for own in fields(Transformer)} - {"family", *_FIELDS}
 _Group = tuple[Transformer, str | None, Strategy, Array]
 
 
+def fit_logs(
+    evaluate: Callable[[Array], Array], logs: Array, mean: Array, width: Array, *, usual: Any, trust: Any = 1.0,
+    step: float = 1e-5, within: float = 1e-5,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Fit parameters of a model to measured times by least squares in logarithms, with a prior of each parameter.
+
+    Parameters
+    ----------
+    evaluate : callable
+        From parameters to logarithms of times [-].
+    logs : array
+        Logarithms of the measured times [-].
+    mean, width : array
+        Prior of each parameter: its mean and standard deviation [-].
+    usual : float or array
+        Usual deviation of a time; times that are much farther off count less [-].
+    trust : float or array, optional
+        Weight of each time [-].
+    step : float, optional
+        Change of a parameter that slopes are computed with [-].
+    within : float, optional
+        Change of all parameters at which the fit ends [-].
+
+    Returns
+    -------
+    found, covariance, slopes, errors, weights : array
+        Parameters and their covariance; and before their last change slopes of the times by parameter, errors and
+        weights of the times [-].
+    """
+    found, before = mean.astype(float), np.diag(1 / np.square(width))
+    for _ in range(30):
+        errors, slopes = evaluate(found) - logs, find_slopes(evaluate, found, step)
+        weights = trust * np.minimum(1.0, _FAR * usual / np.maximum(np.abs(errors), 1e-9)) / np.square(usual)
+        covariance = np.linalg.inv(slopes.T @ (slopes * weights[:, None]) + before)
+        change = np.clip(-covariance @ (slopes.T @ (errors * weights) + before @ (found - mean)), -0.3, 0.3)
+        found = found + change
+        if np.abs(change).max() < within:
+            break
+    return found, covariance, slopes, errors, weights
+
+
+def find_slopes(evaluate: Callable[[Array], Array], values: Array, step: float) -> Array:
+    """Change of each result with each parameter, from one step of the parameter."""
+    here = evaluate(values)
+    return np.stack([(evaluate(values + change) - here) / step for change in step * np.eye(len(values))], axis=1)
+
+
 @dataclass(frozen=True)
 class Tuning(Tabular):
-    """A platform whose resources were fitted to runs.
+    """A platform with resources fitted to runs.
 
     Parameters
     ----------
     platform : Platform
-        With the scales, and the spread of runs left out.
+        With the fitted scales, and the spread of runs that were left out.
     frame : polars.DataFrame
         See `table`.
     scales : polars.DataFrame
-        By resource how many times as fast it is, standard deviation of the logarithm, and before the runs [-].
+        By resource: how many times as fast it is, the standard deviation of the logarithm, and that before the runs
+        [-].
     spread : float
-        Standard deviation of the logarithm of a run that was left out [-].
+        Standard deviation of the logarithm of the time of a run that was left out [-].
     model : Transformer
-        What runs have in common.
+        Model of all runs.
     covariance : array
         Of the logarithms of scales [-].
     """
@@ -65,7 +118,7 @@ class Tuning(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Columns as given; predicted [s]; left_out, its relative error by the fit to all other runs [-].
+            Columns as given; predicted [s]; left_out, the relative error of a fit without this run [-].
         """
         return self.frame
 
@@ -75,7 +128,7 @@ class Tuning(Tabular):
         return float(np.mean(np.abs(self.frame["left_out"].to_numpy())))
 
     def price(self, runs: Any) -> Table:
-        """Predict runs, and say which were never tried before.
+        """Predict runs, and name settings that no fitted run has.
 
         Parameters
         ----------
@@ -85,13 +138,14 @@ class Tuning(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Columns as given; predicted with low and high end of its 80 % interval [s]; ``beyond``, what is outside of
-            the runs that were fitted; ``gain``, by how much measuring this one would lower the variance that fitted
-            scales leave in all of these [-].
+            Columns as given; predicted, with low and high end of its 80 % interval [s]; ``beyond``, settings outside of
+            the fitted runs; ``gain``: if this run is measured too, the share by which the variance of all these
+            predictions falls, as far as it comes from the scales [-].
         """
         rows, known = _read(runs), _read(self.frame)
-        groups, names = list(_group(self.model, rows)), self.scales["resource"].to_list()
-        times, slopes = _evaluate(groups, self.platform), _find_slopes(groups, self.platform, names)
+        evaluate = partial(_evaluate, list(_group(self.model, rows)), self.platform, self.scales["resource"].to_list())
+        none = np.zeros(len(self.scales))
+        times, slopes = np.exp(evaluate(none)), find_slopes(evaluate, none, _STEP)
         shared = slopes @ self.covariance @ slopes.T
         own = np.diag(shared)
         gain = np.square(shared).sum(axis=0) / (self.spread**2 + own) / max(own.sum(), 1e-12)
@@ -108,33 +162,33 @@ class Tuning(Tabular):
 
 
 def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
-    """Fit how fast the resources of a platform are to runs that were measured on it.
+    """Fit the speed of each resource of a platform to runs that were measured on it.
 
     Parameters
     ----------
     model : Transformer
-        What all runs have in common.
+        Model of all runs.
     platform : Platform, str or Path
-        Where they ran.
+        Platform of the runs.
     runs : DataFrame or sequence of dict
-        A row for each of at least 5 runs: ``seconds`` of an iteration; fields of `perfkit.workloads.strategy.Strategy`
-        and of the model that are not always the same; ``execution``.
+        A row for each of at least 5 runs: ``seconds`` of an iteration; the fields of
+        `perfkit.workloads.strategy.Strategy` and of the model that differ between runs; ``execution``.
 
     Returns
     -------
     tuning : Tuning
-        The platform as the runs have it, which `perfkit.exploration.strategies.explore` takes too.
+        The fitted platform, which `perfkit.exploration.strategies.explore` takes too.
 
     Raises
     ------
     ValueError
-        For fewer runs, unknown columns, and times that are not above 0.
+        For fewer runs, for unknown columns, and for times that are not above 0.
 
     Notes
     -----
     Minimises squared logarithms of predicted over measured times, in units of the usual spread, and of scales over
-    their priors: what the platform's fits leave open, and 10 % between programs. Runs that are far off count less.
-    Errors of runs left out follow from their leverage.
+    their priors. A prior has the uncertainty of the platform's fits, and 10 % between programs. Runs that are far off
+    count less. Errors of runs left out follow from the leverage of each run.
 
     Examples
     --------
@@ -149,30 +203,24 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
     if len(rows) < _FEWEST:
         raise ValueError(f"runs are {len(rows)}; fit at least {_FEWEST}, of which some differ in strategy")
     logs = np.log([check_positive("seconds", row.get("seconds")) for row in rows])
-    groups, widths = list(_group(model, rows)), _find_widths(where, model.dtype)
-    names, found, trust, now = list(widths), np.zeros(len(widths)), np.ones(len(rows)), where
-    before = np.diag(1 / np.square([*widths.values()]))
-    for _ in range(8):
-        slopes, errors = _find_slopes(groups, now, names), np.log(_evaluate(groups, now)) - logs
-        trust = np.minimum(1.0, _FAR * _USUAL / np.maximum(np.abs(errors), 1e-9)) / _USUAL**2
-        inverse = np.linalg.inv(slopes.T @ (slopes * trust[:, None]) + before)
-        change = np.clip(-inverse @ (slopes.T @ (errors * trust) + before @ found), -0.3, 0.3)
-        found += change
-        now = where.with_scale(**dict(zip(names, np.exp(-found).tolist(), strict=True)))
-        if np.abs(change).max() < 3e-3:
-            break
-    times = _evaluate(groups, now)
-    leverage = np.minimum(trust * np.einsum("ij,jk,ik->i", slopes, inverse, slopes), 0.99)
-    left_out = (np.log(times) - logs) / (1 - leverage)
+    widths = _find_widths(where, model.dtype)
+    names, width = list(widths), np.array([*widths.values()])
+    evaluate = partial(_evaluate, list(_group(model, rows)), where, names)
+    found, covariance, slopes, _, weights = fit_logs(
+        evaluate, logs, np.zeros(len(names)), width, usual=_USUAL, step=_STEP, within=3e-3
+    )
+    leverage = np.minimum(weights * np.einsum("ij,jk,ik->i", slopes, covariance, slopes), 0.99)
+    times = evaluate(found)
+    left_out = (times - logs) / (1 - leverage)
     spread = expect_spread(left_out.tolist(), model.family)
+    now = _scale(where, names, found)
     whole = {"iterations": now.context.iterations, "parallel": now.context.parallel}
     wide: Any = {name: {key: replace(fit, spread=spread) if key == model.family else fit for key, fit in own.items()}
                  for name, own in whole.items()}  # fmt: skip
-    scales = {"resource": names, "scale": np.exp(-found), "spread": np.sqrt(np.diag(inverse)),
-              "before": [*widths.values()]}  # fmt: skip
-    frame = _frame(rows, {"predicted": times, "left_out": np.exp(left_out) - 1})
     now = replace(now, context=replace(now.context, **wide))
-    return Tuning(now, frame, _frame([{}] * len(names), scales), spread, model, inverse)
+    scales = {"resource": names, "scale": np.exp(-found), "spread": np.sqrt(np.diag(covariance)), "before": width}
+    frame = _frame(rows, {"predicted": np.exp(times), "left_out": np.exp(left_out) - 1})
+    return Tuning(now, frame, _frame([{}] * len(names), scales), spread, model, covariance)
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Table:
@@ -183,7 +231,7 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Tab
 
 
 def _read(runs: Any) -> list[dict[str, Any]]:
-    """Rows of a frame of any kind, or dicts, without what is empty."""
+    """Rows of any frame, or dicts, without empty cells."""
     rows, known = read_records("runs", runs), [*_FIELDS, *_SIZES, "execution", "seconds"]
     for name in dict.fromkeys(key for row in rows for key in row):
         check_choice("column of runs", name, [*known, "predicted", "left_out"])
@@ -191,7 +239,7 @@ def _read(runs: Any) -> list[dict[str, Any]]:
 
 
 def _group(model: Transformer, rows: Sequence[Mapping[str, Any]]) -> Iterator[_Group]:
-    """Runs of models that differ in their batch alone, with their places."""
+    """Runs of models that differ only in their batch, with their places."""
     kinds: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
         own = {name: value for name, value in row.items() if name in _SIZES and name != "batch"}
@@ -202,33 +250,32 @@ def _group(model: Transformer, rows: Sequence[Mapping[str, Any]]) -> Iterator[_G
         yield replace(kind, batch=batch), execution, Strategy.stack(strategies), np.array(places)
 
 
-def _evaluate(groups: Sequence[_Group], platform: Platform) -> Array:
-    times = np.zeros(sum(len(places) for *_, places in groups))
+def _scale(platform: Platform, names: Sequence[str], slowness: Array) -> Platform:
+    """The platform with resources that are slower by these logarithms."""
+    return platform.with_scale(**dict(zip(names, np.exp(-slowness).tolist(), strict=True)))
+
+
+def _evaluate(groups: Sequence[_Group], platform: Platform, names: Sequence[str], slowness: Array) -> Array:
+    """Logarithms of the times of runs, on a platform with slower resources."""
+    where, times = _scale(platform, names, slowness), np.zeros(sum(len(places) for *_, places in groups))
     for model, execution, strategies, places in groups:
-        times[places] = price_strategies(model, platform, strategies, execution)["time"]
-    return times
-
-
-def _find_slopes(groups: Sequence[_Group], platform: Platform, names: Sequence[str]) -> Array:
-    """By how much the logarithm of each time grows with that of each resource's slowness [-]."""
-    here, step = np.log(_evaluate(groups, platform)), 0.01
-    each = (np.log(_evaluate(groups, platform.with_scale(**{name: math.exp(-step)}))) for name in names)
-    return np.stack([(own - here) / step for own in each], axis=1)
+        times[places] = price_strategies(model, where, strategies, execution)["time"]
+    return np.asarray(np.log(times))
 
 
 def _find_widths(platform: Platform, dtype: str) -> dict[str, float]:
-    """Deviation of the logarithm of each resource before runs are seen [-]: what fits of its kernels leave open."""
+    """Standard deviation of the logarithm of each resource before the runs [-], from the fits of its kernels."""
     known = {"intra": MOVE, "inter": MOVE, "latency": START, "host": math.log(find_host_error(platform))}
     for name, kind in (("peak", "gemm"), ("memory", "elementwise")):
         fit = platform.context.find(kind, "")
-        if fit is None or (fit.dtypes and dtype not in fit.dtypes):  # whole steps say nothing of this format
+        if fit is None or (fit.dtypes and dtype not in fit.dtypes):  # no step was fitted in this number format
             fit = platform.kernels.get(f"{kind}.{dtype}") or platform.kernels.get(kind)
         known[name] = fit.spread if fit else MOVE
     return {name: math.hypot(known[name], _OTHERS) for name in list_resources(platform) if name in known}
 
 
 def _list_strange(row: Mapping[str, Any], known: Sequence[Mapping[str, Any]], model: Transformer) -> Iterator[str]:
-    """What a run has that is outside of all known ones."""
+    """Settings of a run that lie outside of all known runs."""
     for name in dict.fromkeys((*_FIELDS, *(key for own in (*known, row) for key in own))):
         if name != "seconds":
             usual = _FIELDS.get(name, getattr(model, name, None))

@@ -1,4 +1,4 @@
-"""Recorded indices of embedding lookups, from files that cannot run code: what each table is asked for."""
+"""Recorded indices of embedding lookups: the statistics of each table, from files that cannot run code."""
 
 import gzip
 import math
@@ -20,13 +20,12 @@ from perfkit.models.skew import ZipfFit, bin_accesses, fit_zipf
 from perfkit.workloads.tables import EmbeddingTable
 
 _NAMES = ("indices", "offsets", "lengths")
-#: Largest file of recorded indices [B]; a published trace of 856 tables has about a tenth of it.
-LARGEST_ARRAYS = 2**34
-#: Largest unpacked over packed size of a file [-], above a floor [B]: indices of 8 B that need 2 to 4 shrink to a
-#: tenth.
-MOST_GROWTH, GROWTH_FLOOR = 50, 2**26
-#: Most recorded tables [-]: each is counted and fitted by itself; published traces have up to 856.
-MOST_TABLES = 10_000
+#: Largest file of recorded indices [B]; a published trace of 856 tables has a tenth of this size.
+_LARGEST = 2**34
+#: Largest ratio of unpacked to packed size [-], and unpacked size that is always allowed [B]; indices have 10.
+_GROWTH, _ALLOWED = 50, 2**26
+#: Most recorded tables [-]; published traces have up to 856.
+_MOST_TABLES = 10_000
 _FORMS = "only arrays are read; save indices, or indices, offsets and lengths under these names or in this order"
 
 
@@ -41,11 +40,11 @@ class IndexStatistics:
     spread : float
         Standard deviation of the lookups of a sample [-].
     histogram : ReuseHistogram
-        Distinct rows by how often they were looked up, with the lookups and the rows of the table.
+        Number of rows by how often they were looked up, with the lookups and the rows of the table.
     fit : ZipfFit
         Zipf exponent with its standard error.
     number : int
-        Number among the recorded tables [-].
+        Position among the recorded tables [-].
     """
 
     bags: int
@@ -74,14 +73,15 @@ class IndexStatistics:
         itemsize : int, optional
             Bytes of one number [B].
         law : str, optional
-            ``histogram``, which assumes nothing up to twice the recorded batch, or ``zipf``, the fitted law.
+            ``histogram``, the recorded reuse, which is exact up to twice the recorded batch, or ``zipf``, the fitted
+            law.
         name : str, optional
             Name; by default the number of the recorded table.
 
         Returns
         -------
         table : EmbeddingTable
-            With rows, pooling and popularity of the recorded batch.
+            The table, with rows, pooling and popularity of the recorded batch.
         """
         check_choice("law", law, ("histogram", "zipf"))
         histogram, exponent = self.histogram, self.fit.exponent
@@ -99,13 +99,13 @@ def read_indices(
     ----------
     path : str or Path
         ``.npy`` with indices, ``.npz`` with ``indices``, ``offsets`` and ``lengths``, ``.pt`` or ``.pt.gz`` with a
-        tensor, or a dictionary or sequence of these three, as facebookresearch/dlrm_datasets has them.
+        tensor, or a dictionary or sequence of these three, as in facebookresearch/dlrm_datasets.
     rows : int or sequence of int, optional
-        As `count_indices` takes it [-].
+        As in `count_indices` [-].
     tables : int, optional
-        As `count_indices` takes it [-].
+        As in `count_indices` [-].
     batch : int, optional
-        As `count_indices` takes it [-].
+        As in `count_indices` [-].
 
     Returns
     -------
@@ -115,11 +115,11 @@ def read_indices(
     Raises
     ------
     ValueError
-        For a file that is missing, would have to be unpickled, or does not hold indices.
+        For a file that is missing, that needs unpickling, or that does not hold indices.
     """
     path = Path(path)
-    with reading(path, _FORMS, most=LARGEST_ARRAYS):
-        limit = max(GROWTH_FLOOR, MOST_GROWTH * path.stat().st_size)
+    with reading(path, _FORMS, most=_LARGEST):
+        limit = max(_ALLOWED, _GROWTH * path.stat().st_size)
         found = _load(path, limit)
         arrays = found if isinstance(found, Mapping) else dict(zip(_NAMES, found, strict=False))
         if odd := [show(key) for key in arrays if key not in _NAMES]:
@@ -135,7 +135,7 @@ def count_indices(
     indices: npt.ArrayLike, offsets: npt.ArrayLike | None = None, lengths: npt.ArrayLike | None = None, *,
     rows: int | Sequence[int] | None = None, tables: int | None = None, batch: int | None = None,
 ) -> list[IndexStatistics]:  # fmt: skip
-    """Count recorded indices: pooling, distinct rows, reuse, and the Zipf law that explains it.
+    """Count recorded indices: pooling, distinct rows, reuse, and the Zipf law that fits them.
 
     Parameters
     ----------
@@ -145,9 +145,9 @@ def count_indices(
     offsets : array or tensor of int, optional
         Where each sample starts in `indices`, with or without the end [-].
     lengths : array or tensor of int, optional
-        Lookups of each sample, shape (samples,) or (tables, samples); with them `offsets` are not read [-].
+        Lookups of each sample, shape (samples,) or (tables, samples); `offsets` are then not used [-].
     rows : int or sequence of int, optional
-        Rows of every table or of each; by default up to the largest index, which may be too few [-].
+        Rows of every table or of each; by default the largest index plus one, which may be too few [-].
     tables : int, optional
         Tables; by default from the shape of `lengths` or `indices`, otherwise 1 [-].
     batch : int, optional
@@ -161,7 +161,8 @@ def count_indices(
     Raises
     ------
     ValueError
-        For arrays that are not of whole numbers, negative or too large indices, and parts that do not fit together.
+        For arrays that do not hold whole numbers, for negative or too large indices, and for parts that do not fit
+        together.
 
     Warns
     -----
@@ -174,7 +175,7 @@ def count_indices(
     >>> found.bags, found.pooling, found.unique_rows, found.histogram.counts[:3]
     (2, 2.5, 3.0, (2.0, 0.0, 1.0))
     """
-    flat = _whole("indices", indices)
+    flat = _check_whole("indices", indices)
     many = _count_lookups(flat, offsets, lengths, tables, batch)
     sizes = [rows] * len(many) if rows is None or not isinstance(rows, Sequence | np.ndarray) else list(rows)
     if len(sizes) != len(many):
@@ -198,8 +199,8 @@ def count_indices(
     return found
 
 
-def _whole(name: str, values: Any) -> Index:
-    """Whole numbers of an array or tensor."""
+def _check_whole(name: str, values: Any) -> Index:
+    """An array or tensor as an array of whole numbers."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, sparse tensors, tensors on a device
@@ -213,10 +214,10 @@ def _count_lookups(indices: Index, offsets: Any, lengths: Any, tables: int | Non
     """Lookups by table and sample."""
     total, many = indices.size, None
     if lengths is not None:
-        many = _whole("lengths", lengths)
+        many = _check_whole("lengths", lengths)
     elif offsets is not None:
-        steps = _whole("offsets", offsets).reshape(-1)
-        if len(steps) == 1 or (len(steps) and steps[-1] != total):  # they may lack the end
+        steps = _check_whole("offsets", offsets).reshape(-1)
+        if len(steps) == 1 or (len(steps) and steps[-1] != total):  # the end may be missing
             steps = np.append(steps, total)
         many = np.diff(steps)
         if not len(many) or steps[0] != 0 or np.any(many < 0):
@@ -224,7 +225,7 @@ def _count_lookups(indices: Index, offsets: Any, lengths: Any, tables: int | Non
     elif indices.ndim in (2, 3):
         many = np.full(indices.shape[:-1], indices.shape[-1])
     tables = len(many) if many is not None and many.ndim == 2 and tables is None else tables
-    count = int(check_positive("tables", 1 if tables is None else tables, integer=True, maximum=MOST_TABLES))
+    count = int(check_positive("tables", 1 if tables is None else tables, integer=True, maximum=_MOST_TABLES))
     if many is None:
         bags = total if batch is None else int(check_positive("batch", batch, integer=True)) * count
         many = np.diff(np.arange(bags + 1) * total // max(bags, 1))
@@ -236,19 +237,20 @@ def _count_lookups(indices: Index, offsets: Any, lengths: Any, tables: int | Non
 
 
 def _check_growth(size: float, limit: float) -> None:
-    """Turn a small file away that would become a large one."""
+    """Refuse a small file that unpacks to a very large one."""
     if size > limit:
-        raise ValueError(f"it unpacks to {format_bytes(size)} or more; a file of its size may to {format_bytes(limit)}")
+        allowed = f"a file of its size may unpack to {format_bytes(limit)} at most"
+        raise ValueError(f"it unpacks to {format_bytes(size)} or more; {allowed}")
 
 
 def _load(path: Path, limit: float) -> Mapping[str, Any] | Sequence[Any]:
-    """Arrays of a file of NumPy or PyTorch; its unpacked size is checked before it is unpacked."""
+    """Arrays of a NumPy or PyTorch file; the unpacked size is checked before unpacking."""
     name = path.name.lower()
     if name.endswith(".npy"):
         return [np.load(path, mmap_mode="r", allow_pickle=False)]
     packed: Any = gzip.open if name.endswith(".gz") else open
     with packed(path, "rb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of pickle protocols, before torch refuses them
+        warnings.simplefilter("ignore")  # torch warns of pickle protocols before it refuses them
         _check_growth(file.seek(int(limit) + 1) if name.endswith(".gz") else 0, limit)  # unpacks up to there
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
@@ -256,8 +258,7 @@ def _load(path: Path, limit: float) -> Mapping[str, Any] | Sequence[Any]:
         file.seek(0)
         if not name.endswith(".npz"):
             return _load_torch(file)
-        found = np.load(file, allow_pickle=False)
-        return {key: found[key] for key in found.files} if hasattr(found, "files") else [found]
+        return dict(np.load(file, allow_pickle=False))
 
 
 def _load_torch(file: Any) -> Mapping[str, Any] | Sequence[Any]:
@@ -266,7 +267,7 @@ def _load_torch(file: Any) -> Mapping[str, Any] | Sequence[Any]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # its own message advises to load it unsafely
-        raise ValueError("it is damaged or holds more than tensors, which could run code") from error
+        raise ValueError("it is damaged, or it holds more than tensors, which could run code") from error
     parts = found if isinstance(found, Mapping | list | tuple) else [found]
     values = list(parts.values() if isinstance(parts, Mapping) else parts)
     if len(values) > 3 or not all(isinstance(value, torch.Tensor) for value in values):

@@ -1,4 +1,4 @@
-"""Text output of nccl-tests and rccl-tests, of any age, as one tidy frame."""
+"""Text output of nccl-tests and rccl-tests, old and new, as one frame."""
 
 import math
 import os
@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from perfkit.ground.files import LARGEST_TEXT, reading
-from perfkit.ground.units import check_choice, check_positive, escape, show
+from perfkit.ground.units import escape, show
 from perfkit.models.collectives import OPERATIONS, bus_factor
 
 _SUFFIXES = (".log", ".out", ".txt")
@@ -30,9 +29,9 @@ _COLUMNS = "operation ranks nodes dtype redop nbytes seconds algbw busbw in_plac
 _HALF = "line text dtype redop root in_place nbytes seconds algbw busbw algbw_half busbw_half wrong".split()
 _BLOCK = ("time", "algbw", "busbw", "#wrong")
 _CLOSING = "'# Avg bus bandwidth'"
-#: Characters of a line that are looked at [-]: a row has up to 250, and some searches take the square of their number.
+#: Characters of a line that are read [-]: a row has up to 250, and the time of some searches grows with their square.
 _LONGEST = 4_000
-_COUNTS = np.arange(1, 2**17)  # ranks that a bus factor may tell [-]
+_COUNTS = np.arange(1, 2**17)  # numbers of ranks that are tried [-]
 _TOGETHER = "several programs write here at once; use one file for each, or build nccl-tests with MPI=1"
 _ADVICE = "pass the text that all_reduce_perf or its like print"
 
@@ -44,7 +43,7 @@ _COMMAND = re.compile(r"\b(\w+?)_perf(?:_mpi)?[\"']?\s+-")
 _DEVICE = re.compile(r"Rank\s+(\d{1,9})(?:\s+Group\s+(\d+))?(?:\s+Pid\s+\d+)?\s+on\s+(\S+)\s+device")
 _HEADER = re.compile(r"size\s+count\s+type\s.*algbw\s+busbw.*")
 _FOOTER = re.compile(r"Out of bounds values|Avg bus bandwidth|Collective test concluded")
-#: A row, whatever its launcher has written before it ("3: ", "[1,0]<stdout>:", "pod | ", a date).
+#: A row, whatever its launcher wrote before it ("3: ", "[1,0]<stdout>:", "pod | ", a date).
 _ROW = re.compile(r"(?<![\w.-])\d{1,18}\s+\d+\s+([A-Za-z]\w*)(?!\S)")
 _DTYPE = re.compile(r"char|u?int\d*|half|b?float\d*|double|bf16|fp?\d+\w*")
 _VALUE = re.compile(r"N/A|[-+]?(?:nan|inf|\d{1,30}(?:\.\d*)?(?:e[-+]?\d{1,2})?)\*?")
@@ -52,11 +51,11 @@ _ENDED = re.compile(r"\d\.\d+\s+\d+\.\d+\s+(?:N/A|[\d.e+*-]+)(?:\s+\d{4}-\d\d-\d
 
 
 class LogWarning(UserWarning):
-    """A log contradicts itself, reports corrupt data, or was read in part."""
+    """A log contradicts itself, reports wrong results, or was read in part."""
 
 
 class _MisfitError(Exception):
-    """A line that does not fit, and why."""
+    """A line that does not fit, and the reason."""
 
     def __init__(self, line: int, text: str, reason: str) -> None:
         super().__init__(f"line {line} does not fit: {show(text.strip(), 100)}: {reason}")
@@ -64,7 +63,7 @@ class _MisfitError(Exception):
 
 @dataclass
 class _Table:
-    """What one run of one program has printed: its halves of rows have the columns `_HALF`."""
+    """Output of one run of one program; each row has two halves with the columns `_HALF`."""
 
     label: str = ""
     command: str = ""
@@ -78,25 +77,25 @@ class _Table:
     halves: list[tuple[Any, ...]] = field(default_factory=list)
 
     def count(self) -> tuple[int, int | None]:
-        """Ranks and nodes of a communicator by the list of devices; nodes only where no line of it was lost."""
-        first = min((group for group, _ in self.devices.values()), default="")  # NCCL_TESTS_SPLIT makes several
+        """Ranks and nodes of a communicator from the list of devices; nodes are None where lines of it are missing."""
+        first = min((group for group, _ in self.devices.values()), default="")  # NCCL_TESTS_SPLIT makes several groups
         hosts = [host for group, host in self.devices.values() if group == first]
         ranks = len(hosts) if len(hosts) < len(self.devices) else max(self.devices, default=-1) + 1
         return ranks, len(set(hosts)) if hosts and len(hosts) == ranks else None
 
     def read_header(self, header: str) -> bool:
-        """Learn the columns, which grew over the years: "size count type", later "size count type redop root"."""
+        """Read the names of the columns, and return whether the first three of a block are the usual ones."""
         names = header.replace("timestamp", "date clock").split()
         first = names.index("time") if "time" in names else len(names)
         self.leading, self.trailing, self.headed = tuple(names[:first]), tuple(names[first:]), True
         return names[first : first + 3] == list(_BLOCK[:3])
 
     def take_row(self, line: int, text: str) -> bool:
-        """Take both halves of a printed row; False where the tokens do not make a complete one."""
+        """Add both halves of a printed row; False if the row is not complete."""
         tokens, halves = text.split(), []
         cut = max(len(tokens) - len(self.trailing), 0)
         lead, shown = tokens[:cut], list(zip(self.trailing, tokens[cut:], strict=False))
-        blank = "redop" in self.leading and not "".join(lead[3:4]).isalpha()  # what the first all_to_all left out
+        blank = "redop" in self.leading and not "".join(lead[3:4]).isalpha()  # old all_to_all leaves this column empty
         whole = [len(self.leading) - blank] if self.headed else [3, 4] if blank else [5]
         if cut not in whole or not all(_VALUE.fullmatch(text) or name in ("date", "clock") for name, text in shown):
             return False
@@ -117,7 +116,7 @@ class _Table:
 
 
 def _feed(tables: list[_Table], line: int, text: str) -> None:
-    """Take one line, which belongs to the last table or begins another one."""
+    """Read one line, which belongs to the last table or begins another one."""
     table, found, first = tables[-1], _ROW.search(text), not tables[-1].halves
     if found and table.take_row(line, text[found.start() :]):
         if first:
@@ -142,7 +141,7 @@ def _feed(tables: list[_Table], line: int, text: str) -> None:
 
 
 def _begin(tables: list[_Table], line: int, text: str, *, header: bool = False) -> _Table:
-    """Give the table that starts here: the one at hand where it has only begun, else another one."""
+    """Return the table that starts here: the last one if it is still empty, otherwise a new one."""
     table = tables[-1]
     if not table.closed and (table.headed if header else table.halves):
         raise _MisfitError(line, text, f"{_CLOSING} should close the table before it; {_TOGETHER}")
@@ -153,143 +152,139 @@ def _begin(tables: list[_Table], line: int, text: str, *, header: bool = False) 
 
 
 def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
-    """Tables that have rows, and the first line that does not fit: nothing after it is read."""
+    """Tables with rows, and the first line that does not fit; lines after it are not read."""
     lines = [(i, line[:_LONGEST]) for i, line in enumerate(_COLOURS.sub("", text).split("\n"), 1) if line.strip()]
     tables, misfit = [_Table()], None
     try:
         for line in lines:
             _feed(tables, *line)
         if tables[-1].start and not tables[-1].closed:
-            reason = f"the log breaks off before {_CLOSING} closes the table of line {tables[-1].start}"
+            reason = f"the log ends before {_CLOSING} closes the table of line {tables[-1].start}"
             raise _MisfitError(*lines[-1], reason)
         if lines and not any(table.halves for table in tables):
             raise _MisfitError(*lines[0], f"no row of an nccl-tests table follows; {_ADVICE}")
     except _MisfitError as error:
         misfit = error
-    for table in tables:  # a program without a model keeps its name
+    for table in tables:  # a program that perfkit does not know keeps its name
         table.label = _NAMES.get(table.label.replace("_", ""), table.label)
     return [table for table in tables if table.halves], misfit
 
 
-@lru_cache(maxsize=16)
-def _list_factors(operation: str) -> np.ndarray:
-    """Bus factors of all counts of ranks; none of programs without a model."""
-    return np.asarray(bus_factor(operation, _COUNTS)) if operation in OPERATIONS else np.full(_COUNTS.shape, np.nan)
+def _bound_factor(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add bounds of the bus factor, busbw / algbw, within the printed digits; `torn` marks contradictory rows."""
+    nbytes, seconds, algbw, busbw, algbw_half, busbw_half = rows.select(_HALF[6:12]).to_numpy().T
+    digit = 0.00501e-6  # half of the last printed digit of a time [s]
+    room = 0.05 * nbytes + 1e9 * (algbw_half * (seconds + digit) + algbw * digit)
+    torn = (abs(1e9 * algbw * seconds - nbytes) > room) | ((nbytes == 0) & (algbw > 0))
+    telling = (algbw > 20 * algbw_half) & ~torn
+    low = np.where(telling, (busbw - busbw_half) / (algbw + algbw_half), 0.0)
+    high = np.where(telling, busbw + busbw_half, np.inf) / np.where(telling, algbw - algbw_half, 1.0)
+    return rows.with_columns(low=pl.Series(low), high=pl.Series(high), torn=pl.Series(torn))
 
 
-class _Ratio:
-    """Bounds of the bus factor of each row, busbw over algbw, within their printed digits."""
-
-    def __init__(self, rows: pl.DataFrame) -> None:
-        nbytes, seconds, algbw, busbw, algbw_half, busbw_half = rows.select(_HALF[6:12]).to_numpy().T
-        digit = 0.00501e-6  # half of the last that a time may show
-        room = 0.05 * nbytes + 1e9 * (algbw_half * (seconds + digit) + algbw * digit)
-        self.torn = (abs(1e9 * algbw * seconds - nbytes) > room) | ((nbytes == 0) & (algbw > 0))
-        self.telling = (algbw > 20 * algbw_half) & ~self.torn
-        self.low = np.where(self.telling, (busbw - busbw_half) / (algbw + algbw_half), 0.0)
-        self.high = np.where(self.telling, busbw + busbw_half, np.inf) / np.where(self.telling, algbw - algbw_half, 1.0)
-
-    def agrees(self, operation: str, ranks: int) -> Any:
-        """Rows that have the bus factor of this number of ranks; all of programs without a model."""
-        factor = bus_factor(operation, ranks) if operation in OPERATIONS else np.nan
-        return ~((factor < self.low) | (factor > self.high))
-
-    def bound_ranks(self, operation: str, listed: int = 0) -> tuple[int, float]:
-        """Fewest and most ranks that explain every row, or most rows where they are listed; 1 and 0 where none do."""
-        if listed:
-            agrees = self.agrees(operation, listed)[self.telling]
-            return (listed, listed) if not len(agrees) or agrees.mean() > 0.5 else (1, 0)
-        factors = _list_factors(operation)
-        found = _COUNTS[~((factors < self.low.max()) | (factors > self.high.min()))]
-        if not len(found):
-            return 1, 0
-        return int(found[0]), math.inf if found[-1] == _COUNTS[-1] else int(found[-1])
+def _agrees(rows: pl.DataFrame, operation: str, ranks: int) -> np.ndarray:
+    """Rows whose bounds hold the bus factor of so many ranks; all rows of an unknown program."""
+    if operation not in OPERATIONS:
+        return np.ones(len(rows), dtype=bool)
+    low, high = rows.select("low", "high").to_numpy().T
+    factor = float(bus_factor(operation, ranks))
+    return np.asarray((low <= factor) & (factor <= high))
 
 
-def _name_operation(table: _Table, rows: pl.DataFrame, ratio: _Ratio, file: str) -> tuple[str, str]:
-    """Operation by label, columns and figures, or last by the file name; and a note if something is odd."""
+def _fits(rows: pl.DataFrame, operation: str, ranks: int) -> bool:
+    """Whether most of the rows that tell a bus factor have the one of so many ranks."""
+    telling = np.isfinite(rows["high"].to_numpy())
+    return bool(not telling.any() or _agrees(rows, operation, ranks)[telling].mean() > 0.5)
+
+
+def _bound_ranks(rows: pl.DataFrame, operation: str) -> tuple[int, float]:
+    """Fewest and most ranks that explain every row; 1 and 0 where none do."""
+    if operation not in OPERATIONS:
+        return 1, math.inf
+    factors = bus_factor(operation, _COUNTS) * np.ones(len(_COUNTS))
+    found = _COUNTS[(factors >= rows["low"].max()) & (factors <= rows["high"].min())]
+    if not len(found):
+        return 1, 0
+    return int(found[0]), math.inf if found[-1] == _COUNTS[-1] else int(found[-1])
+
+
+def _name_operation(table: _Table, rows: pl.DataFrame, file: str) -> tuple[str, str]:
+    """Operation from the label, from columns and figures, or from the file name; and a note if it is uncertain."""
     if table.label:
         return table.label, ""
     first, (ranks, _), names = rows.row(0, named=True), table.count(), set(OPERATIONS)
     names &= _ROOTED if first["root"] >= 0 else names - _ROOTED
     names &= {*_REDUCING, "send_recv"} if first["redop"] else names - _REDUCING
-    if "root" not in table.leading and not first["redop"]:  # once, only all_to_all had a column that it left blank
+    if "root" not in table.leading and not first["redop"]:  # in old logs only all_to_all has an empty column
         names &= {"all_to_all"} if "redop" in table.leading else {"all_gather", "send_recv"}
     if rows["in_place"][:2].any() and first["wrong"] >= 0 and math.isnan(rows["wrong"][1]):
         names &= {"all_to_all", "send_recv"}  # these cannot work in place
-    fitting = [name for name in OPERATIONS if name in names and ratio.bound_ranks(name, ranks)[1]]
+    known = [name for name in OPERATIONS if name in names]
+    fitting = [name for name in known if (_fits(rows, name, ranks) if ranks else _bound_ranks(rows, name)[1])]
     if len(fitting) == 1:
         return fitting[0], ""
     which, text = " or ".join(fitting) or "none known", re.sub(r"[^a-z]", "", Path(file).stem.lower())
     named = _NAMES.get(max((name for name in _NAMES if name in text), key=len, default=""))
-    if named not in fitting:  # a reduce_scatter is no reduce
-        raise ValueError(f"the operation is not named, by its figures it is {which}; pass operation=")
+    if named not in fitting:
+        advice = "put its name into the name of the file, such as all_gather.log"
+        raise ValueError(f"the operation is not named, by its figures it is {which}; {advice}")
     return named, f"it may be {which}; only the name of the file says {named}"
 
 
-def _count_ranks(table: _Table, ratio: _Ratio, operation: str) -> int:
-    """Ranks that took part, by the list of devices or the bus factor."""
-    if listed := table.count()[0]:
-        return listed
-    (low, high), step = ratio.bound_ranks(operation), table.gpus
+def _count_ranks(table: _Table, rows: pl.DataFrame, operation: str) -> tuple[int, int | None]:
+    """Ranks and nodes that took part, from the list of devices or from the bus factor."""
+    ranks, nodes = table.count()
+    if ranks:
+        return ranks, nodes
+    (low, high), step = _bound_ranks(rows, operation), table.gpus
     if high < math.inf and (low - 1) // step < high // step:  # ranks come in multiples of the GPUs of a process
         low, high = step * math.ceil(low / step), high // step * step
     if low == high or (high == math.inf and low <= step > 1):
-        return low if low == high else step
-    raise ValueError(f"the log lists no ranks, by busbw / algbw they are {low} to {high:g}; pass ranks=")
+        return (low if low == high else step), None
+    advice = "keep its lines '#  Rank  0 ... device'"
+    raise ValueError(f"the log lists no ranks, by busbw / algbw they are {low} to {high:g}; {advice}")
 
 
-def _read_table(
-    table: _Table, file: str, operation: str | None, ranks: int | None, nodes: int | None
-) -> tuple[pl.DataFrame, _MisfitError | None]:
-    """Rows before one that contradicts the others, and the error of that one; warns of what else is odd."""
-    rows = pl.DataFrame(table.halves, _HALF, orient="row", infer_schema_length=None)
-    (listed, hosts), misfit = table.count(), None
-    ratio, where = _Ratio(rows), f"{file} line {rows['line'][0]}"
+def _read_table(table: _Table, file: str) -> tuple[pl.DataFrame, _MisfitError | None]:
+    """Rows before the first one that contradicts the others, and the error of that one; warns of other problems."""
+    rows = _bound_factor(pl.DataFrame(table.halves, _HALF, orient="row", infer_schema_length=None))
+    where, misfit = f"{file} line {rows['line'][0]}", None
     try:
-        name, odd = (operation, "") if operation else _name_operation(table, rows, ratio, file)
-        count = ranks or _count_ranks(table, ratio, name)
+        name, note = _name_operation(table, rows, file)
+        ranks, nodes = _count_ranks(table, rows, name)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    known, fits, other = name in OPERATIONS, bool(ratio.bound_ranks(name, count)[1]), ranks and listed not in (0, ranks)
-    wrong = rows.filter(pl.col("wrong").fill_nan(0.0) > 0)["line"].to_list()
-    doubts = {
-        odd: odd,
-        f"the log says {table.label}, not {operation=}": operation and table.label not in ("", operation),
-        f"the log lists {listed} ranks, not {ranks=}": other,
-        f"busbw / algbw does not fit {name} of {count} ranks; pass operation= or ranks=": not (fits or other),
-        f"{len(wrong)} results hold wrong values (the first in line {min(wrong, default=0)}); mistrust them": wrong,
-    }
-    for text in filter(doubts.get, doubts):
+    notes, fits = [note] if note else [], _fits(rows, name, ranks)
+    if not fits:
+        notes.append(f"busbw / algbw does not fit {name} of {ranks} ranks; check the log")
+    if wrong := rows.filter(pl.col("wrong").fill_nan(0.0) > 0)["line"].to_list():
+        notes.append(f"{len(wrong)} results hold wrong values (the first in line {wrong[0]}); do not trust them")
+    for text in notes:
         warnings.warn(escape(f"{where}: {text}", 500), LogWarning, stacklevel=4)
-    bad = known & (ratio.torn | (fits & ~ratio.agrees(name, count)))
+    known, torn = name in OPERATIONS, rows["torn"].to_numpy()
+    bad = known & (torn | (fits & ~_agrees(rows, name, ranks)))
     if bad.any():
         line, text = rows.row(int(bad.argmax()))[:2]
-        reason = "algbw is not size / time" if ratio.torn[bad][0] else "busbw / algbw is not that of the other rows"
+        reason = "algbw is not size / time" if torn[bad][0] else "busbw / algbw is not that of the other rows"
         rows, misfit = rows.filter(pl.col("line") < line), _MisfitError(line, text, reason)
     seconds, algbw, busbw = pl.col("seconds"), 1e9 * pl.col("algbw"), 1e9 * pl.col("busbw")
-    if known:  # size and time have more digits
+    if known:  # size and time have more digits than the printed bandwidth
         algbw = pl.when(seconds > 0).then(pl.col("nbytes") / seconds).otherwise(algbw)
-        busbw = float(bus_factor(name, count)) * algbw
-    about = {"operation": pl.lit(name), "ranks": pl.lit(count, pl.Int64), "nodes": pl.lit(nodes or hosts, pl.Int64)}
+        busbw = float(bus_factor(name, ranks)) * algbw
+    about = {"operation": pl.lit(name), "ranks": pl.lit(ranks, pl.Int64), "nodes": pl.lit(nodes, pl.Int64)}
     about |= {"dtype": pl.col("dtype").replace(_DTYPES), "redop": pl.col("redop").cast(pl.String), "file": pl.lit(file)}
     whole = pl.col("nbytes").cast(pl.Int64)
     return rows.with_columns(**about, nbytes=whole, algbw=algbw, busbw=busbw).select(_COLUMNS), misfit
 
 
-def _collect(logs: Iterable[tuple[str, str]], partial: bool, **given: Any) -> pl.DataFrame:
+def _collect(logs: Iterable[tuple[str, str]], partial: bool) -> pl.DataFrame:
     """Read named texts into one frame."""
-    for name, value in given.items():
-        if value is not None and name == "operation":
-            check_choice(name, value, OPERATIONS)
-        elif value is not None:
-            check_positive(name, value, integer=True)
     frames: list[pl.DataFrame] = []
     for name, text in logs:
         file = escape(name, 200)
         with reading(file, _ADVICE):
             tables, misfit = _find_tables(text)
-            pairs = [_read_table(table, file, **given) for table in tables]
+            pairs = [_read_table(table, file) for table in tables]
             misfit = next(filter(None, [*(wrong for _, wrong in pairs), misfit]), None)
             kept = sum(len(found) for found, _ in pairs)
             if misfit and not partial:
@@ -299,7 +294,7 @@ def _collect(logs: Iterable[tuple[str, str]], partial: bool, **given: Any) -> pl
             warnings.warn(f"{file} {misfit}; {kept or 'no'} measurements are kept", LogWarning, stacklevel=3)
         frames += [found for found, _ in pairs]
     if not sum(map(len, frames)):
-        raise ValueError("no complete row of an nccl-tests table is there; pass the text that all_reduce_perf prints")
+        raise ValueError(f"no complete row of an nccl-tests table is there; {_ADVICE}")
     return pl.concat(frames)
 
 
@@ -319,31 +314,25 @@ def _read_logs(source: str | Path | Sequence[str | Path]) -> Iterator[tuple[str,
         yield path.relative_to(folder).as_posix() if folder else path.name, text
 
 
-def read_nccl_tests(
-    source: str | Path | Sequence[str | Path], *, operation: str | None = None, ranks: int | None = None,
-    nodes: int | None = None, partial: bool = False,
-) -> pl.DataFrame:  # fmt: skip
+def read_nccl_tests(source: str | Path | Sequence[str | Path], *, partial: bool = False) -> pl.DataFrame:
     """Read logs of nccl-tests or rccl-tests.
 
     Parameters
     ----------
     source : str, Path or sequence of them
-        A log, several, or a folder with its subfolders, whose .log, .out and .txt files are read.
-    operation, ranks, nodes, partial : optional
-        As `parse_nccl_tests` takes them.
+        A log, several, or a folder: its .log, .out and .txt files are read, also in its subfolders.
+    partial : bool, optional
+        As in `parse_nccl_tests`.
 
     Returns
     -------
     frame : polars.DataFrame
-        As `parse_nccl_tests` gives it, one log below the other; `file` is the path within the folder, or the name.
+        Rows of all logs, as `parse_nccl_tests` returns them; `file` is the path within the folder, or the name.
     """
-    return _collect(_read_logs(source), partial, operation=operation, ranks=ranks, nodes=nodes)
+    return _collect(_read_logs(source), partial)
 
 
-def parse_nccl_tests(
-    text: str, *, file: str = "text", operation: str | None = None, ranks: int | None = None, nodes: int | None = None,
-    partial: bool = False,
-) -> pl.DataFrame:  # fmt: skip
+def parse_nccl_tests(text: str, *, file: str = "text", partial: bool = False) -> pl.DataFrame:
     """Read output of nccl-tests or rccl-tests: old and new formats, among other lines, several runs in one text.
 
     Parameters
@@ -351,28 +340,31 @@ def parse_nccl_tests(
     text : str
         The log.
     file : str, optional
-        Name of the log, for the frame and for messages; it may tell the operation where nothing else does.
-    operation, ranks, nodes : optional
-        What was measured, one of `perfkit.models.collectives.OPERATIONS`, and where; by default what the log says.
+        Name of the log, for the frame and for messages; it names the operation where the log does not.
     partial : bool, optional
-        Whether to keep, with a warning, what comes before a line that does not fit.
+        Whether to keep, with a warning, the rows before a line that does not fit.
 
     Returns
     -------
     frame : polars.DataFrame
-        One row for each half of a printed one: operation, ranks, nodes (null where unknown), dtype, redop, nbytes [B],
+        One row for each half of a printed row: operation, ranks, nodes (null where unknown), dtype, redop, nbytes [B],
         seconds [s], algbw and busbw [B/s], in_place, file, line. Messages of 0 bytes are kept; programs that perfkit
-        has no model of, such as alltoallv, keep their name.
+        does not know, such as alltoallv, keep their name.
 
     Raises
     ------
     ValueError
-        For text that is no log or breaks off, naming the first line that does not fit; where the operation or the
-        ranks cannot be known. What contradicts itself or is kept in part is read with a `LogWarning`.
+        For text that is no log or is cut off, with the first line that does not fit; and where the operation or the
+        ranks cannot be known.
+
+    Warns
+    -----
+    LogWarning
+        For a log that contradicts itself or is read in part.
 
     Notes
     -----
-    The ranks follow from the list of devices or from the ratio of busbw to algbw, 2 (p - 1) / p for all_reduce and
+    The ranks come from the list of devices, or from busbw / algbw, which is 2 (p - 1) / p for all_reduce and
     (p - 1) / p for others (NVIDIA, nccl-tests, doc/PERFORMANCE.md). Bandwidths are computed from size and time, which
     have more digits than the printed ones.
 
@@ -382,9 +374,9 @@ def parse_nccl_tests(
     >>> frame.select("operation", "ranks", "dtype", "nbytes", "in_place").row(1)
     ('all_reduce', 8, 'fp32', 67108864, True)
     """
-    return _collect([(file, text)], partial, operation=operation, ranks=ranks, nodes=nodes)
+    return _collect([(file, text)], partial)
 
 
 def list_devices(source: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
-    """List the devices that logs name, as printed, sorted; none where the lists of devices were cut off."""
+    """List the devices that logs name, as printed, sorted; none where the lists of devices are missing."""
     return tuple(sorted({name.strip() for _, text in _read_logs(source) for name in _GPU.findall(text)}))

@@ -1,9 +1,9 @@
-"""Sets of embedding tables, from the files in which people keep them and from what has been published."""
+"""Sets of embedding tables, from frames, from files, and from publications."""
 
 import csv
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -25,7 +25,7 @@ _COLUMNS = ("rows", "dim", "pooling", "exponent", "itemsize", "name")
 _FOREIGN = {"num_embeddings": "rows", "embedding_dim": "dim", "E": "rows", "D": "dim", "L": "pooling"}
 _ARRAYS = (".npy", ".npz", ".pt", ".pth", ".pt.gz")
 _SUFFIXES = (".csv", ".parquet", ".json", *_ARRAYS)
-#: Tables of a file, and what else is known of the set.
+#: Tables of a file, and other fields of the set.
 _Tables: TypeAlias = tuple[list[EmbeddingTable], dict[str, Any]]
 
 
@@ -38,17 +38,17 @@ def read_tables(
     Parameters
     ----------
     source : str, Path or frame
-        A pandas or polars frame, or a CSV, Parquet or JSON file, with the columns ``rows`` and ``dim`` and, where they
-        differ from those of `EmbeddingTable`, ``pooling``, ``exponent``, ``itemsize`` [B] and ``name``, or the names of
-        TorchRec, ``num_embeddings`` and ``embedding_dim``, or of FBGEMM, ``E``, ``D`` and ``L``; a TBEDataConfig of
-        FBGEMM, or a list of them, as JSON; recorded indices as `perfkit.readers.index_arrays.read_indices` takes them;
-        or a name from `list_published`.
+        One of: a pandas or polars frame, or a CSV, Parquet or JSON file. Its columns are ``rows`` and ``dim`` and,
+        where they differ from the defaults of `EmbeddingTable`, ``pooling``, ``exponent``, ``itemsize`` [B] and
+        ``name``; the names of TorchRec, ``num_embeddings`` and ``embedding_dim``, and of FBGEMM, ``E``, ``D`` and
+        ``L``, are known too. A JSON file with a TBEDataConfig of FBGEMM, or a list of them. A file of recorded indices,
+        see `perfkit.readers.index_arrays.read_indices`. A name from `list_published`.
     batch : int, optional
         Samples of one iteration over all ranks; by default from the file, otherwise 65,536 [-].
     dim : int, optional
         Columns of every table, for sources without them: recorded indices and published histograms [-].
     rows : int or sequence of int, optional
-        Rows of every table or of each, for the same sources; of recorded indices by default up to the largest [-].
+        Rows of every table or of each, for the same sources; for recorded indices by default the largest plus one [-].
     tables : int, optional
         Number of tables of recorded indices, see `perfkit.readers.index_arrays.count_indices` [-].
     itemsize : int, optional
@@ -59,13 +59,13 @@ def read_tables(
     Returns
     -------
     tables : TableSet
-        The tables, named after the source, as fused kernels where they are those of TBE, TorchRec or MLPerf; change
-        embedding, optimizer and the like with `dataclasses.replace`.
+        The tables, named after the source. Those of TBE, TorchRec and MLPerf use fused kernels. Change embedding,
+        optimizer and other fields with `dataclasses.replace`.
 
     Raises
     ------
     ValueError
-        For files that are missing, unreadable, ragged or hold unknown columns, and for impossible sizes.
+        For files that are missing, unreadable or ragged, for unknown columns, and for impossible sizes.
 
     Notes
     -----
@@ -80,41 +80,46 @@ def read_tables(
     """
     check_choice("law", law, ("histogram", "zipf"))
     _check_itemsize(itemsize)
-    if not isinstance(source, str | Path):
-        known_rows = enumerate(read_records("source", source))  # where a frame of pandas is empty, it holds NaN
-        places = ((f"source row {i}", {k: v for k, v in row.items() if v == v}) for i, row in known_rows)
-        if (dim, rows, tables) != (None, None, None):
-            raise ValueError("source has rows and columns of its own; leave dim, rows and tables out")
-        with reading("source", "change the tables"):
-            found, known = _make_tables(places, "source", itemsize)
-            return TableSet(tuple(found), **known | ({} if batch is None else {"batch": batch}))
-    path, name = Path(source), str(source)
-    suffix = next((s for s in sorted(_SUFFIXES, key=len, reverse=True) if path.name.lower().endswith(s)), "")
-    published, shown = not suffix and not os.path.exists(path), escape(name, 200)
-    if published:
-        check_choice("source", name, list_published())
-    elif not os.path.isfile(path) or not suffix:
-        what = f"has another suffix than {', '.join(_SUFFIXES)}" if os.path.isfile(path) else "is no file"
-        raise ValueError(f"{shown} {what}; name such a file, or one of {', '.join(list_published())}")
-    bare = suffix in _ARRAYS or (published and name in _histograms())
+    framed = not isinstance(source, str | Path)
+    name, suffix = ("source", "") if framed else (str(source), _find_suffix(source))
+    bare = suffix in _ARRAYS or (name in _histograms() and not framed)
     if not bare and (dim, rows, tables) != (None, None, None):
-        raise ValueError(f"{shown} has rows and columns of its own; leave dim, rows and tables out")
-    if bare and (dim is None or (published and not isinstance(rows, int | np.integer))):
-        wanted = "columns of its tables; pass dim=, 64 for example" if dim is None else "rows of its tables; pass rows="
-        raise ValueError(f"{shown} lacks the {wanted}")
+        raise ValueError(f"{escape(name, 200)} has rows and columns of its own; leave dim, rows and tables out")
+    if bare and dim is None:
+        raise ValueError(f"{escape(name, 200)} lacks the columns of its tables; pass dim=, 64 for example")
     width = int(check_positive("dim", dim, integer=True)) if bare else 0
-    if published:
-        found, known = _read_published(name, width, rows, itemsize, law)
+    if framed:
+        records = enumerate(read_records("source", source))  # empty cells of a pandas frame hold NaN
+        places = ((f"source row {i}", {k: v for k, v in row.items() if v == v}) for i, row in records)
+        with reading("source", "change the tables"):
+            found, facts = _make_tables(places, "source", itemsize)
     elif suffix in _ARRAYS:
-        statistics = read_indices(path, rows=rows, tables=tables, batch=batch)
+        statistics = read_indices(source, rows=rows, tables=tables, batch=batch)
         found = [part.to_table(width, itemsize=itemsize, law=law) for part in statistics]
-        known = {"batch": statistics[0].bags}
+        facts = {"batch": statistics[0].bags}
+    elif suffix:
+        with reading(source, f"pass a readable {suffix} file", most=LARGEST_TEXT):
+            found, facts = _READERS[suffix](Path(source), itemsize)
     else:
-        with reading(path, f"pass a readable {suffix} file", most=LARGEST_TEXT):
-            found, known = _READERS[suffix](path, itemsize)
-    known |= {"name": name if published else path.name[: -len(suffix)]} | ({} if batch is None else {"batch": batch})
+        found, facts = _read_published(name, width, rows, itemsize, law)
+    if not framed:
+        facts["name"] = Path(name).name[: -len(suffix)] if suffix else name
+    if batch is not None:
+        facts["batch"] = batch
     with reading(name, "change the tables"):
-        return TableSet(tuple(found), **known)
+        return TableSet(tuple(found), **facts)
+
+
+def _find_suffix(source: str | Path) -> str:
+    """Suffix of a file with tables, empty for a published set."""
+    lower, shown = Path(source).name.lower(), escape(source, 200)
+    suffix = next((own for own in sorted(_SUFFIXES, key=len, reverse=True) if lower.endswith(own)), "")
+    if not suffix and not os.path.exists(source):
+        check_choice("source", str(source), list_published())
+    elif not suffix or not os.path.isfile(source):
+        what = f"has another suffix than {', '.join(_SUFFIXES)}" if os.path.isfile(source) else "is no file"
+        raise ValueError(f"{shown} {what}; name such a file, or one of {', '.join(list_published())}")
+    return suffix
 
 
 def _check_itemsize(itemsize: Any) -> None:
@@ -123,7 +128,7 @@ def _check_itemsize(itemsize: Any) -> None:
 
 
 def _make_tables(records: Iterable[tuple[str, Mapping[str, Any]]], name: str, itemsize: int) -> _Tables:
-    """Tables by their columns, each with its place in errors; what is empty has its default. TorchRec's are fused."""
+    """Tables from records, each with its place in errors; empty cells take the default, TorchRec's tables are fused."""
     found, foreign = [], set[str]()
     for place, record in islice(records, MOST_ROWS + 1):
         given = {_FOREIGN.get(key, str(key)): value for key, value in record.items()}
@@ -141,7 +146,7 @@ def _make_tables(records: Iterable[tuple[str, Mapping[str, Any]]], name: str, it
 
 
 def _check_count(count: int, name: str) -> None:
-    """Turn away more tables than any model has."""
+    """Refuse more tables than any model has."""
     if count > MOST_ROWS:
         raise ValueError(f"{name} lists more than {MOST_ROWS:,} tables; leave some out")
 
@@ -179,14 +184,12 @@ def _number(text: str) -> Any:
 def _read_parquet(path: Path, itemsize: int) -> _Tables:
     import polars
 
-    frame = polars.scan_parquet(path).limit(MOST_ROWS + 1).collect()
-    _check_count(len(frame), path.name)
-    rows = enumerate(frame.iter_rows(named=True))
+    rows = enumerate(polars.scan_parquet(path).limit(MOST_ROWS + 1).collect().iter_rows(named=True))
     return _make_tables(((f"{path.name} row {i}", row) for i, row in rows), path.name, itemsize)
 
 
 def _read_json(path: Path, itemsize: int) -> _Tables:
-    """A list of tables, alone or as ``tables``, or what FBGEMM writes."""
+    """A list of tables, alone or as ``tables``, or configurations of FBGEMM."""
     name = path.name
     try:
         content = json.loads(path.read_bytes().decode("utf-8-sig"))
@@ -211,24 +214,23 @@ def _read_tbe(content: Any, name: str, itemsize: int) -> _Tables:
         _check_count(len(found), name)
     if len(batches) > 1:
         shown = ", ".join(map(str, sorted(batches)))
-        raise ValueError(f"{name} has batches of {shown}; keep each in a file of its own")
+        raise ValueError(f"{name} has batches of {shown}; use one file for each batch")
     return found, {"batch": batches.pop(), "embedding": "fused"}
 
 
-_READERS: dict[str, Callable[[Path, int], _Tables]]
-_READERS = {".csv": _read_csv, ".parquet": _read_parquet, ".json": _read_json}
+_READERS: dict[str, Any] = {".csv": _read_csv, ".parquet": _read_parquet, ".json": _read_json}
 
 
 # Published sets.
 
 
 def list_published() -> list[str]:
-    """Names of the table sets that come with perfkit.
+    """List the table sets that come with perfkit.
 
     Returns
     -------
     names : list of str
-        MLPerf's DLRM models, with rows and columns, and data sets with published reuse only.
+        MLPerf's DLRM models, which have rows and columns, and data sets of which only the reuse is published.
 
     Examples
     --------
@@ -239,12 +241,12 @@ def list_published() -> list[str]:
 
 
 def _histograms() -> dict[str, list[dict[str, str]]]:
-    """Published histograms: name to bins."""
+    """Bins of each published histogram by its name."""
     return group_rows("data_set", "published", "dlrm_reuse.csv")
 
 
 def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
-    """Find a published reuse histogram, of all tables of its data set together.
+    """Find a published reuse histogram of all tables of a data set together.
 
     Parameters
     ----------
@@ -256,21 +258,21 @@ def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
     Returns
     -------
     histogram : ReuseHistogram
-        Distinct rows of the batch by how often it looked them up.
+        Number of distinct rows by how often the batch looked them up.
     tables, batch : int
         Tables of the data set, and samples of the batch [-].
 
     Raises
     ------
     ValueError
-        For an unknown name, and fewer rows than were looked up.
+        For an unknown name, and for fewer rows than were looked up.
 
     Notes
     -----
-    Shares are published with three digits after the point. Those of distinct rows do not show rows with more than
-    about 1,000 lookups, which are few and get a third of all lookups. Where the share of rows is below 0.5 %, the rows
-    follow from the share of lookups and the middle of the bin (log-uniform; twice the lower end for the last bin). The
-    resulting shares of lookups equal the published ones within 1 % of all lookups.
+    Shares are published with three digits after the point. For rows with more than about 1,000 lookups the published
+    share of rows is therefore 0, though they get a third of all lookups. Where the share of rows is below 0.5 %, the
+    number of rows is computed from the share of lookups and the middle of the bin (log-uniform; twice the lower end for
+    the last bin). The resulting shares of lookups equal the published ones within 1 % of all lookups.
 
     References
     ----------
@@ -292,15 +294,17 @@ def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
 
 
 def _read_published(name: str, dim: int, rows: Any, itemsize: int, law: str) -> _Tables:
-    if name not in _histograms():
-        listed = group_rows("model", "published", "dlrm_tables.csv")[name]
-        sizes = [(int(row["rows"]), int(row["dim"]), float(row["pooling"])) for row in listed]
+    models = group_rows("model", "published", "dlrm_tables.csv")
+    if name in models:
+        sizes = [(int(row["rows"]), int(row["dim"]), float(row["pooling"])) for row in models[name]]
         found = [EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}") for i, size in enumerate(sizes)]
         return found, {"embedding": "fused"}
+    if not isinstance(rows, int | np.integer):
+        raise ValueError(f"{name} lacks the rows of its tables; pass rows=")
     each, tables = int(check_positive("rows", rows, integer=True)), int(_histograms()[name][0]["tables"])
     whole, _, batch = find_histogram(name, rows=tables * each)
-    part = whole.resize(each)
-    exponent, pooling = fit_zipf(part).exponent, whole.lookups / batch / tables
+    part, pooling = whole.resize(each), whole.lookups / batch / tables
+    exponent = fit_zipf(part).exponent
     known = part if law == "histogram" else Zipf(each, exponent)
     found = [EmbeddingTable(each, dim, pooling, exponent, itemsize, f"table {i}", known) for i in range(tables)]
     return found, {"batch": batch}

@@ -1,4 +1,4 @@
-"""TBEDataConfig, in which FBGEMM writes down what its table-batched embedding kernels were fed."""
+"""TBEDataConfig of FBGEMM: a description of the tables and lookups of its table-batched embedding kernels."""
 
 import math
 import warnings
@@ -13,7 +13,7 @@ from perfkit.workloads.tables import EmbeddingTable
 
 _KEYS = {"T", "E", "D", "mixed_dim", "weighted", "batch_params", "indices_params", "pooling_params", "use_cpu", "Es",
          "Ds", "max_indices", "embedding_specs", "feature_table_map"}  # fmt: skip
-#: Most heavy hitters over all tables [-]: FBGEMM keeps some tens for each.
+#: Most heavy hitters over all tables [-]: FBGEMM keeps tens of them for each table.
 _MOST_HITTERS = 10_000_000
 
 
@@ -25,38 +25,38 @@ def parse_tbe_config(
     Parameters
     ----------
     config : mapping
-        Its JSON: T tables of E rows (or Es) and D columns (or Ds), ``batch_params``, ``pooling_params`` and
+        Parsed JSON: T tables of E rows (or Es) and D columns (or Ds), ``batch_params``, ``pooling_params`` and
         ``indices_params``.
     place : str, optional
         Its name in errors.
     itemsize : int, optional
-        Bytes of one number, which the format does not hold [B].
+        Bytes of one number, which the format does not contain [B].
 
     Returns
     -------
     tables : list of EmbeddingTable
-        Named ``table 0``, ... by feature, or by table where ``feature_table_map`` lets features share one.
+        Named ``table 0``, ... by feature, or by table where ``feature_table_map`` lets features share tables.
     batch : int
-        Samples, the most of any table [-].
+        Largest number of samples of any table [-].
 
     Raises
     ------
     ValueError
-        For keys that are missing, of the wrong type or impossible.
+        For missing keys, and for values of the wrong type or out of range.
 
     Warns
     -----
     UserWarning
-        For unknown keys, and for quantities of which perfkit uses only the mean.
+        For unknown keys, and where perfkit uses only the mean of a random quantity.
 
     Notes
     -----
     The generator of FBGEMM looks up row i, counted from 0, with probability :math:`h_i` if it is one of the H heavy
     hitters. Other rows have :math:`(1 - \sum h) (i + q)^{-s} / \sum_{j \ge H} (j + q)^{-s}`: a `Zipf` law with shift
-    q - 1. One law holds for all tables, cut off at the rows of each. Sizes of bags are uniform from L to
-    :math:`\sigma`, or normal with mean L and deviation :math:`\sigma`, rounded towards zero and at least 0. Their mean
-    is then :math:`E[X^+] - \Phi(L/\sigma)/2 + \varphi(L/\sigma)/12\sigma`. Measured means ``Ls`` are used unchanged.
-    Tables with fewer samples than others (``Bs``) have their lookups spread over the largest batch.
+    q - 1. All tables have the same law, cut off at their rows. Sizes of bags are uniform from L to :math:`\sigma`, or
+    normal with mean L and deviation :math:`\sigma`, rounded towards zero and at least 0. The mean of the normal ones is
+    :math:`E[X^+] - \Phi(L/\sigma)/2 + \varphi(L/\sigma)/12\sigma`. Measured means ``Ls`` are used unchanged. If a table
+    has fewer samples than others (``Bs``), its lookups are spread over the largest batch.
 
     References
     ----------
@@ -75,12 +75,12 @@ def parse_tbe_config(
     if not isinstance(config, Mapping) or _KEYS.isdisjoint(config):
         raise ValueError(f"{place} is no TBEDataConfig; it has none of {', '.join(sorted(_KEYS))}")
     if odd := sorted(set(config) - _KEYS):
-        warnings.warn(f"{place} has {', '.join(odd)}, which perfkit does not know and leaves out", stacklevel=3)
+        warnings.warn(f"{place} has {', '.join(odd)}, which perfkit does not know and ignores", stacklevel=3)
     count = int(check_positive(f"{place}.T", config.get("T"), integer=True, maximum=MOST_ROWS))
     whole = _Section(config, place, count)
     rows, dims = (whole.read(one, many, integer=True) for one, many in (("E", "Es"), ("D", "Ds")))
     if config.get("mixed_dim") and len(set(dims)) == 1 and not config.get("Ds"):
-        warnings.warn(f"{place} draws the columns of each table around D = {dims[0]:g}; D is taken", stacklevel=3)
+        warnings.warn(f"{place} draws the columns of its tables around D = {dims[0]:g}; perfkit uses D", stacklevel=3)
     batches, (means, spread) = _find_batches(whole.enter("batch_params")), _find_poolings(whole.enter("pooling_params"))
     batch = max(batches)
     poolings = [mean * samples / batch for mean, samples in zip(means, batches, strict=True)]
@@ -97,14 +97,14 @@ def parse_tbe_config(
 
 
 class _Section(NamedTuple):
-    """Part of a configuration of some tables, and its name in errors."""
+    """Part of a configuration, its name in errors, and the number of tables."""
 
     values: Mapping[str, Any]
     place: str
     tables: int
 
     def enter(self, key: str) -> "_Section":
-        """A part of this part."""
+        """A part of this part by its key."""
         if not isinstance(self.values.get(key), Mapping):
             shown = show(self.values.get(key))
             raise ValueError(f"{self.place}.{key} is {shown}; it must be a table of names and values")
@@ -115,7 +115,7 @@ class _Section(NamedTuple):
         return float(check_positive(f"{self.place}.{key}", self.values.get(key), **rule))
 
     def take_list(self, key: str, count: int | None, **rule: Any) -> list[Any]:
-        """Numbers of a list, one for each table where there is a count."""
+        """Numbers of a list, which must have `count` entries unless it is None."""
         value = self.values.get(key)
         if not isinstance(value, list | tuple) or count not in (None, len(value)):
             wanted = "a list" if count is None else f"a list with one for each of the {count} tables"
@@ -123,14 +123,14 @@ class _Section(NamedTuple):
         return [check_positive(f"{self.place}.{key}[{i}]", number, **rule) for i, number in enumerate(value)]
 
     def read(self, one: str, many: str, **rule: Any) -> list[float]:
-        """Value of each table: the list `many`, or `one` value for all, which files of old also write as a list."""
+        """Value of each table: the list `many`, or `one` for all tables, which old files write as a list too."""
         key = one if self.values.get(many) is None else many
         if key == one and not isinstance(self.values.get(one), list):
             return [self.take(one, **rule)] * self.tables
         return self.take_list(key, self.tables, **rule)
 
     def spread(self, key: str, kind: str) -> tuple[float, bool]:
-        """Spread of a drawn size, 0 where it is not drawn, and whether it is uniform."""
+        """Spread of a random size, 0 for a fixed one, and whether it is uniform."""
         sigma = 0.0 if self.values.get(key) is None else self.take(key, zero=True)
         shape = check_choice(f"{self.place}.{kind}", self.values.get(kind) or "normal", ("normal", "uniform"))
         return sigma, shape == "uniform" and sigma > 0
@@ -139,30 +139,30 @@ class _Section(NamedTuple):
 def _find_batches(section: _Section) -> list[float]:
     """Samples of each table."""
     batches, (sigma, uniform) = section.read("B", "Bs", integer=True), section.spread("sigma_B", "vbe_distribution")
-    if section.values.get("Bs") is None and sigma:  # B is then that of a rank
+    if section.values.get("Bs") is None and sigma:  # B is then the mean of one rank
         ranks = section.take("vbe_num_ranks", integer=True)
-        warnings.warn(f"{section.place} draws the samples of each table; their mean is taken", stacklevel=4)
+        warnings.warn(f"{section.place} draws the samples of each table; perfkit uses their mean", stacklevel=4)
         batches = [float(round(ranks * ((b + sigma) / 2 if uniform else b))) for b in batches]
     return batches
 
 
 def _find_poolings(section: _Section) -> tuple[list[float], float]:
-    """Mean lookups of a sample by table, and their standard deviation."""
+    """Mean lookups of a sample of each table, and their standard deviation."""
     means, (sigma, uniform) = section.read("L", "Ls", zero=True), section.spread("sigma_L", "length_distribution")
     low, drawn = means[0], section.values.get("Ls") is None
     if uniform:
         if sigma < low:
-            text = f"{section.place}.sigma_L is {sigma:g}, the upper end of L to sigma_L"
+            text = f"{section.place}.sigma_L is {sigma:g}, the upper end of the range from L"
             raise ValueError(f"{text}; it must be at least {low:g}")
         return [(low + sigma) / 2] * len(means) if drawn else means, math.sqrt(((sigma - low + 1) ** 2 - 1) / 12)
-    if sigma and drawn:  # the generator cuts a normal size to a whole number from 0
+    if sigma and drawn:  # the generator rounds normal sizes towards zero
         above, density = NormalDist().cdf(low / sigma), NormalDist().pdf(low / sigma)
         means = [max(low * above + sigma * density - above / 2 + density / (12 * sigma), 0.0)] * len(means)
     return means, sigma
 
 
 def _share_tables(config: _Section, rows: list[float], dims: list[float]) -> dict[int, list[int]]:
-    """Features that look into each table."""
+    """Features of each table."""
     groups: dict[int, list[int]] = {}
     own = config.values.get("feature_table_map") is None
     count, rule = config.tables, {"integer": True, "zero": True}
@@ -171,24 +171,24 @@ def _share_tables(config: _Section, rows: list[float], dims: list[float]) -> dic
         groups.setdefault(table, []).append(i)
     for table, features in groups.items():
         if len({(rows[f], dims[f]) for f in features}) > 1:
-            raise ValueError(f"{config.place}: features {features} share table {table}; their Es and Ds must be alike")
+            raise ValueError(f"{config.place}: features {features} share table {table}; their Es and Ds must be equal")
     if len(groups) < config.tables:
-        text = f"{config.place}: {config.tables} features share {len(groups)} tables; lookups are added up"
-        warnings.warn(f"{text}, and a sample gets one pooled row of each table", stacklevel=3)
+        text = f"{config.place}: {config.tables} features share {len(groups)} tables; perfkit adds up their lookups"
+        warnings.warn(f"{text}, as if each sample took one pooled row of each table", stacklevel=3)
     return dict(sorted(groups.items()))
 
 
 def _find_laws(section: _Section) -> Callable[[int], Zipf]:
-    """Law of a table by its rows: all tables have the same one, cut off."""
+    """Make a function from the rows of a table to its law: all tables have the same law, cut off."""
     hitters = section.take_list("heavy_hitters", None, zero=True, maximum=1)
     q, s = section.take("zipf_q"), section.take("zipf_s", zero=True, maximum=10)
     if len(hitters) * section.tables > _MOST_HITTERS:
         text = f"{section.place} has {len(hitters)} heavy hitters for each of {section.tables} tables"
-        raise ValueError(f"{text}; leave small ones out")
+        raise ValueError(f"{text}; leave out the small ones")
 
     def cut(rows: int) -> Zipf:
         kept = hitters[:rows]
-        if len(kept) == rows:  # the last row gets what the others leave
+        if len(kept) == rows:  # the last row gets the rest
             total = sum(kept)
             kept = [h / total for h in kept[:-1]] if total > 0 else []
         with reading(section.place, "change the heavy hitters"):
