@@ -1,9 +1,8 @@
-"""Machines that are not at hand: raw measurements of real ones, edited into files of unlike ones.
+"""Machines that are not at hand: raw measurements of a real machine, edited into those of other machines.
 
-Every function takes the raw measurements that `perfkit calibrate` wrote on a real machine and returns those of another:
-without a cache, with one that is not believable, with one core, with operating systems that say nothing, with groups
-missing, with noise. The times stay those of the real machine unless a function says otherwise, so that a platform that
-is fitted to them has to predict them as well as one that is fitted to the real file.
+Every function takes raw measurements of `perfkit calibrate` and returns those of another machine: without a cache, with
+an implausible one, with one core, with an operating system that says nothing, with noise. Times stay the same unless a
+function says otherwise, so a platform that is fitted to them has to predict them as well as that of the real machine.
 """
 
 import copy
@@ -30,17 +29,8 @@ def thin(raw: Raw, step: int = 3) -> Raw:
 def _say(raw: Raw, **facts: float | None) -> Raw:
     """The machine says other sizes of itself, or nothing."""
     out = copy.deepcopy(raw)
-    if "facts" in out:
-        out["facts"] |= {name: {"value": value, "source": "edited"} for name, value in facts.items()}
-        return out
-    out["caches"] = {**out["caches"], **{name: value or 0.0 for name, value in facts.items() if name != "memory"}}
-    if "memory" in facts:
-        out["memory_bytes"] = facts["memory"] or 0.0
+    out["facts"] |= {name: {"value": value, "source": "edited"} for name, value in facts.items()}
     return out
-
-
-def _without(raw: Raw, *kinds: str) -> Raw:
-    return {**raw, "kernels": [row for row in raw["kernels"] if row["kind"] not in kinds]}
 
 
 def _alone(raw: Raw) -> Raw:
@@ -60,7 +50,7 @@ def _siblings(raw: Raw, slower: float = 1.6) -> Raw:
     for run in (run for row in out["iterations"] if len(row["runs"]) > 1 for run in row["runs"]):
         run |= {name: slower * run[name] for name in ("median", "q1", "q3", "idle") if name in run}
         for name in ("operation_seconds", "blocks"):
-            run[name] = [slower * seconds for seconds in run.get(name, [])]
+            run[name] = [slower * seconds for seconds in run[name]]
     return out
 
 
@@ -90,8 +80,6 @@ def _shake(raw: Raw, noise: float, drift: float) -> Raw:
 #: By name: what makes the file, and how much noise it adds [-].
 MACHINES: dict[str, tuple[Callable[[Raw], Raw], float]] = {
     "no L3": (lambda raw: _say(raw, L3=None), 0.0),
-    "L3 of 0": (lambda raw: _say(raw, L3=0.0), 0.0),
-    "L2 and L3 of 0": (lambda raw: _say(raw, L2=0.0, L3=0.0), 0.0),
     "L3 of 480 MiB": (lambda raw: _say(raw, L3=480 * 2.0**20), 0.0),
     "L3 of 1.15 GB": (lambda raw: _say(raw, L3=1.15e9), 0.0),
     "no ladder": (lambda raw: {**raw, "ladder": []}, 0.0),
@@ -99,10 +87,6 @@ MACHINES: dict[str, tuple[Callable[[Raw], Raw], float]] = {
     "128 ranks": (_many, 0.0),
     "siblings": (_siblings, 0.0),
     "no /sys, no /proc": (_silent, 0.0),
-    "no elementwise": (lambda raw: _without(raw, "elementwise"), 0.0),
-    "no embeddings": (lambda raw: _without(raw, "embedding_forward", "embedding_backward", "embedding_update"), 0.0),
-    "no small products": (lambda raw: _without(raw, "bmm", "attention"), 0.0),
-    "no iterations": (lambda raw: {**raw, "iterations": []}, 0.0),
     "noise": (lambda raw: _shake(raw, 0.3, 0.0), 0.3),
     "drift": (lambda raw: _shake(raw, 0.0, 0.4), 0.03),  # references tell nine tenths of a pace that varies by 28 %
 }

@@ -133,12 +133,9 @@ def refit(platform: Platform, measurements: Mapping[str, Any]) -> Platform:
 def test_every_class_is_fitted_and_every_number_has_its_origin(platform: Platform, truth: Platform) -> None:
     assert (platform.name, platform.network.ranks) == ("found again", 2)
     assert (set(platform.kernels), set(platform.collectives)) == (set(truth.kernels), set(truth.collectives))
-    frame = platform.numbers()
-    assert platform.provenance["id"] == "cpu-toy-2 measured 2026-11-20" and "" not in frame["source"].to_list()
-    assert all(fit.source == platform.provenance["id"] for fit in platform.kernels.values())
-    assert set(frame["kind"]) <= {"measured", "fitted", "datasheet"}
-    again = Platform.from_toml(platform.to_toml())
-    assert again == platform and predict(MODELS[0][0], again).time == predict(MODELS[0][0], platform).time
+    assert {fit.source for fit in platform.kernels.values()} == {"cpu-toy-2 measured 2026-11-20"}
+    assert set(platform.numbers()["kind"]) <= {"measured", "fitted", "datasheet"}
+    assert Platform.from_toml(platform.to_toml()) == platform
 
 
 def test_times_of_other_sizes_are_found_again(platform: Platform, truth: Platform) -> None:
@@ -207,11 +204,7 @@ def test_spread_of_normal_errors(estimate: Callable[[list[float]], float]) -> No
     assert np.median(spreads) == pytest.approx(0.1, rel=0.25)
     fresh = np.abs(np.random.default_rng(1).normal(0, 0.1, 400))
     assert np.mean(fresh <= 1.2816 * spreads) >= 0.77, "an 80 % interval holds at least about 80 %"
-
-
-def test_luck_with_few_errors_does_not_make_an_interval() -> None:
-    assert 0.05 < expect_spread([0.01, -0.01, 0.0, 0.01]) < 0.11 < expect_spread([0.4, 0.0, 0.1]) < 0.24
-    assert expect_spread(np.full(200, 0.03).tolist()) == pytest.approx(0.03, rel=0.25)
+    assert 0.05 < expect_spread([0.01, -0.01, 0.0, 0.01]) < 0.11 < expect_spread([0.4, 0.0, 0.1]) < 0.24, "few errors"
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
@@ -241,14 +234,11 @@ def test_waiting_and_computing_longer_are_kept_apart(measurements: Raw, platform
 # What may be missing, and what is refused.
 
 
-def test_a_part_of_the_measurements_makes_a_platform(measurements: Raw, platform: Platform) -> None:
-    few = [row for row in measurements["kernels"] if row["kind"] in ("gemm", "elementwise")]
-    alone = fit_platform({**measurements, "kernels": few, "collectives": [], "iterations": [], "ranks": 1})
+def test_a_platform_says_what_was_not_measured(measurements: Raw, platform: Platform) -> None:
+    alone = fit_platform({**measurements, "collectives": [], "iterations": [], "ranks": 1})
     assert alone.name == "cpu-1" and list(alone.context.fits()) == ["caches"] and not alone.collectives
     with pytest.warns(UserWarning, match="never calibrated with transformer iterations"):
         assert predict(MODELS[5][0], alone).time > 0
-    with pytest.raises(ValueError, match="ranks is 2"):
-        predict(MODELS[5][0], alone, ranks=2)
     single = refit(platform, {**measurements, "iterations": measurements["iterations"][:9]})
     with pytest.warns(UserWarning, match="never calibrated with dlrm iterations on several ranks"):
         predict(MODELS[-1][0], single, ranks=2)
@@ -282,10 +272,3 @@ def test_repeated_batches_of_indices_stay_near() -> None:
     assert few["beyond_l3"] < eight["beyond_l3"] and few["beyond_l2"] <= eight["beyond_l2"]
     assert all(case.sizes["index_batches"] == 8 for case in draw_cases(1) if case.kind.startswith("embedding"))
     assert size(index_batches=8)["page_walks"] == eight["page_walks"]  # what measurements without the number mean
-
-
-def test_sizes_have_the_order_of_the_measurements() -> None:
-    """Files of one fit are alike, whatever number Python draws for the hashes of its names."""
-    names = "rows bags dim lookups elements flops".split()
-    row = {"kind": "copy", "variant": "cat", "nbytes": 8.0, "sizes": dict.fromkeys(names, 1.0)}
-    assert list(size_cases([row], (1e6, 1e7), 1e3))[: len(names)] == names

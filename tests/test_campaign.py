@@ -24,7 +24,7 @@ from perfkit.ground.results import check_target
 from perfkit.measure import folders, processes, timing
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import Case
-from perfkit.measure.machine import Fact, count_cores
+from perfkit.measure.machine import Fact
 from perfkit.measure.processes import ENVIRONMENT, START, MeasurementError, run_processes
 from perfkit.measure.samples import Sample
 from perfkit.measure.timing import find_disagreement, summarize_samples, time_calls, time_loader
@@ -92,11 +92,10 @@ def jobs(calls: list[str], error: BaseException | None = None) -> dict[str, Call
     return {name: partial(run, name) for name in "abc"}
 
 
-@pytest.mark.parametrize("error", [MeasurementError("killed"), KeyboardInterrupt()], ids=str)
-def test_a_rerun_continues_where_the_last_one_stopped(tmp_path: Path, error: BaseException) -> None:
+def test_a_rerun_continues_where_the_last_one_stopped(tmp_path: Path) -> None:
     calls: list[str] = []
-    with pytest.raises(type(error)):
-        Campaign(tmp_path / "work", progress=False).run("kernels", jobs(calls, error))
+    with pytest.raises(KeyboardInterrupt):
+        Campaign(tmp_path / "work", progress=False).run("kernels", jobs(calls, KeyboardInterrupt()))
     kept = Campaign(tmp_path / "work", progress=False)
     assert kept.run("kernels", jobs(calls)) == EVERY and calls == ["a", "b", "b", "c"], "only what was missing"
     kept.run("other stage", jobs(calls))
@@ -170,15 +169,13 @@ def test_a_second_process_gets_a_campaign_of_its_own(cache: Path) -> None:
     assert open_quietly("x").run("kernels", {"a": lambda: "mine"}) == {"a": "theirs"}
 
 
-@pytest.mark.parametrize("fault", ["file", "home", "closed", "lock"])
+@pytest.mark.parametrize("fault", ["file", "home", "lock"])
 def test_without_a_cache_measuring_goes_on(fault: str, cache: Path, monkeypatch: Patch) -> None:
     if fault == "file":
         cache.write_text("in the way")
     elif fault == "home":
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(folders.Path, "home", raise_error(RuntimeError("Could not determine home directory.")))
-    elif fault == "closed":
-        monkeypatch.setattr(folders.os, "open", raise_error(PermissionError(errno.EACCES, "Permission denied", "x")))
     else:
         monkeypatch.setattr("fcntl.flock", raise_error(OSError(errno.ENOLCK, "No locks available")))
     with pytest.warns(UserWarning, match=r"cannot be kept \(.*\); name a folder for them in XDG_CACHE_HOME"):
@@ -276,8 +273,6 @@ def test_ranks_without_a_place_are_refused(ranks, device, words, torch, children
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match=words):
         processes.check_ranks(ranks, device)
-    with pytest.raises(ValueError, match="ranks is 9; this machine has"):
-        run_processes({"task": "kernels", "device": device}, ranks=9)
     assert processes.check_ranks(2) == 2
     monkeypatch.setattr(processes, "gather_facts", lambda: {"loopback": Fact(None, "")})
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
@@ -289,14 +284,11 @@ def test_ranks_without_a_place_are_refused(ranks, device, words, torch, children
 # What fails says why.
 
 
-@pytest.mark.parametrize(("job", "words"), [
-    ({"task": "nonsense"}, r"process 0 stopped with exit code 1; .*run it again.*No module named .nonsense"),
-    ({"task": "kernels", "cases": [["elementwise", name, {"elements": 64}] for name in ("relu", "no_such")],
-      "seconds": 0.0}, "KeyError: 'no_such'"),
-])  # fmt: skip
-def test_what_a_process_said_last_is_told(job: dict[str, Any], words: str, children: Children) -> None:
+def test_the_last_line_of_a_process_is_in_the_error(children: Children) -> None:
+    cases = [["elementwise", name, {"elements": 64}] for name in ("relu", "no_such")]
+    words = "process 0 stopped with exit code 1; .*run it again; its last line was: KeyError: 'no_such'"
     with pytest.raises(MeasurementError, match=words) as caught:
-        run_processes(job)
+        run_processes({"task": "kernels", "cases": cases, "seconds": 0.0})
     assert "\n" not in str(caught.value) and "Traceback" in "".join(caught.value.__notes__) and len(children) == 1
 
 
@@ -353,12 +345,11 @@ def work(tmp_path: Path, monkeypatch: Patch, toy: Platform) -> Campaign:
     return work
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_leaves_no_part_of_a_platform(call, work, tmp_path, monkeypatch, toy):
+def test_a_full_disk_leaves_no_part_of_a_platform(work, tmp_path, monkeypatch, toy):
     out = tmp_path / "P.toml"
     out.write_text("an older platform")
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, refuse)
+        patch.setattr(os, "replace", refuse)
         with pytest.raises(OSError, match="No space left on device"):
             calibrate(out=out)
     assert out.read_text() == "an older platform"
@@ -398,25 +389,20 @@ def test_one_core_leaves_out_what_needs_two(monkeypatch: Patch, toy: Platform, c
 # Timing.
 
 
-def test_timing_summarises_samples() -> None:
+def test_calls_are_timed_in_rotation_and_groups(monkeypatch: Patch) -> None:
     found = summarize_samples([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], cpu_share=0.9)
     assert found == {"median": 2.0, "q1": 1.0, "q3": 3.0, "halves": (1.0, 3.0), "n": 6, "cpu_share": 0.9}
     assert find_disagreement(found) == 2.0 and find_disagreement(summarize_samples([0.5])) == 0
-
-
-def test_time_calls_rotates_and_groups(monkeypatch: Patch) -> None:
     calls, clocked = list[int](), list[Any]()
     monkeypatch.setattr(timing, "clock", lambda *given, clock=timing.clock: clocked.append(1) or clock(*given))
     turns = [partial(calls.append, i) for i in range(3)]
-    found = time_calls(turns, seconds=0, minimum=4)
-    counts = np.bincount(calls)
-    assert found["n"] == 4 and np.ptp(counts) <= 4
-    assert len(clocked) == 6, "the warm-up, the trial call and each sample"
+    found = time_calls(turns, seconds=0)
+    assert found["n"] == 6 and np.ptp(np.bincount(calls)) <= 4
+    assert len(clocked) == 8, "the warm-up, the trial call and each sample"
 
 
 @pytest.mark.parametrize(("workers", "spacing", "batch"), [
-    (0, [9, 2, 2, 2, 5], 2), (1, [9, 2, 2, 2, 5], 2),
-    (4, [9, 0, 0, 0, *[8, 0, 0, 0] * 3], 2), (4, [9, 1, 0, 0, 8, 0, 0, 0], 2),  # in bursts
+    (0, [9, 2, 2, 2, 5], 2), (1, [9, 2, 2, 2, 5], 2), (4, [9, 1, 0, 0, 8, 0, 0, 0], 2),  # workers answer in bursts
 ])  # fmt: skip
 def test_a_loader_is_timed_with_its_workers(workers: int, spacing: list[int], batch: float, monkeypatch: Patch) -> None:
     clock, taken = [0.0], list[int]()
@@ -474,9 +460,9 @@ def test_a_tiny_campaign_has_the_structure_that_fits_need(tmp_path, monkeypatch,
     assert [row["nbytes"] for row in rows[:2]] == [8000, 4 * (3 * 64 + 8)]
     assert all(0 < row["q1"] <= row["median"] <= row["q3"] and row["n"] >= 6 for row in rows)
     samples = [Sample("one", "dlrm", TINY), Sample("two", "hybrid", TINY, Plan.from_owners([0, 1], ranks=2))]
-    measure = partial(measure_samples, work, samples[: min(2, count_cores())], device="cpu", seconds=0.0, operations=1)
+    measure = partial(measure_samples, work, samples, device="cpu", seconds=0.0, operations=1)
     found = measure()
-    for sample, row in zip(samples, found, strict=False):
+    for sample, row in zip(samples, found, strict=True):
         assert (row["name"], row["family"], len(row["passes"])) == (sample.name, sample.family, 1)
         counts = [len(graph) for graph in sample.workload.graphs(sample.ranks, sample.plan)]
         assert [len(result["operation_seconds"]) for result in row["passes"][0]] == counts
@@ -484,9 +470,7 @@ def test_a_tiny_campaign_has_the_structure_that_fits_need(tmp_path, monkeypatch,
     assert measure() == found and len(children) == before, "nothing was measured again"
 
 
-def test_references_and_a_small_ladder(torch: Any, children: Children) -> None:
-    found = run_processes({"task": "references", "seconds": 0.05})[0]
-    assert np.shape(found["references"])[1] == 3 and np.min(found["references"]) > 0 and 0 < found["core_share"] <= 1
+def test_a_small_ladder(torch: Any, children: Children) -> None:
     rows = run_processes({"task": "ladder", "largest": 2.0**20})[0]
     assert [row["nbytes"] for row in rows[::2]] == [2**power for power in range(14, 21)]
     assert all(len(row["stream"]) == 4 and min(row["stream"]) > 0 for row in rows)
@@ -495,13 +479,10 @@ def test_references_and_a_small_ladder(torch: Any, children: Children) -> None:
 def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) -> None:
     job = {"task": "collectives", "operations": campaign.COLLECTIVES, "sizes": [64, 4096], "seconds": 0.0}
     results = run_processes(job, ranks=2, timeout=60)
-    for ours, theirs in zip(*results, strict=True):
-        assert (ours["operation"], ours["nbytes"]) == (theirs["operation"], theirs["nbytes"])
-        assert len(ours["samples"]) == len(theirs["samples"]) >= 8
+    assert [len(row["samples"]) for row in results[0]] == [len(row["samples"]) for row in results[1]]
     monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: results)
     rows = campaign.measure_collectives(Campaign(None, progress=False), ranks=2)
     pairs = [(operation, nbytes) for operation in campaign.COLLECTIVES for nbytes in (64, 4096)]
     assert [(row["operation"], row["nbytes"]) for row in rows] == pairs
     slowest = np.maximum(*(result[0]["samples"] for result in results))
     assert [rows[0]["median"], rows[0]["mean"]] == pytest.approx([np.median(slowest), np.mean(slowest)])
-    assert all(row["q1"] <= row["median"] <= row["q3"] for row in rows)

@@ -52,45 +52,28 @@ def fail(error: BaseException, printed: str = "") -> Any:
 
 
 PREDICT, CALIBRATE = "predict --platform h100-sxm-8 --model ", "calibrate --out P.toml "
-NCCL = CALIBRATE + "--base h100-sxm-8 --from-nccl-logs "
 #: What is typed, and what is said of it.
 BAD = {
     PREDICT + "bert-bse": "model is 'bert-bse'; known are .*did you mean 'bert-base'",
     "predict --model gpt2 --platform h100": "h100.*not a file|h100.*known",
-    "predict --model gpt2 --platform no/such.toml": "no/such.toml",
     PREDICT + "bert-base --batch 0": "batch is 0; it must be a whole number above 0",
-    PREDICT + f"bert-base --batch {2**70}": f"batch is {2**70}; .* at most 9.22337e\\+18",
     PREDICT + "bert-base --batch nan": "argument --batch: .*'nan'",
     PREDICT + "dlrm-mlperf --sequence 8": "sequence is given; a DLRM has none; leave it out",
-    PREDICT + "bert-base --dtype fp31": "dtype is 'fp31'; known are",
-    PREDICT + "bert-base --ranks 0": "ranks is 0",
     PREDICT + "bert-base --batch 16 --ranks 16": "ranks is 16; platform 'h100-sxm-8' has 8",
     PREDICT + "bert-base --ranks all": "argument --ranks",
     "predict --platform h100-sxm-8": "required: --model",
-    "predict --model gpt2": "required: --platform",
     "": "required: command",
-    "predct": "invalid choice: 'predct'",
     PREDICT + "bert-base --speed high": "unrecognized arguments: --speed high",
-    "calibrate": "required: --out",
     "calibrate --out no/such/P.toml": "out is .*folder does not exist; create it",
     "calibrate --out .": "out is '.'; it is a folder",
     "calibrate --out mine": "known by their ending; name it mine.toml",
     CALIBRATE + "--partial --from-kernel-database h100_sxm": "partial is given; it",
-    CALIBRATE + "--device tpu": "--device: invalid choice: 'tpu'",
-    CALIBRATE + "--ranks 0": "ranks is 0",
     CALIBRATE + "--base h100-sxm-8": "base is given; name the data to fit: --from-nccl",
     CALIBRATE + "--from-nccl-logs .": "base is missing; name the platform whose collectives",
-    CALIBRATE + "--base h100 --from-nccl-logs .": "did you mean 'h100-sxm-8'",
-    NCCL + ".": "'.' holds no .log, .out, .txt",
-    NCCL + "no.log": "'no.log' is no file; name a log",
     CALIBRATE + "--from-kernel-database h101_sxm": "gallery has no node of 'h101_sxm'; name the",
     CALIBRATE + "--from-nccl-logs . --quick": "quick is given; it is for measuring this machine",
-    "check --seed 1": "required: --platform",
-    "check --platform no/such.toml": "no/such.toml",
-    "check --platform h100-sxm-8 --seed -1": "seed is -1",
     "check --platform h100-sxm-8 --json no/such.json": "json is .*folder does not exist",
     "demo --report no/such/report.html": "report is .*folder does not exist",
-    "demo --out no/such/P.toml": "out is .*folder does not exist",
 }
 
 
@@ -213,7 +196,7 @@ def test_check_writes_its_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_a_reader_that_stops_reading_ends_a_command_quietly() -> None:
     words = [sys.executable, "-m", "perfkit", "tables"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as command:
+    with subprocess.Popen(words, stdout=-1, stderr=-1, text=True, cwd=ROOT) as command:
         command.stdout.close()
         assert command.stderr.read() == "" and command.wait() == 141
 

@@ -30,21 +30,16 @@ def look(name: str, root: Path = Path("/")) -> Finding:
 
 
 MEMORY = "MemTotal: 24654548 kB\nMemFree: 1 kB\nMemAvailable: {} kB\nHugePages_Total: 0\n"
-GOVERNOR = {f"{CPU}/cpufreq/cpuinfo_max_freq": "3700000\n"}
 #: Check, cores that the process may use, files of the machine, what is found and said.
 MACHINES: list[tuple[str, int, dict[str, str], bool | None, str]] = [
     ("cores", 1, {"sys/fs/cgroup/cpu.max": "50000 100000"}, False, "may use 0.5 of them"),
     ("cores", 1, {"sys/fs/cgroup/cpu.max": "max 100000"}, None, "1 of "),
-    ("cores", 1, {"sys/fs/cgroup/cpu.max": "garbage"}, None, "1 of "),
     ("cores", 2, {}, True, f"2 of {os.cpu_count()} usable"),
     ("cores", 2, {f"{CPU}/topology/thread_siblings_list": "0-1"}, True, f"2 of {os.cpu_count()} usable"),
     ("memory", 2, {"proc/meminfo": MEMORY.format(500_000)}, False, "512 MB free of 25.2 GB"),
     ("memory", 2, {"proc/meminfo": MEMORY.format(20_000_000)}, True, "20.5 GB free"),
     ("memory", 2, {}, None, "cannot be read"),
     ("load", 2, {}, None, "not readable here"),
-    ("frequency", 2, {}, True, "not readable"),
-    ("frequency", 2, GOVERNOR | {f"{CPU}/cpufreq/scaling_governor": "powersave\n"}, None, "powersave, up to 3.70 GHz"),
-    ("frequency", 2, GOVERNOR | {f"{CPU}/cpufreq/scaling_governor": "performance\n"}, True, "governor performance"),
 ]
 
 
@@ -68,8 +63,6 @@ def test_the_disks_are_those_of_kept_measurements_and_temporary_files(tmp_path: 
             patch.setitem(free, place, 5e8)
             finding = look("disk")
         assert finding.ok is False and f"500 MB free for {use} in {place}" in finding.detail
-    monkeypatch.setattr(doctor, "find_cache", lambda: (_ for _ in ()).throw(OSError("File exists: 'x'")))
-    assert look("disk").detail == "File exists: 'x'"
 
 
 @pytest.mark.parametrize(("later", "recent", "ok", "words"), [
@@ -135,10 +128,8 @@ def test_missing_torch_is_no_obstacle_a_missing_package_is_one(monkeypatch: Patc
 
 def test_everything_is_looked_at_once_and_the_verdict_names_what_is_bad(monkeypatch: Patch) -> None:
     answers = {"references": [{"references": [[1e-3] * 3] * 50, "core_share": 1.0}], "collectives": []}
-    monkeypatch.setattr(doctor, "run_processes", lambda job, **_: answers[job["task"]])  # test_campaign.py runs both
-    findings = diagnose()
-    assert [finding.name for finding in findings] == [name for name, _, _ in doctor.CHECKS] and findings[0].ok
-    assert all(finding.advice for finding in findings if finding.ok is False)
+    monkeypatch.setattr(doctor, "run_processes", lambda job, **_: answers[job["task"]])
+    assert [finding.name for finding in diagnose()] == [name for name, _, _ in doctor.CHECKS]
     findings = [Finding("a", True, "fine"), Finding("b", None, "so so", "do c"), Finding("d", False, "bad")]
     assert format_findings(findings).splitlines()[-1] == "1 of 3 would disturb a calibration: d"
     assert format_findings(findings[:2]).endswith("nothing would disturb a calibration")

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from perfkit.calibration.pace import fit_paces, name_disturbances, relate_kernels, relate_run
-from perfkit.fitting import Fit
-from perfkit.models.kernels import REFERENCES, at_usual_pace
+from perfkit.models.kernels import REFERENCES
 
 USUAL = np.array([2e-4, 8e-4, 6e-4])
 WEIGHTS = np.array([0.8, 0.0, 0.4])
@@ -40,14 +39,9 @@ def test_times_at_the_usual_pace_are_found_again() -> None:
     assert raw.std() > 0.1 and logs.std() < 0.25 * raw.std()
     assert all(run["pace"] == pytest.approx(old["runs"][0]["median"] / run["median"]) for run, old in
                zip(related, measurements["iterations"], strict=True))  # fmt: skip
-    weights = [paces["dlrm"][f"{name}_weight"] for name in REFERENCES]
-    assert np.allclose(weights, WEIGHTS, atol=0.15)
-
-
-def test_a_steady_machine_says_little_and_weights_stay_near_what_is_usual() -> None:
-    paces = fit_paces(make_measurements(0.0))
-    weights = [paces["dlrm"][f"{name}_weight"] for name in REFERENCES]
-    assert np.allclose(weights, 1 / 3, atol=0.2)
+    steady = fit_paces(make_measurements(0.0))
+    weights, prior = ([fits["dlrm"][f"{name}_weight"] for name in REFERENCES] for fits in (paces, steady))
+    assert np.allclose(weights, WEIGHTS, atol=0.15) and np.allclose(prior, 1 / 3, atol=0.2)
 
 
 def test_kernels_follow_the_pace_of_their_own_stage() -> None:
@@ -77,20 +71,12 @@ def test_without_references_nothing_changes() -> None:
     assert relate_run([measured] * 2, "dlrm", paces) == [measured] * 2, "several ranks have a pace of their own"
 
 
-def test_one_reference_slower_by_a_tenth() -> None:
-    pace = Fit("pace", {**dict.fromkeys(REFERENCES, 1e-3), **{f"{name}_weight": 0.5 for name in REFERENCES}})
-    assert at_usual_pace(1.0, [1e-3, 1.1e-3, 1e-3], **pace) == pytest.approx(1.1**-0.5)
-    assert at_usual_pace(np.ones(2), [[1e-3] * 3] * 2, **pace).tolist() == [1.0, 1.0]
-
-
 def test_disturbances_are_named() -> None:
     steady = [{"core_share": 1.0, "references": [USUAL.tolist()] * 2} for _ in range(20)]
     assert name_disturbances(iterations=steady) == {} == name_disturbances(kernels=[])
     late = [{**row, "core_share": 0.5} for row in steady[:5]] + steady[5:]
-    assert (
-        "25% of the timings of iterations got less than 97 % of a core"
-        in name_disturbances(kernels=steady * 9, iterations=late)["disturbances"]
-    )
+    said = name_disturbances(kernels=steady * 9, iterations=late)["disturbances"]
+    assert "25% of the timings of iterations got less than 97 % of a core" in said
     paces = np.exp(np.linspace(-0.5, 0.5, 20))
     wild = [{"reference": (USUAL * pace).tolist()} for pace in paces]
     assert "varied by 30% (standard deviation) during kernels" in name_disturbances(kernels=wild)["disturbances"]

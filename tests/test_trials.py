@@ -52,19 +52,14 @@ def pretend(price: Callable[[DLRM, Plan], float], factor: Factor, jobs: list[dic
 
 
 @pytest.fixture(scope="module")
-def proposed(toy: Platform) -> Callable[[DLRM], dict[str, Plan]]:
-    """The placements of a model, searched for once."""
-    return cache(partial(propose_plans, platform=toy))
-
-
-@pytest.fixture(scope="module")
-def price(toy: Platform) -> Callable[[DLRM, Plan], float]:
-    """The time of a placement, priced once."""
-    return cache(lambda model, plan: price_plan(model, toy, plan).time)
+def priced(toy: Platform) -> tuple[Callable[..., Any], Callable[[DLRM, Plan], float]]:
+    """Functions for the placements of a model and the time of a placement, each computed once."""
+    return cache(partial(propose_plans, platform=toy)), cache(lambda model, plan: price_plan(model, toy, plan).time)
 
 
 @pytest.fixture
-def study(toy, proposed, price, tmp_path, monkeypatch):
+def study(toy, priced, tmp_path, monkeypatch):
+    proposed, price = priced
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(processes, "count_cores", lambda: 2)
     monkeypatch.setattr(studies, "propose_plans", lambda model, *_, **__: proposed(model))
@@ -86,7 +81,6 @@ def test_models_are_always_the_same_and_within_what_is_promised() -> None:
         assert 8 <= len(model.tables) <= 16 and model.sparse == (number % 4 != 3) and 256 <= model.batch <= 2048
         assert all(999 <= table.rows <= 1_000_001 and 1 <= table.pooling <= 64 for table in model.tables)
         assert sum(table.nbytes for table in model.tables) <= (3e8 if model.sparse else 1e8)
-        assert len({table.pooling for table in model.tables}) > 4, "tables differ, or there is nothing to choose"
 
 
 def test_every_method_proposes_whole_tables_under_equal_names_of_ranks(toy: Platform) -> None:
@@ -100,14 +94,13 @@ def test_every_method_proposes_whole_tables_under_equal_names_of_ranks(toy: Plat
 
 def test_tables_become_a_model_where_they_can_be_measured() -> None:
     table = EmbeddingTable(10, 8)
-    for tables, message in (
-        (TableSet((table, EmbeddingTable(10, 16)), batch=8), r"dim is \[8, 16\], .*; only separate fp32 tables of one"),
-        (TableSet((table,), batch=8, optimizer="adam"), "optimizer 'adam'; only"),
-        (TableSet((EmbeddingTable(10, 8, itemsize=2),), batch=8), "itemsize is 2"),
-        (TableSet((EmbeddingTable(10, 8, law=table.distribution),), batch=8), "law of 1 is given"),
-    ):
+    for tables, optimizer, message in (
+        ((table, EmbeddingTable(10, 16)), "sgd", r"dim is \[8, 16\], .*; only separate fp32 tables of one"),
+        ((table,), "adam", "optimizer 'adam'; only"), ((EmbeddingTable(10, 8, itemsize=2),), "sgd", "itemsize is 2"),
+        ((EmbeddingTable(10, 8, law=table.distribution),), "sgd", "law of 1 is given"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            make_model(tables)
+            make_model(TableSet(tables, batch=8, optimizer=optimizer))
     tables = TableSet((EmbeddingTable(10, 8, 2.0, 0.5, name="a"), EmbeddingTable(20, 8)), batch=8, sparse=False)
     model = make_model(tables)
     assert [(t.rows, t.dim, t.pooling, t.exponent) for t in model.tables] == [(10, 8, 2.0, 0.5), (20, 8, 1.0, 0.0)]
@@ -117,11 +110,9 @@ def test_tables_become_a_model_where_they_can_be_measured() -> None:
 def test_a_machine_as_predicted_has_no_regret(study: Any) -> None:
     trials, jobs = study()
     totals = trials.totals()
-    assert totals["models"] == 2 and 12 <= totals["placements"] <= 16
     assert totals["regret"]["predicted"] == totals["floor"] == totals["repeat"] == 0
     assert totals["rank_correlation"] == totals["rank_repeat"] == pytest.approx(1) and totals["hits"] == 1
     assert set(totals["regret"]) == {*METHODS, "predicted"} - {"random 2"}
-    assert totals["regret"]["search"] == pytest.approx(0, abs=1e-9)
     assert abs(trials.errors).max() < 1e-9 and trials.coverage() == 1
     order = [job["workload"]["batch"] for job in jobs]
     assert order == [*order[:2], *order[:2]], "every model once before any a second time"
@@ -141,7 +132,6 @@ def test_regret_floor_and_excess_are_those_of_the_measured_times() -> None:
     assert found["predicted"] == found["search"] == pytest.approx(1.2 / 1.1 - 1) and not found["hit"]
     assert found["size"] == found["lookup"] == 0
     assert found["floor"] == pytest.approx((1.3 / 1.0 - 1 + 1.2 / 1.1 - 1) / 2), "each pass judges the other's best"
-    assert found["rank_correlation"] == pytest.approx(0.5, abs=0.4)
     totals = trials.totals()
     assert totals["excess"] == pytest.approx(1.2 / 1.1 - 1) and totals["regret"]["random"] == pytest.approx(1)
     assert totals["excess_error"] is None and totals["hits_repeat"] == 0
@@ -155,9 +145,6 @@ def test_trials_survive_their_file_and_are_predicted_again(study: Any, toy: Plat
     assert trials.totals()["repeat"] == pytest.approx(1.2 / 1.1 - 1)
     bent = replace(again, runs=tuple(run | {"predicted_s": 2.0} for run in again.runs))
     assert predict_again(bent, toy).errors == pytest.approx(trials.errors)
-    (tmp_path / "bad.json").write_text('{"format": 1, "runs": [{}]}')
-    with pytest.raises(ValueError, match=r"bad\.json cannot be read: "):
-        Trials.load(tmp_path / "bad.json")
 
 
 def test_what_was_measured_before_an_interrupt_is_kept(study: Any) -> None:
@@ -212,15 +199,11 @@ MLPERF = f"--model dlrm-mlperf {H100}"
     (H100, "model is missing; give --model or --tables"),
     (f"--model bert-base {H100}", "model is 'bert-base'; known are dlrm-default"),
     (f"{MLPERF} --tables t.csv", "model and tables are both given"),
-    (f"{H100} --tables no.csv", "no.csv is no file"),
     (f"{MLPERF} --dim 8", "dim is given; a model knows"),
     (f"{MLPERF} --quick", "quick is given; it is for --measure"),
     (f"{MLPERF} --memory 2e9", "memory: .* ranks would do"),
-    (f"{MLPERF} --seconds 0", "seconds is 0"),
     (f"{MLPERF} --plan no.json", "no.json cannot be read"),
-    (f"{MLPERF} --json no/such.json", "json is .*folder does not exist"),
     (f"{ZEN} --steps 9", "steps is given; it is for a search"),
-    (f"{ZEN} --out p.json", "out is given; it is for a search"),
     (f"{ZEN} --ranks 4096", "ranks is 4096; this machine has"),
 ])  # fmt: skip
 def test_bad_lines_end_with_one_sentence(line: str, message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

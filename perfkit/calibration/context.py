@@ -9,14 +9,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from perfkit.calibration.pace import relate_run
-from perfkit.fitting import Fit, fit_additive, fit_context, fit_iteration
+from perfkit.fitting import Fit, fit_context, fit_iteration
 from perfkit.ground.units import Array
 from perfkit.measure.samples import load
-from perfkit.models.kernels import TERMS, in_context, term_names
+from perfkit.models.kernels import in_context
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.kernels import find_stand_in
 from perfkit.platform.platform import ANY, Context, Platform
-from perfkit.prediction.cost import DISTANT, Costs, price, size_operations
+from perfkit.prediction.cost import Costs, price
 from perfkit.prediction.result import predict
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
@@ -54,11 +53,11 @@ class _Run:
     classes: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, row: Mapping[str, Any], *, accelerator: bool) -> "_Run":
+    def read(cls, row: Mapping[str, Any]) -> "_Run":
         """Read one iteration of raw measurements and make its graphs."""
         workload, ranks, results = load(row["workload"]), len(row["runs"]), row["runs"]
         plan = Plan.from_owners(row["owners"], ranks=ranks) if row["owners"] else None
-        graphs = workload.graphs(ranks, plan, accelerator=accelerator)
+        graphs = workload.graphs(ranks, plan)
         for result, graph in zip(results, graphs, strict=True):
             if (count := len(result["operation_seconds"])) != len(graph):
                 found = f"iteration {row['name']} was measured with {count} operations and its graph has {len(graph)}"
@@ -87,15 +86,13 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     platform : Platform
         With context by operation class and family; unchanged without iterations.
     """
-    paces, accelerator = platform.context.paces, platform.device.kind != "cpu"
-    runs = [_Run.read(row, accelerator=accelerator) for row in measurements["iterations"]]
+    paces, runs = platform.context.paces, [_Run.read(row) for row in measurements["iterations"]]
     # Times at the usual pace are used if they predict left-out iterations better.
     related = [replace(run, results=relate_run(run.results, run.family, paces)) for run in runs] if paces else []
     tried = [found for found in (runs, related) if found]
     alone, parallel = ([[r for r in own if (len(r.graphs) > 1) == many] for own in tried] for many in (False, True))
     if not (alone and alone[0]):
         return platform
-    platform = replace(platform, kernels={**platform.kernels, **_fit_absent(alone[0], platform)})
     fits, context, caches = [], platform.context, platform.context.caches
     for share in _HELD:
         if caches is not None:
@@ -111,35 +108,6 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     # Prior of the delay of a collective: median minus lower quartile of isolated calls.
     delay = max(float(np.mean([row["median"] - row["q1"] for row in measurements["collectives"]])), 1e-5)
     return replace(platform, context=_fit_parallel(parallel, platform, delay))
-
-
-def _fit_absent(runs: Sequence[_Run], platform: Platform) -> dict[str, Fit]:
-    """Fit embedding classes that were never timed alone to their times inside iterations; they have no substitute.
-
-    As for isolated kernels, other classes give a prior for bytes beyond the caches.
-    """
-    found: dict[str, list[Array]] = {}
-    for run in runs:
-        graph = run.graphs[0]
-        absent = [key for key in graph.kernels if key[0].startswith("embedding")]
-        absent = [key for key in absent if find_stand_in(platform.kernels, key[0], variant=key[1]) is None]
-        sizes = size_operations(graph, platform) if absent else {}
-        for key in absent:
-            places = graph.kernels[key]
-            own = {name: values[places] for name, values in sizes.items()}
-            rows = [np.broadcast_to(TERMS[name](own), len(places)) for name in term_names(*key)]
-            seconds = np.maximum(np.array(run.results[0]["operation_seconds"])[places], 1e-7)
-            found.setdefault(".".join(key), []).append(np.stack([seconds, *rows]))
-    costs = {name: [fit[name] for fit in platform.kernels.values() if fit.get(name)] for name in DISTANT[:2]}
-    prior = {name: float(np.median(values)) for name, values in costs.items() if values}
-    fits: dict[str, Fit] = {}
-    for name, parts in found.items():
-        seconds, *terms = np.concatenate(parts, axis=1)
-        named = dict(zip(term_names(*name.split(".", 1)), terms, strict=True))
-        note = "never timed alone: fitted to its times inside iterations"
-        if len(seconds) > len(terms):
-            fits[name] = replace(fit_additive(named, seconds, prior=prior), notes=(note,))
-    return fits
 
 
 def _left_out(fits: Mapping[str, Fit]) -> float:

@@ -130,13 +130,10 @@ def _choose_caches(rows: Sequence[Row], pairs: Iterable[tuple[float, float]]) ->
     return min(tried, key=lambda held: _average_spread(_fit_kernels(tables, held)))
 
 
-def _fit_classes(rows: Sequence[Row], held: Mapping[str, float], rates: Sequence[float]) -> dict[str, Fit]:
+def _fit_classes(rows: Sequence[Row], held: Mapping[str, float]) -> dict[str, Fit]:
     """Fit all classes of kernels; other classes give a prior for bytes beyond the caches, which few sizes need."""
     alone = _fit_kernels(_streams(rows), held).values()
-    levels = [1.0 / far - 1.0 / near for near, far in pairwise(rates)][-2:]
     costs = {name: [fit.get(name, 0.0) for fit in alone] for name in ("beyond_l2", "beyond_l3")}
-    if not alone and len(levels) == 2:
-        costs = {name: [cost] for name, cost in zip(costs, levels, strict=True)}
     prior = {name: float(np.median(values)) for name, values in costs.items() if values}
     return _fit_kernels(rows, held, prior)
 
@@ -232,7 +229,7 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     stated = [facts.get(level, {}).get("value") or 0.0 for level in ("L2", "L3")]
     held = _choose_caches(rows, _pair_caches([] if ladder else stated, levels, largest))
     tried = [rows, relate_kernels(rows, paces)] if paces else [rows]
-    kernels = min((_fit_classes(own, held, rates) for own in tried), key=_average_spread)
+    kernels = min((_fit_classes(own, held) for own in tried), key=_average_spread)
     caches = Fit(
         "caches", held, n=len(rows), ranges={"nbytes": (0.0, largest)},
         units={name: "-" if name == "pages" else "B" for name in held},

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.measure.operations import count_operands
 from perfkit.measure.samples import load
-from perfkit.measure.timing import Reference, clock, summarize_samples
+from perfkit.measure.timing import LEAST, MOST, Reference, clock, summarize_samples
 from perfkit.recording.modules import build_step
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.vocabulary import VIEWS
@@ -72,7 +72,7 @@ def _build(workload: dict[str, Any], owners: Sequence[int] | None, device: str, 
 
 
 def time_in_turns(
-    steps: Sequence[Callable[[], Any]], *, seconds: float, device: str = "cpu", seed: int = 0, minimum: int = 6,
+    steps: Sequence[Callable[[], Any]], *, seconds: float, device: str = "cpu", seed: int = 0,
     after: Callable[[int], Any] = lambda count: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Time several steps in turns, so that other load on the machine affects all of them alike.
@@ -86,9 +86,8 @@ def time_in_turns(
     device : str
         Torch device.
     seed : int
-        Seed of the order of the steps, which differs in each of six rounds [-].
-    minimum : int
-        Fewest iterations of a single step, which runs in turns of 25 ms [-].
+        Seed of the order of several steps, which differs in each of six rounds; a single step runs in turns of 25 ms
+        [-].
     after : callable, optional
         Called after every turn, with its number of iterations.
 
@@ -100,7 +99,7 @@ def time_in_turns(
     """
     once = [max(min([clock([step], device) for _ in range(4)][2:]), 1e-5) for step in steps]
     if len(steps) == 1:
-        wanted = [max(minimum, min(400, int(seconds / once[0]))), max(1, min(50, round(_BLOCK / once[0])))]
+        wanted = [max(LEAST, min(MOST, int(seconds / once[0]))), max(1, min(50, round(_BLOCK / once[0])))]
     else:
         wanted = [int(np.clip(round(seconds / _ROUNDS / one), 2, 200)) for one in once]
     agreed = torch.tensor(wanted, device=device)
@@ -162,7 +161,7 @@ def time_iteration(
 
 
 def time_step(
-    step: Callable[[], Any], *, seconds: float = 2.0, operations: int = 0, device: str = "cpu", minimum: int = 6
+    step: Callable[[], Any], *, seconds: float = 2.0, operations: int = 0, device: str = "cpu"
 ) -> dict[str, Any]:
     """Time a training step over and over in this process, and then the operations inside some of its iterations.
 
@@ -176,8 +175,6 @@ def time_step(
         Iterations to run under the operation timer afterwards [-].
     device : str
         Torch device.
-    minimum : int
-        Fewest iterations timed [-].
 
     Returns
     -------
@@ -196,8 +193,7 @@ def time_step(
         return _round(np.median([reference() for _ in range(3 if count == 1 else 1)], axis=0))
 
     paces = [look(1)]
-    how: dict[str, Any] = {"seconds": seconds, "device": device, "minimum": minimum}
-    (result,) = time_in_turns([step], after=lambda count: paces.append(look(count)), **how)
+    (result,) = time_in_turns([step], seconds=seconds, device=device, after=lambda count: paces.append(look(count)))
     if find_ranks()[1] == 1 or device != "cpu":
         del result["idle"]
     rows, each = [], 1 if result["median"] > _BLOCK else 2

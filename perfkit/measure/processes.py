@@ -69,7 +69,7 @@ def tidy() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def check_ranks(ranks: int, device: str = "cpu", *, crowd: int = 1) -> int:
+def check_ranks(ranks: int, device: str = "cpu") -> int:
     """Check that this machine has enough cores or GPUs for some ranks.
 
     Parameters
@@ -78,8 +78,6 @@ def check_ranks(ranks: int, device: str = "cpu", *, crowd: int = 1) -> int:
         Processes that measure at the same time [-].
     device : str, optional
         ``cpu`` or ``cuda``.
-    crowd : int, optional
-        Ranks that may share a core [-].
 
     Returns
     -------
@@ -91,7 +89,8 @@ def check_ranks(ranks: int, device: str = "cpu", *, crowd: int = 1) -> int:
     ValueError
         For more ranks than cores or GPUs, and for cuda without a GPU.
     """
-    most, what = crowd * count_cores(), f"{count_cores()} cores that this process may use"
+    most = count_cores()
+    what = f"{most} cores that this process may use"
     if device == "cuda":
         import torch
 
@@ -122,8 +121,6 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
 
     Raises
     ------
-    ValueError
-        For more than four ranks per core, and for cuda without a GPU.
     MeasurementError
         If a rank fails or takes too long, or ranks cannot reach each other; all processes are stopped.
     ModuleNotFoundError
@@ -131,7 +128,6 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
     """
     if find_spec("torch") is None:
         raise ModuleNotFoundError("torch is not installed; run pip install 'perfkit[measure]'", name="torch")
-    check_ranks(ranks, job.get("device", "cpu"), crowd=4)
     settings = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": str(ranks), "PERFKIT_PARENT": str(os.getpid())}
     settings["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     if ranks > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:

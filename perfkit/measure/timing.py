@@ -10,8 +10,8 @@ import numpy as np
 
 from perfkit.ground.units import check_positive, show
 
-#: Shortest sample [s]: faster calls are timed in groups. Most samples of one thing [-].
-_SAMPLE, _MOST = 2e-4, 400
+#: Shortest sample [s]: faster calls are timed in groups. Fewest and most samples of one thing [-].
+_SAMPLE, LEAST, MOST = 2e-4, 6, 400
 
 #: Largest working set that is timed [B], but at most a quarter of the free memory.
 LARGEST = 2.0**31
@@ -82,7 +82,7 @@ def clock(calls: Iterable[Callable[[], Any]], device: str = "cpu") -> float:
     return time.perf_counter() - start
 
 
-def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float, minimum: int = 6) -> dict[str, Any]:
+def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float) -> dict[str, Any]:
     """Time callables in rotation on a CPU, in samples that are long enough for the clock.
 
     Parameters
@@ -91,8 +91,6 @@ def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float, minimum: i
         Run one after another, repeatedly.
     seconds : float
         Time to spend, without the warm-up [s].
-    minimum : int
-        Fewest samples [-].
 
     Returns
     -------
@@ -103,7 +101,7 @@ def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float, minimum: i
     group = max(1, min(5000, int(_SAMPLE / max(clock(calls[:1]), 1e-7))))
     samples: list[float] = []
     turns, begin, cpu = itertools.cycle(calls), time.perf_counter(), time.process_time()
-    while len(samples) < _MOST and (len(samples) < minimum or time.perf_counter() - begin < seconds):
+    while len(samples) < MOST and (len(samples) < LEAST or time.perf_counter() - begin < seconds):
         samples.append(clock(itertools.islice(turns, group)) / group)
     return summarize_samples(samples, (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9))
 
