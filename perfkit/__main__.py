@@ -54,8 +54,9 @@ def _calibrate(given: _Given) -> _Answer:
     based = given.base and given.device != "cuda" and not given.traces
     if given.from_nccl_logs or given.from_kernel_database or based:
         return _assemble(given)
-    from perfkit.calibration.campaign import launched_ranks, measure_collectives
+    from perfkit.calibration.campaign import measure_collectives
     from perfkit.measure.folders import Campaign
+    from perfkit.measure.processes import launched_ranks
 
     place = launched_ranks()
     if place and place[0] > 0:  # this rank only takes part in measurements of several ranks

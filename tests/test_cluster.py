@@ -18,7 +18,6 @@ import pytest
 
 import perfkit as pk
 from perfkit.calibration.activity import time_host
-from perfkit.calibration.campaign import launched_ranks
 from perfkit.calibration.cluster import fit_cluster, measure_cluster, plan_probes
 from perfkit.calibration.traced import record_step
 from perfkit.ground.files import find_reference
@@ -26,6 +25,7 @@ from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array
 from perfkit.measure.folders import Campaign
 from perfkit.measure.probes import Probe, list_probes
+from perfkit.measure.processes import launched_ranks
 from perfkit.measure.samples import dump
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.estimates import keep_quiet

@@ -1,8 +1,6 @@
 """Calibrate and check this machine, in campaigns that can be interrupted and continued."""
 
 import json
-import os
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
@@ -22,7 +20,7 @@ from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
-from perfkit.measure.processes import MeasurementError, check_ranks, join_ranks, run_processes
+from perfkit.measure.processes import MeasurementError, check_ranks, join_ranks, launched_ranks, run_processes
 from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check
 from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.platform.gallery import Named, find_similar, load_platform
@@ -31,34 +29,6 @@ from perfkit.prediction.result import predict
 from perfkit.workloads.graph import COLLECTIVES
 
 _GROUP = 110  # kernels timed by one process
-
-
-def launched_ranks() -> tuple[int, int, int] | None:
-    """Rank, ranks and ranks per node if a launcher has started this process: torchrun, or srun of Slurm.
-
-    The variables of srun [1]_ are copied to those of torchrun. The port of the first node depends on the job, so that
-    two jobs do not share it, unless ``MASTER_PORT`` is set.
-
-    Returns
-    -------
-    place : (int, int, int) or None
-        None without a launcher [-].
-
-    References
-    ----------
-    .. [1] Slurm 24.05, srun(1), "Output environment variables" (SLURM_STEP_NUM_TASKS and others)
-    """
-    about = os.environ
-    if "TORCHELASTIC_RUN_ID" not in about and int(about.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        names = "PROCID LOCALID STEP_NUM_TASKS STEP_NUM_NODES JOB_ID STEP_NODELIST".split()
-        own, place, tasks, nodes, job, hosts = (about[f"SLURM_{name}"] for name in names)
-        about |= {"RANK": own, "LOCAL_RANK": place, "WORLD_SIZE": tasks, "TORCHELASTIC_RUN_ID": job}
-        about["LOCAL_WORLD_SIZE"] = str(int(tasks) // int(nodes))
-        about.setdefault("MASTER_ADDR", re.sub(r"^([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,\[]*).*", r"\1\2\3", hosts))
-        about.setdefault("MASTER_PORT", str(20_000 + int(job) % 10_000))
-    if "TORCHELASTIC_RUN_ID" not in about:
-        return None
-    return int(about["RANK"]), int(about["WORLD_SIZE"]), int(about["LOCAL_WORLD_SIZE"])
 
 
 def measure_kernels(

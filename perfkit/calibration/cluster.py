@@ -22,7 +22,7 @@ from perfkit.ground.hardware import Device, Quantity
 from perfkit.ground.units import Array
 from perfkit.measure.folders import Campaign
 from perfkit.measure.probes import LARGE, Probe, list_probes
-from perfkit.measure.processes import join_ranks, run_processes
+from perfkit.measure.processes import join_ranks, launched_ranks, run_processes
 from perfkit.measure.samples import load
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, find_similar, load_platform
@@ -112,8 +112,8 @@ def measure_cluster(
     else:
         kept, task = str((campaign and campaign.file) or ""), "perfkit.measure.cuda:time_probes"
         job = {"task": task, "device": device, "probes": plan, "folder": str(folder.resolve()), "kept": kept}
-        launched = "TORCHELASTIC_RUN_ID" in os.environ
-        found = join_ranks(job)[0] if launched else run_processes(job, ranks=base.network.ranks, timeout=7200)[0]
+        ranks = base.network.ranks
+        found = join_ranks(job)[0] if launched_ranks() else run_processes(job, ranks=ranks, timeout=7200)[0]
     rows = [{**probe._asdict(), **(answer or {"failed": "not recorded"})}
             for probe, answer in zip(plan, found.pop("answers"), strict=True)]  # fmt: skip
     size = {"ranks_per_node": base.network.ranks_per_node, "nodes": base.network.nodes}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -201,6 +202,34 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
             results = every
         dist.destroy_process_group()
     return results
+
+
+def launched_ranks() -> tuple[int, int, int] | None:
+    """Rank, ranks and ranks per node if a launcher has started this process: torchrun, or srun of Slurm.
+
+    The variables of srun [1]_ are copied to those of torchrun. The port of the first node depends on the job, so that
+    two jobs do not share it, unless ``MASTER_PORT`` is set.
+
+    Returns
+    -------
+    place : (int, int, int) or None
+        None without a launcher [-].
+
+    References
+    ----------
+    .. [1] Slurm 24.05, srun(1), "Output environment variables" (SLURM_STEP_NUM_TASKS and others)
+    """
+    about = os.environ
+    if "TORCHELASTIC_RUN_ID" not in about and int(about.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        names = "PROCID LOCALID STEP_NUM_TASKS STEP_NUM_NODES JOB_ID STEP_NODELIST".split()
+        own, place, tasks, nodes, job, hosts = (about[f"SLURM_{name}"] for name in names)
+        about |= {"RANK": own, "LOCAL_RANK": place, "WORLD_SIZE": tasks, "TORCHELASTIC_RUN_ID": job}
+        about["LOCAL_WORLD_SIZE"] = str(int(tasks) // int(nodes))
+        about.setdefault("MASTER_ADDR", re.sub(r"^([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,\[]*).*", r"\1\2\3", hosts))
+        about.setdefault("MASTER_PORT", str(20_000 + int(job) % 10_000))
+    if "TORCHELASTIC_RUN_ID" not in about:
+        return None
+    return int(about["RANK"]), int(about["WORLD_SIZE"]), int(about["LOCAL_WORLD_SIZE"])
 
 
 def join_ranks(job: dict[str, Any]) -> list[Any]:
