@@ -102,7 +102,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Plan(2, (Placement("column_wise", (0, 2)),)), "table 0 is placed on rank 2; ranks go from 0 to 1"),
     (lambda: Plan(3, (0, Placement("row_wise", (0, 1)))), "table 1 is row_wise on 2 of 3 ranks; it must name all"),
     (lambda: Plan(2, (0, 1), ("a",)), "names has 1 entries for 2 tables"),
-    (lambda: MIXED.tables_of(0), "table 1 is column_wise; here every table must lie whole on one rank"),
+    (lambda: MIXED.tables_of(0), "table 1 is column_wise; here every table must be whole on one rank"),
     (lambda: MIXED.cut(TABLES[:5]), "plan places 6 tables; there are 5"),
     (lambda: Plan(3, (Placement("column_wise", (0, 1, 2)),)).cut(TABLES[:1]), "'a' has 64 columns; 3 equal shards"),
     (lambda: Placement("column_wise", (0, 1), (40, 20)).cut(TABLES[0]), "have 60 columns together; the table 64"),

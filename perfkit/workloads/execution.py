@@ -1,4 +1,4 @@
-"""How an iteration is executed: operation by operation, compiled into fewer kernels, or replayed as a whole."""
+"""Ways to execute an iteration: operation by operation, compiled into fewer kernels, or replayed as a whole."""
 
 from collections import defaultdict
 from collections.abc import Container, Sequence
@@ -10,24 +10,24 @@ from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice
 from perfkit.workloads.graph import COLUMN, Graph, Label
 
-#: How an iteration may be executed, and what a graph recorded in one way can be priced in.
+#: Ways to execute an iteration; for each, the ways in which a graph recorded so can be priced.
 EXECUTIONS = {"eager": ("eager", "compiled", "graphs"), "compiled": ("compiled", "graphs"), "graphs": ("graphs",)}
 _ELEMENTS, _ROWS, _N = (COLUMN[name] for name in ("elements", "rows", "n"))
 _HOST = [COLUMN[name] for name in ("launches", "calls", "bare")]
-#: Variants that a compiler leaves to a kernel of their own, though they loop over elements; and sums.
+#: Variants that stay kernels of their own, though they loop over elements; and sums.
 _ALONE = frozenset("sort topk cumsum cumprod logcumsumexp index_put scatter_add".split())
-#: Number formats of products that a compiler pads to whole pieces of 16 B.
+#: Number formats of products that a compiler pads to multiples of 16 B.
 _PADDED = ("tf32", "bf16", "fp16")
 _SUMS = frozenset("sum mean amax amin prod norm linalg_vector_norm".split())
 
 
 @dataclass(eq=False)
 class _Region:
-    """Operations that one kernel works out, by their positions.
+    """Operations that one kernel computes, by their positions.
 
-    `place` is its order among all kernels: the last position that it needs, and what orders those that need the same
-    one. `loop` is what the kernel loops over: the stretch of the iteration, elements, and columns where these are
-    summed up; empty where it stays alone. `sums` is how many sums it makes [-].
+    `place` orders the kernels: by the last position that one needs, then by a second number. `loop` is the loop of the
+    kernel: the stretch of the iteration, its elements, and its columns if these are summed up; it is empty if nothing
+    can be merged with it. `sums` is the number of sums that it computes [-].
     """
 
     members: list[int]
@@ -37,13 +37,13 @@ class _Region:
 
 
 class _Fusion:
-    """Regions of a graph, which grow operation by operation."""
+    """Regions of a graph, to which operations are added one by one."""
 
     def __init__(self, graph: Graph, phases: Container[str]) -> None:
         self.graph, n = graph, len(graph)
         cuts = {*(graph.transfers + 1).tolist(), *(graph.collectives + 1 if graph.waits is None else graph.waits[:, 0])}
         cuts |= {i for i in range(n) if i == 0 or graph.labels[i][3] != graph.labels[i - 1][3]}
-        first = sorted(map(float, cuts))  # of the stretches that operations stay in
+        first = sorted(map(float, cuts))  # operation of each stretch, within which operations may be merged
         stretches = np.array(first)[np.searchsorted(first, np.arange(n), side="right") - 1].tolist()
         self.stretch = [
             start if phase in phases and kind in ("elementwise", "rowwise", "copy") and variant not in _ALONE else -1.0
@@ -52,8 +52,12 @@ class _Fusion:
         self.rows: list[list[list[float]]] = [[] for _ in range(n)]
         for place, *row in graph.accesses.tolist():
             self.rows[int(place)].append(row)
-        self.reads: list[dict[float, int]] = []  # who made what each operation reads, by buffer; -1 for nobody
-        self.readers: dict[tuple[int, float], set[int]] = defaultdict(set)  # of what each operation writes
+        self.reads: list[
+            dict[float, int]
+        ] = []  # by buffer, the operation that wrote what each operation reads; -1 for none
+        self.readers: dict[tuple[int, float], set[int]] = defaultdict(
+            set
+        )  # operations that read what an operation has written to a buffer
         self.needs, self.users = list[set[int]](), [set[int]() for _ in range(n)]
         made = defaultdict[float, int](lambda: -1)
         for place, rows in enumerate(self.rows):
@@ -68,7 +72,7 @@ class _Fusion:
             made |= dict.fromkeys((buffer for _, buffer in before), place)
         self.home, parts = dict[int, _Region](), dict[int, list[int]]()
         roots = list(range(n))
-        for place in reversed(roots):  # what one operation alone needs is worked out there
+        for place in reversed(roots):  # what only one operation needs is computed with it
             user = next(iter(self.users[place]), place)
             if len(self.users[place]) == 1 and self.stretch[user] == self.stretch[place] >= 0:
                 roots[place] = roots[user] if graph.labels[place][1] != "rowwise" else place
@@ -78,11 +82,11 @@ class _Fusion:
             self.begin(root, parts[root])
 
     def list_around(self, links: list[set[int]], members: list[int]) -> list[_Region]:
-        """Regions, as far as they have begun, of what members need or of what needs them, by their `links`."""
+        """Existing regions of the operations that members need, or that need members, by their `links`."""
         return [self.home[one] for one in {one for m in members for one in links[m]} - {*members} if one in self.home]
 
     def begin(self, root: int, members: list[int]) -> None:
-        """A region of one operation and what it alone needs, which joins those before it."""
+        """Make a region of an operation and of what only it needs, and join it with earlier ones."""
         region = _Region(members, (float(root), -1.0))
         self.home |= dict.fromkeys(members, region)
         if self.stretch[root] < 0:
@@ -105,7 +109,7 @@ class _Fusion:
                 self.join(self.home[one], self.home[root], one in makers)
 
     def join(self, one: _Region, other: _Region, after: bool) -> None:
-        """Make two regions one if they loop alike, or one goes on with the other's sums, and nothing is between."""
+        """Merge regions with the same loop, or of which one uses sums of the other, if nothing runs in between."""
         if one is other or not one.loop or one.loop[:1] != other.loop[:1]:
             return
         alike = one.loop == other.loop and not (after and len(one.loop) > 2)
@@ -119,7 +123,7 @@ class _Fusion:
             self.home |= dict.fromkeys(other.members, one)
 
     def order(self) -> list[_Region]:
-        """All regions, each as late as it was and as early as it is needed."""
+        """All regions in their order; each runs as late as its last operation, but before those that need it."""
         regions = sorted(dict.fromkeys(self.home[n] for n in range(len(self.graph))), key=lambda r: r.place)
         keys = dict[_Region, int]()
         for region in reversed(regions):
@@ -128,7 +132,7 @@ class _Fusion:
         return sorted(regions, key=lambda region: keys[region])
 
     def touch(self, region: _Region) -> list[tuple[float, float, float]]:
-        """Buffers that a region reads from outside and leaves to others, with their bytes and 1 for a write."""
+        """Buffers that a region reads from outside or writes for others, with their bytes and 1 for a write."""
         inside, found = {*region.members}, dict[tuple[float, float], float]()
         for place in region.members:
             for buffer, nbytes, write in self.rows[place]:
@@ -139,7 +143,7 @@ class _Fusion:
         return [(buffer, nbytes, write) for (write, buffer), nbytes in sorted(found.items())]
 
     def label(self, region: _Region) -> Label:
-        """Name, class, variant, phase and module of what a region computes; sums make it row by row."""
+        """Name, kind, variant, phase and module of a region; with sums it is row-wise."""
         names, kinds, variants, phases, modules = zip(*(self.graph.labels[m] for m in region.members), strict=True)
         kind = next(kind for kind in ("rowwise", "elementwise", "copy") if kind in kinds)
         again = next((f"fused.{variant}" for variant in variants if "batch_norm" in variant), "fused")
@@ -147,30 +151,30 @@ class _Fusion:
 
 
 def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")) -> Graph:
-    """Merge what loops over the same elements into kernels, as PyTorch's compiler does.
+    """Merge operations that loop over the same elements into kernels, as PyTorch's compiler does.
 
     Parameters
     ----------
     graph : Graph
-        Operations as the eager mode dispatches them.
+        Operations of the eager mode.
     phases : collection of str
-        Phases that are compiled; the others stay as they are.
+        Phases to compile; the others stay as they are.
 
     Returns
     -------
     graph : Graph
-        The same work: element-wise functions, normalisations, copies and sums as kernels of variant ``fused``, whose
-        traffic is what they read from outside and leave to others; products, attention, convolutions, lookups and
-        collectives as they were. A compiled phase is one call of the framework; gradients of chosen rows are added
-        without a sort.
+        The same work. Element-wise functions, norms, copies and sums are merged into kernels of variant ``fused``. The
+        traffic of such a kernel is what it reads from outside and writes for others. Products, attention, convolutions,
+        lookups and collectives are unchanged. A compiled phase is one call of the framework. Gradients of single rows
+        are added without a sort.
 
     Notes
     -----
-    An operation joins the kernel of what it reads, or of what else reads the same, if both loop over as many elements
-    and nothing lies between them. Sums over columns are kernels of their own. Nothing is merged over a wait for a
-    collective or a copy to the host. Element-wise work behind a product is a kernel beside it. Products of tensor cores
-    are padded to sides of whole 16 B [2]_. The kernels that make the operands write them padded, so that padding takes
-    no time of its own.
+    An operation is merged with an operation whose result it reads, or which reads the same tensor, if both loop over
+    the same number of elements and no other kernel has to run in between. Sums over columns are kernels of their own.
+    Nothing is merged over a wait for a collective or a copy to the host, nor into the kernel of a product. The sides of
+    products on tensor cores are padded to multiples of 16 B [2]_. The kernels that compute the operands write them
+    padded, so that padding takes no extra time.
 
     References
     ----------
@@ -180,7 +184,7 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
        torch/_inductor/fx_passes/pad_mm.py
     """
     if graph.sizes is not None:
-        raise ValueError("sizes are open; which kernels can be merged depends on them; compile one configuration")
+        raise ValueError("sizes are open, and the kernels of a compiler depend on them; compile one configuration")
     fusion = _Fusion(graph, phases)
     regions, called = fusion.order(), set[str]()
     labels, touched = list[Label](), list[tuple[float, ...]]()
@@ -220,24 +224,25 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
 
 
 def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
-    """Graphs of an iteration that is executed in this way.
+    """Graphs of an iteration that is executed in a given way.
 
     Parameters
     ----------
     graphs : sequence of Graph
         One per rank, or one for all.
     execution : str or None
-        ``eager``, ``compiled``, or ``graphs``, where the host launches all kernels at once; as they are, unless given.
+        ``eager``, ``compiled``, or ``graphs`` (the host launches all kernels at once); None leaves the graphs as they
+        are.
 
     Returns
     -------
     graphs : list of Graph
-        The same where they were the same.
+        One for each; equal graphs stay equal.
 
     Raises
     ------
     ValueError
-        For a name that is none of these, and for graphs that were recorded in another way already.
+        For an unknown name, and for graphs that were recorded in a way that excludes this one.
     """
     if execution is None:
         return [*graphs]

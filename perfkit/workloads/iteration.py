@@ -39,20 +39,33 @@ _Record = Callable[..., tuple[Graph, ...]]
 
 
 def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: Any) -> tuple[Graph, ...]:
-    """Graphs of a model; its structure is recorded once for all values of the sizes of these names, and of arrays."""
+    """Graphs of a model; a structure is recorded once for all values of the sizes of these names, and of arrays."""
     found = (_fill_together if count_configurations(model) else _fill)(record, names, model, *given)
     return tuple(execute(found, "compiled" if model.compiled else None))
 
 
 @lru_cache(maxsize=64)
 def _fill(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
-    """Graphs of one configuration."""
+    """Graphs of one configuration.
+
+    A structure that was met before is recorded with open sizes, which takes longer, and filled from then on.
+    """
     structure = copy(model)
     vars(structure).update({name: -1 - place for place, name in enumerate(names)})
+    met = _list_meetings(record, structure, *given)
+    if not met:
+        met.append(True)
+        return record(model, *given)
     program, forms = _record_open(record, structure, *given)
     values = program.run(*(getattr(model, name) for name in names))
     found = {form: form.fill(values) for form in dict.fromkeys(forms)}
     return tuple(found[form] for form in forms)
+
+
+@lru_cache(maxsize=128)
+def _list_meetings(record: _Record, structure: Any, *given: Any) -> list[bool]:
+    """A list for each structure, empty at first."""
+    return []
 
 
 def _fill_together(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:

@@ -1,8 +1,8 @@
-"""The operations that PyTorch's eager mode dispatches for the layers of workloads: a table with both directions.
+"""The operations that PyTorch's eager mode dispatches for the layers of workloads: a table, forward and backward.
 
-A line such as ``"threshold_backward: dy y -> dx"`` names an operation; its kind, unless it is element-wise, and after
-a dot its variant where that is another word; then the tensors it reads and writes. `y` is the result, `dx` the gradient
-of `x`.
+A line such as ``"mm gemm.nt: x w -> y"`` describes an operation: its name; its kind, if it is not element-wise; after a
+dot its variant, if that differs from the name; the tensors that it reads and those that it writes. `y` is the result of
+the layer, `dx` the gradient of `x`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,22 +19,22 @@ SORT = 10
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A shape with a storage; views share storage and gradient. A size is a number, or an array over configurations.
+    """A shape with a storage; views share both storage and gradient.
 
     Parameters
     ----------
     storage : int
         Number of the storage [-].
     shape : tuple of int or array
-        Sizes [-].
+        Sizes: numbers, or arrays over configurations [-].
     itemsize : int
         Bytes of one element [B].
     grad : bool
-        Whether a gradient flows into it.
+        Whether it has a gradient.
     layer : int
-        Layer it belongs to, -1 for none [-].
+        Number of its layer, -1 for none [-].
     root : Tensor, optional
-        What it is a view of.
+        The tensor of which it is a view.
     """
 
     storage: int
@@ -51,7 +51,7 @@ class Tensor:
         self.nbytes = self.numel * self.itemsize
 
     def view(self, *shape: Any) -> "Tensor":
-        """The same storage and gradient under another shape, or a part of it."""
+        """A view with another shape, or of a part."""
         return Tensor(self.storage, shape, self.itemsize, self.grad, self.layer, self.root)
 
 
@@ -139,14 +139,14 @@ def _rule(operands: str, forward: str, backward: str = "", *, gives: str = "", b
     return Rule(names, parse_lines(forward), back, tuple(pairs), bare)
 
 
-#: Fused kernels of attention that may be named: FlashAttention-3 (also cuDNN's), FlashAttention-2, that in Triton, and
+#: Names of fused kernels of attention: FlashAttention-3 (also cuDNN's), FlashAttention-2, FlashAttention in Triton, and
 #: memory-efficient attention.
 ATTENTION = ("flash3", "flash2", "triton", "efficient")
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
-#: Layers by name. A gradient `dy` that arrives at a narrower operand is cast, at a smaller one summed up.
+#: Layers by name. A gradient `dy` is cast where it arrives at a narrower operand, and summed up at a smaller one.
 RULES: Mapping[str, Rule] = {
-    "seed": _rule("x", "", "ones_like copy.new_zeros: x -> y"),  # the gradient of a loss itself
+    "seed": _rule("x", "", "ones_like copy.new_zeros: x -> y"),  # the gradient of the loss, which is one
     "cast": _rule("x", "_to_copy: x -> y", gives="dy>x"),
     "relu": _rule("x", "relu: x -> y", "threshold_backward: dy y -> dx"),
     "gelu": _rule("x", "gelu: x -> y", "gelu_backward: dy x -> dx"),
@@ -182,7 +182,7 @@ RULES: Mapping[str, Rule] = {
         "x w", "mm gemm.nt: x w -> y", "mm gemm.tn: dy x -> dw; mm gemm.nn: dy w -> dx", bare=1,
     ),
     **{
-        f"{name}_fp8": _rule(  # as Transformer Engine does it: numbers are cast with scales that are known
+        f"{name}_fp8": _rule(  # as in Transformer Engine: operands are cast with known scales
             f"x w {bias}u v g",
             f"_to_copy: x -> u; _to_copy: w -> v; _scaled_mm gemm.nt: {bias}u v -> y",
             "_to_copy: dy -> g; _scaled_mm gemm.nn: g v -> dx; _scaled_mm gemm.tn: g u -> dw",

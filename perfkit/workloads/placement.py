@@ -1,4 +1,4 @@
-"""Which embedding table is stored on which rank, whole or in parts; in and out of JSON and TorchRec."""
+"""Plans: the rank of each embedding table or of its parts, also as JSON and for TorchRec."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ from perfkit.ground.units import check_choice, check_positive, check_type, decod
 from perfkit.workloads.tables import EmbeddingTable, name_tables
 
 _FORMAT = 1
-#: Kinds of placement of a table, by their TorchRec names: copied to every rank; whole on one rank; columns split over
+#: Kinds of placement of a table, by their TorchRec names: a copy on each rank; whole on one rank; columns split over
 #: ranks; rows split over all ranks; rows split over the ranks of one node; columns split over ranks of one node.
 KINDS = ("data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise")
-#: Those that split columns, and those that split rows.
+#: Kinds that split columns, and kinds that split rows.
 SPLIT_BY_COLUMNS = ("column_wise", "table_column_wise")
 BY_ROWS = ("row_wise", "table_row_wise")
-#: Those that put a part of a table on every rank.
+#: Kinds that store a part of a table on every rank.
 EVERYWHERE = ("data_parallel", "row_wise")
 
 
 class Shard(NamedTuple):
-    """A rectangle of a table on a rank: table and rank number, first row, rows, first column and columns."""
+    """A part of a table on one rank: number of the table, rank, first row, rows, first column and columns."""
 
     table: int
     rank: int
@@ -38,21 +38,21 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one table lies.
+    """The ranks that store one table.
 
     Parameters
     ----------
     kind : str
         One of `KINDS`.
     ranks : tuple of int
-        Rank of every shard, in the order of rows or columns.
+        Rank of each shard, in the order of rows or columns.
     columns : tuple of int, optional
-        Columns of every shard of a table that is split by columns; by default all the same [-].
+        Columns of each shard of a table that is split by columns; equal by default [-].
 
     Raises
     ------
     ValueError
-        For an unknown kind, no rank, the same rank twice, or columns that do not fit.
+        For an unknown kind, no rank, the same rank twice, and columns that do not fit.
 
     Examples
     --------
@@ -85,15 +85,15 @@ class Placement:
     def cut(self, table: EmbeddingTable, number: int = 0) -> list[Shard]:
         """Cut a table into the shards of this placement, in the order of `ranks`.
 
-        Rows are cut into blocks of the same height, rounded up, so that the last ones can be lower or empty. Raises a
-        ValueError for fewer rows than shards, or columns that do not add up to those of the table.
+        Rows are cut into blocks of the same height, rounded up; the last blocks can be lower or empty. A table with
+        fewer rows than shards, or other columns than the shards together, raises a ValueError.
 
         Parameters
         ----------
         table : EmbeddingTable
             The table.
         number : int
-            Its number [-].
+            Number of the table [-].
         """
         n, name = len(self.ranks), table.name or f"table {number}"
         if self.kind in SPLIT_BY_COLUMNS:
@@ -116,21 +116,21 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where every table lies.
+    """The placement of every table.
 
     Parameters
     ----------
     ranks : int
-        Ranks that hold tables [-].
+        Ranks that store tables [-].
     owners : tuple of int or Placement
-        In table order the rank of a table that lies whole on one, or else its `Placement`.
+        For each table its rank, if it is stored whole on one, or its `Placement`.
     names : tuple of str, optional
-        Names of the tables, for files; two plans that differ in names alone are the same.
+        Names of the tables, for files; plans that differ only in names are equal.
 
     Raises
     ------
     ValueError
-        For a rank outside ``0 … ranks - 1``, and for tables on some ranks that their kind puts on all.
+        For a rank outside ``0 … ranks - 1``, and for tables that are not on all ranks although their kind is.
 
     Examples
     --------
@@ -153,7 +153,9 @@ class Plan:
         if self.names and len(self.names) != len(self.owners):
             raise ValueError(f"names has {len(self.names)} entries for {len(self.owners)} tables; give one a table")
 
-    def _check(self, table: int, owner: Any) -> int | Placement:
+    def _check(self, table: int, owner: Any) -> Any:
+        """The rank of a table that is whole on one, or else its placement."""
+        owner = owner.item() if isinstance(owner, np.generic) else owner
         placed = isinstance(owner, Placement)
         for rank in owner.ranks if placed else (owner,):
             if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.ranks:
@@ -162,12 +164,11 @@ class Plan:
         if placed and owner.kind in EVERYWHERE and len(owner.ranks) < self.ranks:
             fault = f"table {table} is {owner.kind} on {len(owner.ranks)} of {self.ranks} ranks"
             raise ValueError(f"{fault}; it must name all of them")
-        whole: int | Placement = owner.ranks[0] if placed and owner.kind == "table_wise" else owner
-        return whole
+        return owner.ranks[0] if placed and owner.kind == "table_wise" else owner
 
     @classmethod
     def round_robin(cls, tables: int, *, ranks: int) -> "Plan":
-        """Deal the tables out to the ranks, round-robin.
+        """Place the tables whole, one rank after the other.
 
         Parameters
         ----------
@@ -176,23 +177,22 @@ class Plan:
         ranks : int
             Number of ranks [-].
         """
-        counts = {"tables": (tables, 10_000_000), "ranks": (ranks, None)}
-        tables, ranks = (int(check_positive(n, v, integer=True, maximum=m)) for n, (v, m) in counts.items())
+        tables = check_positive("tables", tables, integer=True, maximum=10_000_000)
+        ranks = check_positive("ranks", ranks, integer=True)
         return cls(ranks, tuple(table % ranks for table in range(tables)))
 
     @classmethod
     def from_owners(cls, owners: Sequence[int | Placement], *, ranks: int) -> "Plan":
-        """Placement from any sequence of rank numbers.
+        """A plan from any sequence of ranks and placements.
 
         Parameters
         ----------
         owners : sequence of int or Placement
-            Rank of every table, or its `Placement`.
+            Rank of each table, or its `Placement`.
         ranks : int
             Number of ranks [-].
         """
-        check_type("owners", owners, Sequence)
-        return cls(ranks, tuple(o.item() if isinstance(o, np.generic) else o for o in owners))
+        return cls(ranks, owners)  # type: ignore[arg-type]
 
     @cached_property
     def placements(self) -> tuple[Placement, ...]:
@@ -200,7 +200,7 @@ class Plan:
         return tuple(o if isinstance(o, Placement) else Placement("table_wise", (o,)) for o in self.owners)
 
     def tables_of(self, rank: int) -> tuple[int, ...]:
-        """Numbers of the tables on one rank; a ValueError names a table that is not whole on one.
+        """Numbers of the tables on one rank; a table that is not whole on one rank raises a ValueError.
 
         Parameters
         ----------
@@ -209,12 +209,12 @@ class Plan:
         """
         for table, owner in enumerate(self.owners):
             if isinstance(owner, Placement):
-                fault = f"table {table} is {owner.kind}; here every table must lie whole on one rank"
+                fault = f"table {table} is {owner.kind}; here every table must be whole on one rank"
                 raise ValueError(f"{fault}; price other plans with perfkit.price_plan")
         return tuple(table for table, owner in enumerate(self.owners) if owner == rank)
 
     def cut(self, tables: Sequence[EmbeddingTable]) -> list[Shard]:
-        """Cut tables into shards, in table order; a ValueError tells why that cannot be.
+        """Cut the tables into shards, in their order; tables that do not fit the plan raise a ValueError.
 
         Parameters
         ----------
@@ -244,14 +244,14 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str, *, origin: str = "plan") -> "Plan":
-        """Read a plan from JSON; a ValueError tells the place and the reason of anything else.
+        """Read a plan from JSON; anything else raises a ValueError with place and reason.
 
         Parameters
         ----------
         text : str
-            What `to_json` wrote [-].
+            Text written by `to_json` [-].
         origin : str, optional
-            What errors call it [-].
+            Name of the text in errors [-].
         """
         with reading(origin, "compare with Plan.round_robin(2, ranks=2).to_json()"):
             data = json.loads(text)
@@ -267,7 +267,7 @@ class Plan:
             return cls(file.ranks, owners, names if all(names) else ())
 
     def save(self, path: str | Path) -> Path:
-        """Write the plan to a file, whole or not at all.
+        """Write the plan to a file, completely or not at all.
 
         Parameters
         ----------
@@ -288,13 +288,13 @@ class Plan:
         Raises
         ------
         ValueError
-            For a file that is missing, unreadable or not a plan.
+            For a file that is missing, unreadable or no plan.
         """
         with reading(path, "pass a file that Plan.save has written", most=LARGEST_TEXT):
             return cls.from_json(Path(path).read_bytes().decode("utf-8-sig"), origin=str(path))
 
     def to_torchrec(self, tables: Sequence[EmbeddingTable], *, module: str = "embeddings") -> dict[str, Any]:
-        """Describe the plan as the plain dictionary from which TorchRec plans are built.
+        """The plan as a plain dictionary, from which TorchRec plans can be built.
 
         Parameters
         ----------
@@ -329,7 +329,7 @@ class Plan:
     @classmethod
     @reading("plan", "compare with Plan.to_torchrec")
     def from_torchrec(cls, plan: Mapping[str, Any], tables: Sequence[EmbeddingTable], *, ranks: int) -> "Plan":
-        """Read a dictionary such as `to_torchrec` writes, with the tables of all its modules.
+        """Read a dictionary like that of `to_torchrec`; it may have the tables of several modules.
 
         Parameters
         ----------
@@ -343,7 +343,7 @@ class Plan:
         Raises
         ------
         ValueError
-            For a table that is missing, unknown or placed in a way that perfkit does not know.
+            For a table that is missing or unknown, and for an unknown kind of placement.
         """
         entries = {name: (f"{module}.{name}", entry) for module, part in plan.items() for name, entry in part.items()}
         names = name_tables(tables)

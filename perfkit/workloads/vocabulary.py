@@ -1,4 +1,4 @@
-"""The operations PyTorch dispatches, and what perfkit takes them for: one readable table."""
+"""The operations that PyTorch dispatches, their classes and their sizes: one table."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 
 from perfkit.workloads.operations import SORT, size_product
 
-#: Operations that only make views or bookkeeping, and copies that exist under a dispatch mode alone.
+#: Operations without work: views, bookkeeping, and copies that only a dispatch mode makes.
 VIEWS = frozenset(
     "view t detach transpose expand _unsafe_view split slice unsqueeze as_strided alias select squeeze permute unbind "
     "_indices _values _local_scalar_dense _record_function_enter_new _record_function_exit set_ resize_ empty "
@@ -25,7 +25,7 @@ _Sizes = dict[str, float]
 
 
 def walk_tensors(tree: Any) -> Iterator[Any]:
-    """The tensors among arguments or results, lists looked into, in order.
+    """The tensors among arguments or results, in order, also those in lists and mappings.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def walk_tensors(tree: Any) -> Iterator[Any]:
 
 
 def count_bytes(tensor: Any) -> float:
-    """Bytes that one pass over a tensor moves: elements repeated by a stride of zero count once, absent rows not.
+    """Bytes that one pass over a tensor moves; elements repeated by a stride of zero count once, absent rows never.
 
     Parameters
     ----------
@@ -71,24 +71,33 @@ def count_bytes(tensor: Any) -> float:
 # -- sizes: (arguments, results) -> features. Arguments are complete, defaults included, in the order of the schema. ---
 
 
-def _product(a: Any, b: Any) -> _Sizes:
+def _factors(args: Sequence[Any]) -> list[Any]:
+    """The two factors of a product; a tensor that is added to it comes before them."""
+    return [each for each in args[:3] if hasattr(each, "shape")][-2:]
+
+
+def _product(args: Sequence[Any], out: Any) -> _Sizes:
+    a, b = _factors(args)
     return size_product(a.shape[-2], b.shape[-1], a.shape[-1], batch=a.shape[0] if a.dim() == 3 else 1)
 
 
-def _groups(a: Any, b: Any, ends: Any) -> _Sizes:
-    """Products of groups of rows, such as those of experts; which dimension is parted says how many have one."""
+def _groups(args: Sequence[Any], out: Any) -> _Sizes:
+    """Products of groups of rows, such as those of experts; one dimension is split over the groups."""
+    a, b, ends = args[:3]
+    if ends is None:
+        return _product(args, out)
     parts, shares = ends.shape[0], {(2, 3): (1, 0, 0), (3, 2): (0, 1, 0), (2, 2): (0, 0, 1)}[a.dim(), b.dim()]
-    sizes = (n / parts**parted for n, parted in zip((a.shape[-2], b.shape[-1], a.shape[-1]), shares, strict=True))
+    sizes = (n / parts**split for n, split in zip((a.shape[-2], b.shape[-1], a.shape[-1]), shares, strict=True))
     return size_product(*sizes, batch=parts)
 
 
 def _vectors(args: Sequence[Any], out: Any) -> _Sizes:
-    a = args[1] if len(args) > 2 and hasattr(args[2], "shape") else args[0]
+    a, _ = _factors(args)
     return size_product(a.numel() // max(a.shape[-1], 1), 1, a.shape[-1])
 
 
 def _windows(x: Any, weight: Any, y: Any, transposed: bool, groups: int, passes: float = 1.0) -> _Sizes:
-    """A product of places by output channels by window."""
+    """A convolution as a product: output places × output channels × window."""
     if transposed:  # a transposed convolution is the gradient of one from y to x
         x, y = y, x
     places, window = y.shape[0] * prod(y.shape[2:]), prod(weight.shape[2:])
@@ -103,7 +112,7 @@ def _attention(q: Any, k: Any, v: Any, causal: bool, factor: float) -> _Sizes:
 
 
 def pick_attention(width: float, deep: float, *, half: bool, capability: float = 0.0) -> list[str]:
-    """Fused kernels of attention that take such heads, as PyTorch orders them.
+    """Fused kernels of attention that can run heads of these sizes, in the order of PyTorch.
 
     Parameters
     ----------
@@ -112,12 +121,12 @@ def pick_attention(width: float, deep: float, *, half: bool, capability: float =
     half : bool
         Whether they are in bf16 or fp16.
     capability : float, optional
-        Compute capability of the GPU; 0 for one that is not NVIDIA's [-].
+        Compute capability of the GPU; 0 for other vendors than NVIDIA [-].
 
     Returns
     -------
     kernels : list of str
-        Of ``flash3`` (cuDNN's), ``flash2`` and ``efficient``; empty where only plain products are left.
+        Some of ``flash3`` (cuDNN's), ``flash2`` and ``efficient``; none if attention runs as plain products.
 
     References
     ----------
@@ -134,27 +143,27 @@ def pick_attention(width: float, deep: float, *, half: bool, capability: float =
 
 
 def _name_attention(name: str, args: Sequence[Any], phase: str) -> str:
-    """Flash attention is the default in half precision, whose version depends on the device."""
+    """Phase, causality and kernel of attention; flash attention has no name, as its version depends on the device."""
     kernels = {"cudnn": ".flash3", "efficient": ".efficient"}
     kernel = next((kernel for word, kernel in kernels.items() if f"_product_{word}_" in name), "")
     return phase + "_causal" * _is_causal(args) + kernel
 
 
 def _is_causal(args: Sequence[Any]) -> bool:
-    """Kernels of attention have this flag at different places: it is the next one after the share of dropout."""
+    """Whether attention is causal; in all kernels this flag is the next one after the share of dropout."""
     flags = [a for a in dropwhile(lambda a: not isinstance(a, float), args) if isinstance(a, bool)]
     return bool(flags and flags[0])
 
 
 def _elements(args: Sequence[Any], out: Any) -> _Sizes:
-    """One number a thread: of the results, or of what is changed in place."""
+    """The elements of the results, or of what is changed in place."""
     written = [t.numel() for t in walk_tensors(out)] or [t.numel() for t in walk_tensors(args[0])]
     lists = isinstance(args[0] if args else None, list | tuple)
     return {"elements": sum(written) if lists else max(written, default=0)}
 
 
 def _split(x: Any, rows: float, n: float | None = None) -> _Sizes:
-    """All elements, in rows of `n`."""
+    """All elements, in rows of `n`, or of equal length."""
     return {"elements": x.numel(), "rows": rows, "n": x.numel() // max(rows, 1) if n is None else n}
 
 
@@ -163,7 +172,7 @@ def _rows(x: Any, n: float | None = None) -> _Sizes:
 
 
 def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
-    """Rows are summed up by themselves, or, where the first dimension goes, added to one another."""
+    """Each row is summed up, or, if the first dimension is reduced, the rows are added to one another."""
     elements = sum(t.numel() for t in walk_tensors(args[0]))
     kept = max([1, *(t.numel() for t in walk_tensors(out))])
     dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
@@ -173,7 +182,7 @@ def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
 
 
 def _pooled(x: Any, y: Any, window: Sequence[int] = ()) -> _Sizes:
-    """Places that come out, ``m``, and those that each looks at, ``k``; an adaptive window follows from these."""
+    """Output places, ``m``, and the window of each, ``k``; an adaptive window follows from both sizes."""
     k: float = prod(window) if window else x.numel() / max(y.numel(), 1)
     if len(window) == 1:
         k **= max(x.dim() - 2, 1)
@@ -201,19 +210,19 @@ def _looked_up(lookups: float, bags: float, dim: float, rows: float) -> _Sizes:
 # -- variants ----------------------------------------------------------------------------------------------------------
 
 
-def _layout(*factors: Any) -> str:
-    """Which factors are stored transposed, one letter each; both are too rare in training to be measured."""
+def _layout(name: str, args: Sequence[Any]) -> str:
+    """Which factors are stored transposed, one letter each; both at once is too rare in training to be measured."""
     letters = ""
-    for factor in factors:
+    for factor in _factors(args):
         (rows, columns), (down, along) = factor.shape[-2:], factor.stride()[-2:]
         letters += "t" if 0 < down < along or (down == along == 1 and rows == 1 < columns) else "n"
     return letters.replace("tt", "nt")
 
 
 def _windowed(name: str, args: Sequence[Any]) -> str:
-    """Which code of the libraries runs a convolution: that of products, of groups or of single channels.
+    """Pass and kind of a convolution; libraries run pointwise, grouped and depthwise ones with other code.
 
-    ``_last`` says that the channels of a place are neighbours in memory (channels_last), as tensor cores want them.
+    ``_last`` says that the channels of a place are neighbours in memory (channels_last), which tensor cores need.
     """
     backward = name.endswith("backward")  # the gradient comes first
     x, weight, stride, groups = (args[i + backward] for i in (0, 1, 3, 8))
@@ -225,7 +234,7 @@ def _windowed(name: str, args: Sequence[Any]) -> str:
 
 
 def _function(name: str, args: Sequence[Any]) -> str:
-    """Name of an elementwise function; one with a number in place of the second tensor is another kernel."""
+    """Name of an element-wise function; with a number instead of a second tensor it is another kernel."""
     name = name.removeprefix("_foreach_")
     if name in ("gelu", "gelu_backward"):
         return name + ("_tanh" if args[-1] == "tanh" else "")
@@ -242,17 +251,17 @@ class Entry:
     Parameters
     ----------
     names : str
-        Names of operations, with wildcards, apart by spaces.
+        Names of operations, with wildcards, separated by spaces.
     kind : str
         Operation class, see `perfkit.workloads.graph.Operation`.
     variant : str or callable
-        Finer class: fixed, from the name and arguments, or empty for the name itself.
+        Finer class: fixed, found from name and arguments, or empty for the name itself.
     sizes : callable
         Features from arguments and results: FLOP, dimensions and elements [-].
     unread : tuple of int
-        Positions of arguments that only lend their shape, or that rows are looked up in.
+        Positions of arguments of which only the shape is used, or in which rows are looked up.
     launches : int
-        Kernels that a GPU starts for it [-].
+        Kernels that a GPU starts [-].
     """
 
     names: str
@@ -263,17 +272,14 @@ class Entry:
     launches: int = 1
 
 
-#: First match wins. Bytes are those of all operands read and written, see `count_bytes`, the unread ones aside.
+#: The first match counts. Bytes are those of all operands that are read and written, see `count_bytes`.
 TABLE: tuple[Entry, ...] = (
     Entry("<sparse>", "embedding_update", "sparse",  # a sparse gradient added to a table
           lambda a, o: _looked_up(a[1]._nnz(), a[1]._nnz(), prod(a[0].shape[1:]), a[1]._nnz())),
-    Entry("mm", "gemm", lambda n, a: _layout(*a[0:2]), lambda a, o: _product(*a[0:2])),
-    Entry("addmm", "gemm", lambda n, a: _layout(*a[1:3]), lambda a, o: _product(*a[1:3])),
+    Entry("mm addmm", "gemm", _layout, _product),
     Entry("mv dot vdot addmv", "gemm", "nn", _vectors),  # a product with one column
-    Entry("bmm", "bmm", lambda n, a: _layout(*a[0:2]), lambda a, o: _product(*a[0:2])),
-    Entry("_grouped_mm", "bmm", lambda n, a: _layout(*a[0:2]),
-          lambda a, o: _product(*a[0:2]) if a[2] is None else _groups(*a[0:3])),
-    Entry("baddbmm", "bmm", lambda n, a: _layout(*a[1:3]), lambda a, o: _product(*a[1:3])),
+    Entry("bmm baddbmm", "bmm", _layout, _product),
+    Entry("_grouped_mm", "bmm", lambda n, a: _layout(n, a[:2]), _groups),
     # scores are computed again: 2.5 times the forward (Dao 2023, arXiv:2307.08691, 4.1)
     Entry("_scaled_dot_product_*_backward", "attention", lambda n, a: _name_attention(n, a, "backward"),
           lambda a, o: _attention(a[1], a[2], a[3], _is_causal(a), 2.5)),
@@ -281,13 +287,13 @@ TABLE: tuple[Entry, ...] = (
           lambda a, o: _attention(a[0], a[1], a[2], _is_causal(a), 1.0)),  # half the work where causal
     Entry("convolution", "convolution", _windowed,
           lambda a, o: _windows(a[0], a[1], next(walk_tensors(o)), a[6], a[8])),
-    Entry("convolution_backward", "convolution", _windowed,  # as much as gradients are wanted
+    Entry("convolution_backward", "convolution", _windowed,  # as many products as gradients are wanted
           lambda a, o: _windows(a[1], a[2], a[0], a[7], a[9], float(a[10][0]) + float(a[10][1]))),
     Entry("*adaptive*pool?d*_backward", "pooling", "", lambda a, o: _pooled(a[1], a[0])),
     Entry("*adaptive*pool?d*", "pooling", "", lambda a, o: _pooled(a[0], next(walk_tensors(o)))),
     Entry("*pool?d*_backward", "pooling", "", lambda a, o: _pooled(a[1], a[0], a[2])),
     Entry("*pool?d*", "pooling", "", lambda a, o: _pooled(a[0], next(walk_tensors(o)), a[1])),
-    # rows are priced by lookups, not as bytes; a gradient has one row per lookup, or is as large as the table
+    # rows are priced by lookups, not by bytes; a gradient has one row per lookup, or is as large as the table
     Entry("_embedding_bag", "embedding_forward", "",
           lambda a, o: _looked_up(a[1].numel(), o[0].shape[0], a[0].shape[1], a[1].numel()) | {"rows": 0}, (0,)),
     Entry("_embedding_bag_backward", "embedding_backward", lambda n, a: "sparse" if a[9] else "dense",
@@ -302,7 +308,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("_safe_softmax", "rowwise", "_softmax", lambda a, o: _rows(a[0])),
     Entry("_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
           "_log_softmax_backward_data", "rowwise", "", lambda a, o: _rows(a[0])),
-    # what comes first when they go back is as large as what went in: the gradient of the result
+    # in the backward pass the first argument is the gradient of the result, as large as the input
     Entry("native_layer_norm* _fused_rms_norm*", "rowwise", lambda n, a: n.replace("_fused_rms", "native_layer"),
           lambda a, o: _rows(a[0])),
     Entry("native_batch_norm* _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm* "
@@ -311,7 +317,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("native_group_norm*", "rowwise", "", lambda a, o: _split(a[0], prod(a[0].shape[:2]), 0)),
     Entry("sum mean var std var_mean amax amin max min argmax argmin any all prod norm logsumexp linalg_vector_norm "
           "_foreach_norm _amp_foreach_non_finite_check_and_unscale_ count_nonzero median aminmax", "rowwise",
-          lambda n, a: n.removeprefix("_foreach_"), _reduced),  # mostly of the columns, as gradients of biases
+          lambda n, a: n.removeprefix("_foreach_"), _reduced),  # mostly of columns, as gradients of biases
     Entry("cat stack", "copy", "cat", _concatenated),
     # a fully sharded module gathers its weights in one buffer, and shards its gradients from one
     Entry("all_gather_copy_in", "copy", "copy_", lambda a, o: _moved(o, o), (1,)),
@@ -325,7 +331,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("ones_like", "copy", "new_zeros", _elements),
     Entry("new_zeros new_ones new_full zeros_like full_like full ones scalar_tensor arange eye tril_indices linspace "
           "triu_indices rand rand_like randn randn_like randint randperm", "copy", "new_zeros", _elements, (0,)),
-    Entry("zero_ fill_ normal_ uniform_ random_", "elementwise", "", _elements, (0,)),  # written, nothing read
+    Entry("zero_ fill_ normal_ uniform_ random_", "elementwise", "", _elements, (0,)),  # written, not read
     Entry("gather index_select take_along_dim", "copy", "gather", _moved),
     Entry("_coalesce sparse_mask", "copy", "scatter_add",  # rows of a sparse gradient
           lambda a, o: {"elements": a[-1]._nnz() * prod(o.shape[1:]), "rows": a[-1]._nnz()}),
@@ -335,32 +341,32 @@ TABLE: tuple[Entry, ...] = (
     Entry("repeat roll flip constant_pad_nd reflection_pad* replication_pad* slice_backward select_backward "
           "slice_scatter select_scatter tril triu upsample* repeat_interleave unfold_backward diag_embed as_strided_* "
           "nonzero pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle *_copy", "copy", "", _moved),
-    Entry("_to_copy _fused_*_", "elementwise", "", _elements),  # another data type; all weights by one kernel
-    Entry("_foreach_*_ _foreach_*", "elementwise", _function, _elements),  # a list of tensors by one kernel
+    Entry("_to_copy _fused_*_", "elementwise", "", _elements),  # a cast; one kernel for all weights
+    Entry("_foreach_*_ _foreach_*", "elementwise", _function, _elements),  # one kernel for a list of tensors
     Entry("<pointwise> hardswish glu log_sigmoid_forward _prelu_kernel "
           "native_dropout* bernoulli* _fused_dropout masked_fill* where *_backward *_", "elementwise",
           _function, _elements),
-    Entry("*", "other", "", _elements),  # timed by its traffic and named
+    Entry("*", "other", "", _elements),  # timed by its traffic, and listed as unmodelled
 )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
 def find_entry(name: str, *, pointwise: bool = False, sparse: bool = False) -> Entry:
-    """The line of the table that an operation falls under.
+    """The line of the table for an operation.
 
     Parameters
     ----------
     name : str
         Name without namespace and overload.
     pointwise : bool
-        Whether the framework marks it as one function of each element.
+        Whether the framework tags it as a function of single elements.
     sparse : bool
         Whether a sparse tensor is added to a dense one.
 
     Returns
     -------
     entry : Entry
-        Its line; the last resort is ``other``.
+        Its line; that of ``other`` if no other matches.
     """
     keys = ["<sparse>"] if sparse else [name, *["<pointwise>"] * pointwise]
     return next(e for e in TABLE if any(fnmatchcase(key, pattern) for pattern in e.names.split() for key in keys))
