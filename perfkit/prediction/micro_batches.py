@@ -1,7 +1,6 @@
-"""A micro-batch of a strategy on one rank: what it computes and sends, recorded and priced by its parts."""
+"""One micro-batch of a strategy on one rank: its operations, the sizes of its messages, and the times of both."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -14,37 +13,77 @@ from perfkit.workloads.blocks import Cut, record_part
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
 #: Parts of a model, in the order of its forward pass.
 REGIONS = ("embeddings", "layers", "head")
 #: Kinds of operations of attention between its projections.
 CORES = ("bmm", "attention")
-#: Tokens of three sequences on three ranks, the first of all sizes: what a compiler merges is read off these, where no
-#: two sizes are equal by chance [-].
-ODD = 1031
-#: Communicators of a graph of `perfkit.prediction.stages` that are waited for within a pass: those before this one [-].
-PASSED = 3
-#: Communicators of neighbouring stages: this one and all after it [-].
-PAIRS = 6
-#: Sizes of a collective as its host sees it: a call that launches a kernel [-].
+#: Tokens of a sequence in the first column of a recorded graph. A compiler merges what has equal sizes; it is read off
+#: this column, where no two sizes are equal by chance [-].
+_ODD = 1031
+#: Communicators of a graph of `perfkit.prediction.stages`: those below `PASSED` are waited for inside a pass, those
+#: from `PAIRS` on connect neighbouring stages [-].
+PASSED, PAIRS = 3, 6
+#: A collective as the host sees it: one call that launches one kernel.
 _CALL = np.isin(FEATURES, ("calls", "launches")).astype(float)[np.newaxis]
 
 
-def price_part(model: Transformer, platform: Platform, cut: Cut, execution: str | None) -> dict[str, Array]:
-    """Times of a micro-batch on one rank by region and phase [s], trained numbers [-] and spread, for every cut."""
-    graph, weights = record_part(model, cut)
-    [graph] = execute([graph], execution)
+class Sizes:
+    """Sizes of a micro-batch and of the messages of its ranks; arrays where the strategy stands for many."""
+
+    def __init__(self, model: Transformer, s: Strategy) -> None:
+        #: Micro-batches of a replica [-].
+        self.micro = model.batch / (s.dp * s.micro_batch)
+        #: Bytes of an activation or a weight in use, and of a sum of gradients [B].
+        self.itemsize = ITEMSIZE.get(model.dtype, 2)
+        self.wide = 4 if model.mixed else self.itemsize
+        #: One number of each token of a rank, and the activations between stages [B].
+        self.column = self.itemsize * s.micro_batch * model.sequence / s.cp
+        self.between = self.column * model.hidden / s.rows
+        #: Keys of a layer, and the mean of queries, keys, values and outputs, which change places with heads [B].
+        head = model.head_width or model.hidden / model.heads
+        self.keys = self.column * head * np.ceil((model.kv_heads or model.heads) / s.tp)
+        self.swapped = (self.column * (head * model.heads / s.tp) + self.keys) / 2.0
+        #: Tokens that go to experts [B]; numbers of the experts of a layer on a rank, and ranks that share them [-].
+        self.routed = self.column * model.hidden * model.routed * (model.experts > 0)
+        each = (2 + model.gated) * model.hidden * np.ceil((model.inner or 4 * model.hidden) / s.tp)
+        self.experts = (model.experts // s.ep) * each
+        self.sharers = np.maximum(s.owners // s.ep, 1)
+        #: Copies before a reduction and around a gather, relative to a copy of all sums of gradients [-]. A message is
+        #: filled from gradients as they are computed, unless those of several micro-batches were added up before.
+        self.gathered = self.itemsize / self.wide
+        straight = np.greater(s.zero, 0) & (s.scattered | np.equal(self.micro, 1))
+        self.reduced = np.where(straight, (1.0 + self.gathered) / 2.0, 1.0)
+
+
+def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> tuple[Graph, dict[str, Array]]:
+    """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then those of strategies.
+
+    Strategies that are recorded together have the same `checkpoint`, and all or none share products and tokens.
+    """
+    shares = np.all(np.greater(s.tp, 1))
+    odd = ((3, s.micro_batch), (_ODD, model.sequence // s.cp), (3 if shares else 1, s.tp), (1, s.cp), (1, s.ep))
+    batch, sequence, tensor, context, experts = (np.append(*each).astype(float) for each in odd)
+    cut = Cut(batch, sequence, tensor, tensor if np.all(s.rows > 1) else 1, context, experts)
+    graph, weights = record_part(replace(model, checkpoint=bool(np.all(np.equal(s.checkpoint, "full")))), cut)
+    return execute([graph], execution)[0], {name: np.broadcast_to(own, len(batch)) for name, own in weights.items()}
+
+
+def price_micro_batch(model: Transformer, platform: Platform, s: Strategy, execution: str | None) -> dict[str, Array]:
+    """Times of a micro-batch on one rank by region and phase [s], trained numbers [-], and spread, by strategy."""
+    graph, weights = record_micro_batch(model, s, execution)
     inside = np.array([label[4].startswith("layers") for label in graph.labels])
     often = np.where(inside, float(model.layers), 1.0)
     [cost] = price([replace(graph, repeats=often)], platform, dtype=graph.dtype)
     seconds = cost.seconds
     names, kinds, variants, phases, modules = (np.array(column) for column in zip(*graph.labels, strict=True))
     exchange, added = np.zeros(seconds.shape), names == "add_"
-    for operation in np.unique(names[graph.collectives]):
-        rows = np.flatnonzero((names == operation) & (kinds == "collective"))
-        nbytes = graph.column("nbytes")[rows]
-        exchange[rows] = price_messages(platform, operation, nbytes, cut.tensor + 0 * nbytes, 1 + 0 * nbytes)
+    ranks = np.append(1, s.tp)
+    for row in graph.collectives:
+        nbytes = np.broadcast_to(graph.column("nbytes")[row], len(ranks))
+        exchange[row] = price_messages(platform, names[row], nbytes, ranks, np.ones_like(ranks))
     host = np.add(*price_host(replace(graph, columns={}), platform))
     out = {}
     for name in REGIONS:
@@ -59,9 +98,10 @@ def price_part(model: Transformer, platform: Platform, cut: Cut, execution: str 
     again = 0
     for phase in ("forward", "backward"):
         cores = np.flatnonzero(np.char.endswith(modules, "attention") & (phases == phase) & np.isin(kinds, CORES))
-        cores, again = cores[again:], len(cores) if model.checkpoint else 0  # what is computed again comes first
+        cores = cores[again:]  # what is computed again comes first
         core = slice(cores.min(), cores.max() + 1)
         out[f"attention.{phase}"], out[f"attention.host.{phase}"] = seconds[core].sum(axis=0), host[core].sum()
+        again = len(cores) if np.all(np.equal(s.checkpoint, "full")) else 0
     out["delayed"] = seconds[inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")].sum(axis=0)
     for name, own in (("update", (phases == "update") & (modules != "packing")), ("packing", modules == "packing")):
         out[name] = seconds[own].sum(axis=0) / sum(weights.values())
@@ -71,55 +111,26 @@ def price_part(model: Transformer, platform: Platform, cut: Cut, execution: str 
     causes = np.where(cost.assumed, "", [kind for kind, *_ in cost.models.classes])
     errors = cost.spread * cost.totals / cost.totals.sum(axis=0)
     out["spread"] = np.sqrt(sum(np.square(errors[causes == cause].sum(axis=0)) for cause in np.unique(causes)))
-    return {name: np.broadcast_to(values, seconds.shape[1]) for name, values in out.items()}
+    return {name: np.broadcast_to(values, seconds.shape[1])[1:] for name, values in out.items()}
 
 
-def price_messages(platform: Platform, operation: str, nbytes: Array, count: Array, stride: Array) -> Array:
-    """Time of collectives of so many ranks at a distance [s].
-
-    An algorithm across nodes may be named behind a dot.
-    """
-    operation, _, way = operation.partition(".")
+def price_messages(
+    platform: Platform, operation: str, nbytes: Array, count: Array, stride: Array, algorithm: str = ""
+) -> Array:
+    """Time of collectives of `count` ranks that are `stride` apart [s]; an algorithm is used across nodes only."""
     local, time = platform.network.ranks_per_node, np.zeros(nbytes.shape)
-    codes = count.astype(np.int64) << 32 | stride.astype(np.int64)
-    for code in np.unique(codes[count > 1]):
-        ranks, apart = int(code >> 32), int(code & 0xFFFFFFFF)
-        own, most = codes == code, min(max(local // apart, 1), ranks)
-        if way and local < ranks and most == local:
-            time[own] = platform.price_collective(operation, nbytes[own], ranks, way).time
+    sent = count > 1
+    for ranks, apart in {*zip(count[sent].astype(int).tolist(), stride[sent].astype(int).tolist(), strict=True)}:
+        own, inside = (count == ranks) & (stride == apart), min(max(local // apart, 1), ranks)
+        if algorithm and local < ranks and inside == local:
+            time[own] = platform.price_collective(operation, nbytes[own], ranks, algorithm).time
         else:
-            time[own] = price_group(platform, operation, nbytes[own], ranks, -(-ranks // most), most).time
+            time[own] = price_group(platform, operation, nbytes[own], ranks, -(-ranks // inside), inside).time
     return time
 
 
-def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> tuple[Graph, dict[str, Array]]:
-    """Record what a strategy has a rank do, see `perfkit.workloads.blocks.record_part`; the last column is its own."""
-    odd = ((3, s.micro_batch), (ODD, model.sequence // s.cp), (3 if s.tp > 1 else 1, s.tp), (1, s.cp), (1, s.ep))
-    compiled = slice(execution != "compiled", None)  # what is merged is read off the first one
-    batch, sequence, tensor, context, experts = (np.array(own, dtype=float)[compiled] for own in odd)
-    cut = Cut(batch, sequence, tensor, tensor if s.sequence_parallel and s.tp > 1 else 1, context, experts)
-    graph, weights = record_part(replace(model, checkpoint=s.checkpoint == "full"), cut)
-    found = {name: np.broadcast_to(own, np.shape(batch)) for name, own in weights.items()}
-    return execute([graph], execution)[0], found
-
-
-def count_experts(model: Transformer, s: Strategy) -> Array:
-    """Numbers of the experts of a layer on a rank."""
-    each = (2 + model.gated) * model.hidden * np.ceil((model.inner or 4 * model.hidden) / s.tp)
-    return np.asarray((model.experts // s.ep) * each)
-
-
-def size_copies(s: Strategy, micro: Any, narrow: float) -> tuple[Array, float]:
-    """How large copies before a reduction and around a gather are, relative to one of as many sums of gradients.
-
-    A message is filled from gradients as they are computed, unless those of several micro-batches were added up before.
-    """
-    straight = np.greater(s.zero, 0) & (s.scattered | np.equal(micro, 1))
-    return np.where(straight, (1.0 + narrow) / 2.0, 1.0), narrow
-
-
 def join_hosts(rank: RankTimes, whole: Fit | None) -> RankTimes:
-    """Times of a rank whose host begins each pass with its device, as it waits for messages: both join softly."""
+    """Times of a rank of a stage; its host starts each pass with the device, as both wait for the same message."""
     graph, seconds = rank.kind.graph, rank.seconds.copy()
     marks, own = graph.kernels["host", "host"], graph.collectives
     groups, begins, busy = graph.column("group")[own], np.append(0, marks[:-1] + 1), seconds.copy()

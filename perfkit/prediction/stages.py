@@ -1,4 +1,4 @@
-"""Stages of a strategy for the event loop: what a rank of each executes, micro-batch after micro-batch."""
+"""Stages of a strategy for the event loop: the operations of one rank of each stage, micro-batch after micro-batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,33 +8,31 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from perfkit.ground.units import Array, check_type, show
-from perfkit.models.partitions import CHUNKED, Step, list_steps
+from perfkit.models.partitions import Step, list_steps
 from perfkit.platform.platform import Platform
 from perfkit.prediction.memory import HELD
-from perfkit.prediction.micro_batches import CORES, PAIRS, REGIONS, count_experts, record_micro_batch, size_copies
+from perfkit.prediction.micro_batches import CORES, PAIRS, REGIONS, Sizes, record_micro_batch
 from perfkit.prediction.ranks import find_graphs
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy, list_fits
-from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
-#: Numbers of communicators: of what ranks share in a pass; of replicas; the last one and all after it of neighbouring
-#: stages, two for a pair.
+#: Communicators: ranks that share layers, sequences and experts; replicas, groups of replicas (hybrid sharding), and
+#: replicas of experts. Those of neighbouring stages follow, two for each pair.
 _TENSOR, _CONTEXT, _EXPERTS, _REPLICAS, _ACROSS, _ROUTED = range(PAIRS)
 #: Most operations of all stages [-].
 _MOST = 3_000_000
-#: Passes: forward, backward, and gradients of weights that are put off.
+#: Passes: forward, backward, and the gradients of weights that a schedule puts off.
 _PHASES = ("forward", "backward", "weights")
 
-
-#: A region and a layer.
+#: A region and its layer.
 _Unit: TypeAlias = tuple[str, int]
 
 
 class _Block(NamedTuple):
-    """Operations that follow one another: rows of a table, and places that wait for which of their collectives."""
+    """Operations that follow one another, as rows of a table; places that wait for a collective, by its number."""
 
     rows: np.ndarray
     waits: Sequence[tuple[int, int]]
@@ -42,7 +40,7 @@ class _Block(NamedTuple):
 
 
 class _Table:
-    """Operations that stages repeat: labels, sizes, and bytes that each reads and writes."""
+    """Operations that stages repeat: their labels, number formats, sizes, and the bytes that each reads and writes."""
 
     def __init__(self, graph: Graph) -> None:
         self.labels, self.traffic = [*graph.labels], [*graph.traffic[:, -1]]
@@ -51,7 +49,7 @@ class _Table:
         self.features = [*np.stack([column[:, -1] for column in columns], axis=1)]
         self.known, self.recorded = dict[Any, int](), len(graph)
         late = self._add(("host", "host", "host", "forward", "stages"), np.zeros(len(FEATURES)), 0.0, 0)
-        # what a pass takes longer because of its host
+        #: The time by which the host makes a pass longer, as an operation.
         self.late = {phase: self.make_block([self.copy(late, phase)]) for phase in _PHASES[:2]}
 
     def find(self, region: str, phase: str) -> Array:
@@ -65,7 +63,7 @@ class _Table:
         return [place for place, own in enumerate(labels) if own[1] in CORES and own[4].endswith("attention")]
 
     def copy(self, row: int, phase: str, factor: float = 1.0) -> int:
-        """Row of an operation in another phase, or on so many times as many numbers."""
+        """Row of an operation in another phase, or with `factor` times as many numbers."""
         if (key := (row, phase, factor)) not in self.known:
             sizes = self.features[row].copy()
             sizes[[COLUMN["elements"], COLUMN["flops"]]] *= factor
@@ -89,19 +87,24 @@ class _Table:
         return len(self.labels) - 1
 
     def make_block(self, rows: Any, late: Mapping[int, int] | None = None) -> _Block:
-        """A block in which collectives are waited for at once, or `late` at other places, by their own."""
+        """A block whose collectives are waited for at once, or at another place where `late` has theirs."""
         own = [place for place, row in enumerate(rows) if self.labels[row][1] == "collective"]
         waits = [((late or {}).get(place, place + 1), number) for number, place in enumerate(own)]
         return _Block(np.array(rows, dtype=int), waits, len(own))
 
 
 class _Program:
-    """What one rank executes, block after block."""
+    """The operations of one rank, block after block."""
 
     def __init__(self) -> None:
         self.blocks: list[tuple[_Block, int]] = []  # with their layers
         self.waits: list[tuple[int, int]] = []
         self.length = self.sent = 0
+        #: Collectives that a pass or a unit waits for, and that the update waits for, by their numbers.
+        self.given: dict[Step | _Unit, list[int]] = {}
+        self.due: list[int] = []
+        #: Units whose gradients are complete on this rank and not yet reduced.
+        self.ready: list[_Unit] = []
 
     def run(self, block: _Block, layer: int = 0) -> None:
         """Append a block."""
@@ -110,29 +113,25 @@ class _Program:
         self.length, self.sent = self.length + len(block.rows), self.sent + block.sent
 
     def send(self, row: int, layer: int = 0) -> int:
-        """Launch a collective: its number."""
+        """Launch a collective and return its number."""
         self.run(_Block(np.array([row]), (), 1), layer)
         return self.sent - 1
 
     def wait(self, *numbers: int) -> None:
-        """Go on no sooner than these collectives have ended."""
+        """Go on only when these collectives have ended."""
         self.waits += [(self.length, number) for number in numbers]
 
 
 class _Maker:
-    """Makes the programs of all stages from one micro-batch of one layer."""
+    """Makes the programs of all stages from one recorded micro-batch of one layer."""
 
     def __init__(self, model: Transformer, s: Strategy, execution: str | None) -> None:
         if s.pp == 1 and s.schedule == "zero_bubble":  # no other stage waits for what could be put off
             s = replace(s, schedule="1f1b")
-        graph, self.weights = record_micro_batch(model, s, execution)
-        self.model, self.s, self.graph, self.table = model, s, graph, _Table(graph)
-        self.micro, self.chunks = int(model.batch // (s.dp * s.micro_batch)), s.chunks * (s.schedule in CHUNKED) or 1
-        self.itemsize = ITEMSIZE.get(model.dtype, 2)
-        self.wide = 4 if model.mixed else self.itemsize  # of sums of gradients
-        self.numbers = self.itemsize * s.micro_batch * model.sequence / s.cp  # bytes of a column of activations
-        self.owners = int(s.owners)
-        self.routed = count_experts(model, s)  # numbers of experts of a layer
+        graph, weights = record_micro_batch(model, s, execution)
+        self.model, self.s, self.sizes, self.graph, self.table = model, s, Sizes(model, s), graph, _Table(graph)
+        self.weights = {name: float(own[-1]) for name, own in weights.items()}
+        self.micro, self.owners, self.sharers = int(self.sizes.micro), int(s.owners), int(self.sizes.sharers)
         self.passes = {(region, phase): self.record(region, phase) for region in REGIONS for phase in _PHASES}
         [self.packing] = self.table.find("packing", "update")
 
@@ -140,8 +139,8 @@ class _Maker:
         """The block of a region in a pass."""
         table, s, inside = self.table, self.s, region == "layers"
         rows = table.find(region, phase if phase == "forward" else "backward")
-        split = inside and s.schedule == "zero_bubble"
         if phase != "forward":
+            split = inside and s.schedule == "zero_bubble"
             late = np.array([split and table.labels[row][1:3] == ("gemm", "tn") for row in rows], dtype=bool)
             added = np.array([table.labels[row][0] == "add_" for row in rows], dtype=bool)
             if s.scattered:
@@ -152,16 +151,17 @@ class _Maker:
         return self.exchange(rows, phase) if inside and phase != "weights" else table.make_block(rows)
 
     def exchange(self, rows: Array, phase: str) -> _Block:
-        """A layer with what ranks that share sequences or experts exchange, around attention or before all."""
+        """A layer with the messages of ranks that share experts, before it, and sequences, around attention."""
         s, m, table, back, waits = self.s, self.model, self.table, phase == "backward", dict[int, int]()
         forward = table.find("layers", "forward")
         once = table.find_cores(forward)
         if back and s.checkpoint == "selective":
             rows = np.array([*(table.copy(row, phase) for row in forward[once[0] : once[-1] + 1]), *rows])
         cores, again = table.find_cores(rows), len(once) if back and s.checkpoint != "none" else 0
-        routed = self.numbers * m.hidden * m.routed
-        moved = [table.send("all_to_all", phase, "layers.0.mlp", routed, _EXPERTS)] if m.experts and s.ep > 1 else []
-        found, done = moved * (2 + 2 * (s.checkpoint == "full" and back)), 0
+        found, done = list[int](), 0
+        if m.experts and s.ep > 1:
+            moved = table.send("all_to_all", phase, "layers.0.mlp", self.sizes.routed, _EXPERTS)
+            found = [moved] * (4 if s.checkpoint == "full" and back else 2)
         for own, gradients in ((cores[:again], False), (cores[again:], back)):
             if not own:
                 continue
@@ -169,133 +169,127 @@ class _Maker:
             found, done = [*found, *rows[done : own[0]]], own[-1] + 1
             gap = len(kernels)
             if s.cp > 1 and not s.ulysses and gap == 1:  # a kernel for each part of the keys
-                kernels, gap = [table.copy(kernels[0], phase, 1.0 / s.cp)] * s.cp, 1
+                kernels = [table.copy(kernels[0], phase, 1.0 / s.cp)] * s.cp
             start = len(found) + len(before)
-            if not s.ulysses:  # each goes round beside a kernel
+            if not s.ulysses:  # each message goes round beside a kernel
                 waits |= {len(found) + n: start + min(gap * (n + 1), len(kernels)) for n in range(len(before))}
             found += [*before, *kernels, *before[: len(before) * s.ulysses // 3]]
         return table.make_block([*found, *rows[done:]], waits)
 
     def share_sequence(self, phase: str, gradients: bool) -> list[int]:
-        """What ranks that share sequences send before attention: queries, keys and values, or keys and values around a
-        ring, with their gradients in the backward pass.
-        """
-        s, m = self.s, self.model
-        head = m.head_width or m.hidden / m.heads
-        width = head * np.ceil((m.kv_heads or m.heads) / s.tp)
-        swapped, step = (head * m.heads / s.tp + width) / 2.0, (4.0 if gradients else 2.0) * width
-        operation, size, count = ("all_to_all", swapped, 3) if s.ulysses else ("send_recv", step, s.cp - 1)
-        if s.cp == 1:
+        """Messages before attention: queries, keys and values; or keys and values on a ring, with their gradients."""
+        if self.s.cp == 1:
             return []
-        return [self.table.send(operation, phase, "layers.0.attention", self.numbers * size, _CONTEXT)] * count
+        operation, size, count = "send_recv", (4.0 if gradients else 2.0) * self.sizes.keys, self.s.cp - 1
+        if self.s.ulysses:
+            operation, size, count = "all_to_all", self.sizes.swapped, 3
+        return [self.table.send(operation, phase, "layers.0.attention", size, _CONTEXT)] * count
 
     def share(self, program: _Program, unit: _Unit, phase: str) -> list[int]:
-        """Gather the weights of a unit before its forward or backward pass, or reduce its gradients: their numbers."""
-        (region, layer), s, table, reduces = unit, self.s, self.table, phase == "reduce"
-        whole, experts = float(self.weights[region][-1]), self.routed * (region == "layers")
+        """Gather the weights of a unit before a pass, or reduce its gradients; return the numbers of the messages."""
+        (region, layer), s, sizes, table, reduces = unit, self.s, self.sizes, self.table, phase == "reduce"
+        whole, experts = self.weights[region], float(sizes.experts) * (region == "layers")
         name, when = "layers.0" if region == "layers" else region, "backward" if reduces else phase
         operation = "all_gather" if not reduces else "reduce_scatter" if s.zero else "all_reduce"
-        itemsize = self.wide if reduces else self.itemsize
-        groups, few = s.dp * s.cp // self.owners, max(self.owners // s.ep, 1)
-        sends = [(operation, whole - experts, self.owners, _REPLICAS), (operation, experts, few, _ROUTED)]
+        itemsize = sizes.wide if reduces else sizes.itemsize
+        groups = s.dp * s.cp // self.owners
+        sends = [(operation, whole - experts, self.owners, _REPLICAS), (operation, experts, self.sharers, _ROUTED)]
         if reduces:
             sends.append(("all_reduce", (whole - experts) / (self.owners if s.zero else 1), groups, _ACROSS))
         if self.owners * groups > 1:
-            part = whole / sum(float(own[-1]) for own in self.weights.values())
-            size = float(size_copies(s, self.micro, self.itemsize / self.wide)[not reduces])
-            packing = table.copy(self.packing, when, part * size)
+            part = whole / sum(self.weights.values())
+            packing = table.copy(self.packing, when, part * float(sizes.reduced if reduces else sizes.gathered))
             program.run(table.make_block([packing] * (2 if reduces and not s.zero else 1)))
         sent = [program.send(table.send(name_, when, name, itemsize * numbers, group), layer)
                 for name_, numbers, ranks, group in sends if ranks > 1 and numbers]  # fmt: skip
         program.wait(*sent if not s.overlap else ())
         return sent
 
+    def reduce(self, program: _Program) -> None:
+        """Reduce the gradients of all units that are ready."""
+        program.due += [number for unit in program.ready for number in self.share(program, unit, "reduce")]
+        program.ready.clear()
+
     def list_units(self, place: int) -> list[_Unit]:
         """Units of a chunk by its place among those of all stages: regions and layers, which are spread evenly."""
-        s, count, last = self.s, self.s.pp * self.chunks, place == self.s.pp * self.chunks - 1
+        s, count = self.s, self.s.pp * self.s.chunks
         stated = {0: s.first_layers, count - 1: s.last_layers}
         free = [own for own in range(count) if not stated.get(own)]
         each, more = divmod(self.model.layers - sum(stated.values()), max(len(free), 1))
         sizes = [stated.get(own) or each + (free.index(own) < more) for own in range(place + 1)]
         units = [("layers", sum(sizes[:-1]) + layer) for layer in range(sizes[-1])]
-        return [("embeddings", 0)] * (place == 0) + units + [("head", 0)] * last
+        return [("embeddings", 0)] * (place == 0) + units + [("head", 0)] * (place == count - 1)
 
     def make(self, stage: int) -> _Program:
         """The program of a rank of one stage."""
-        s, program, due, ready = self.s, _Program(), list[int](), list[_Unit]()
-        units = [self.list_units(chunk * s.pp + stage) for chunk in range(self.chunks)]
-        given: dict[Any, list[int]] = {}  # what a pass or a unit waits for
-        steps = list_steps(s.schedule, stage, stages=s.pp, micro_batches=self.micro, chunks=self.chunks)
+        s, program = self.s, _Program()
+        units = [self.list_units(chunk * s.pp + stage) for chunk in range(s.chunks)]
+        steps = list_steps(s.schedule, stage, stages=s.pp, micro_batches=self.micro, chunks=s.chunks)
         passes = [step for step in steps if step.phase != "weights"]
         following = dict(pairwise(passes))
         for unit in [unit for own in units for unit in own] if s.zero == 1 else ():  # the first pass hides it
-            given[unit] = self.share(program, unit, "forward")
-        ahead = self.chunks > 1 and s.pp > 1
-        given[passes[0]] = self.move(program, passes[0], stage, gives=False)
+            program.given[unit] = self.share(program, unit, "forward")
+        ahead = s.chunks > 1 and s.pp > 1
+        program.given[passes[0]] = self.move(program, passes[0], stage, gives=False)
         for step in steps:
             if ahead and step in following:
-                given[following[step]] = self.move(program, following[step], stage, gives=False)
+                program.given[following[step]] = self.move(program, following[step], stage, gives=False)
             if step.phase != "weights":
-                program.wait(*given.pop(step, ()))
-            due += self.run(program, step, units[step.chunk], given, ready)
+                program.wait(*program.given.pop(step, ()))
+            self.run(program, step, units[step.chunk])
             sent = self.move(program, step, stage, gives=True)
             if s.scattered and step.micro < self.micro - 1:
-                due += [number for unit in ready for number in self.share(program, unit, "reduce")]
-                program.wait(*due)
-                ready.clear()
-                due.clear()
+                self.reduce(program)
+                program.wait(*program.due)
+                program.due.clear()
             if not ahead and step in following:
-                given[following[step]] = [*sent, *self.move(program, following[step], stage, gives=False)]
-        due += [number for unit in ready for number in self.share(program, unit, "reduce")]
-        program.wait(*due)
-        whole = sum(float(self.weights[region][-1]) for own in units for region, _ in own)
-        share = whole / sum(float(own[-1]) for own in self.weights.values())
-        if s.zero:  # experts are shared with fewer others
-            routed = self.routed * sum(region == "layers" for own in units for region, _ in own) / whole
-            share *= (1.0 - routed) / self.owners + routed / max(self.owners // s.ep, 1)
+                program.given[following[step]] = [*sent, *self.move(program, following[step], stage, gives=False)]
+        self.reduce(program)
+        program.wait(*program.due)
+        self.update(program, [region for own in units for region, _ in own])
+        return program
+
+    def update(self, program: _Program, regions: list[str]) -> None:
+        """Update the weights of a stage, or the share of them that is this rank's."""
+        whole = sum(self.weights[region] for region in regions)
+        share = whole / sum(self.weights.values())
+        if self.s.zero:  # experts are shared with fewer others
+            routed = float(self.sizes.experts) * regions.count("layers") / whole
+            share *= (1.0 - routed) / self.owners + routed / self.sharers
         rows = self.table.find("", "update")
         updates = [self.table.copy(row, "update", share) for row in rows if row != self.packing]
         program.run(self.table.make_block(updates))
-        return program
 
-    def run(
-        self, program: _Program, step: Step, units: list[_Unit], given: dict[Any, list[int]], ready: list[_Unit]
-    ) -> list[int]:
-        """Run a pass through the units of a chunk: collectives of gradients that the update waits for.
-
-        `given` is what units wait for, `ready` are those whose gradients nobody has reduced yet.
-        """
+    def run(self, program: _Program, step: Step, units: list[_Unit]) -> None:
+        """Run a pass through the units of a chunk."""
         s, forward, last = self.s, step.phase == "forward", step.micro == self.micro - 1
-        due = list[int]()
         gathers = s.zero > (1 if forward else 2) and step.phase != "weights" and (s.scattered or step.micro == 0)
         order = units if forward else units[::-1]
         if step.phase == "weights":
             order = [unit for unit in order if unit[0] == "layers"]
         for place, unit in enumerate(order):
-            if gathers:
-                for later in order[place : place + 1 + s.overlap]:
-                    if later not in given and (forward or later[0] == "layers"):  # the ends stay whole
-                        given[later] = self.share(program, later, "forward" if forward else "backward")
-            program.wait(*given.pop(unit, ()))
+            for later in order[place : place + 1 + s.overlap] if gathers else ():
+                if later not in program.given and (forward or later[0] == "layers"):  # the ends stay whole
+                    program.given[later] = self.share(program, later, "forward" if forward else "backward")
+            program.wait(*program.given.pop(unit, ()))
             program.run(self.passes[unit[0], step.phase], unit[1])
             if step.phase != "weights" and (s.pp == 1 or unit == order[-1]):  # the host joins before it waits
                 program.run(self.table.late[step.phase])
             whole = step.phase == ("weights" if s.schedule == "zero_bubble" and unit[0] == "layers" else "backward")
             if whole and (last or s.scattered):
-                ready.append(unit)
-                due += self.share(program, ready.pop(), "reduce") if s.overlap else ()
-        return due
+                program.ready.append(unit)
+                if s.overlap:
+                    self.reduce(program)
 
     def move(self, program: _Program, step: Step, stage: int, *, gives: bool) -> list[int]:
-        """Launch the message that a pass gives to another stage, or waits for, if there is one: its number."""
+        """Launch the message that a pass gives to another stage, or that it waits for: its number, if there is one."""
         s, place, forward = self.s, step.chunk * self.s.pp + stage, step.phase == "forward"
         way = 1 if forward == gives else -1
-        if s.pp == 1 or step.phase == "weights" or not 0 <= place + way < s.pp * self.chunks:
+        if s.pp == 1 or step.phase == "weights" or not 0 <= place + way < s.pp * s.chunks:
             return []
         border = min(place, place + way) % s.pp
-        nbytes = self.numbers * self.model.hidden / (s.tp if s.sequence_parallel else 1)
         group = PAIRS + 2 * border + forward
-        return [program.send(self.table.send("send_recv", step.phase, "stages", nbytes, group))]
+        return [program.send(self.table.send("send_recv", step.phase, "stages", float(self.sizes.between), group))]
 
     def finish(self, program: _Program, ranks: int) -> Graph:
         """The graph of a program."""
@@ -318,15 +312,15 @@ class _Maker:
 
 
 def check_strategy(model: Any, strategy: Any) -> Strategy:
-    """A single strategy that divides a Transformer and that the event loop can run; a ValueError says why not."""
+    """Check that a strategy is a single one, divides a Transformer, and runs on the event loop; else a ValueError."""
     check_type("workload", model, Transformer)
     check_type("strategy", strategy, Strategy)
     s: Strategy = strategy
     if any(np.ndim(value) for value in vars(s).values()):
-        raise ValueError(f"strategy is {show(s)}; it must be a single one; take one after another, or pk.explore")
+        raise ValueError(f"strategy is {show(s)}; it must be a single one; predict each alone, or use pk.explore")
     for name, value in (("tiled", s.tiled), ("two_level", s.two_level)):
         if value:
-            raise ValueError(f"strategy has {name}, which closed forms alone express; ask pk.explore(strategies=[...])")
+            raise ValueError(f"strategy has {name}, which only closed forms know; use pk.explore(strategies=[...])")
     for name, fits in list_fits(model, s).items():
         if not fits:
             raise ValueError(f"{s} cannot share {name} of the model, {getattr(model, name)}; take other sizes")
@@ -334,14 +328,14 @@ def check_strategy(model: Any, strategy: Any) -> Strategy:
 
 
 def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: str | None = None) -> list[Graph]:
-    """What every rank executes in an iteration of a strategy.
+    """Make the graphs of all ranks for an iteration of a strategy.
 
     Parameters
     ----------
     model : Transformer
         The model; its batch is over all ranks.
     platform : Platform
-        Where; it decides on memory alone.
+        Where it runs; only the memory of ranks depends on it.
     strategy : Strategy
         A single one.
     execution : str, optional
@@ -350,13 +344,14 @@ def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: s
     Returns
     -------
     graphs : list of Graph
-        One for each rank: neighbours share layers, then sequences, experts and replicas, and stages are furthest apart.
+        One for each rank. Neighbours share layers; then come ranks that share sequences, experts and replicas; stages
+        are furthest apart.
 
     Raises
     ------
     ValueError
-        For sizes that the strategy does not divide, for what only closed forms express (tiles, two levels of
-        all_to_all), and for more operations than an event loop can run.
+        For sizes that the strategy does not divide, for what only closed forms know (`tiled`, `two_level`), and for
+        more operations than the event loop takes.
     """
     s, ranks = check_strategy(model, strategy), int(strategy.ranks)
     priced = price_strategies(model, platform, Strategy.stack([s]), execution)
@@ -365,10 +360,10 @@ def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: s
     often = sum(len(maker.passes["layers", phase].rows) for phase in _PHASES[:2])
     if (count := often * maker.micro * model.layers) > _MOST:
         fault = f"strategy has {count:,} operations of {maker.micro} micro-batches"
-        raise ValueError(f"{fault}; the event loop takes {_MOST:,} at most; ask pk.explore, whose forms are closed")
+        raise ValueError(f"{fault}; the event loop takes {_MOST:,} at most; use pk.explore, whose forms are closed")
     owners = maker.owners
     near = [(s.tp, 1), (s.cp, s.tp), (s.ep, s.tp * s.cp), (owners, s.tp),
-            (s.dp * s.cp // owners, s.tp * owners), (max(owners // s.ep, 1), s.tp * s.ep)]  # fmt: skip
+            (s.dp * s.cp // owners, s.tp * owners), (maker.sharers, s.tp * s.ep)]  # fmt: skip
     groups = tuple(tuple(range(0, count * step, step)) for count, step in near)
     graphs = []
     for stage in range(s.pp):
