@@ -1,4 +1,4 @@
-"""What `make bench` measures: accuracy on held-out runs, how it grows with calibration, and speed."""
+"""Benchmarks: accuracy on held-out runs and on published measurements, learning, placements, speed."""
 
 import argparse
 import csv
@@ -24,9 +24,9 @@ from perfkit.prediction.result import Prediction
 
 Row: TypeAlias = Mapping[str, Any]
 Options: TypeAlias = Mapping[str, Row]
-#: How tables say whether a bar is met.
+#: Words of tables for whether a bar is met.
 MET = {True: "yes", False: "NO", None: ""}
-#: Options that several benchmarks take.
+#: Options of several benchmarks.
 PLATFORM: Options = {"--platform": {"metavar": "P.toml", "help": "calibration of this machine"}}
 OUT: Options = {"--json": {"type": Path, "metavar": "OUT", "help": "file for the figures"}}
 SAVED: Options = {"--saved": {"type": Path, "nargs": "+", "metavar": "FILE", "help": "print what was measured before"}}
@@ -39,9 +39,9 @@ class AbsentError(ValueError):
 
 
 def command(options: Options) -> Callable[[Callable[[Any], int | None]], Callable[..., int]]:
-    """Make a function a command line: it takes what is given and returns an exit code, none for 0.
+    """Make a command of a function that takes the parsed options and returns an exit code, or None for 0.
 
-    Where its module is the program, the command runs at once, so it stands last in its file.
+    If its module is the program, the command runs at once, so it is the last definition of its file.
     """
 
     def make(run: Callable[[Any], int | None]) -> Callable[..., int]:
@@ -62,7 +62,7 @@ def command(options: Options) -> Callable[[Callable[[Any], int | None]], Callabl
 
 
 def find_shared_data(*parts: str) -> Path:
-    """A file or folder of other people's measurements: in PERFKIT_SHARED_DATA, or beside the checkout."""
+    """Path of a file or folder of other people's measurements: in PERFKIT_SHARED_DATA, or beside the checkout."""
     beside = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
     folder = Path(os.environ.get("PERFKIT_SHARED_DATA", beside))
     if not (folder / "gemm").is_dir():
@@ -89,7 +89,7 @@ def write_csv(rows: Sequence[Row]) -> str:
 
 
 def read_numbers(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table, words and numbers, nan where there is none."""
+    """The rows of a table with numbers as floats, and nan for an empty cell."""
 
     def convert(text: str) -> str | float:
         try:
@@ -101,51 +101,46 @@ def read_numbers(path: Path) -> list[dict[str, Any]]:
 
 
 def read_published(name: str) -> list[dict[str, Any]]:
-    """The same of a table of reference_data/published."""
+    """The rows of a table of reference_data/published, as of `read_numbers`."""
     return read_numbers(find_reference("published", name))
 
 
 def write_published(name: str, rows: Sequence[Row]) -> None:
-    """Bring what perfkit predicts of the rows of such a table up to date: times and intervals [s]."""
+    """Write the predicted times and intervals of these rows into a table of reference_data/published [s]."""
     path = find_reference("published", name)
-    told = [{key: f"{row[key]:.6g}" if key in _PREDICTED else text for key, text in kept.items()}
-            for kept, row in zip(read_csv(path), rows, strict=True)]  # fmt: skip
-    write_text(path, write_csv(told))
+    fresh = [{key: f"{row[key]:.6g}" if key in _PREDICTED else text for key, text in kept.items()}
+             for kept, row in zip(read_csv(path), rows, strict=True)]  # fmt: skip
+    write_text(path, write_csv(fresh))
 
 
 def save_rows(path: Path | None, rows: Sequence[Row], **more: Any) -> None:
-    """Write the rows of a table with their day, machine and versions; without a path, nothing."""
+    """Write rows with the date, machine and versions; nothing without a path."""
     if path is not None:
         facts = {"date": date.today().isoformat(), "machine": describe_machine(), "versions": list_versions()}
         write_text(path, json.dumps({"format": 1, **facts, **more, "records": rows}, indent=1) + "\n")
 
 
 def state(found: Prediction, measured: float = math.nan) -> dict[str, float]:
-    """A predicted time with its 80 % interval [s], and how far it is from the measured one [-]."""
+    """Predicted time with its 80 % interval [s], and its error against the measured time [-]."""
     low, high = found.interval(0.8)
     return {"predicted": found.time, "low": low, "high": high, "measured": measured, "error": found.time / measured - 1}
 
 
 def widen(time: float, spread: float, measured: float) -> dict[str, float]:
-    """The same of a time [s] whose logarithm has a spread [-]."""
+    """The figures of `state` from a time [s] and the standard deviation of its logarithm [-]."""
     width, about = np.exp(1.2816 * spread), {"predicted": time, "measured": measured, "error": time / measured - 1}
     return about | {"low": time / width, "high": time * width}
 
 
 def judge(rows: Sequence[Row]) -> dict[str, float]:
-    """Errors of times ``predicted`` against ``measured``, and the share of these from ``low`` to ``high`` [%]."""
+    """Errors of ``predicted`` against ``measured``, and the share of ``measured`` between ``low`` and ``high`` [%]."""
     errors = [row["predicted"] / row["measured"] - 1 for row in rows]
     inside = np.array([row["low"] <= row["measured"] <= row["high"] for row in rows])
     return {**summarize_errors(errors), "inside": 100 * float(inside.mean())}
 
 
-def is_met(figures: Row, limits: Row) -> bool | None:
-    """Whether no figure is above its limit; None where there are none."""
-    return all(figures[name] <= limit for name, limit in limits.items()) if limits else None
-
-
 class _Cells(Formatter):
-    """Fills cells: ``time`` puts seconds with their unit, ``.1fms`` in milliseconds; what is met is said in words."""
+    """Formats cells: ``time`` gives seconds a unit, ``.1fms`` turns them into milliseconds, truth becomes a word."""
 
     def format_field(self, value: Any, spec: str) -> str:
         """The text of one value."""
@@ -157,7 +152,7 @@ class _Cells(Formatter):
 
 
 def lay_out(rows: Sequence[Row], columns: Mapping[str, str], *, numbers: bool = False) -> str:
-    """Rows as text by columns: heads, and cells such as ``"{error:+.1%}"``, empty where a value is missing."""
+    """Rows as text; columns are heads and cells such as ``"{error:+.1%}"``, empty if a value is missing."""
     cells = _Cells()
     needed = {text: [name for _, name, *_ in cells.parse(text) if name] for text in columns.values()}
 

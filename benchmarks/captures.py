@@ -1,8 +1,8 @@
-"""Models of the package transformers and the DLRM program, captured for training: seconds, memory, what is not known.
+"""Models of the package transformers and the DLRM program, captured for training: CPU time, memory, unknown operations.
 
-python -m benchmarks.captures [--json OUT]
+python -m benchmarks.captures
 
-Each is built from a configuration of its published size, weights are never made, and captured in a process of its own.
+Each has its published size, has no weights in memory, and is captured in its own process.
 """
 
 import multiprocessing
@@ -16,16 +16,16 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import OUT, command, save_rows
-from perfkit.ground.units import check_choice, format_table
+from benchmarks import command, lay_out
+from perfkit.ground.units import check_choice
 from perfkit.prediction.result import predict
 
-#: What `build` takes: layers (tables of a DLRM), width, heads, tokens of a sequence (pixels along the edge of an image,
-#: rows looked up in a table), sequences (images, samples), and words (classes, rows of a table).
+#: Sizes of `build`: layers (tables of a DLRM), width, heads, tokens of a sequence (pixels of an edge of an image,
+#: lookups in a table), sequences (images, samples), and words (classes, rows of a table).
 SIZES = ("layers", "hidden", "heads", "sequence", "batch", "vocabulary")
 _USUAL = "num_hidden_layers hidden_size num_attention_heads intermediate_size"
-#: By name: class in transformers, published sizes in the order of `SIZES`, names that its configuration has for layers,
-#: width, heads and width of the feed-forward part, the last as a multiple of the width, and further settings.
+#: By name: class in transformers; published sizes by `SIZES`; names of layers, width, heads and feed-forward width in
+#: its configuration; the feed-forward width over the width; other settings.
 _MODELS: dict[str, tuple[str, tuple[int, ...], str, float, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", (12, 768, 12, 512, 8, 30522), _USUAL, 4, {}),
     "gpt2": ("GPT2LMHeadModel", (12, 768, 12, 1024, 8, 50257), "n_layer n_embd n_head n_inner", 4, {}),
@@ -47,7 +47,7 @@ _MODELS: dict[str, tuple[str, tuple[int, ...], str, float, dict[str, Any]]] = {
 
 
 def build(name: str, **sizes: int) -> tuple[Callable[[], Any], Mapping[str, Any]]:
-    """What makes a model that returns a loss, and its inputs; sizes by `SIZES`, as published where not given."""
+    """A function that makes a model which returns a loss, and its inputs; sizes by `SIZES`, by default as published."""
     import torch
 
     kind, published, names, inner, more = _MODELS[check_choice("name", name, _MODELS)]
@@ -106,7 +106,7 @@ def _make_dlrm(s: Any) -> Any:
 def make_step(
     name: str, sizes: Mapping[str, int], *, device: str = "cpu", amp: str = "", execution: str = "eager"
 ) -> Callable[[], None]:
-    """A training step, with AdamW, or SGD for the sparse gradients of the DLRM; `amp` names autocast to bf16."""
+    """A training step with AdamW, or SGD for the sparse gradients of the DLRM; any `amp` is autocast to bf16."""
     import torch
 
     make, inputs = build(name, **sizes)
@@ -114,7 +114,7 @@ def make_step(
     given = {key: [t.to(device) for t in one] if isinstance(one, list) else one.to(device)
              for key, one in inputs.items()}  # fmt: skip
     real = torch.cuda.is_available()
-    with torch.device(device) if real else nullcontext():  # which draws weights there
+    with torch.device(device) if real else nullcontext():  # weights are made on the device
         model = make().to(device).train()
     replayed = real and execution == "graphs"  # only a real step
     kind: Any = torch.optim.SGD if name == "dlrm" else torch.optim.AdamW
@@ -143,13 +143,18 @@ def measure(name: str, device: str) -> dict[str, Any]:
         graph = capture(make, inputs, optimizer="sgd" if name == "dlrm" else "adamw", name=name, device=device)
         seconds, after = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found = predict(graph, "a100-sxm-8")
-    unknown, about = sum(found.unmodelled.values()) / found.time, {"model": name, "device": device}
-    about |= {"CPU time [s]": f"{seconds:.1f}", "memory [MB]": f"{(after - before) / 1024:.0f}"}
-    row: dict[str, Any] = {"operations": len(graph), "unmodelled": f"{unknown:.2%}"}
-    return about | row | {"a100-sxm-8 [ms]": f"{1e3 * found.time:.1f}"}
+    about: dict[str, Any] = {"model": name, "device": device}
+    about |= {"seconds": seconds, "memory": (after - before) / 1024, "operations": len(graph)}
+    return about | {"unmodelled": sum(found.unmodelled.values()) / found.time, "time": found.time}
 
 
-@command(OUT)
+_COLUMNS = {
+    "model": "{model}", "device": "{device}", "CPU time [s]": "{seconds:.1f}", "memory [MB]": "{memory:.0f}",
+    "operations": "{operations}", "unmodelled": "{unmodelled:.2%}", "a100-sxm-8": "{time:.1fms} ms",
+}  # fmt: skip
+
+
+@command({})
 def main(given: Any) -> None:
     """Captures of models of the package transformers."""
     names = list(_MODELS) if find_spec("transformers") else ["dlrm"]
@@ -157,5 +162,4 @@ def main(given: Any) -> None:
         print("models of transformers are left out; install it: pip install 'perfkit[models]'")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         rows = pool.starmap(measure, [(name, device) for name in names for device in ("cuda", "cpu")], chunksize=1)
-    print(format_table([tuple(rows[0]), *(tuple(map(str, row.values())) for row in rows)], numbers=True))
-    save_rows(given.json, rows)
+    print(lay_out(rows, _COLUMNS, numbers=True))

@@ -1,23 +1,31 @@
-"""Committed runs of `perfkit check`, pooled: errors by family and the bias of runs that are easily predicted wrong.
+"""Committed runs of `perfkit check`: errors by family, and the bias of groups that are often predicted wrong.
 
-python -m benchmarks.checks zen3-2
+    python -m benchmarks.checks zen3-2
+
+Also what other benchmarks do with saved runs: predict them again, and join passes of a measurement.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
-from benchmarks import command, lay_out
-from perfkit.calibration.checks import Comparison
+import perfkit as pk
+from benchmarks import Row, command, lay_out
+from perfkit.calibration.checks import Comparison, state_prediction
+from perfkit.calibration.study import Trials
 from perfkit.ground.files import find_reference
 from perfkit.measure.samples import load
+from perfkit.platform.estimates import keep_quiet
 
+C = TypeVar("C", bound=Comparison)
 #: The families of `perfkit check`, in words.
 FAMILIES = {
     "dlrm": "DLRM", "transformer": "BERT, GPT-2", "convolution": "convolutional nets", "xlnet": "XLNet",
     "hybrid": "DLRM, two gloo ranks", "ddp": "data-parallel, two gloo ranks", "all": "all",
 }  # fmt: skip
-#: What counts as short [s] and as large [B].
+#: Times below this are short [s], tables above this are large [B].
 _SHORT, _LARGE = 0.02, 1e9
 
 
@@ -26,8 +34,35 @@ def pool_checks(name: str) -> Comparison:
     return Comparison.load(*sorted(find_reference("measured").glob(f"{name}.check-*.json")))
 
 
+def _load_model(run: Row) -> Any:
+    """The workload of a saved run."""
+    return load({key: value for key, value in run["config"].items() if key != "owners"})
+
+
+def predict_again(saved: C, platform: pk.Platform) -> C:
+    """The same measurements beside the predictions of another platform, such as a later fit."""
+    runs = []
+    for run in saved.runs:
+        workload, owners, ranks = _load_model(run), run["config"].get("owners"), run["ranks"]
+        plan = pk.Plan.from_owners(owners, ranks=ranks) if owners else None
+        with keep_quiet():
+            found: Any = pk.predict(workload, platform, ranks=ranks, plan=plan)
+            if plan and isinstance(saved, Trials):
+                found = pk.price_plan(workload, platform, plan)
+        runs.append({**run, **state_prediction(found)})
+    return replace(saved, runs=tuple(runs), platform=platform.name)
+
+
+def join_passes(passes: Sequence[Row]) -> dict[str, Any]:
+    """Measured time and quartiles of a run of `Comparison`, as the means of its passes [s], and their disagreement."""
+    median, q1, q3 = (float(np.mean([one[key] for one in passes])) for key in ("median", "q1", "q3"))
+    each = [one["median"] for one in passes]
+    about = {"measured_s": median, "measured_q1_s": q1, "measured_q3_s": q3, "flagged": False}
+    return about | {"passes_s": each, "noise": max(each) / min(each) - 1}
+
+
 def format_errors(comparison: Comparison) -> str:
-    """Errors by family, in percent."""
+    """Errors by family [%]."""
     rows = [{**row, "family": FAMILIES[row["family"]]} for row in comparison.summary().to_dicts()]
     return lay_out(rows, {
         "family [errors in %]": "{family}", "n": "{n}", "geomean": "{geomean:.1f}", "mean": "{mean:.1f}",
@@ -36,15 +71,15 @@ def format_errors(comparison: Comparison) -> str:
 
 
 def format_bias(comparison: Comparison) -> str:
-    """Bias of groups of runs with its standard error, in percent."""
+    """Bias of groups of runs, with its standard error [%]."""
     groups = dict[str, list[float]]()
     for run, error in zip(comparison.runs, 100 * comparison.errors, strict=True):
-        model, ranks = load({key: value for key, value in run["config"].items() if key != "owners"}), run["ranks"]
+        short, several = run["measured_s"] < _SHORT, run["ranks"] > 1
         own = {
-            f"under {1e3 * _SHORT:.0f} ms, one rank": run["measured_s"] < _SHORT and ranks == 1,
-            f"under {1e3 * _SHORT:.0f} ms, two ranks": run["measured_s"] < _SHORT and ranks > 1,
-            "two ranks": ranks > 1,
-            "tables above 1 GB": sum(table.nbytes for table in getattr(model, "tables", ())) > _LARGE,
+            f"under {1e3 * _SHORT:.0f} ms, one rank": short and not several,
+            f"under {1e3 * _SHORT:.0f} ms, two ranks": short and several,
+            "two ranks": several,
+            "tables above 1 GB": sum(table.nbytes for table in getattr(_load_model(run), "tables", ())) > _LARGE,
         }
         for name, belongs in own.items():
             groups.setdefault(name, []).extend([error] * belongs)

@@ -1,9 +1,9 @@
-"""Models whose families were never calibrated, captured, predicted and measured on this machine: six sizes of each.
+"""Models of families without calibration: captured, predicted and measured on this machine, six sizes of each.
 
 python -m benchmarks.foreign --platform P.toml [--seed 0] [--json OUT]
 python -m benchmarks.foreign --saved FILE
 
-Each configuration is timed twice, in a process of its own, the second time after all others. Needs transformers.
+Each configuration is timed in two processes, the second time after all others. Needs transformers.
 """
 
 import warnings
@@ -15,14 +15,14 @@ import numpy as np
 import perfkit as pk
 from benchmarks import OUT, PLATFORM, SAVED, command
 from benchmarks.captures import make_step
-from benchmarks.saved import join_passes
+from benchmarks.checks import join_passes
 from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.calibration.pace import relate_run
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.processes import run_processes
 
 _WORDS = (1e3, 1.4e4)
-#: Ranges of layers (tables of the DLRM), heads of 64 (its width over 16), tokens, pixels or lookups, batch, and words.
+#: Ranges of layers (tables of a DLRM), heads of 64 (its width over 16), tokens, pixels or lookups, batch, and words.
 _RANGES = {
     **dict.fromkeys(("gpt2", "bert", "llama"), ((2, 6), (2, 8), (32, 256), (2, 12), _WORDS)),
     **dict.fromkeys(("t5", "xlnet"), ((2, 4), (2, 7), (32, 160), (2, 8), _WORDS)),
@@ -31,7 +31,7 @@ _RANGES = {
 
 
 def draw_sizes(seed: int, count: int = 6) -> list[tuple[str, dict[str, int]]]:
-    """Models and sizes, each range filled evenly on a logarithmic scale."""
+    """Models and sizes, which fill each range evenly on a logarithmic scale."""
     rng, drawn = np.random.default_rng([7, seed]), []
     for name, ranges in _RANGES.items():
         spread = [low * (high / low) ** ((rng.permutation(count) + rng.random(count)) / count) for low, high in ranges]
@@ -43,7 +43,7 @@ def draw_sizes(seed: int, count: int = 6) -> list[tuple[str, dict[str, int]]]:
 
 
 def time_model(*, name: str, sizes: dict[str, int], seconds: float) -> dict[str, Any]:
-    """Time the step in this process, see `perfkit.measure.iterations.time_step`."""
+    """Task of a measuring process: time the step."""
     from perfkit.measure.iterations import time_step
 
     return time_step(make_step(name, sizes), seconds=seconds)
@@ -51,7 +51,6 @@ def time_model(*, name: str, sizes: dict[str, int], seconds: float) -> dict[str,
 
 def judge_models(platform: Any, seed: int, seconds: float = 0.8) -> Comparison:
     """Predict and measure all configurations."""
-
     where, drawn, rows = pk.load_platform(platform), draw_sizes(seed), []
     task = {"task": "benchmarks.foreign:time_model", "seconds": seconds}
     passes = [[run_processes({**task, "name": name, "sizes": sizes}) for name, sizes in drawn] for _ in range(2)]

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from benchmarks import AbsentError, command, find_shared_data, gallery_v100, gpu_collectives
-from benchmarks.gpu_bars import DATASHEETS
+from benchmarks import AbsentError, command, find_shared_data, gallery_v100
 from benchmarks.gpu_context import GENERATION, read_scales
+from benchmarks.gpu_forms import DATASHEETS, read_sweeps
 from perfkit.calibration.published import add_published
 from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.parameters import Key
@@ -70,7 +70,7 @@ class Recipe:
 
 def _shared_collectives(system: str, platform: Platform) -> dict[str, Fit]:
     """Sweeps that lie beside the checkout, of the newest library."""
-    frame = gpu_collectives.read_sweeps(system)
+    frame = read_sweeps(system)
     versions = set(frame["library_version"]) - {"unrecorded"}
     version = max(versions, key=lambda words: [int(word) for word in words.split(".")])
     tidy = frame.filter(pl.col("library_version") == version).with_columns(

@@ -1,4 +1,4 @@
-"""Training steps on one NVIDIA GPU: predicted, then timed; models of transformers and the DLRM.
+"""Training steps on one NVIDIA GPU, first predicted, then measured: models of transformers and the DLRM.
 
 python -m benchmarks.gpu_steps --platform h100-sxm-8 --predictions FILE      (anywhere; needs no GPU)
 python -m benchmarks.gpu_steps --predictions FILE --measure FOLDER           (on the GPU)
@@ -20,7 +20,7 @@ import numpy as np
 import perfkit as pk
 from benchmarks import OUT, SAVED, command
 from benchmarks.captures import make_step
-from benchmarks.saved import join_passes
+from benchmarks.checks import join_passes
 from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.ground.files import find_reference, write_text
 from perfkit.measure.machine import describe_machine, list_versions
@@ -29,7 +29,7 @@ from perfkit.platform.estimates import keep_quiet
 
 
 class Step(NamedTuple):
-    """A model of `benchmarks.captures`, sizes other than published, the format of autocast, and how it runs."""
+    """A model of `benchmarks.captures`, its changed sizes, the format of autocast, and the execution."""
 
     model: str
     sizes: dict[str, int]
@@ -44,16 +44,16 @@ class Step(NamedTuple):
 
 
 def list_steps(*, more: bool = False) -> list[Step]:
-    """The steps of perfkit's own H100 as its committed runs hold them: the first ones, or `more` of other sizes.
+    """The steps of the committed runs on an H100: the first set, or with `more` the second set of other sizes.
 
-    The latter were predicted and measured after the first ones had been seen.
+    The second set was predicted and measured after the first one had been seen.
     """
     runs = Comparison.load(find_reference("measured", f"h100-1.check-{1 + more}.json")).runs
     return [Step(**run["config"]) for run in runs]
 
 
 def predict_steps(platform: pk.Platform, more: bool = False) -> list[dict[str, Any]]:
-    """Price one set of steps on a platform: times [s], with their interval, and memory [B]."""
+    """Predict one set of steps on a platform: times with their interval [s], and memory [B]."""
     rows = []
     for step in list_steps(more=more):
         with keep_quiet():
@@ -71,7 +71,7 @@ def predict_steps(platform: pk.Platform, more: bool = False) -> list[dict[str, A
 
 
 def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
-    """Time a step in a row and one by one [s], with its memory [B]; a trace of four is kept in a folder."""
+    """Time a step in a row and one by one [s], with its memory [B]; a trace of four steps goes into a folder."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -111,7 +111,7 @@ def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
 
 
 def measure_steps(out: Path, steps: Sequence[Step], passes: int = 2) -> None:
-    """Time these steps; each is written when it is finished, with the reason where it failed."""
+    """Time these steps; each is written when it is finished, or with the reason if it failed."""
     import torch
 
     out.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def measure_steps(out: Path, steps: Sequence[Step], passes: int = 2) -> None:
 
 
 def join_runs(predicted: dict[str, Any], measured: dict[str, Any]) -> Comparison:
-    """Predictions and measurements: iterations in a row, the mean of both passes."""
+    """Join predictions and measurements of iterations in a row, the mean of both passes."""
     runs = []
     for row in predicted["rows"]:
         timed = [one for one in measured["rows"] if one["name"] == row["name"] and "failed" not in one]

@@ -1,6 +1,6 @@
 """Published training steps of image models, captured from transformers and predicted; no kernel was fitted to them.
 
-python -m benchmarks.gpu_vision [--json OUT]
+python -m benchmarks.gpu_vision
 
 - 39 steps of 20 models on an RTX 3090, which perfkit knows by its datasheet alone (timm's benchmark: autocast to fp16,
   SGD with momentum). How much longer convolutions take in NCHW (`TURNS`, docs/formulas.md, table 2.4) was chosen with
@@ -10,12 +10,12 @@ python -m benchmarks.gpu_vision [--json OUT]
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import perfkit as pk
-from benchmarks import OUT, Row, command, judge, lay_out, read_published, save_rows, state
+from benchmarks import Row, command, judge, lay_out, read_published, state
 from perfkit.platform.estimates import keep_quiet
 
 _VIT = {"attn_implementation": "eager", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -115,16 +115,14 @@ _FIGURES = {
 }  # fmt: skip
 
 
-def format_rows(rows: list[Row]) -> str:
+def format_rows(rows: Sequence[Row]) -> str:
     """Every row, and the errors of each set."""
     sets = {name: [row for row in rows if row["set"] == name] for name in dict.fromkeys(row["set"] for row in rows)}
     figures = [{"set": name, **judge(part)} for name, part in sets.items()]
     return f"{lay_out(rows, _ROWS)}\n\nerrors [%]\n{lay_out(figures, _FIGURES)}"
 
 
-@command(OUT)
+@command({})
 def main(given: Any) -> None:
     """Published steps of image models on GPUs that perfkit knows by a datasheet or by kernels of others."""
-    rows = predict_rows()
-    print(format_rows(list(rows)))
-    save_rows(given.json, rows)
+    print(format_rows(predict_rows()))

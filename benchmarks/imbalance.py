@@ -1,11 +1,11 @@
-"""Ranks that wait for one another: lopsided placements and stragglers, predicted first and then measured on two ranks.
+"""Ranks that wait for each other: lopsided placements and stragglers, first predicted, then measured on two ranks.
 
     python -m benchmarks.imbalance --platform P.toml [--seed S] [--json OUT]
     python -m benchmarks.imbalance --saved reference_data/measured/zen3-2.imbalance-*.json
 
-A straggler is a rank that is held up before each collective until it has computed so many times as long since the one
-before. How long ranks wait is measured as how much earlier than the last one they come to each collective; where
-collectives run beside computation, as how much longer than the busiest rank a rank does not compute.
+A straggler is slowed down by a factor: before each collective it spins until the work since the last one has taken that
+many times as long. The waiting of a rank is how much earlier than the last rank it reaches each collective; if
+collectives overlap with computation, it is how much longer the rank is idle than the busiest rank.
 """
 
 import json
@@ -27,7 +27,7 @@ _RANKS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """One iteration whose ranks differ."""
+    """One iteration whose ranks may differ: owners of tables, and slowdown by rank [-]."""
 
     name: str
     workload: pk.DLRM | pk.Transformer
@@ -36,7 +36,7 @@ class Case:
 
 
 def draw_cases(seed: int, models: int = 3) -> list[Case]:
-    """DLRMs with even tables, nearly all on one rank, with a straggler; Transformers with one, overlap off and on."""
+    """DLRMs with even tables, nearly all on one rank, or a straggler; Transformers with and without one and overlap."""
     cases, none = [], dict[int, float]()
     workloads = [sample.workload for sample in draw_check(seed, dlrm=0, transformer=models, hybrid=models)]
     for number, dlrm in enumerate(w for w in workloads if isinstance(w, pk.DLRM)):
@@ -56,7 +56,7 @@ def draw_cases(seed: int, models: int = 3) -> list[Case]:
 
 
 def predict_case(case: Case, platform: pk.Platform) -> dict[str, float]:
-    """Predicted iteration, and what all ranks together wait for others [s]."""
+    """Predicted iteration, and waiting summed over ranks [s]."""
     plan = None if case.owners is None else pk.Plan.from_owners(case.owners, ranks=_RANKS)
     with keep_quiet():
         found = pk.predict(case.workload, platform, ranks=_RANKS, plan=plan, slowdown=case.slowdown)
@@ -65,7 +65,7 @@ def predict_case(case: Case, platform: pk.Platform) -> dict[str, float]:
 
 
 def measure_cases(cases: Sequence[Case], *, seconds: float) -> Iterator[dict[str, float]]:
-    """Measured iteration and waiting of cases of one workload, timed in turns [s]."""
+    """Measured iteration and waiting of cases of one workload, timed in alternation [s]."""
     model = cases[0].workload
     job = {
         "task": "benchmarks.imbalance:time_stragglers", "workload": dump(model),
@@ -84,12 +84,11 @@ def measure_cases(cases: Sequence[Case], *, seconds: float) -> Iterator[dict[str
 
 
 class Pacer:
-    """Wraps a training step on a CPU: when this rank comes to its collectives, and how slow it is.
+    """Wraps a training step on a CPU: notes when the rank reaches its collectives, and slows the rank down.
 
-    The step's collectives are those of `torch.distributed`, or of `DistributedDataParallel` inside `module`. Before
-    each one, and at the end, the rank spins until its thread has used `factor` times the processor time it needed since
-    the last one. Nothing is added per operation, and what a collective or another process takes from the core meanwhile
-    is not held against it.
+    The collectives are those of `torch.distributed`, or of `DistributedDataParallel` inside `module`. Before each one,
+    and at the end, the rank spins until its thread has used `factor` times the processor time since the last one. Time
+    of a collective or of another process on the core does not count.
     """
 
     def __init__(self, step: Callable[[], Any], module: Any, factor: float = 1.0) -> None:
@@ -101,10 +100,10 @@ class Pacer:
         self.arrivals: list[list[float]] = []
         for part in module.modules():
             if isinstance(part, DistributedDataParallel):
-                part.register_comm_hook(None, allreduce_hook)  # its own way, but for a division, where it can be seen
+                part.register_comm_hook(None, allreduce_hook)  # as without a hook, but visible here
 
     def __call__(self) -> None:
-        """Run the step; note when the rank comes to each collective, on a clock that all processes share [s]."""
+        """Run the step; note when the rank reaches each collective, on a clock that all processes share [s]."""
         import torch.distributed as dist
 
         calls = {name: getattr(dist, name) for name in ("all_reduce", "all_to_all_single")}
@@ -139,7 +138,7 @@ class Pacer:
 def time_stragglers(
     *, workload: dict[str, Any], cases: Sequence[tuple[Sequence[int] | None, Sequence[float]]], seconds: float
 ) -> list[dict[str, Any]]:
-    """What a measuring process runs: iterations in turns, by owners of tables and how slow each rank is."""
+    """Task of a measuring process: iterations in alternation, by owners of tables and slowdown of each rank."""
     import torch.distributed as dist
 
     from perfkit.measure.iterations import build_step, time_in_turns
@@ -151,7 +150,7 @@ def time_stragglers(
     timed = {step: list[list[float]]() for step in steps}
 
     def keep(count: int) -> None:
-        """Of the step that has just run what was timed: others warm up."""
+        """Keep the timed iterations of the step that has just run; the earlier ones are a warm-up."""
         ran = max(steps, key=lambda step: step.since)
         timed[ran] += ran.arrivals[-count:]
 
@@ -187,7 +186,7 @@ def main(given: Any) -> None:
     for model in dict.fromkeys(case.workload for case in cases):
         own = [i for i, case in enumerate(cases) if case.workload == model]
         for i, found in zip(own, measure_cases([cases[i] for i in own], seconds=given.seconds), strict=True):
-            # Beside waiting that is next to nothing, the iteration is what counts.
+            # Small waiting is judged relative to the iteration.
             least = max(found["measured_waiting_s"], 0.05 * found["measured_s"])
             waiting = rows[i]["predicted_waiting_s"] - found["measured_waiting_s"]
             error = rows[i]["predicted_s"] / found["measured_s"] - 1

@@ -2,10 +2,10 @@
 
     python -m benchmarks.learning P.measurements.json --check accuracy.check-*.json [--families]
 
-Subsets of the calibration iterations are drawn, platforms fitted to them, and the saved runs predicted with each. The
-families take turns in pairs, since one iteration alone cannot tell its own noise from its family's habits. With
---families each is judged by none, one, two and more iterations of its own beside those of all others: none means that
-calibration has not run it.
+A platform is fitted to each of several subsets of the calibration iterations, and predicts the saved runs. Subsets take
+pairs of iterations of one family after another, because one iteration cannot separate noise from the family. With
+--families the platform is fitted to none, one, two and more iterations of a family beside those of all others; with
+none, calibration has not run the family.
 """
 
 import json
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, Row, command, lay_out, save_rows
-from benchmarks.saved import predict_again
+from benchmarks import Row, command, lay_out
+from benchmarks.checks import predict_again
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.context import add_context
 from perfkit.calibration.fit import fit_platform
@@ -28,12 +28,12 @@ COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)
 
 
 def _family(row: Mapping[str, Any]) -> str:
-    """Sorts parallel runs behind the single ones that they are judged by."""
+    """Family of a calibration iteration; runs on several ranks are one of their own."""
     return "parallel" if row["owners"] else row["workload"]["family"]
 
 
 def draw_subset(rows: Sequence[Row], count: int, rng: np.random.Generator) -> list[Mapping[str, Any]]:
-    """At least `count` random calibration iterations, all families in proportion, two or three of one at a time."""
+    """At least `count` random calibration iterations: pairs (or three) of one family, all families in proportion."""
     turns = []
     for family in sorted({_family(row) for row in rows}):
         own = [row for row in rows if _family(row) == family]
@@ -49,7 +49,7 @@ def draw_subset(rows: Sequence[Row], count: int, rng: np.random.Generator) -> li
 
 
 def _average(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    """Means over draws, also of high over low of intervals, and quartiles of the mean error over the draws [-]."""
+    """Means over draws, the width of intervals as high / low, and quartiles of the mean error over the draws [-]."""
     figures = [comparison.figures["all"] for comparison in comparisons]
     found = {key: float(np.mean([own[key] for own in figures])) for key in ("mean", "geomean", "bias", "inside")}
     q1, q3 = map(float, np.percentile([own["mean"] for own in figures], [25, 75]))
@@ -60,7 +60,7 @@ def _average(comparisons: Sequence[Comparison]) -> dict[str, float]:
 def learn(
     measurements: Mapping[str, Any], comparison: Comparison, *, draws: int, counts: Sequence[int] = COUNTS
 ) -> list[dict[str, Any]]:
-    """Errors on unseen runs by family and number of calibration iterations, and their quartiles over the draws."""
+    """Errors on unseen runs by family and number of calibration iterations."""
     every: Sequence[Row] = measurements["iterations"]
     found: dict[tuple[str, int], list[Comparison]] = {}
     families = [*dict.fromkeys(run["family"] for run in comparison.runs), "all"]
@@ -76,7 +76,7 @@ def learn(
 
 
 def learn_families(measurements: Mapping[str, Any], comparison: Comparison, *, draws: int) -> list[dict[str, Any]]:
-    """Errors on runs of each family by the number of its own iterations, beside all those of the others."""
+    """Errors on runs of each family by the number of its own iterations, beside all iterations of the others."""
     bare, rows = fit_platform({**measurements, "iterations": []}, name="isolated"), []
     for family in dict.fromkeys(run["family"] for run in comparison.runs):
         runs = replace(comparison, runs=tuple(run for run in comparison.runs if run["family"] == family))
@@ -103,17 +103,16 @@ _COLUMNS = {
     "measurements": {"type": Path, "help": "raw measurements that calibrate has written"},
     "--check": {"type": Path, "nargs": "+", "required": True, "metavar": "FILE", "help": "saved runs of check"},
     "--draws": {"type": int, "default": 10, "help": "random subsets of each size"},
-    "--families": {"action": "store_true", "help": "iterations of each family, beside all those of the others"}, **OUT,
+    "--families": {"action": "store_true", "help": "iterations of each family, beside all those of the others"},
 })  # fmt: skip
 def main(given: Any) -> None:
     """Error on unseen runs by calibration iterations."""
     draws = int(check_positive("draws", given.draws, integer=True))
     measurements = json.loads(given.measurements.read_text(encoding="utf-8"))
-    if not isinstance(measurements, dict) or not measurements.get("iterations"):
+    if not measurements.get("iterations"):
         raise ValueError(f"{str(given.measurements)!r} holds no iterations; name what calibrate has written")
     comparison = Comparison.load(*given.check)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # fits to two iterations leave standard errors open
+        warnings.simplefilter("ignore", RuntimeWarning)  # two iterations give no standard errors
         rows = (learn_families if given.families else learn)(measurements, comparison, draws=draws)
     print(lay_out(rows, _COLUMNS, numbers=True))
-    save_rows(given.json, rows, measurements=measurements["id"], runs=len(comparison.runs))

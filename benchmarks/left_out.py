@@ -1,9 +1,9 @@
-"""Accuracy on parts of a calibration's own measurements that are left out of the fit, without measuring anything.
+"""Accuracy on parts of a calibration's own measurements that are left out of the fit; nothing is measured.
 
-    python -m benchmarks.left_out [P.measurements.json] [--folds 5] [--draws 2] [--json OUT]
+    python -m benchmarks.left_out [P.measurements.json] [--folds 5] [--draws 2]
 
-Kernels are split at random, class by class, and each part is predicted from the others. Embedding work inside real
-iterations of one process is predicted from the other iterations: its time, and its share of all operations' time.
+The kernels of each class are split at random, and each part is predicted from the others. Embedding operations in real
+iterations of one process are predicted from the other iterations: their time, and its share in all operations.
 """
 
 import json
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, command, save_rows
-from benchmarks.bars import Bar, Errors, format_accuracy, judge_part, tabulate
+from benchmarks import command
+from benchmarks.accuracy import Bar, Errors, format_accuracy, judge_part, tabulate
 from perfkit.calibration.context import add_context
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
@@ -24,12 +24,12 @@ from perfkit.ground.units import check_positive
 from perfkit.measure.samples import load
 from perfkit.prediction.cost import price
 
-#: The share has a bar; the time is shown beside it.
+#: Only the share has a bar.
 _PARTS = (Bar("embedding time in iterations", "time"), Bar("embedding share of iterations", "share", {"mean": 15}))
 
 
 def judge_kernel_folds(measurements: Mapping[str, Any], *, folds: int = 5, draws: int = 2) -> Errors:
-    """Error and noise of kernels by class, each predicted from those of other folds, for several random splits."""
+    """Error and noise of kernels by class, each predicted from the other folds, for several random splits."""
     rows: Sequence[Mapping[str, Any]] = measurements["kernels"]
     classes = np.unique([f"{row['kind']}.{row['variant']}" for row in rows], return_inverse=True)[1]
     found: Errors = defaultdict(list)
@@ -47,7 +47,7 @@ def judge_kernel_folds(measurements: Mapping[str, Any], *, folds: int = 5, draws
 
 
 def judge_embeddings(measurements: Mapping[str, Any]) -> Errors:
-    """Errors of the time of embedding operations, and of their share of all, in iterations left out one at a time."""
+    """Errors of the time of embedding operations, and of their share, in iterations left out one at a time."""
     single = [row for row in measurements["iterations"] if len(row["runs"]) == 1]
     isolated = fit_platform({**measurements, "iterations": []})
     found: Errors = {"time": [], "share": []}
@@ -65,13 +65,11 @@ def judge_embeddings(measurements: Mapping[str, Any]) -> Errors:
     return found
 
 
-STORED = find_reference("measured", "zen5-2.measurements.json")
-
-
 @command({
-    "file": {"type": Path, "nargs": "?", "default": STORED, "help": "measurements that calibrate has written"},
-    "--folds": {"type": float, "default": 5, "help": "parts that kernels are split into"},
-    "--draws": {"type": float, "default": 2, "help": "random splits"}, **OUT,
+    "file": {"type": Path, "nargs": "?", "default": find_reference("measured", "zen5-2.measurements.json"),
+             "help": "measurements that calibrate has written"},
+    "--folds": {"type": int, "default": 5, "help": "parts that kernels are split into"},
+    "--draws": {"type": int, "default": 2, "help": "random splits"},
 })  # fmt: skip
 def main(given: Any) -> None:
     """Errors on what is left out of a calibration."""
@@ -82,4 +80,3 @@ def main(given: Any) -> None:
     rows = tabulate(judge_kernel_folds(measurements, folds=folds, draws=draws))
     rows += tabulate(judge_embeddings(measurements), _PARTS)
     print(format_accuracy(rows))
-    save_rows(given.json, rows, id=measurements["id"], folds=folds, draws=draws)

@@ -1,4 +1,4 @@
-"""The most memory that real steps take on this machine, from the profiler's allocations, beside the predicted one."""
+"""Peak memory of real steps on this machine, from the allocations of the profiler, beside the predicted one."""
 
 import gc
 from collections.abc import Callable
@@ -7,13 +7,12 @@ from itertools import accumulate
 from typing import Any
 
 import perfkit as pk
-from benchmarks import OUT, command, save_rows
-from perfkit.ground.units import format_table
+from benchmarks import command, lay_out
 from perfkit.platform.estimates import keep_quiet
 from perfkit.recording.nets import Net
 
 _BERT, _GPT = pk.Transformer.bert, pk.Transformer.gpt2
-#: Steps by what they are: recommendation with each kind of gradient, language, convolutions.
+#: Steps of language models, of recommendation with each kind of gradient, and of convolutional nets.
 _STEPS: tuple[Any, ...] = (
     _BERT("bert-base", layers=4, batch=4, sequence=128), _BERT("bert-base", layers=2, batch=2, sequence=512),
     _GPT("gpt2", layers=3, batch=1, sequence=256), _GPT("gpt2", layers=2, batch=2, sequence=256, attention="eager"),
@@ -25,7 +24,7 @@ _STEPS: tuple[Any, ...] = (
 
 
 def measure_peak(make_step: Callable[[], Callable[[], Any]]) -> float:
-    """Most bytes of tensors during a step [B]: those that are there when it begins, and what it allocates."""
+    """Most bytes of tensors during a step [B]: those that exist when it begins, and what it allocates."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -37,7 +36,7 @@ def measure_peak(make_step: Callable[[], Callable[[], Any]]) -> float:
     before, step = find(), make_step()
     step()
     for tensor in find().values():
-        tensor.grad = None  # the profiler sees no release of what is older than itself
+        tensor.grad = None  # the profiler does not see the release of older tensors
     gc.collect()
     held = sum(each.untyped_storage().nbytes() for key, each in find().items() if key not in before)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
@@ -47,7 +46,7 @@ def measure_peak(make_step: Callable[[], Callable[[], Any]]) -> float:
     return float(held + max(accumulate(event.nbytes() for event in events if event.name() == "[memory]")))
 
 
-@command(OUT)
+@command({})
 def main(given: Any) -> None:
     """Most memory of real steps, measured and predicted."""
     from perfkit.recording.modules import build_step
@@ -57,7 +56,7 @@ def main(given: Any) -> None:
         with keep_quiet():
             found = pk.predict(workload, "zen3-2").memory()
         measured = measure_peak(partial(lambda one: build_step(one)[0], workload))
-        sizes = {"measured [MB]": measured / 1e6, "predicted [MB]": found.total / 1e6}
-        rows.append({"step": workload.description, **sizes, "error [%]": 100 * (found.total / measured - 1)})
-    print(format_table([tuple(rows[0]), *((r["step"], *(f"{v:.1f}" for v in [*r.values()][1:])) for r in rows)]))
-    save_rows(given.json, rows)
+        sizes = {"measured": measured / 1e6, "predicted": found.total / 1e6}
+        rows.append({"step": workload.description, **sizes, "error": found.total / measured - 1})
+    columns = {"measured [MB]": "{measured:.1f}", "predicted [MB]": "{predicted:.1f}", "error": "{error:+.1%}"}
+    print(lay_out(rows, {"step": "{step}"} | columns))

@@ -1,8 +1,8 @@
-"""How many questions a second perfkit and two published closed-form tools answer: the same ones, in one run.
+"""Questions that perfkit and two published closed-form tools answer in a second: the same ones, in one run.
 
-    python -m benchmarks.peers [--json peers.json]
+python -m benchmarks.peers
 
-pip installs llm-analysis and mlsysim into a temporary folder, which is removed; neither is a part of perfkit.
+pip installs llm-analysis and mlsysim into a temporary folder; neither is a part of perfkit.
 """
 
 import logging
@@ -21,34 +21,34 @@ import numpy as np
 import polars as pl
 
 import perfkit as pk
-from benchmarks import OUT, command, lay_out, save_rows
+from benchmarks import command, lay_out
 from perfkit.prediction.strategies import price_strategies
 
-#: What is installed, with and without what it depends on: without transformers llm-analysis does all but downloads.
+#: Arguments of pip; llm-analysis needs its dependency transformers only for downloads.
 _PACKAGES = (["mlsysim==0.3.0", "fire==0.5.0"], ["--no-deps", "llm-analysis==0.2.2"])
-#: Batches and tokens of a sequence of GPT-2 (12 layers of 768, 12 heads) in half precision on one A100 with 80 GB.
+#: Batches and sequences [tokens] of GPT-2 (12 layers of 768, 12 heads) in half precision on one A100 with 80 GB.
 _SIZES = list(product(range(1, 101), range(128, 1024, 16)))
-#: Ranks that share products, stages and sequences of a micro-batch of GPT-3 175B on 1,024 A100: a batch of 1,536
-#: sequences of 2,048 tokens, 1F1B, products shared with their tokens, states of the optimizer on all replicas.
+#: Tensor-parallel ranks, stages, and sequences of a micro-batch of GPT-3 175B on 1,024 A100: a batch of 1,536 sequences
+#: of 2,048 tokens, 1F1B, sequence-parallel, optimizer states sharded over replicas.
 WAYS = [(tp, pp, micro) for tp in (1, 2, 4, 8) for pp in (4, 8, 12, 16, 24, 32, 48, 96) for micro in (1, 2, 3, 4, 6)
          if 1024 % (tp * pp) == 0 and 1536 % (1024 // (tp * pp) * micro) == 0]  # fmt: skip
 _RANKS, _BATCH = 1024, 1536
-#: What is asked: the questions, and the one whose answer is shown.
+#: The questions of each kind, and the one whose answer is shown.
 _ASKED: Mapping[str, tuple[Sequence[Any], Any]]
 _ASKED = {"configurations": (_SIZES, (8, 512)), "strategies": (WAYS, (8, 8, 1))}
-_ROUNDS, _EACH, _MANY = 5, 200, 100_000  # repetitions, and questions in each: of a peer, and at most of perfkit
+_ROUNDS, _EACH, _MANY = 5, 200, 100_000  # repetitions, questions to a peer, and most questions to perfkit
 _Ask: TypeAlias = Callable[[Sequence[Any]], Sequence[float]]
 
 
 def _ask_perfkit(questions: Sequence[tuple[int, int]]) -> Sequence[float]:
-    """Time of an iteration, with interval, bottleneck and memory."""
+    """Times of an iteration [s]; a sweep also finds interval, bottleneck and memory."""
     grid = dict(zip(("batch", "sequence"), map(list, zip(*questions, strict=True)), strict=True))
     grid["dtype"] = ["bf16"] * len(questions)
     return pk.sweep(pk.Transformer.gpt2, pl.DataFrame(grid), "a100-sxm-8", progress=False).frame["time"].to_list()
 
 
 def ask_strategies(questions: Sequence[tuple[int, int, int]]) -> Sequence[float]:
-    """Time of an iteration, with its parts, spread and memory."""
+    """Times of an iteration [s]; pricing also finds parts, spread and memory."""
     gpt = pk.Transformer.preset("gpt3-175b", batch=_BATCH, dtype="bf16", mixed=True, fused=True)
     tp, pp, micro = np.array(questions, dtype=float).T
     ways = pk.Strategy(tp=tp, pp=pp, dp=_RANKS / (tp * pp), micro_batch=micro, zero=1, sequence_parallel=tp > 1)
@@ -62,7 +62,7 @@ def _each(ask: Callable[..., float]) -> _Ask:
 
 
 def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
-    """Ways to ask each, from the folder that they were installed into."""
+    """Functions that ask each peer, by the kind of question."""
     analysis, config = (import_module(f"llm_analysis.{name}") for name in ("analysis", "config"))
     gpu = config.get_gpu_config_by_name("a100-sxm-80gb")
     small = config.ModelConfig("gpt2", 12, 12, 768, 50257, max_seq_len=1024)
@@ -74,7 +74,7 @@ def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
         ways = config.ParallelismConfig(tp_size=tp, pp_size=pp, dp_size=replicas, sp_size=tp)
         steps = {"gradient_accumulation_steps": _BATCH // (replicas * micro), "seq_len": 2048, "total_num_tokens": 1}
         asked = analysis.LLMAnalysis(large, gpu, parallelism_config=ways)
-        with suppress(AssertionError):  # says so that it does not fit
+        with suppress(AssertionError):  # it does not fit
             return float(asked.training(batch_size_per_gpu=micro, **steps)["latency_per_iter"])
         return math.nan
 
@@ -99,9 +99,9 @@ def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
 
 
 def time_peers(peers: Mapping[str, Mapping[str, _Ask]], rounds: int = _ROUNDS) -> list[dict[str, Any]]:
-    """Questions a second of processor time, the best of all rounds, and the answer to one of each [s]."""
+    """Questions in a second of processor time (the best of all rounds), and the answer to one of each kind [s]."""
     best: dict[tuple[str, str], float] = {}
-    for _, what, (name, asks) in product(range(rounds), _ASKED, peers.items()):  # busy moments hit all alike
+    for _, what, (name, asks) in product(range(rounds), _ASKED, peers.items()):  # a busy moment hits all of them
         questions, count = _ASKED[what][0], _EACH
         if name == "perfkit":
             count = len(questions) if what == "configurations" else _MANY
@@ -119,17 +119,17 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-@command(OUT)
+@command({})
 def main(given: Any) -> None:
     """Configurations a second of perfkit and of two published tools."""
     with TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder]
         for packages in _PACKAGES:
             if subprocess.run([*pip, *packages]).returncode:
-                print("the package index has no peers in reach; nothing is compared")
+                print("pip cannot install the peers; nothing is compared")
                 return
-        sys.path.append(folder)  # behind what is installed here
-        logging.disable(logging.WARNING)  # a peer writes a page for each question
+        sys.path.append(folder)
+        logging.disable(logging.WARNING)  # a peer logs a page for each question
         try:
             rows = time_peers(
                 {"perfkit": {"configurations": _ask_perfkit, "strategies": ask_strategies}, **dict(_list_peers())}
@@ -138,4 +138,3 @@ def main(given: Any) -> None:
             sys.path.remove(folder)
             logging.disable(logging.NOTSET)
     print(lay_out(rows, _COLUMNS, numbers=True))
-    save_rows(given.json, rows)

@@ -1,23 +1,23 @@
-"""The measured study: do placements that are predicted to be fast turn out to be, and which rule of thumb is as good?
+"""A measured study: are placements that are predicted to be fast really fast, and is a rule of thumb as good?
 
     python -m benchmarks.sharding_study [--platform P.toml] [--seed S] [--quick] [--json OUT]
     python -m benchmarks.sharding_study --saved reference_data/measured/zen5-2.sharding-0.json [--platform P.toml]
 
-The first measures 12 drawn models under 8 placements each, with two ranks on this machine, in about ten minutes; after
-an interruption the same command goes on. The second prints what was measured before, with today's predictions.
+The first command measures 12 random models under 8 placements each, on two ranks of this machine, in about ten minutes;
+after an interruption the same command continues. The second shows saved measurements with today's predictions.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import MET, OUT, SAVED, command
-from benchmarks.saved import predict_again
+from benchmarks.checks import predict_again
 from perfkit.calibration.study import Trials, measure_trials
 from perfkit.ground.results import check_target
 from perfkit.ground.units import format_table
 from perfkit.platform.gallery import load_platform
 
-#: Mean regret of what is predicted to be best: what it must not exceed, and what is aimed at.
+#: Mean regret of the placement that is predicted to be best: the bar and the aim [-].
 _BAR, _STRETCH = 0.05, 0.025
 _MODELS = 10
 

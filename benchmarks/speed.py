@@ -1,16 +1,15 @@
-"""How long perfkit itself takes, beside the bars it has set itself.
+"""How long perfkit itself takes, beside its bars.
 
-    python -m benchmarks.speed [--platform P.toml] [--measurements P.measurements.json] [--json speed.json]
+    python -m benchmarks.speed [--platform P.toml]
 
 Repetitions are interleaved, so that a busy moment of the machine spreads over all rows.
 """
 
-import json
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,9 +20,8 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from benchmarks import OUT, PLATFORM, command, find_shared_data, lay_out, save_rows
+from benchmarks import PLATFORM, command, find_shared_data, lay_out
 from benchmarks.peers import WAYS, ask_strategies
-from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import check_positive
 from perfkit.measure.samples import draw_check
@@ -42,7 +40,7 @@ _N = 1_000_000  # sizes in one array
 
 @dataclass(frozen=True)
 class Job:
-    """What to time: calls to make in turn, how many results one call gives, and the most that one may take [s]."""
+    """Calls to time one after another, the results of one call, and the bar for one result [s]; slow ones run less."""
 
     name: str
     calls: Iterator[Callable[[], Any]]
@@ -52,7 +50,7 @@ class Job:
 
 
 def _models(number: int) -> dict[str, Iterator[pk.DLRM | pk.Transformer | Net]]:
-    """Configurations by what they cost: new ones for each call and platform, which no cache has seen."""
+    """Configurations: new ones for each call and platform, which no cache has seen, or the same one again."""
     seeds = range(1000 * number, 1000 * number + 1000)
     drawn = (s.workload for seed in seeds for s in draw_check(seed, dlrm=10, transformer=0, hybrid=0))
     large: Iterator[Any] = (
@@ -70,7 +68,7 @@ def _import(more: str = "") -> float:
 
 
 def _log(rows: int) -> str:
-    """What all_reduce_perf prints on 8 ranks: 20 µs and 250 GB/s."""
+    """A log of all_reduce_perf on 8 ranks, with 20 µs and 250 GB/s."""
     lines = ["# Collective test starting: all_reduce_perf", "# nThread 1 nGpus 8 minBytes 4096 maxBytes 4096000000"]
     lines += [f"#  Rank {rank:2d} Group  0 Pid 1 on host device {rank} [0x07] GPU" for rank in range(8)]
     lines += [f"# size count type redop root {'time algbw busbw #wrong ' * 2}"]
@@ -82,27 +80,27 @@ def _log(rows: int) -> str:
 
 
 def _read_system() -> None:
-    """All that a platform is fitted to."""
+    """Read all that a platform is fitted to."""
     for read in (read_collectives, read_gemms, read_attention, read_casts):
         read("h100_sxm")
 
 
 def _read_ranks(paths: Sequence[Path]) -> None:
-    """Where the time of all ranks went."""
+    """Read and analyse the traces of all ranks."""
     trace = pk.read_trace(paths)
     for look in (trace.breakdown, trace.idle, trace.collectives, trace.stragglers):
         look()
 
 
 def _compose(nbytes: np.ndarray) -> Any:
-    """Two stages inside nodes of 8 and one between 8 of them."""
+    """Price all_reduce in two stages inside nodes of 8 and one stage between 8 nodes."""
     curve = pk.Fit("two_branch", {"alpha1": 1e-5, "beta1": 6e-12, "alpha2": 3e-5, "beta2": 3e-12})
     fits = {"reduce_scatter.8": curve, "all_gather.8": curve, "all_reduce.8.rail": curve}
     platform = replace(pk.load_platform("h100-sxm-8"), collectives=fits, network=pk.Network(8, 8))
     return platform.price_collective("all_reduce", nbytes, 64)
 
 
-def list_jobs(platforms: Sequence[pk.Platform], measurements: Mapping[str, Any] | None) -> list[Job]:
+def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
     """Everything that is timed."""
     jobs = [
         Job("import perfkit, fresh process", repeat(_import), bar=0.5, slow=True),
@@ -118,7 +116,7 @@ def list_jobs(platforms: Sequence[pk.Platform], measurements: Mapping[str, Any] 
     sizes = {"m": m, "n": n, "k": k, "batch": np.ones(_N), "flops": gemm_flops(m, n, k), "beyond_l2": m, "beyond_l3": n}
     terms = dict.fromkeys(KERNEL_TERMS["gemm"], 1e-9)
     places, seconds = np.arange(100, 10_000, 100), rng.uniform(1e-6, 1e-4, 10_000)
-    seconds[places] = 0.0  # collectives take the time that is given with them
+    seconds[places] = 0.0  # collectives have their own times
     waits = np.stack([np.minimum(places + 150, 10_000), np.arange(99)], axis=1)  # always one or two in flight
     host, none = np.full(10_000, 10e-6), np.zeros(10_000)
     kinds = np.where(seconds > 0, "elementwise", "collective").tolist()
@@ -161,8 +159,6 @@ def list_jobs(platforms: Sequence[pk.Platform], measurements: Mapping[str, Any] 
         paths = sorted(find_shared_data("traces", "megatron_tp8_a100x8").glob("kineto*"))
         read = partial(_read_ranks, paths)
         jobs.append(Job("read and analyse traces of 8 ranks, 31 MB", repeat(read), bar=1.5, slow=True))
-    if measurements is not None:
-        jobs.append(Job("fit a platform", repeat(partial(fit_platform, measurements)), slow=True))
     return jobs
 
 
@@ -174,8 +170,8 @@ def time_jobs(jobs: Sequence[Job], *, rounds: int = 35) -> list[dict[str, Any]]:
             if job.slow and turn % 5:
                 continue
             call, start = next(job.calls), time.perf_counter()
-            told = call()  # a float is the time that another process has told
-            taken = told if isinstance(told, float) else time.perf_counter() - start
+            found = call()  # a float is a time that another process has measured
+            taken = found if isinstance(found, float) else time.perf_counter() - start
             seconds[job.name] += [taken] if turn >= 0 else []
     rows = []
     for job in jobs:
@@ -192,8 +188,7 @@ _COLUMNS = {
 
 
 @command({
-    **PLATFORM, **OUT,
-    "--measurements": {"type": Path, "help": "raw measurements to fit; by default those of zen5-2"},
+    **PLATFORM,
     "--rounds": {"type": int, "default": 35, "help": "repetitions"},
 })  # fmt: skip
 def main(given: Any) -> None:
@@ -201,10 +196,8 @@ def main(given: Any) -> None:
     rounds = int(check_positive("rounds", given.rounds, integer=True))
     gallery = [pk.load_platform(path) for path in sorted(find_reference("platforms").glob("*.toml"))]
     calibrated = [pk.load_platform(given.platform)] if given.platform else [p for p in gallery if p.context]
-    file = given.measurements or find_reference("measured", "zen5-2.measurements.json")
-    jobs = list_jobs([pk.load_platform("h100-sxm-8"), *calibrated[:1]], json.loads(file.read_text()))
+    jobs = list_jobs([pk.load_platform("h100-sxm-8"), *calibrated[:1]])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sizes outside the fitted ranges are as fast as any
+        warnings.simplefilter("ignore")  # about sizes outside the fitted ranges
         rows = time_jobs(jobs, rounds=rounds)
     print(lay_out(rows, _COLUMNS, numbers=True))
-    save_rows(given.json, rows)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.saved import predict_again
+from benchmarks.checks import predict_again
 from perfkit.calibration.checks import Comparison, summarize_errors
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference

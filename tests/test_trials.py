@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks import sharding_study
-from benchmarks.docs import PAGE
-from benchmarks.saved import predict_again
+from benchmarks.__main__ import PAGE
+from benchmarks.checks import predict_again
 from perfkit.__main__ import main
 from perfkit.calibration import study as studies
 from perfkit.calibration.study import METHODS, Trials, draw_models, make_model, measure_trials, propose_plans
