@@ -1,12 +1,13 @@
 """Charts are checked by what they hold (`to_dict`), and each is drawn once."""
 
 import json
-import random
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas
 import polars as pl
 import pytest
@@ -20,38 +21,29 @@ from perfkit.models.roofline import roofline_time
 Row = dict[str, Any]
 
 
-def run(family: str, name: str, measured: float, error: float, **other: Any) -> Row:
+def run(family: str, measured: float, error: float, **other: Any) -> Row:
     predicted = measured * (1 + error)
-    row: Row = {"family": family, "name": name, "config": {"batch": 64}, "ranks": 1, "flagged": False}
-    row |= {"predicted_s": predicted, "low_s": predicted * 0.88, "high_s": predicted * 1.14, "bottleneck": "GEMM"}
-    row |= {"measured_s": measured, "measured_q1_s": measured * 0.98, "measured_q3_s": measured * 1.04}
-    return row | other
-
-
-def runs(count: int = 25) -> list[Row]:
-    draw = random.Random(1)
-    sizes = [(10 ** draw.uniform(-2.7, -0.4), draw.gauss(0, 0.1)) for _ in range(count)]
-    return [run(("DLRM", "BERT")[i % 2], f"{i}", *size, flagged=i == 3) for i, size in enumerate(sizes)]
+    row: Row = {"family": family, "name": "a run", "bottleneck": "GEMM", "predicted_s": predicted}
+    row |= {"low_s": predicted * 0.88, "high_s": predicted * 1.14, "measured_s": measured}
+    return row | {"measured_q1_s": measured * 0.98, "measured_q3_s": measured * 1.04} | other
 
 
 def breakdown(**more: Any) -> list[Row]:
-    kinds = ("GEMM", "embedding", "elementwise", "batched GEMM", "copy", "reduction", "all_reduce", "update", "a", "b")
-    phases = [("forward", "backward", "optimizer", "exchange")[i % 4] for i in range(20)]
-    return [{"phase": phase, "kind": kinds[i % 10], "time_s": 1e-3 * (i + 1), **more} for i, phase in enumerate(phases)]
+    phases = ("forward", "backward", "optimizer", "exchange")
+    return [{"phase": phases[i % 4], "kind": f"kind {i % 10}", "time_s": 1e-3 * (i + 1), **more} for i in range(20)]
 
 
 def timeline(ranks: int = 2, operations: int = 400) -> pl.DataFrame:
-    draw, rows = random.Random(2), list[Row]()
+    """Operations of random length on the compute stream of every rank, and one message beside them."""
+    draw, rows = np.random.default_rng(2), list[Row]()
     for rank in range(ranks):
-        clock = 0.0
-        for i in range(operations):
+        ends = np.cumsum(draw.exponential(4e-5, operations) + 2e-6).tolist()
+        for i, (start, end) in enumerate(pairwise([0.0, *ends])):
             phase = ("forward", "backward", "optimizer")[min(2, 3 * i // operations)]
-            end = clock + draw.expovariate(1 / 4e-5)
-            rows.append({"rank": rank, "stream": "compute", "phase": phase, "start_s": clock, "end_s": end})
-            clock = end + 2e-6
-        ends = {"start_s": clock * 0.5, "end_s": clock * 0.62}
-        rows.append({"rank": rank, "stream": "network", "phase": "exchange", **ends})
-    return pl.DataFrame(rows).with_columns(operation=pl.int_range(pl.len()), name=pl.lit("aten::mm"))
+            rows.append({"rank": rank, "stream": "compute", "phase": phase, "start_s": start, "end_s": end - 2e-6})
+        message = {"start_s": ends[-1] * 0.5, "end_s": ends[-1] * 0.62}
+        rows.append({"rank": rank, "stream": "network", "phase": "exchange", **message})
+    return pl.DataFrame(rows).with_columns(name=pl.lit("aten::mm"))
 
 
 def kernels(*dtypes: str) -> list[Row]:
@@ -60,17 +52,16 @@ def kernels(*dtypes: str) -> list[Row]:
     return [row | {"dtype": dtype} for row in rows for dtype in dtypes] if dtypes else rows
 
 
-def collectives(*ways: tuple[int, str]) -> tuple[list[Row], list[Row]]:
-    points, curves = [], []
-    for operation, alpha, rate in (("all_reduce", 1.5e-4, 1.2e9), ("all_to_all", 9e-5, 2.4e9)):
+def collectives(*operations: str, ways: tuple[tuple[int, str], ...], fitted: tuple[int, ...]) -> list[list[Row]]:
+    """Measured points of ranks and algorithms, and fitted curves of ranks."""
+    points, curves = list[Row](), list[Row]()
+    for operation in operations:
         for size in (2.0**power for power in range(9, 28)):
-            time = (alpha**0.6 + (size / rate) ** 0.6) ** (1 / 0.6)
-            curves.append({"operation": operation, "ranks": 2, "nbytes": size, "time_s": time})
-            points.append(curves[-1] | {"time_s": time * 1.05, "q1_s": time * 0.97, "q3_s": time * 1.3})
-    if not ways:
-        return points, curves
-    measured = [row | {"ranks": ranks, "way": way} for row in points for ranks, way in ways]
-    return measured, [row | {"ranks": ranks} for row in curves for ranks in (2, 8)]
+            row = {"operation": operation, "nbytes": size, "time_s": 1.5e-4 + size / 1.2e9}
+            quartiles = {"q1_s": row["time_s"] * 0.97, "q3_s": row["time_s"] * 1.3}
+            points += [{**row, **quartiles, "ranks": ranks, "way": way} for ranks, way in ways]
+            curves += [{**row, "ranks": ranks} for ranks in fitted]
+    return [points, curves]
 
 
 RATIOS = [
@@ -81,48 +72,48 @@ RATIOS = [
 ]  # fmt: skip
 LEVELS = {"L1": 3e11, "L2": 1e11, "L3": 8e10, "DRAM": 1.2e10}
 PEAKS = {"bf16": 989.5e12, "fp16": 989.5e12, "fp8": 1979e12}
-WAYS = collectives((2, ""), (8, ""), (8, "in_network"))
+WAYS: Row = {"ways": ((2, ""), (8, ""), (8, "in_network")), "fitted": (2, 8)}
+BOTH = collectives("all_reduce", "all_to_all", **WAYS)
+RUNS = [run(("DLRM", "BERT")[i % 2], 0.003 * 1.2**i, 0.1 - 0.01 * i, flagged=i == 3) for i in range(25)]
 CHARTS = {
-    "predicted_vs_measured": lambda: plots.predicted_vs_measured(runs()),
+    "predicted_vs_measured": lambda: plots.predicted_vs_measured(RUNS),
     "breakdown": lambda: plots.breakdown_bars(breakdown()),
     "breakdown of runs": lambda: plots.breakdown_bars([*breakdown(run="predicted"), *breakdown(run="measured")]),
     "timeline": lambda: plots.timeline_lanes(timeline()),
     "roofline": lambda: plots.roofline_chart(kernels(), {"fp32": 1e11}, LEVELS),
     "roofline of a GPU": lambda: plots.roofline_chart(kernels("bf16", "fp8"), PEAKS, {"HBM3": 3.35e12}),
-    "collectives": lambda: plots.collective_curves(*collectives()),
-    "collectives by way": lambda: plots.collective_curves(*WAYS),
-    "collectives, fits alone": lambda: plots.collective_curves([], WAYS[1]),
+    "collectives": lambda: plots.collective_curves(*collectives("all_reduce", ways=((2, ""),), fitted=(2,))),
+    "collectives by way": lambda: plots.collective_curves(*BOTH),
+    "collectives, fits alone": lambda: plots.collective_curves([], BOTH[1]),
     "ratios": lambda: plots.platform_ratios(RATIOS, a="a100-sxm-8", b="h100-sxm-8"),
 }
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_chart_is_drawn_and_is_the_same_twice(name: str) -> None:
-    spec, again = CHARTS[name]().to_dict(), CHARTS[name]().to_dict()
-    assert spec == again, "no session counters in names"
-    assert "title" in spec and len(json.dumps(spec)) < 250_000
-    assert vl_convert.vegalite_to_png(json.dumps(spec), scale=1).startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("name", CHARTS)
-def test_a_chart_saved_as_a_file_keeps_its_theme_and_says_what_it_shows(name: str, tmp_path: Path) -> None:
+def test_a_chart_is_drawn_keeps_its_theme_in_a_file_and_says_what_it_shows(name: str, tmp_path: Path) -> None:
     with alt.theme.enable("default"):
         chart = CHARTS[name]()
         chart.save(tmp_path / "chart.json")
         beside = alt.hconcat(chart, chart).to_dict() if isinstance(chart, alt.LayerChart) else {}
+    assert "axis" not in beside.get("config", {}), "inside a chart of another theme it has that one"
     spec = json.loads((tmp_path / "chart.json").read_text())
+    assert spec == json.loads(json.dumps(CHARTS[name]().to_dict())), "no session counters in names"
     assert spec["config"]["range"]["category"] == plots.PALETTE and spec["config"]["axis"]["titlePadding"] == 8
     heading = spec["title"] if isinstance(spec["title"], str) else spec["title"]["text"]
     assert spec["description"].startswith(heading) and len(spec["description"]) > 5
-    assert "axis" not in beside.get("config", {}), "inside a chart of another theme it has that one"
     assert repr(chart) in ("alt.Chart(...)", "alt.LayerChart(...)", "alt.HConcatChart(...)"), "as notebooks hold it"
     assert chart.properties(padding=9).to_dict()["description"] == spec["description"]
+    assert len(json.dumps(spec)) < 250_000
+    assert vl_convert.vegalite_to_png(json.dumps(spec), scale=1).startswith(b"\x89PNG")
 
 
 def test_frames_of_any_kind_are_drawn_alike() -> None:
     rows = kernels()
     frames = (rows, pl.DataFrame(rows), pandas.DataFrame(rows), pl.DataFrame(rows).to_dict(as_series=False))
     assert len({json.dumps(plots.roofline_chart(each, {"fp32": 1e11}, LEVELS).to_dict()) for each in frames}) == 1
+    for empty in (plots.breakdown_bars([]), plots.timeline_lanes([])):
+        assert json.loads(empty.to_json())
+    assert plots.predicted_vs_measured([]).to_dict()["title"]["subtitle"][0] == "no runs"
 
 
 def values(chart: Any, layer: int | None = None) -> list[Row]:
@@ -131,16 +122,15 @@ def values(chart: Any, layer: int | None = None) -> list[Row]:
 
 
 def test_predicted_vs_measured_shows_diagonal_band_and_error() -> None:
-    rows = [run("DLRM", "a", 1.0, 0.1), run("BERT", "b", 2.0, -0.2), run("BERT", "not measured", 0.0, 0.0)]
+    rows = [run("DLRM", 1.0, 0.1), run("BERT", 2.0, -0.2), run("BERT", 0.0, 0.0, name="not measured")]
     chart = plots.predicted_vs_measured(pl.DataFrame(rows))
     assert all(row["measured_s"] == row["predicted_s"] for row in values(chart, 1))
     assert [row["high_s"] / row["low_s"] for row in values(chart, 0)] == pytest.approx([1.1 / 0.9] * 2)
     assert [row["error"] for row in values(chart, 4)] == pytest.approx([0.1, -0.2])
     subtitle = chart.to_dict()["title"]["subtitle"][0]
     assert subtitle == "2 runs: error 14.1% geometric mean, 15.0% mean, 20.0% largest"
-    assert plots.predicted_vs_measured([]).to_dict()["title"]["subtitle"][0] == "no runs"
-    rows = [run("DLRM", "a", 1.0, 0.1, low_s=float("nan"), measured_q1_s=None)]
-    assert values(plots.predicted_vs_measured(rows), 4)[0]["low_s"] == pytest.approx(1.1), "missing values become null"
+    (row,) = values(plots.predicted_vs_measured([run("DLRM", 1.0, 0.1, low_s=float("nan"), measured_q1_s=None)]), 4)
+    assert row["low_s"] == pytest.approx(1.1), "a missing bound is the value itself"
 
 
 def test_bars_keep_the_total_gather_the_rest_and_come_in_the_order_of_an_iteration() -> None:
@@ -159,37 +149,28 @@ def test_bars_keep_the_total_gather_the_rest_and_come_in_the_order_of_an_iterati
     spec = plots.module_bars(rows).to_dict()
     drawn = next(values for values in spec["datasets"].values() if "seconds" in values[0])
     assert sum(row["seconds"] for row in drawn) == pytest.approx(40 * 3 + 29 + 5)
-    assert {row["module"] for row in drawn} == {
-        *(f"layers.{i}" for i in range(29)), "11 other modules", "outside modules",
-    }  # fmt: skip
+    named = {*(f"layers.{i}" for i in range(29)), "11 other modules", "outside modules"}
+    assert {row["module"] for row in drawn} == named
     assert spec["title"]["subtitle"] == "2.57 min in all; thin line: the device is idle, 4 s in all"
-    assert all(json.loads(chart.to_json()) for chart in (plots.breakdown_bars([]), plots.timeline_lanes([])))
 
 
-@pytest.mark.parametrize("operations", [50, 20_000])
-def test_timeline_stays_small_and_covers_the_iteration(operations: int) -> None:
-    frame = timeline(4, operations)
-    drawn = values(plots.timeline_lanes(frame))
-    assert len(drawn) < 2_000
-    assert max(row["end_s"] for row in drawn) == pytest.approx(frame["end_s"].max())
-    assert {row["lane"] for row in drawn} == {f"rank {r} · {s}" for r in range(4) for s in ("compute", "network")}
-
-
-def test_a_timeline_shows_the_phase_that_fills_each_slot_and_pales_where_a_stream_is_idle() -> None:
-    rows: list[Row] = [
-        {"rank": 0, "stream": 0, "phase": "ab"[i % 2], "start_s": i * 1e-3, "end_s": (i + (0.3, 0.9)[i % 2]) * 1e-3}
-        for i in range(10_000)
-    ]
-    drawn = values(plots.timeline_lanes(rows))
+def test_a_timeline_stays_small_shows_what_fills_a_slot_and_pales_where_a_stream_is_idle() -> None:
+    for operations in (50, 5_000):
+        frame = timeline(4, operations)
+        drawn = values(plots.timeline_lanes(frame))
+        assert len(drawn) < 2_000
+        assert max(row["end_s"] for row in drawn) == pytest.approx(frame["end_s"].max())
+        assert {row["lane"] for row in drawn} == {f"rank {r} · {s}" for r in range(4) for s in ("compute", "network")}
+    start, odd, about = np.arange(10_000) * 1e-3, np.arange(10_000) % 2, {"rank": 0, "stream": "compute"}
+    rows = pl.DataFrame(
+        {"start_s": start, "end_s": start + np.where(odd, 9e-4, 3e-4), "phase": np.array(["a", "b"])[odd]}
+    )
+    drawn = values(plots.timeline_lanes(rows.with_columns(**{k: pl.lit(v) for k, v in about.items()})))
     assert len(drawn) < 2_000 and {row["phase"] for row in drawn} == {"b"}
-    rows = [
-        {"rank": 0, "stream": "compute", "phase": "forward", "name": "add", "module": "net", "start_s": i * 1e-3,
-         "end_s": i * 1e-3 + 1e-4 * (1 + 5 * (i == 7))}
-        for i in range(5000)
-    ]  # fmt: skip
-    chart = plots.timeline_lanes(rows)
+    about |= {"phase": "forward", "name": "add", "module": "net"}
+    chart = plots.timeline_lanes([{**about, "start_s": s, "end_s": s + (6e-4 if s == 0.007 else 1e-4)} for s in start])
     (bar,) = values(chart)
-    assert bar["busy"] == pytest.approx(0.1, rel=0.01) and (bar["operations"], bar["longest"]) == (5000, "add · net")
+    assert bar["busy"] == pytest.approx(0.1, rel=0.01) and (bar["operations"], bar["longest"]) == (10_000, "add · net")
     assert chart.to_dict()["title"]["subtitle"].startswith("paler")
 
 
@@ -210,11 +191,11 @@ def test_roofs_meet_at_the_ridge_and_share_a_label_where_they_are_close() -> Non
 
 
 def test_ranks_and_ways_of_several_operations_are_dashes_and_shapes() -> None:
-    encoding = plots.collective_curves(*WAYS).to_dict()["hconcat"][0]["layer"][0]["encoding"]
+    encoding = plots.collective_curves(*BOTH).to_dict()["hconcat"][0]["layer"][0]["encoding"]
     assert encoding["color"]["scale"]["domain"] == ["all_reduce", "all_to_all"]
     assert encoding["strokeDash"]["scale"]["domain"] == ["2 ranks", "8 ranks", "8 ranks, in-network"]
-    alone = [[row for row in rows if row["operation"] == "all_reduce"] for rows in WAYS]
-    encoding = plots.collective_curves(*alone).to_dict()["hconcat"][0]["layer"][0]["encoding"]
+    alone = plots.collective_curves(*collectives("all_reduce", **WAYS))
+    encoding = alone.to_dict()["hconcat"][0]["layer"][0]["encoding"]
     assert len(encoding["color"]["scale"]["domain"]) == 3 and "strokeDash" not in encoding
     row = {"operation": "all_reduce", "ranks": 8, "nbytes": 8e9, "time_s": 0.0312268}
     spec = plots.collective_curves([row], [row]).to_dict()

@@ -39,25 +39,23 @@ def list_formats(graph: Graph, *kinds: str, phase: str = "") -> list[str]:
 # -- autocast ----------------------------------------------------------------------------------------------------------
 
 
-def list_types(items: list[tuple[str, str, Any]], device: str, low: Any) -> list[Any]:
-    """Data types of what PyTorch's operations return; of arguments in half precision, in that of the region."""
-    places: Any = (torch, F, torch._C._nn, torch._C._linalg)
-    found = []
-    for key, op, given in items:
-        given = [place(each, device, low) for each in given]
-        owner = given[0] if "method" in key else next(each for each in places if hasattr(each, op))
-        out = getattr(owner, op)(*given["method" in key :])
-        found.append((op, [t.dtype for t in walk_tensors([out])]))
-    return found
-
-
 def place(tree: Any, device: str, low: Any) -> Any:
-    """Tensors without values on a device."""
+    """Tensors without values on a device, those in fp16 in another half precision."""
     if isinstance(tree, tuple | list):
         return type(tree)(place(each, device, low) for each in tree)
     if not isinstance(tree, torch.Tensor):
         return tree
     return torch.empty(tree.shape, dtype=low if tree.dtype is FP16 else tree.dtype, device=device)
+
+
+def list_types(items: list[tuple[str, str, Any]], device: str, low: Any) -> list[Any]:
+    """Data types of what PyTorch's operations return; each has a key, a name and arguments."""
+    found, places = [], (torch, F, torch._C._nn, torch._C._linalg)
+    for key, op, given in items:
+        given = [place(each, device, low) for each in given]
+        owner: Any = given.pop(0) if "method" in key else next(each for each in places if hasattr(each, op))
+        found.append((op, [t.dtype for t in walk_tensors([getattr(owner, op)(*given)])]))
+    return found
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -130,13 +128,11 @@ class Wrapped(nn.Module):
 
 
 IMAGES = (2, 4, 16, 16)
+UNCACHED = partial(torch.autocast, "cuda", cache_enabled=False)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize(
-    "region",
-    [torch.cuda.amp.autocast, partial(torch.autocast, "cpu"), partial(torch.autocast, "cuda", cache_enabled=False)],
-)
+@pytest.mark.parametrize("region", [torch.cuda.amp.autocast, partial(torch.autocast, "cpu"), UNCACHED])
 def test_every_way_to_write_a_region_counts(region: Callable[..., Any]) -> None:
     graph = capture(train(lambda: Wrapped(region(dtype=BF16)), IMAGES, ADAMW, fused=True), device="cuda")
     assert set(list_formats(graph)) == {"bf16"}
@@ -376,15 +372,22 @@ class Calls(TorchDispatchMode):
         return out
 
 
+def run(make_step: Make) -> list[tuple[str, Any]]:
+    """What the second call of a real step runs."""
+    step = make_step()
+    step()
+    with Calls() as calls:
+        step()
+    return calls.found
+
+
 class Do(nn.Module):
     """A function of rows of 16 numbers as a module, maybe with a weight."""
 
     def __init__(self, function: Callable[..., Any], *shape: int) -> None:
         super().__init__()
-        self.function, self.weights = (
-            function,
-            nn.ParameterList([nn.Parameter(torch.randn(shape) / 8)] if shape else []),
-        )
+        self.function = function
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(shape) / 8)] if shape else [])
 
     def forward(self, x: Any) -> Any:
         return self.function(x, *self.weights)
@@ -418,11 +421,8 @@ def make_random(seed: int) -> tuple[str, Make]:
     """A step of some of these modules, in fp32 or under autocast, plain, computed again or in two micro-batches."""
     draw = random.Random(seed)
     blocks, loss = draw.choices(BLOCKS, k=draw.randint(2, 6)), draw.choice(LOSSES)
-    low, form, optimizer = (
-        draw.random() < 0.5,
-        draw.choice(["plain", "checkpoint", "accumulate"]),
-        draw.choice([SGD, ADAMW]),
-    )
+    low, form = draw.random() < 0.5, draw.choice(["plain", "checkpoint", "accumulate"])
+    optimizer = draw.choice([SGD, ADAMW])
     again, reentrant = [draw.random() < 0.5 for _ in blocks], draw.random() < 0.3
 
     def make_step() -> Callable[[], Any]:
@@ -446,20 +446,6 @@ def make_random(seed: int) -> tuple[str, Make]:
     return f"{seed}: {form}{' in bf16' * low}", make_step
 
 
-def compare(seed: int) -> None:
-    """The captured operations and the real ones of a random step."""
-    name, make_step = make_random(seed)
-    graph = capture(make_step)
-    step = make_step()
-    step()
-    with Calls() as calls:
-        step()
-    assert [label[0] for label in graph.labels] == [each for each, _ in calls.found], name
-    names = {FP32: "fp32", BF16: "bf16"}
-    each = zip(graph.dtypes or [graph.dtype] * len(graph), calls.found, strict=True)
-    assert not [(ours, real) for ours, real in each if real[1] and names[real[1][0]] != ours], name
-
-
 @pytest.mark.parametrize("foreach", [True, False])
 def test_counts_of_steps_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch, foreach: bool) -> None:
     """`capturable=True`, which PyTorch refuses on a CPU: what it runs where it is allowed."""
@@ -468,11 +454,7 @@ def test_counts_of_steps_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch,
     for name in ("adam", "optimizer"):
         place = sys.modules[f"torch.optim.{name}"]
         monkeypatch.setattr(place, "_get_capturable_supported_devices", lambda **_: ["cpu"])
-    step = make_step()
-    step()
-    with Calls() as calls:
-        step()
-    ran = [name for name, _ in calls.found]
+    ran = [name for name, _ in run(make_step)]
     updates = [label[0] for label in graph.labels if label[3] == "update"]
     assert len(updates) > 8 and updates == ran[-len(updates) :]
 
@@ -481,4 +463,9 @@ def test_counts_of_steps_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("first", range(0, 30, 10))
 def test_random_steps_are_captured_as_they_run(first: int) -> None:
     for seed in range(first, first + 10):
-        compare(seed)
+        name, make_step = make_random(seed)
+        graph, ran = capture(make_step), run(make_step)
+        assert [label[0] for label in graph.labels] == [each for each, _ in ran], name
+        names = {FP32: "fp32", BF16: "bf16"}
+        each = zip(graph.dtypes or [graph.dtype] * len(graph), ran, strict=True)
+        assert not [(ours, real) for ours, real in each if real[1] and names[real[1][0]] != ours], name

@@ -1,4 +1,4 @@
-"""Convolutional nets and XLNet in PyTorch, each in the form of its publication and of any width, depth and size."""
+"""Convolutional nets and XLNet in PyTorch, each as published, but with any width, depth and size."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-_Net: TypeAlias = Any  #: a `perfkit.recording.nets.Net`, which captures what is built here
+_Net: TypeAlias = Any  #: a `perfkit.recording.nets.Net`, which imports this module to capture its nets
 
 
 def _unit(inputs: int, outputs: int, kernel: Any = 1, stride: int = 1, groups: int = 1, act: Any = nn.ReLU) -> Any:
@@ -18,26 +18,28 @@ def _unit(inputs: int, outputs: int, kernel: Any = 1, stride: int = 1, groups: i
 
 
 def _chain(inputs: int, *units: tuple[Any, ...]) -> nn.Sequential:
-    """Units one after the other, each with its arguments from the outputs on."""
+    """Units in sequence, each with its arguments after the number of inputs."""
     return nn.Sequential(*(_unit(before, *unit) for (before, *_), unit in pairwise([(inputs,), *units])))
 
 
 def _active(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
+    """Convolution and activation."""
     return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2), nn.ReLU(inplace=True)]
 
 
 def _normed(inputs: int, outputs: int, kernel: int = 1) -> list[nn.Module]:
-    """Batch norm and activation before the convolution."""
+    """Batch norm, activation and convolution."""
     convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
     return [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True), convolution]
 
 
 def _head(channels: int, classes: int) -> list[nn.Module]:
+    """Mean over the image, and scores of classes."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
 
 
 class Residual(nn.Module):
-    """Body plus shortcut, and an activation after the sum if there is one."""
+    """Body plus shortcut, and possibly an activation after the sum."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ class Residual(nn.Module):
 
 
 class Branches(nn.Module):
-    """Several branches side by side, their channels put together."""
+    """Several branches with the same input, whose channels are concatenated."""
 
     def __init__(self, *ways: nn.Module) -> None:
         super().__init__()
@@ -59,6 +61,7 @@ class Branches(nn.Module):
 
 
 def _resnet(net: _Net) -> Iterator[nn.Module]:
+    """Four stages of bottleneck blocks."""
     before = net.width
     yield from (_unit(3, before, 7, 2), nn.MaxPool2d(3, 2, 1))
     for stage in range(4):
@@ -74,6 +77,7 @@ def _resnet(net: _Net) -> Iterator[nn.Module]:
 
 
 def _vgg(net: _Net) -> Iterator[nn.Module]:
+    """Five stages of plain convolutions, and two linear layers."""
     before, wide = 3, 16 * net.width
     for stage in range(5):
         for _ in range(net.depth):
@@ -85,6 +89,7 @@ def _vgg(net: _Net) -> Iterator[nn.Module]:
 
 
 def _mobilenet(net: _Net) -> Iterator[nn.Module]:
+    """Five stages of inverted bottlenecks with depthwise convolutions."""
     before = 2 * net.width
     yield _unit(3, before, 3, 2, act=nn.ReLU6)
     for stage, factor in enumerate((1, 2, 4, 6, 10)):
@@ -97,10 +102,11 @@ def _mobilenet(net: _Net) -> Iterator[nn.Module]:
 
 
 def _densenet(net: _Net) -> Iterator[nn.Module]:
+    """Three stages of layers whose new channels join the old ones."""
     growth, channels = net.width, 2 * net.width
     yield from (_unit(3, channels, 7, 2), nn.MaxPool2d(3, 2, 1))
     for stage in range(3):
-        for _ in range(2 * net.depth):  # the new channels join the old ones
+        for _ in range(2 * net.depth):
             new = nn.Sequential(*_normed(channels, 4 * growth), *_normed(4 * growth, growth, 3))
             yield Branches(nn.Identity(), new)
             channels += growth
@@ -129,6 +135,7 @@ def _inception(net: _Net) -> Iterator[nn.Module]:
 
 
 def _squeezenet(net: _Net) -> Iterator[nn.Module]:
+    """Three stages of fire modules: few channels, then two sizes of kernel side by side."""
     before = 2 * net.width
     yield from (*_active(3, before, 3, 2), nn.MaxPool2d(3, 2, 1))
     for stage in range(3):
@@ -143,7 +150,7 @@ def _squeezenet(net: _Net) -> Iterator[nn.Module]:
 
 
 class _RelativeAttention(nn.Module):
-    """Attention by content and by distance; the scores by distance are shifted into place."""
+    """Attention by content and by distance; scores by distance are shifted so that their columns match."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -167,6 +174,8 @@ class _RelativeAttention(nn.Module):
 
 
 class _XLNet(nn.Module):
+    """Layers of relative attention and an MLP; the decoder shares the weights of the embedding."""
+
     def __init__(self, net: _Net) -> None:
         super().__init__()
         h, s, layers = net.width, net.size, range(net.depth)
@@ -205,7 +214,7 @@ def build_net(net: _Net) -> nn.Module:
     Returns
     -------
     module : torch.nn.Module
-        In training mode, with weights that keep activations and gradients in range through any depth.
+        In training mode. Its weights keep activations and gradients in range at any depth.
     """
     module = nn.Sequential(*_LAYERS[net.name](net)) if net.name in _LAYERS else _XLNet(net)
     for layer in module.modules():

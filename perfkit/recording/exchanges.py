@@ -1,4 +1,4 @@
-"""Collectives of a captured step: their sizes and ranks, and where each is waited for."""
+"""Collectives of a captured step: their sizes, their ranks, and where the step waits for each."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -14,27 +14,27 @@ from torch.futures import Future
 from perfkit.recording.sandbox import find_caller
 from perfkit.workloads.vocabulary import walk_tensors
 
-#: Calibrated collectives by the first letters of process-group operations.
+#: The calibrated collective for an operation of a process group, by the first letters of its name.
 _NAMES = {
     "allreduce": "all_reduce", "reducescatter": "reduce_scatter", "allgather": "all_gather", "alltoall": "all_to_all",
     "broadcast": "broadcast", "barrier": "all_reduce", "reduce": "all_reduce", "gather": "all_gather",
     "scatter": "broadcast", "send": "broadcast", "recv": "broadcast",
 }  # fmt: skip
-#: What is assumed where a tensor is sent.
-PAIR = "what one rank sends to another is priced as a broadcast between the two"
-#: What is assumed where kernels are replayed.
-GRAPHED = "after torch.cuda.make_graphed_callables all kernels count as launched at once, the optimizer's too"
+#: Assumption for a tensor that is sent.
+PAIR = "a send from one rank to another is priced as a broadcast between the two"
+#: Assumption for kernels that are replayed.
+GRAPHED = "with torch.cuda.make_graphed_callables all kernels count as launched at once, also those of the optimizer"
 
 
 def name_collective(func: Any) -> str:
-    """Calibrated collective of a PyTorch operation; empty if it is none."""
+    """The calibrated collective for a PyTorch operation; empty if it is no collective."""
     plain = func._schema.name.split("::")[-1].replace("_", "")
     found = func.namespace.lstrip("_").startswith("c10d")
     return next((ours for theirs, ours in _NAMES.items() if found and plain.startswith(theirs)), "")
 
 
 def answer(func: Any, args: Sequence[Any]) -> tuple[Any, Any]:
-    """Return value of an operation of a process group: its tensors and a handle to wait for; and the handle."""
+    """What an operation of a process group returns (tensors and a handle to wait for), and the handle alone."""
     result = args[0] if isinstance(args[0], Tensor | list) else None
     future: Any = Future()
     future.set_result(result)
@@ -44,51 +44,52 @@ def answer(func: Any, args: Sequence[Any]) -> tuple[Any, Any]:
 
 
 class Stream:
-    """A stream of a device, or an event on one: where on the compute stream its next operation may start, and after
-    which collectives. Those of a recorder are of a type of their own, as `exchanges` is.
+    """A stream of a device, or an event on one: where in program order its next operation may start.
+
+    Every recorder has its own subclass, whose `exchanges` are those of the recorder.
     """
 
     exchanges: Any
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._place = -0.5
-        self.pending: frozenset[int] = frozenset()
+        self.pending: frozenset[int] = frozenset()  # collectives that must end before the next operation
 
     @property
     def place(self) -> float:
-        """Position of the next operation in program order; between two where it is on a side stream [-]."""
+        """Position of the next operation in program order [-]; on a side stream it lies between two positions."""
         return self.exchanges.position if self is self.exchanges.compute else self._place
 
     def wait_stream(self, other: "Stream") -> None:
-        """Go on no sooner than another stream, or an event, has come to where it is now."""
+        """Wait until another stream, or an event, has finished all work that it has now."""
         self._place = max(self._place, np.ceil(other.place) - 0.5)
         self.follow(*other.pending)
 
     wait_event = wait_stream
 
     def follow(self, *numbers: int) -> None:
-        """Go on no sooner than these collectives have ended; the compute stream notes that it waits."""
+        """Wait until these collectives have ended; the compute stream records the wait."""
         if self is self.exchanges.compute:
             self.exchanges.finish(*numbers)
         else:
             self.pending |= {*numbers}
 
     def record_event(self, event: "Stream | None" = None) -> "Stream":
-        """Where this stream is now."""
+        """An event that holds the present position of this stream."""
         event = event or type(self)()
         event._place, event.pending = np.ceil(self.place) - 0.5, self.pending
         return event
 
     def record(self, stream: "Stream | None" = None) -> None:
-        """Note where a stream is now, the current one unless given."""
+        """Let this event hold the present position of a stream (of the current one by default)."""
         (stream or self.exchanges.current).record_event(self)
 
     def wait(self, stream: "Stream | None" = None) -> None:
-        """Have a stream wait for this event, the current one unless given."""
+        """Let a stream (the current one by default) wait for this event."""
         (stream or self.exchanges.current).wait_stream(self)
 
     def synchronize(self) -> None:
-        """The host goes on when all is done."""
+        """The host waits until this stream has finished."""
         self.exchanges.compute.wait_stream(self)
 
 
@@ -98,35 +99,36 @@ class Exchanges:
     Parameters
     ----------
     recorder : Recorder
-        Where they are appended to.
+        It receives the collectives as operations.
     """
 
     def __init__(self, recorder: Any) -> None:
-        self._recorder = weakref.proxy(recorder)  # else its storages live until someone looks for circles
+        self._recorder = weakref.proxy(recorder)  # a cycle of references would keep its storages alive
         self._groups: list[tuple[int, ...]] = []
-        self._launched: list[int] = []  # operations recorded when a collective was launched, itself included
-        self._waits: dict[int, int] = {}  # by number of the collective: operations recorded when it is waited for
-        self._open: dict[int, tuple[int, Any]] = {}  # number by handle
-        self._buffers: dict[int, int] = {}  # number by the storage that it fills
-        self._unseen: list[int] = []
-        self._earlier: list[int] = []  # operations recorded when one of the step before is waited for
+        # Collectives have numbers in the order of their launch, operations have positions in program order.
+        self._launched: list[int] = []  # position after each collective
+        self._waits: dict[int, int] = {}  # position of the first wait, by number
+        self._open: dict[int, tuple[int, Any]] = {}  # number and handle, by the identity of the handle
+        self._buffers: dict[int, int] = {}  # number, by the storage that the collective fills
+        self._unseen: list[int] = []  # numbers of those that only the end of the backward pass waits for
+        self._earlier: list[int] = []  # positions of waits for collectives of the previous step
         self._streams = type("Stream", (Stream,), {"exchanges": weakref.proxy(self)})
         self.compute = self.current = self._streams()
 
     @property
     def position(self) -> int:
-        """How many operations are recorded [-]."""
+        """Number of operations recorded so far [-]."""
         return len(self._recorder.labels)
 
     def list_streams(self) -> dict[str, Any]:
-        """What stands in for streams, events and graphs of a device, by their names there."""
+        """Replacements for the streams, events and graphs of a device, by their names in `torch.cuda`."""
         types = {"Stream": self._streams, "Event": self._streams}
         names = {"current_stream": lambda *_: self.current, "default_stream": lambda *_: self.compute}
         graphs = {"CUDAGraph": type("CUDAGraph", (), {"__init__": _refuse_graph}), "make_graphed_callables": self._keep}
         return {**types, "stream": self._switch, "synchronize": lambda *_: None, **names, **graphs}
 
     def _keep(self, callables: Any, *_: Any, **__: Any) -> Any:
-        """Modules or functions run as they are."""
+        """Return modules or functions unchanged: they run eagerly."""
         self._recorder.values.notes[GRAPHED] = None
         return callables
 
@@ -140,7 +142,7 @@ class Exchanges:
             self.current = before
 
     def record(self, name: str, func: Any, args: list[Any], out: Any, module: str, work: Any) -> None:
-        """Append a collective with its bytes in the nccl-tests convention."""
+        """Append a collective, with its bytes by the convention of nccl-tests [B]."""
         lists = [a for a in args if next(walk_tensors(a), None) is not None]
         writes = list(walk_tensors(lists[0] if func.namespace == "c10d" else out))
         reads = list(walk_tensors(lists[-1]))
@@ -154,7 +156,7 @@ class Exchanges:
             self._groups.append(ranks)
         nbytes: float = max(sum(t.numel() * t.element_size() for t in tensors) for tensors in (reads, writes))
         splits = [s for a in args if isinstance(a, list | tuple) for s in a if isinstance(s, int)]
-        if name == "all_to_all" and splits:  # the fullest rank's whole buffer bounds an uneven exchange
+        if name == "all_to_all" and splits:  # the rank that sends most sets the time of an uneven exchange
             first = next(t for t in (*reads, *writes) if t.dim())
             row = first.numel() / max(first.shape[0], 1) if first.numel() else 1
             nbytes = len(ranks) * max(splits) * row * first.element_size()
@@ -162,48 +164,51 @@ class Exchanges:
         self._recorder.emit((name, "collective", name), module, sizes, reads, writes)
         number = len(self._launched)
         self._launched.append(len(self._recorder.labels))
-        if given.get("async_op") is False:  # its caller waits at once
+        if given.get("async_op") is False:  # its caller waits immediately
             self.current.follow(number)
             return
         self._buffers.update({self._recorder.values.number(t): number for t in writes})
         if work is not None:
             self._open[id(work)] = number, work
-            if not find_caller("distributed_c10d.py"):  # a module over ranks: the backward pass waits at its end
+            if not find_caller("distributed_c10d.py"):  # DistributedDataParallel: the end of the backward pass waits
                 self._unseen.append(number)
 
     def finish(self, *numbers: int) -> None:
-        """Note that the compute stream waits here for collectives that it has not waited for."""
+        """Record that the compute stream waits here for collectives; only the first wait for each counts."""
         for number in numbers:
             self._waits.setdefault(number, self.position)
 
     def wait(self, work: Any) -> None:
-        """Note that a handle is waited for."""
+        """Record that the step waits for a handle."""
         if id(work) in self._open:
             self.current.follow(self._open.pop(id(work))[0])
         elif self._recorder.on:
             self._earlier.append(self.position)
 
     def touch(self, tensors: Sequence[Tensor]) -> None:
-        """The end of a backward pass uses these tensors: it has waited for what fills them."""
+        """These tensors are used now, so the collectives that fill them have ended."""
         keys = [self._recorder.values.number(t) for t in tensors]
         self.current.follow(*(self._buffers.pop(key) for key in keys if key in self._buffers))
 
     def end_backward(self) -> None:
-        """What was launched during the backward pass by no one who could wait has ended with it."""
+        """The end of the backward pass waits for the collectives of DistributedDataParallel."""
         self.finish(*self._unseen)
         self._unseen.clear()
 
     def list_groups(self, ranks: int) -> tuple[tuple[int, ...], ...]:
-        """Ranks of each communicator; nothing where all ranks share the only one."""
+        """Ranks of each communicator; empty if there is only one, of all ranks."""
         return () if self._groups in ([], [tuple(range(ranks))]) else tuple(self._groups)
 
     def list_waits(self, keys: np.ndarray, order: np.ndarray) -> np.ndarray | None:
-        """Waits of all collectives as `perfkit.workloads.graph.Graph` takes them, operations in order of their keys."""
+        """Waits of all collectives as a column of `perfkit.workloads.graph.Graph`; None if each is waited for at once.
+
+        `keys` are the positions of operations, `order` sorts them.
+        """
         launched = np.argsort(order)[np.array(self._launched, dtype=int) - 1]
         ends = [self._waits.get(number, len(keys)) for number in range(len(launched))]
         numbers = np.argsort(np.argsort(launched))
         left = sorted(number for number, _ in self._open.values() if number not in self._waits)
-        if len(left) == len(self._earlier):  # the next step waits for what this one leaves, in the same order
+        if len(left) == len(self._earlier):  # the next step waits for what this step leaves open, in the same order
             for number, place in zip(left, self._earlier, strict=True):
                 ends[number], numbers[number] = place, numbers[number] - len(launched)
         places = np.searchsorted(keys[order], ends)
@@ -213,13 +218,13 @@ class Exchanges:
 
 
 def _refuse_graph(*_: Any, **__: Any) -> NoReturn:
-    """Say that what is replayed without being called cannot be followed."""
-    advice = "give the step without it, or with torch.cuda.make_graphed_callables: its kernels are the same"
+    """Refuse graphs whose kernels are replayed: no call of PyTorch shows them."""
+    advice = "give the step without it, or with torch.cuda.make_graphed_callables, which runs the same kernels"
     raise ValueError(f"torch.cuda.CUDAGraph replays kernels that capture does not see; {advice}")
 
 
 def _find_ranks(given: dict[str, Any]) -> tuple[int, ...]:
-    """Ranks of the communicator among the arguments of a collective."""
+    """Ranks of the communicator that a collective is given."""
     group = given.get("process_group", given.get("group_name"))
     if isinstance(group, torch.ScriptObject):
         group = dist.ProcessGroup.unbox(group)

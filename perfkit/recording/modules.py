@@ -1,4 +1,4 @@
-"""The workloads as PyTorch training steps: modules, data, gradients averaged over ranks, optimizer."""
+"""The workloads as training steps of PyTorch: modules, data, averaging of gradients over ranks, optimizer."""
 
 import inspect
 import itertools
@@ -20,14 +20,14 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.transformer import Transformer
 
-#: Data types that platforms are calibrated for, as PyTorch has them.
+#: PyTorch's data types for the number formats of platforms.
 DTYPES = {
     "fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16,
 }  # fmt: skip
 #: Optimizers by name.
 OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
 
-#: Settings of a workload that can be predicted, with the only value that is built here.
+#: Settings of a workload for which only one value is built here; other values can only be predicted.
 _BUILT = {
     "embedding": "separate", "fused": False, "compiled": False, "checkpoint": False, "accumulate": 1,
     "parallel": "ddp", "kv_heads": 0, "head_width": 0, "inner": 0, "dropout": 0.0, "norm": "layer", "gated": False,
@@ -35,6 +35,7 @@ _BUILT = {
 
 
 def _mlp(widths: Sequence[int], *, last_relu: bool) -> list[nn.Module]:
+    """Layers of a multilayer perceptron."""
     layers: list[nn.Module] = []
     for pair in itertools.pairwise(widths):
         layers += [nn.Linear(*pair), nn.ReLU()]
@@ -42,7 +43,7 @@ def _mlp(widths: Sequence[int], *, last_relu: bool) -> list[nn.Module]:
 
 
 class _Cross(nn.Module):
-    """Low-rank cross layers: the input times a projection to a few columns and back, plus what came before."""
+    """Low-rank cross layers of DLRM-v2: x = x0 (W2 W1 x + b) + x, where W1 projects to a few columns."""
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class _Cross(nn.Module):
 
 
 class _Exchange(torch.autograd.Function):
-    """All_to_all of pooled rows; with overlap it starts here, and its gradients end here in the backward pass."""
+    """All_to_all of pooled rows. With overlap, forward only starts it, and backward ends that of the gradients."""
 
     @staticmethod
     def forward(ctx: Any, send: Tensor, widths: Sequence[int], flight: dict[str, Any]) -> Tensor:
@@ -80,11 +81,11 @@ class _Exchange(torch.autograd.Function):
         else:
             _send_back(gradients[0], ctx.flight)
         out = ctx.flight.pop("out")
-        return (out if out.numel() else None), None, None  # nothing came, so nothing is accumulated
+        return (out if out.numel() else None), None, None  # a rank without tables has no gradient
 
 
 class _Arrive(torch.autograd.Function):
-    """The end of an overlapped exchange: waits for the rows; in the backward pass it sends their gradients."""
+    """The end of an overlapped all_to_all: forward waits for the rows, and backward starts to send their gradients."""
 
     @staticmethod
     def forward(ctx: Any, received: Tensor, flight: dict[str, Any]) -> Tensor:
@@ -99,13 +100,14 @@ class _Arrive(torch.autograd.Function):
 
 
 def _send_back(flat: Tensor, flight: dict[str, Any]) -> None:
+    """Start the all_to_all of the gradients."""
     flight["out"] = flat.new_empty(flight["shape"])
     came, sent = flight["sizes"]
     flight["work"] = dist.all_to_all_single(flight["out"].view(-1), flat, sent, came, async_op=flight["overlap"])
 
 
 class _Recommendation(nn.Module):
-    """What one rank holds of a DLRM: its tables, and the bottom and top MLP."""
+    """The part of a DLRM that one rank holds: its tables, and both MLPs."""
 
     i: Tensor
     j: Tensor
@@ -138,7 +140,10 @@ class _Recommendation(nn.Module):
         pooled = [table(i, o) for table, i, o in zip(self.tables, indices, offsets, strict=True)]
         if parallel:
             flight: dict[str, Any] = {"overlap": overlap}
-            send = torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0] if pooled else self._send_nothing(batch)
+            if pooled:
+                send = torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]
+            else:  # the gradient of this empty tensor lets a rank without tables join the backward exchange
+                send = next(self.bottom.parameters()).new_empty(batch * self.plan.ranks, 0).requires_grad_()
             received = _Exchange.apply(send, self.widths, flight)
             if overlap:
                 x = self.bottom(x)
@@ -152,12 +157,10 @@ class _Recommendation(nn.Module):
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return self.top(torch.cat([x, products[:, self.i, self.j]], 1))
 
-    def _send_nothing(self, batch: int) -> Tensor:
-        """No table is here, but the other ranks wait for this one in the backward exchange too."""
-        return next(self.bottom.parameters()).new_empty(batch * self.plan.ranks, 0).requires_grad_()
-
 
 class _Attention(nn.Module):
+    """Self-attention: one kernel where the workload says so, else products and a softmax."""
+
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         h = model.hidden
@@ -180,7 +183,7 @@ class _Attention(nn.Module):
 
 
 class _Embeddings(nn.Module):
-    """Sum of the embeddings of words, their places and, in a BERT, their types."""
+    """Sum of the embeddings of words, of their positions and, in a BERT, of their types."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -195,7 +198,7 @@ class _Embeddings(nn.Module):
 
 
 def _build_words(model: Transformer) -> nn.Module:
-    """A BERT with a masked-token head, or a GPT-2: layers in the order of use, in which the optimizer updates."""
+    """A BERT with a masked-token head, or a GPT-2; layers are registered in the order of use, for the optimizer."""
     h, causal, words = model.hidden, model.causal, _Embeddings(model)
     layers: list[nn.Module] = [words] if causal else [words, nn.LayerNorm(h)]
     for _ in range(model.layers):
@@ -206,14 +209,14 @@ def _build_words(model: Transformer) -> nn.Module:
     layers += [] if causal else [nn.Linear(h, h), nn.GELU()]
     module = nn.Sequential(*layers, nn.LayerNorm(h), nn.Linear(h, model.vocabulary, bias=not causal))
     module[-1].weight = words.words.weight
-    for each in module.modules():  # as published: wider weights saturate the softmax, and denormals slow it down
+    for each in module.modules():  # as published: large weights would saturate the softmax and make slow denormals
         if isinstance(each, nn.Linear | nn.Embedding):
             nn.init.normal_(each.weight, std=0.02)
     return module
 
 
 def draw_rows(rng: np.random.Generator, rows: int, exponent: float, n: int) -> np.ndarray:
-    """Row numbers whose popularity follows a Zipf law, popular rows scattered over the table.
+    """Draw row numbers by a Zipf law; popular rows are scattered over the table.
 
     Parameters
     ----------
@@ -224,7 +227,7 @@ def draw_rows(rng: np.random.Generator, rows: int, exponent: float, n: int) -> n
     exponent : float
         Zipf exponent, 0 for uniform [-].
     n : int
-        Draws [-].
+        Number of draws [-].
 
     Returns
     -------
@@ -234,7 +237,7 @@ def draw_rows(rng: np.random.Generator, rows: int, exponent: float, n: int) -> n
     if exponent == 0.0:
         return rng.integers(0, rows, n)
     cumulative, step = _cumulative(rows, exponent), max(1, round(rows * 0.6180339887))
-    while np.gcd(step, rows) != 1:  # a multiplier near the golden section of the table that reaches every row
+    while np.gcd(step, rows) != 1:  # find a multiplier near the golden section that reaches every row
         step += 1
     ranks = np.searchsorted(cumulative, rng.random(n) * cumulative[-1])
     return (ranks * step + rows // 3) % rows
@@ -242,6 +245,7 @@ def draw_rows(rng: np.random.Generator, rows: int, exponent: float, n: int) -> n
 
 @lru_cache(maxsize=32)
 def _cumulative(rows: int, exponent: float) -> np.ndarray:
+    """Cumulative weights of a Zipf law."""
     return np.cumsum(np.arange(1, rows + 1, dtype=float) ** -exponent)
 
 
@@ -269,7 +273,7 @@ def _draw_batch(model: Any, ranks: int, device: str, rng: np.random.Generator, t
 
 
 def _share_gradients(module: nn.Module) -> nn.Module:
-    """Let gradients be averaged over ranks in buckets, while the backward pass goes on."""
+    """Average gradients over ranks in buckets, during the backward pass."""
     if not any(p.requires_grad for p in module.parameters()):
         return module
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # in torch 2.13
@@ -278,7 +282,7 @@ def _share_gradients(module: nn.Module) -> nn.Module:
 
 
 def _all_reduce(parameters: Sequence[nn.Parameter]) -> None:
-    """Average gradients in one flat piece."""
+    """Average gradients over ranks in one flat tensor."""
     flat = torch.cat([p.grad.reshape(-1) for p in parameters])  # type: ignore[union-attr]
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())
@@ -289,7 +293,7 @@ def _all_reduce(parameters: Sequence[nn.Parameter]) -> None:
 def build_step(
     workload: Any, *, plan: Plan | None = None, rank: int = 0, ranks: int = 1, device: str = "cpu", seed: int = 0
 ) -> tuple[Callable[[], Any], nn.Module]:
-    """The training step of a workload, ready to be called over and over.
+    """Build the training step of a workload, which can be called repeatedly.
 
     Parameters
     ----------
@@ -300,23 +304,23 @@ def build_step(
     rank : int
         This process's rank [-].
     ranks : int
-        Ranks of the process group; those of the plan where there is one [-].
+        Ranks of the process group; a plan brings its own number [-].
     device : str
         Torch device.
     seed : int
-        Seed of weights and data; eight batches rotate [-].
+        Seed of weights and data; the step goes through eight batches in turn [-].
 
     Returns
     -------
     step : callable
-        Zeroes gradients, runs forward, backward and the optimizer.
+        Sets gradients to zero, runs forward, backward and optimizer.
     module : torch.nn.Module
         The model.
 
     Raises
     ------
     ValueError
-        For what can be predicted, but is not built here.
+        For a setting that can be predicted but is not built here.
     """
     for name, built in _BUILT.items():
         if (value := getattr(workload, name, built)) != built:
@@ -326,7 +330,7 @@ def build_step(
     tables: list[EmbeddingTable] = []
     module: Any
     loss_of: Callable[..., Tensor] = F.cross_entropy
-    parts: Sequence[str] = ()  # of the module whose gradients are averaged; all of it where there are none
+    parts: Sequence[str] = ()  # submodules whose gradients are averaged; empty for the whole module
     if isinstance(workload, DLRM):
         placed, parts, loss_of = workload.place(plan, ranks), ("bottom", "top"), F.binary_cross_entropy_with_logits
         module, tables = _Recommendation(workload, placed, rank), [workload.tables[t] for t in placed.tables_of(rank)]

@@ -1,4 +1,4 @@
-"""Convolutional nets and XLNet as training iterations, captured from the modules that PyTorch runs."""
+"""Convolutional nets and XLNet as workloads, captured from the modules that PyTorch runs."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,8 +9,8 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tape import ITEMSIZE, check_ranks
 
-#: Family by net: arXiv 1512.03385 (bottleneck blocks), 1409.1556, 1801.04381, 1608.06993, 1512.00567, 1602.07360 and
-#: 1906.08237, in this order.
+#: Workload family by net. Published as arXiv 1512.03385 (bottleneck blocks), 1409.1556, 1801.04381, 1608.06993,
+#: 1512.00567, 1602.07360 and 1906.08237, in this order.
 NETS = {
     "resnet": "convolution", "vgg": "convolution", "mobilenet": "convolution", "densenet": "convolution",
     "inception": "convolution", "squeezenet": "convolution", "xlnet": "xlnet",
@@ -21,7 +21,7 @@ NETS = {
 class Net:
     """One training iteration of a convolutional net or an XLNet: forward, cross entropy, backward, optimizer.
 
-    On several ranks it is data-parallel. Capturing it needs torch.
+    On several ranks it is data-parallel. Its graph is captured, which needs torch.
 
     Parameters
     ----------
@@ -40,14 +40,14 @@ class Net:
     optimizer : str
         ``sgd`` (with momentum 0.9) or ``adamw``.
     dtype : str
-        Data type of everything.
+        Data type of weights, activations and gradients.
     overlap : bool
-        Whether several ranks average gradients in buckets during the backward pass, or else in one piece after it.
+        Whether several ranks average gradients in buckets during the backward pass, or else all at once after it.
 
     Raises
     ------
     ValueError
-        For unknown names and sizes that are not above zero or too small for the net.
+        For an unknown name, and for a size that is not above zero or too small for the net.
 
     Examples
     --------
@@ -78,35 +78,35 @@ class Net:
 
     @property
     def family(self) -> str:
-        """Workload family, by which platforms are calibrated."""
+        """Workload family; platforms are calibrated by family."""
         return NETS[self.name]
 
     @property
     def description(self) -> str:
-        """What is computed, in a few words."""
+        """Name and sizes in words."""
         return f"{self.name}, batch {self.batch}, size {self.size}, width {self.width}, depth {self.depth}"
 
     def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
-        """What every rank computes in one iteration: the same on each.
+        """Graphs of one iteration, the same on every rank.
 
         Parameters
         ----------
         ranks : int
-            Ranks [-].
+            Number of ranks [-].
         plan : None
             A net has no tables to place.
         accelerator : bool
-            Whether it runs on a device of its own, where the optimizer updates lists of tensors.
+            Whether it runs on a GPU, where the optimizer updates lists of tensors.
 
         Returns
         -------
         graphs : tuple of Graph
-            One per rank.
+            One for each rank.
 
         Raises
         ------
         ValueError
-            If the batch does not divide by the ranks or a plan is given.
+            If the batch does not divide by the ranks, or if a plan is given.
         """
         ranks = check_ranks(self.batch, ranks, plan)
         return (_record(self, ranks, "cuda" if accelerator else "cpu"),) * ranks
@@ -114,7 +114,7 @@ class Net:
 
 @lru_cache(maxsize=64)
 def _record(net: Net, ranks: int, device: str) -> Graph:
-    """Capture one rank's iteration."""
+    """Capture the iteration of one rank."""
     from perfkit.recording.modules import build_step
     from perfkit.recording.steps import capture
 

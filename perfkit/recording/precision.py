@@ -1,7 +1,7 @@
-"""The precision and the kernels of a GPU in a capture without one.
+"""The precision and the kernels of a GPU in a capture without a GPU.
 
-Tensors of a capture are stored on the CPU, whose autocast has other lists and whose attention has one kernel. So calls
-that CUDA autocast may change pass through `pretend_gpu`.
+Tensors of a capture are stored on the CPU, where autocast has other lists of operations and attention has one kernel.
+So `pretend_gpu` redirects all calls that CUDA autocast may change.
 
 References
 ----------
@@ -27,9 +27,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from perfkit.workloads.vocabulary import pick_attention, walk_tensors
 
-#: Dispatch key of autocast on a device that no build of PyTorch has kernels for.
+#: Dispatch key of autocast on a device for which PyTorch has no kernels of its own.
 _KEY = "AutocastPrivateUse1"
-#: What CUDA autocast runs in the lower precision, and what in the widest of its arguments; all else it has, in fp32.
+#: Operations that CUDA autocast runs in lower precision, and in the widest type of their arguments; all others in fp32.
 _LOWER = frozenset(
     "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu "
     "addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
@@ -37,7 +37,7 @@ _LOWER = frozenset(
     "_scaled_dot_product_flash_attention scaled_dot_product_attention".split()
 )
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add vdot".split()
-#: The innermost region of autocast, and weights in its data type until the outermost one ends.
+#: The innermost region of autocast, and weights converted to its data type, kept until the outermost region ends.
 _region: dict[str, Any] = {"enabled": False, "dtype": torch.float16}
 _weights: Any = WeakIdKeyDictionary()
 
@@ -46,11 +46,12 @@ _weights: Any = WeakIdKeyDictionary()
 
 
 def _is_eligible(tensor: Any) -> bool:
+    """Whether autocast converts such a tensor."""
     return isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype is not torch.float64
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
-    """Arguments in a data type; weights are converted once."""
+    """Arguments converted to a data type; weights are converted only once."""
     if isinstance(tree, list | tuple):
         return type(tree)(_cast(each, dtype) for each in tree)
     if not _is_eligible(tree) or tree.dtype is dtype:
@@ -64,7 +65,7 @@ def _cast(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """An operation as it runs on a GPU, in the precision of the region."""
+    """Run an operation as on a GPU, in the precision of the region."""
     names, name = [a.name for a in op._schema.arguments], op._schema.name.removeprefix("aten::")
     given, full = dict(zip(names, args, strict=False)) | kwargs, torch.float32
     with torch._C._DisableAutocast():
@@ -85,29 +86,29 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _drop(x: Tensor, p: float, train: bool) -> Tensor:
-    """Dropout, which is one kernel on a GPU and three on a CPU [3]_."""
+    """Dropout as one kernel, as on a GPU; a CPU has three [3]_."""
     with torch._C._DisableAutocast():
         return torch.native_dropout(x, p, True)[0] if train and 0 < p < 1 and x.numel() else torch.dropout(x, p, train)
 
 
 def _normalize(x: Tensor, shape: Sequence[int], weight: Any, eps: Any) -> Tensor:
-    """Division by the root mean square, which is one kernel on a GPU but for tensors such as these [4]_."""
+    """RMS norm as one kernel, as on a GPU, except for tensors that this kernel does not take [4]_."""
     mixed = weight is not None and weight.dtype is not x.dtype
     if mixed or x.is_complex() or suggest_memory_format(x) is not torch.contiguous_format:
         return torch.rms_norm(x, shape, weight, eps)
-    own: Any = torch._C  # a CPU has no such kernel, so PyTorch would split the call before autograd
+    own: Any = torch._C  # the CPU has no such kernel: PyTorch would split the call before autograd
     keys = own.DispatchKeySet(own.DispatchKey.AutogradPrivateUse1) | own.DispatchKeySet(own.DispatchKey.Python)
     return torch.ops.aten._fused_rms_norm.default.redispatch(keys, x, shape, weight, eps)[0]
 
 
 @contextmanager
 def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
-    """Let calls act as on a GPU, which has autocast for whatever device a region names, and scalers of gradients.
+    """Let calls act as on a GPU: autocast for every device that a region names, gradient scalers, fused kernels.
 
     Parameters
     ----------
     note : callable
-        Receives what the user has to be told.
+        Receives notes for the user.
     """
     own: Any = torch._C
     build, enter = autocast.__init__, autocast.__enter__
@@ -141,7 +142,7 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
         library.impl("_fused_rms_norm", torch.ops.aten._fused_rms_norm, "PrivateUse1")  # see `_normalize`
         key = own._dispatch_key_parse(_KEY)
         stack.enter_context(own._IncludeDispatchKeyGuard(key))
-        stack.enter_context(own._SetExcludeDispatchKeyGuard(key, False))  # where regions are off, as by default
+        stack.enter_context(own._SetExcludeDispatchKeyGuard(key, False))  # outside of regions too
         stack.enter_context(patch.dict(_region, enabled=False, dtype=torch.get_autocast_dtype("cuda")))
         for owner, values in patches:
             stack.enter_context(patch.multiple(owner, **values))
@@ -153,7 +154,7 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
 
 
 def _attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: Any, gqa: bool) -> Any:
-    """Attention by the kernel that PyTorch takes on a GPU such as A100, and what comes before it [2]_."""
+    """Attention by the kernel that PyTorch takes on a GPU such as A100, with the copies before it [2]_."""
     aten, width = torch.ops.aten, query.shape[-1]
     backend = _choose([query, key, value], mask, dropout, causal, gqa)
     if mask is not None and mask.dtype is torch.bool:
@@ -178,7 +179,7 @@ def _attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal:
 
 
 def _choose(inputs: Sequence[Tensor], mask: Any, dropout: float, causal: bool, gqa: bool) -> Any:
-    """The first kernel in the order of the step that takes such tensors [2]_."""
+    """The first kernel, in the order that the step sets, that takes such tensors [2]_."""
     dtype, fit = inputs[0].dtype, {SDPBackend.MATH: True}
     if all(t.dim() == 4 and t.numel() and t.stride(-1) == 1 and t.shape[0] == len(inputs[0]) for t in inputs):
         (_, heads, rows, width), (_, kept, columns, wide), (_, valued, _, deep) = (t.shape for t in inputs)

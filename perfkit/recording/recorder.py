@@ -1,4 +1,4 @@
-"""The recorder of a training step: what PyTorch dispatches, as columns of a graph."""
+"""The recorder of a training step: it appends every operation that PyTorch dispatches to the columns of a graph."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -27,16 +27,16 @@ _NAMES: dict[Any, str] = {
     **{dtype: name for name, dtype in DTYPES.items() if name != "tf32"},
     torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
 }  # fmt: skip
-#: Switches for the number format of products of fp32 on a GPU, by operation class.
+#: PyTorch's switch for products of fp32 in TF32 on a GPU, by operation class.
 _SWITCHES = {"gemm": "matmul", "bmm": "matmul", "convolution": "conv"}
-#: The node of autograd that keeps the gradient of a weight, and where reducers of gradients start from.
+#: The node of autograd that stores the gradient of a weight; DistributedDataParallel hooks into it.
 _KEEP = "torch::autograd::AccumulateGrad"
-#: Asked several times for each operation: what device a tensor says it is on.
+#: The device of a tensor, which PyTorch reads several times for each operation.
 _DEVICE = torch.ops.prim.device.default
 
 
 class _Schema:
-    """Facts about an operation for the recorder, looked up once."""
+    """Properties of an operation, found once."""
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -44,47 +44,48 @@ class _Schema:
         self.defaults = [(a.name, a.default_value) for a in schema.arguments]
         changed = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
         self.written = tuple(i for i, is_written in enumerate(changed) if is_written)
-        #: Written arguments that are not read: places for results.
+        #: Written arguments that are not read: they only receive results.
         self.lent = self.written if self.name[-1] != "_" else ()
         self.pointwise = torch.Tag.pointwise in func.tags
         self.view = self.name in VIEWS or func.namespace in ("prim", "profiler")
         self.collective = name_collective(func)
-        #: Its result is a view; or a tensor whose sizes follow from those of its arguments.
+        #: Whether its result is a view, or else a new tensor whose sizes depend only on those of its arguments.
         self.aliasing = func.is_view or self.name == "_unsafe_view"
         dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & {*func.tags}
         plain = not (self.written or self.aliasing or (dynamic and self.name != "index"))
         self.sized = plain and [str(each.type) for each in schema.returns] == ["Tensor"]
-        #: Changes the numbers of its first argument alone, so its result is known.
+        #: Whether it only changes the numbers of its first argument, so that its result is that argument.
         simple = self.pointwise or self.name[:9] == "_foreach_" or self.name in ("normal_", "uniform_", "index_add_")
         self.in_place = self.written == (0,) and not self.lent and simple
 
     def complete(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Arguments in the order of the schema, defaults included."""
+        """Arguments in the order of the schema, with defaults."""
         if len(args) == len(self.defaults):
             return [*args]
         return [*args, *(kwargs.get(name, default) for name, default in self.defaults[len(args) :])]
 
 
 class Recorder(TorchDispatchMode):
-    """Appends dispatched operations to columns; keeps storages, never tensors, which would change autograd.
+    """Appends dispatched operations to columns. It never keeps tensors, as this would change what autograd does.
 
     Parameters
     ----------
     fake : FakeTensorMode
-        The mode that tensors without values belong to.
+        The mode of tensors without values.
     accelerator : bool
-        Whether the step runs on a device of its own, which may compute fp32 products in TF32.
+        Whether the step is recorded as it runs on a GPU.
     """
 
     def __init__(self, fake: FakeTensorMode, accelerator: bool) -> None:
         super().__init__()
-        self.values, self.on, self.agreeing, self.accelerator = Values(fake), False, False, accelerator
-        self.exchanges = Exchanges(self)
-        self.phase, self.leading = "forward", False
-        self.modules: list[str] = []
-        self.compiled: set[str] = set()  # phases
+        self.values, self.exchanges, self.accelerator = Values(fake), Exchanges(self), accelerator
+        self.on = False  # whether operations are appended
+        self.agreeing = False  # whether ranks agree on whole numbers, which is no work of the step
+        self.phase, self.leading = "forward", False  # leading: a backward pass was called and has not begun yet
+        self.modules: list[str] = []  # paths of the running modules, the innermost one last
+        self.compiled: set[str] = set()  # phases that are compiled
         self.labels: list[Label] = []
-        self.viewed = self.bare = 0
+        self.viewed = self.bare = 0  # views, and calls of the framework without a kernel
         self._features: list[list[float]] = []
         self._accesses: list[tuple[int, int, float, int]] = []
         self._dtypes: list[str] = []
@@ -92,22 +93,23 @@ class Recorder(TorchDispatchMode):
         self._tables: list[EmbeddingTable] = []
         self._trained: dict[int, int] = {}
         self._schemas: dict[Any, _Schema] = {}
-        self._looked_up: dict[tuple[int, ...], tuple[int, float]] = {}  # table and bags, by weight and by indices
-        self._marks: list[tuple[int, str]] = []
-        self._node: tuple[int, str] | None = None
-        self._opened = True
+        self._weights: dict[int, tuple[int, float]] = {}  # table and bags of the last lookup, by storage of the weight
+        self._indices: dict[tuple[int, int], int] = {}  # table, by storage of the indices and rows of the table
+        self._marks: list[tuple[int, str]] = []  # number of the next node of autograd where a module begins or ends
+        self._node: tuple[int, str] | None = None  # number and name of the running node of autograd
+        self._opened = True  # whether the running node has appended an operation
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled meanwhile; to say so again at each call takes long."""
+        """Nothing is compiled during a capture; to disable the compiler at each call would take long."""
         return False
 
     def mark(self) -> None:
-        """Assign later nodes of autograd to the innermost running module."""
+        """Assign the nodes of autograd that are made from now on to the innermost running module."""
         self._marks.append((torch._C._autograd._get_sequence_nr(), self.modules[-1] if self.modules else ""))
 
     def _locate(self, tensors: Sequence[Tensor]) -> str:
-        """Path of the module; also updates the phase and counts calls of autograd."""
+        """Find the path of the module of an operation; this also updates the phase and counts calls of autograd."""
         node: Any = torch._C._current_autograd_node()
         inside = self.modules[-1] if self.modules else ""
         if node is None:
@@ -129,7 +131,7 @@ class Recorder(TorchDispatchMode):
                 held = getattr(node.variable, "_local_tensor", node.variable)
                 self._trained[self.values.number(held)] = held.numel()
         self.phase, self.leading = "backward", False
-        if self.modules:  # computed again for the backward pass
+        if self.modules:  # a checkpoint, which is computed again in the backward pass
             return inside
         place = bisect_right(self._marks, number, key=lambda mark: mark[0]) - 1
         return self._marks[place][1] if place >= 0 and number < 1 << 62 else ""
@@ -169,7 +171,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _append(self, schema: _Schema, args: list[Any], given: Sequence[Tensor], out: Any, module: str) -> None:
-        """Append an operation with the sizes of the vocabulary."""
+        """Append an operation with the class and sizes that the vocabulary gives it."""
         sparse = schema.name == "add_" and getattr(args[1], "layout", None) is torch.sparse_coo
         entry = find_entry(schema.name, pointwise=schema.pointwise, sparse=sparse)
         variant = entry.variant(schema.name, args) if callable(entry.variant) else entry.variant
@@ -185,7 +187,8 @@ class Recorder(TorchDispatchMode):
         finishing = not self._node and torch._C._current_graph_task_id() != -1
         if finishing:
             self.exchanges.touch(reads)
-        if finishing or (self._node and self._node[1] == _KEEP and schema.name == "mul"):  # a reducer's copies
+        reduced = self._node is not None and self._node[1] == _KEEP and schema.name == "mul"
+        if finishing or reduced:  # copies of DistributedDataParallel
             sizes |= {"calls": 0}
         dtype = next((_NAMES[t.dtype] for t in (*walk_tensors(out), *given) if t.dtype in _NAMES), "")
         if self.accelerator and dtype == "fp32" and entry.kind in _SWITCHES:
@@ -212,31 +215,37 @@ class Recorder(TorchDispatchMode):
                     self._accesses.append((index, self.values.number(tensor), nbytes, flag))
 
     def transfer(self, direction: str, tensor: Tensor) -> None:
-        """Append a copy between host and device that the host waits for."""
+        """Append a copy between host and device that the host waits for; on a CPU there is none."""
+        if not (self.accelerator and self.on):
+            return
         module, dtype = self.modules[-1] if self.modules else "", _NAMES.get(tensor.dtype, "")
         self.emit(("to", "transfer", direction), module, {"elements": tensor.numel()}, [], [tensor], dtype)
 
     def _find_table(self, name: str, args: list[Any], sizes: dict[str, float]) -> dict[str, float]:
-        """Number of the table that rows are looked up in, which is noted when it is first seen."""
+        """Number of the table of a lookup, or of its backward pass or update; a new table is added."""
         if name == "_embedding_bag_backward":
-            known = (own for key, own in self._looked_up.items() if key[1:] == (args[6],))  # all that a trace tells
-            return {"table": self._looked_up.get((self.values.number(args[1]), args[6]), next(known, (0,)))[0]}
+            rows = args[6]
+            similar = (number for (_, size), number in self._indices.items() if size == rows)
+            found = self._indices.get((self.values.number(args[1]), rows))  # none in a trace, which holds no indices
+            return {"table": next(similar, 0) if found is None else found}
         weight = self.values.number(args[0])
-        number, bags = self._looked_up.get((weight,), (0, sizes["lookups"]))
+        number, bags = self._weights.get(weight, (0, sizes["lookups"]))
         if name != "_embedding_bag":
             return {"table": number, "bags": bags}
         rows, dim = args[0].shape
-        if (weight,) not in self._looked_up:
-            number, pooling = len(self._tables), sizes["lookups"] / max(sizes["bags"], 1.0) or 1.0
-            exponent, name = _fit_exponent(self.values.pretend(args[1]).constant, rows), f"table {number}"
-            table = EmbeddingTable(rows, dim, pooling, exponent, args[0].element_size(), name)
+        if weight not in self._weights:
+            number = len(self._tables)
+            pooling = sizes["lookups"] / max(sizes["bags"], 1.0) or 1.0
+            exponent = _fit_exponent(self.values.pretend(args[1]).constant, rows)
+            table = EmbeddingTable(rows, dim, pooling, exponent, args[0].element_size(), f"table {number}")
             self._tables.append(table)
             self.values.laws.setdefault(rows, table.distribution)
-        self._looked_up[weight,] = self._looked_up[self.values.number(args[1]), rows] = number, sizes["bags"]
+        self._weights[weight] = number, sizes["bags"]
+        self._indices[self.values.number(args[1]), rows] = number
         return {"table": number}
 
     def graph(self, name: str, family: str, ranks: int) -> Graph:
-        """Everything recorded as columns; what side streams did stands where the compute stream let them begin."""
+        """The recorded graph; operations of side streams stand where the compute stream lets them begin."""
         keys = np.array(self._keys, dtype=float)
         order = np.argsort(keys, kind="stable")
         features = np.array(self._features, dtype=float).reshape(-1, len(FEATURES))[order]
@@ -246,10 +255,10 @@ class Recorder(TorchDispatchMode):
         names, labels = [self._dtypes[place] for place in order], tuple(self.labels[place] for place in order)
         work = Counter[str]()
         for dtype, flops in zip(names, features[:, COLUMN["flops"]] + 1.0, strict=True):
-            work["fp32" if dtype == "tf32" else dtype] += flops  # devices without TF32 compute in the general format
+            work["fp32" if dtype == "tf32" else dtype] += flops  # not every device has TF32
         del work[""]
         main = max(work, key=lambda dtype: work[dtype], default="fp32")
-        weights = [(number, (number,) in self._looked_up) for number in self._trained]
+        weights = [(number, number in self._weights) for number in self._trained]
         dtypes = tuple(dtype or main for dtype in names)
         graph = Graph(
             labels, features, accesses, tuple(self._tables),
@@ -264,12 +273,12 @@ class Recorder(TorchDispatchMode):
 
 @lru_cache
 def _is_divided(types: tuple[type, ...]) -> bool:
-    """Whether one of them works on tensors of its own, such as shards."""
+    """Whether one of these types holds other tensors, as shards do."""
     return any(hasattr(each, "__tensor_flatten__") for each in types)
 
 
 def _fit_exponent(indices: Tensor | None, rows: int) -> float:
-    """Zipf exponent that gives the number of distinct indices; 0 for those that are not known."""
+    """The Zipf exponent that gives this number of distinct indices; 0 if the indices are not known."""
     if indices is None or not indices.numel():
         return 0.0
     with unset_fake_temporarily():

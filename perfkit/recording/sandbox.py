@@ -1,35 +1,35 @@
-"""A sandbox in which a training step runs without computing, with every private part of PyTorch that it needs.
+"""A sandbox in which a training step runs without computing.
 
-Checked with PyTorch 2.13.0 alone. What would have to be looked at first with another version, see `_list_patches`:
+It uses private parts of PyTorch and was checked only with PyTorch 2.13.0. With another version, look at these first:
 
 ===========================================  ==============================================================
 part of PyTorch                              what for
 ===========================================  ==============================================================
-torch._subclasses.fake_tensor                tensors without values; `data_ptr` is asked for by deep copies
-_meta_registrations._meta_grouped_mm_common  products of groups in formats other than bf16
+torch._subclasses.fake_tensor                tensors without values; deep copies ask for `data_ptr`
+_meta_registrations._meta_grouped_mm_common  grouped products in formats other than bf16
 fake_tensor.CONSTANT_NUMEL_LIMIT             real whole numbers stay known through operations
-nn.Module._apply                             conversions swap parameters, which fake ones cannot
-nn.init._no_grad_trunc_normal_               draws until all numbers are in range
-UninitializedParameter, UninitializedBuffer  what lazy modules hold before their first input
-DataLoader._get_iterator                     batches are made for real and in this process
+nn.Module._apply                             conversions swap parameters; fake parameters cannot be swapped
+nn.init._no_grad_trunc_normal_               it draws until all numbers are in range
+UninitializedParameter, UninitializedBuffer  tensors of lazy modules before their first input
+DataLoader._get_iterator                     batches are real and made in this process
 _foreach_utils, optimizer: lists of types    optimizers on a GPU work on lists of tensors
-distributed_c10d._world                      ranks that do not exist, in place of those there may be
-torch.testing._internal...fake_pg            their store and their process group
+distributed_c10d._world                      ranks that do not exist, in place of real ones
+torch.testing._internal...fake_pg            the store and the process group of these ranks
 Reducer._rebuild_buckets                     DistributedDataParallel reads the bucket sizes it sends
-Work.wait                                    where a collective is waited for
-_verify_param_shape_across_processes         what a module over ranks asks other ranks first
-DeviceMesh.__init__                          ranks of a mesh are known, and its tensors on this machine
-torch.cpu, torch.cuda: Stream and others     what goes on beside the compute stream
-_clear_sharding_prop_cache                   shards are looked up by meshes that are equal, not the same
-_dynamo.eval_frame: _callback_from_stance    what is compiled runs as it is, and whether anything is
-TorchDispatchMode._should_skip_dynamo        a compiler need not be kept from the recorder at each of its calls
-Tensor._make_subclass                        fake tensors are made without the checks of their constructor
-fsdp: the file _fsdp_param.py                whether it is what moves weights to the host
-fp32_precision, float32_matmul_precision     number formats of products, put back after a capture
+Work.wait                                    where the step waits for a collective
+_verify_param_shape_across_processes         DistributedDataParallel asks other ranks first
+DeviceMesh.__init__                          the ranks of a mesh are known, its tensors on the CPU
+torch.cpu, torch.cuda: Stream and others     work beside the compute stream
+_clear_sharding_prop_cache                   its keys are meshes, and old and new ones are equal
+_dynamo.eval_frame: _callback_from_stance    compiled code runs eagerly, and is noticed
+TorchDispatchMode._should_skip_dynamo        PyTorch need not disable its compiler at each call
+Tensor._make_subclass                        makes fake tensors without the checks of their constructor
+fsdp: the file _fsdp_param.py                whether FSDP moves weights to the host
+fp32_precision, float32_matmul_precision     number formats of products, restored after a capture
 AutocastPrivateUse1, _DisableAutocast        autocast as on a GPU, see `precision.pretend_gpu`
-_dispatch_get_registrations, key guards      which operations CUDA autocast changes, and that it does
-library._scoped_library, autocast.__enter__  the kernels for it, gone afterwards; regions made before
-_cur_sdpa_kernel_backends                    kernels of attention that the step allows
+_dispatch_get_registrations, key guards      the operations that CUDA autocast changes
+library._scoped_library, autocast.__enter__  kernels of autocast; regions made before the capture
+_cur_sdpa_kernel_backends                    attention kernels that the step allows
 ===========================================  ==============================================================
 """
 
@@ -62,33 +62,33 @@ from torch.optim import Optimizer, optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
-#: Where number formats of products are set.
+#: Backends and operations whose number format can be set.
 _FORMATS = [("generic", "all"), *((b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn"))]
-#: Errors of fake tensors where code needs a value, or a size that depends on values.
+#: Errors of fake tensors when code needs a value, or a size that depends on values.
 _VALUES = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
     fake_tensor.UnsupportedFakeTensorException,
     fake_tensor.UnsupportedOperatorException,
 )
-#: Largest tensor whose values are known if those it is made from are [-].
+#: Largest tensor whose values are computed from known values [-].
 MOST_KNOWN = 1 << 24
 _LAZY: tuple[Any, ...] = (UninitializedParameter, UninitializedBuffer)
-#: Held for a whole capture, as its replacements affect the whole process.
+#: Held during a capture, whose patches affect the whole process.
 _ALONE = threading.RLock()
 _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"]))
 
 
-# -- what depends on values --------------------------------------------------------------------------------------------
+# -- steps that depend on values ---------------------------------------------------------------------------------------
 
 
-#: What cannot be followed: in which line, and which operation.
+#: Messages of `refuse`: {0} is the line of the step, {1} the operation.
 _NEEDED = (
     "capture computes no values, and the step needs one in {0}; sizes and branches may depend on whole numbers that "
-    "are passed, such as indices and lengths, and on small tensors that are filled or drawn; else write it with "
+    "are passed, such as indices and lengths, and on small tensors that are filled or drawn; otherwise use "
     "torch.where or fixed sizes, or capture each branch as a step of its own"
 )
-_UNTOLD = "capture computes no values, and {1} in {0} does not say what it returns; tell torch.library.register_fake"
+_UNTOLD = "capture computes no values, and {1} in {0} has no rule for fake tensors; add torch.library.register_fake"
 OFFLOADED = (
     "CPUOffloadPolicy keeps and updates weights on the host, and capture follows a single device, in {0}; leave "
     "offload_policy out: copies between host and device and the host's update are then not in the graph"
@@ -96,7 +96,7 @@ OFFLOADED = (
 
 
 def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
-    """Say what cannot be followed in the innermost line that is neither PyTorch's nor perfkit's."""
+    """Raise a ValueError that names the innermost line outside of PyTorch and perfkit."""
     place = "a place that could not be found"
     for frame in frames or traceback.extract_stack():
         if not frame.filename.startswith((*_LIBRARIES, "<")) or "<doctest" in frame.filename:
@@ -106,7 +106,7 @@ def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
 
 
 class Unknown(float):
-    """A number that was not computed: it may be added up and printed, but nothing may be decided by it."""
+    """A number that was not computed: a step may add it up and print it, but not decide by it."""
 
     def _decide(self, *_: Any) -> NoReturn:
         refuse(_NEEDED)
@@ -121,18 +121,18 @@ class Unknown(float):
 
 
 def find_caller(name: str) -> bool:
-    """Whether a file whose path ends so is among those that call, autograd's engine not passed."""
+    """Whether code in a file with this ending is among the callers, up to the call of the autograd engine."""
     frame: Any = sys._getframe(2)
     while frame is not None and not frame.f_code.co_filename.endswith((name, "autograd/graph.py")):
         frame = frame.f_back
     return frame is not None and bool(frame.f_code.co_filename.endswith(name))
 
 
-# -- state that a step over real modules would leave behind ------------------------------------------------------------
+# -- state that a step would change ------------------------------------------------------------------------------------
 
 
 def find_alive(*types: type) -> list[Any]:
-    """All objects of these types that Python knows of, but for modules half built and parameters without sizes."""
+    """All living objects of these types, except lazy parameters and modules whose constructor still runs."""
     objects = gc.get_objects()
     wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, types)}
     alive = [o for o in objects if type(o) in wanted and not is_lazy(o)]
@@ -140,7 +140,7 @@ def find_alive(*types: type) -> list[Any]:
 
 
 def _list_mappings(tree: Any) -> Iterator[dict[Any, Any]]:
-    """All dictionaries inside of one and inside of its lists."""
+    """A dictionary and all dictionaries inside of it, also in lists."""
     if isinstance(tree, dict):
         yield tree
     for each in tree.values() if isinstance(tree, dict) else tree:
@@ -150,34 +150,59 @@ def _list_mappings(tree: Any) -> Iterator[dict[Any, Any]]:
 
 @contextmanager
 def compute() -> Iterator[None]:
-    """Work on real tensors for real, and record nothing."""
+    """Compute on real tensors, and record nothing."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
 @contextmanager
-def _keep_state() -> Iterator[None]:
-    """Put back tensors, gradients, modules, optimizers and random numbers of everything that is alive."""
+def _keep_settings() -> Iterator[None]:
+    """Restore random numbers and settings of PyTorch; number formats of products have settings under two names."""
+    own: Any = torch._C
+    generators: list[tuple[Callable[[Any], Any], Any]] = [
+        (torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),
+    ]  # fmt: skip
+    settings: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+        (torch.get_default_dtype, torch.set_default_dtype), (torch.get_default_device, torch.set_default_device),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (own._get_float32_matmul_precision, own._set_float32_matmul_precision),
+        (own._get_cudnn_allow_tf32, own._set_cudnn_allow_tf32),
+    ]  # fmt: skip
+    for place in _FORMATS:
+        read_format = partial(own._get_fp32_precision_getter, *place)
+        set_format = partial(own._set_fp32_precision_setter, *place)
+        settings.append((read_format, set_format))
+    before = [_read(get) for get, _ in settings]
+    try:
+        yield
+    finally:
+        for restore, state in generators:
+            restore(state)
+        for (get, restore), value in zip(settings, before, strict=True):
+            if value is not None and _read(get) != value:
+                restore(value)
+
+
+def _read(get: Callable[[], Any]) -> Any:
+    """A setting; None if PyTorch refuses to read it, as its old and new names disagree."""
+    with suppress(RuntimeError):
+        return get()
+
+
+@contextmanager
+def _keep_objects() -> Iterator[None]:
+    """Restore gradients, versions of tensors, and attributes and classes of modules and optimizers that are alive."""
     alive = find_alive(Tensor, nn.Module, Optimizer)
     tensors = [t for t in alive if isinstance(t, Tensor) and not t.is_inference()]
-    leaves = [(t, t.grad, t._version) if t.is_leaf and t.requires_grad else (t, None, t._version) for t in tensors]
+    leaves = [(t, t.grad if t.is_leaf and t.requires_grad else None, t._version) for t in tensors]
     owners = [vars(o) for o in alive if not isinstance(o, Tensor)]
     held = [(mapping, dict(mapping)) for own in owners for mapping in _list_mappings(own)]
     classes = [(module, type(module)) for module in alive if isinstance(module, nn.Module)]
     del alive, tensors, owners
-    settings: list[tuple[Callable[[Any], Any], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate()),
-        (np.random.set_state, np.random.get_state()), (torch.set_default_dtype, torch.get_default_dtype()),
-        (torch.set_grad_enabled, torch.is_grad_enabled()),
-    ]  # fmt: skip
-    device = torch.get_default_device()
     try:
         yield
     finally:
-        for put_back, value in settings:
-            put_back(value)
-        if torch.get_default_device() != device:
-            torch.set_default_device(device)
         for module, own in classes:
             if type(module) is not own:
                 module.__class__ = own
@@ -194,7 +219,7 @@ def _keep_state() -> Iterator[None]:
 
 
 def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """`Module._apply` for fake parameters, which PyTorch would swap, and often cannot; tied ones stay tied."""
+    """`Module._apply` for fake parameters, which PyTorch cannot swap; tied parameters stay tied."""
     for child in module.children() if recurse else ():
         child._apply(fn)
     holders: list[dict[str, Any]] = [module._parameters, module._buffers]
@@ -214,12 +239,12 @@ def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = 
 
 
 def _take_any_format(rule: Callable[..., Tensor], a: Tensor, b: Tensor, *more: Any, **named: Any) -> Tensor:
-    """Products of groups: PyTorch's rule for fake tensors takes bf16 alone, its kernels other formats too."""
+    """Let grouped products take every number format: PyTorch's rule for fake tensors takes only bf16."""
     return rule(a.to(torch.bfloat16), b.to(torch.bfloat16), *more, **named).to(a.dtype)
 
 
 def _hold_nothing(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Make lazy tensors real ones: they are empty, and no fake tensor can be of their classes."""
+    """Let a lazy tensor be a real, empty one, as a fake tensor cannot be of its class."""
 
     def new(*args: Any, device: Any = None, **kwargs: Any) -> Any:
         with compute():
@@ -229,7 +254,7 @@ def _hold_nothing(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_batches(loader: Any) -> Iterator[Any]:
-    """Batches of a data loader, made for real and in this process, whatever workers it has."""
+    """Real batches of a data loader, made in this process without its workers."""
     alone = copy.copy(loader)
     vars(alone).update(num_workers=0, timeout=0, pin_memory=False)
     with compute():
@@ -242,34 +267,11 @@ def load_batches(loader: Any) -> Iterator[Any]:
         yield batch
 
 
-@contextmanager
-def _keep_formats() -> Iterator[None]:
-    """Put back number formats of products, for which PyTorch has old settings and new ones."""
-    own: Any = torch._C
-    settings = [(own._get_float32_matmul_precision, own._set_float32_matmul_precision)]
-    settings += [(own._get_cudnn_allow_tf32, own._set_cudnn_allow_tf32)]
-    for f in _FORMATS:
-        settings.append((partial(own._get_fp32_precision_getter, *f), partial(own._set_fp32_precision_setter, *f)))
-    before = [_read(get) for get, _ in settings]
-    try:
-        yield
-    finally:
-        for (get, put_back), value in zip(settings, before, strict=True):
-            if value is not None and _read(get) != value:
-                put_back(value)
-
-
-def _read(get: Callable[[], Any]) -> Any:
-    """A setting; none where PyTorch refuses, as an old and a new one disagree."""
-    with suppress(RuntimeError):
-        return get()
-
-
 # -- the sandbox -------------------------------------------------------------------------------------------------------
 
 
 def _list_patches(recorder: Any) -> list[Any]:
-    """What is replaced in PyTorch: owners, and the attributes that they get for a while."""
+    """Patches of PyTorch: owners with their temporary attributes."""
     types, change = [*optimizer._foreach_supported_types, FakeTensor], torch.UntypedStorage.resize_
 
     def resize(storage: Any, nbytes: int) -> Any:
@@ -320,7 +322,7 @@ def _list_patches(recorder: Any) -> list[Any]:
 
 
 def _forget_meshes() -> None:
-    """What PyTorch keeps of tensors over ranks, by meshes that are equal but whose process groups are others."""
+    """Empty a cache of PyTorch whose keys are meshes: an equal mesh of a capture has other process groups."""
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import debug
 
@@ -329,7 +331,7 @@ def _forget_meshes() -> None:
 
 @contextmanager
 def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
-    """A process group of ranks that do not exist, in place of the one there may be."""
+    """A process group of ranks that do not exist, in place of a real one."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     own: Any = dist.distributed_c10d
@@ -343,7 +345,7 @@ def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
         dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore(), group_name="perfkit")
         yield
     finally:
-        gc.collect()  # a module over ranks holds on to its process group
+        gc.collect()  # DistributedDataParallel holds its process group in a cycle of references
         for name in world.pg_names.values():
             torch._C._distributed_c10d._unregister_process_group(name)
         _forget_meshes()
@@ -353,24 +355,24 @@ def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
 
 @contextmanager
 def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
-    """Run without computing, alone in the process, and leave nothing behind.
+    """Let a step run without computing, alone in the process; afterwards everything is as before.
 
     Parameters
     ----------
     recorder : Recorder
-        Whether it is for a GPU, where optimizers work on lists of tensors, and its streams there; it is told what is
-        waited for, and is `agreeing` while a module over ranks sends and reads whole numbers.
+        It says whether the step is for a GPU, provides streams, and is told about waits and sizes of storages. It is
+        `agreeing` while DistributedDataParallel sends and reads whole numbers.
     ranks, rank : int
-        Ranks that take part, and which of them this is [-].
+        Number of ranks, and this rank [-].
 
     Raises
     ------
     ValueError
-        For what asks for a value that is not computed, naming the line.
+        For a step that needs a value that is not computed; the message names the line.
     """
     with _ALONE, ExitStack() as stack:
-        stack.enter_context(_keep_state())
-        stack.enter_context(_keep_formats())
+        stack.enter_context(_keep_settings())
+        stack.enter_context(_keep_objects())
         for owner, values in _list_patches(recorder):
             stack.enter_context(patch.multiple(owner, create=True, **values))
         if dist.is_available() and (ranks > 1 or dist.is_initialized()):

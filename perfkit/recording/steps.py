@@ -1,4 +1,4 @@
-"""Capture of any PyTorch training step: a recorder follows its calls, modules and optimizers in a sandbox."""
+"""Capture of any PyTorch training step: it runs without computing, and a recorder follows its calls."""
 
 import re
 import warnings
@@ -28,22 +28,23 @@ from perfkit.recording.sandbox import OFFLOADED, Unknown, find_alive, find_calle
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.vocabulary import walk_tensors
 
+#: Methods that ask for the values of a tensor.
 _VALUES = {getattr(Tensor, name) for name in "item tolist numpy __array__ __float__ __int__ __bool__".split()}
-#: What is assumed of data loaders.
-READY = "batches of a data loader are taken to be ready when asked for; pass predict loading=pk.time_loader(loader)"
-#: What is assumed where a tensor is pinned.
-PINNED = "the time in which the host pins memory is not counted"
-#: What is assumed of a compiled part of a step.
-COMPILED = "forward and backward pass are taken to be compiled as a whole: kernels merged by its compiler's rules"
+#: Assumption for data loaders.
+READY = "batches of a data loader count as ready when asked for; pass loading=pk.time_loader(loader) to predict"
+#: Assumption for tensors that are pinned.
+PINNED = "the time that the host takes to pin memory is not counted"
+#: Assumption for a step of which a part is compiled.
+COMPILED = "forward and backward pass are taken to be compiled as a whole; kernels are merged by the compiler's rules"
 
 
 def _at_home(device: Any) -> Any:
-    """Where a fake tensor is stored: autograd knows devices of this build of PyTorch alone."""
+    """The device that stores a fake tensor: the CPU, as autograd knows only devices of this build of PyTorch."""
     return "cpu" if isinstance(device, str | torch.device) and torch.device(device).type != "meta" else device
 
 
 class _Calls(TorchFunctionMode):
-    """Sees calls of PyTorch as written: which device they name, which ask for values, which start no kernel."""
+    """Sees the calls of PyTorch as they are written: devices they name, values they ask for, calls without a kernel."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -70,23 +71,20 @@ class _Calls(TorchFunctionMode):
         recorder.bare += recorder.viewed > views and len(recorder.labels) == operations
         return out
 
-    def _transfer(self, direction: str, tensor: Tensor) -> None:
-        if self.recorder.accelerator and self.recorder.on:
-            self.recorder.transfer(direction, tensor)
-
     def _move(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Note what the host would wait for; the tensor stays where it is."""
+        """Record a copy between host and device that the host would wait for; the fake tensor itself does not move."""
         if func is Tensor.cpu and self.recorder.accelerator and find_caller("_fsdp_param.py"):
             refuse(OFFLOADED)
         given = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)]
-        named = [torch.device(a).type for a in given if a != torch.device("cpu")]  # where fake tensors say they are
+        # A device object of the CPU is what a fake tensor says of itself, so it names no target; the text "cpu" does.
+        named = [torch.device(a).type for a in given if a != torch.device("cpu")]
         away = func is Tensor.cuda or any(name != "cpu" for name in named)
         if away != isinstance(args[0], FakeTensor) and (away or named or func is Tensor.cpu):
-            self._transfer("to_device" if away else "to_host", args[0])
+            self.recorder.transfer("to_device" if away else "to_host", args[0])
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What is known, or a number that nothing may be decided by."""
-        for gather in ("full_tensor", "trigger_wait"):  # of shards, and of what is still on its way
+        """The known values of a tensor, or else a number on which no decision may depend."""
+        for gather in ("full_tensor", "trigger_wait"):  # of shards, and of results of collectives
             if hasattr(args[0], gather):
                 args = (getattr(args[0], gather)(), *args[1:])
         known = None if args[0].requires_grad else self.recorder.values.pretend(args[0]).constant
@@ -94,16 +92,16 @@ class _Calls(TorchFunctionMode):
             with _disable_current_modes():
                 return func(known, *args[1:], **kwargs)
         if find_caller("grad_scaler.py"):
-            self._transfer("to_host", args[0])
+            self.recorder.transfer("to_host", args[0])
             return 0.0  # nothing overflowed, as in most iterations
         if func is not Tensor.item or not args[0].is_floating_point():
             raise DataDependentOutputException(func)
-        self._transfer("to_host", args[0])
+        self.recorder.transfer("to_host", args[0])
         return Unknown(1.0)
 
 
 def _find_model(given: Any) -> Any:
-    """The model or what builds it; also that of a configuration of transformers, or of its file or folder."""
+    """A model, or a function that builds it, also from a configuration of transformers or its file or folder."""
     if callable(given):
         return given
     if not (isinstance(given, str | Path) or hasattr(given, "architectures")):
@@ -156,55 +154,56 @@ def capture(
     make_step: Any, inputs: Any = None, *, optimizer: str = "adamw", loss: Callable[[Any], Tensor] | None = None,
     amp: str | None = None, ranks: int = 1, rank: int = 0, name: str = "", family: str = "", device: str = "cpu",
 ) -> Graph:  # fmt: skip
-    """Capture the operations of a training step, in order, without computing; captures in threads take turns.
+    """Record the operations of a training step, in order, without computing. Captures in threads take turns.
 
     Parameters
     ----------
     make_step : callable, torch.nn.Module, configuration, str or Path
-        Builds model and optimizer and returns the step, a callable without arguments. Tensors take no memory, so a
-        model may be larger than any machine. A step over an existing module works too and does not change it. With
-        `inputs` it is the model or what builds it, and the step is forward, backward and optimizer. Where transformers
-        is installed, one of its configurations, or the config.json or folder of one, is a model too: the first of its
-        ``architectures``, else what there is of AutoModelForPreTraining, AutoModelForCausalLM and AutoModel.
+        A function that builds model and optimizer and returns the step, a callable without arguments. Tensors take no
+        memory, so the model may be larger than any machine. A step over an existing module works too; the module is
+        not changed. With `inputs`, give the model or a function that builds it: the step is then forward, backward and
+        optimizer. If transformers is installed, one of its configurations, or the config.json or folder of one, is a
+        model too: the first of its ``architectures``, else the first that exists of AutoModelForPreTraining,
+        AutoModelForCausalLM and AutoModel.
     inputs : tensor, sequence or mapping, optional
         Arguments of the model.
     optimizer : str
-        ``adamw``, ``sgd`` or ``adagrad``, where `inputs` are given.
+        With `inputs`: ``adamw``, ``sgd`` or ``adagrad``.
     loss : callable, optional
-        Loss of what the model returns; else its attribute ``loss``, or the mean of its numbers.
+        With `inputs`: computes the loss from the result of the model. By default it is the attribute ``loss`` of the
+        result, or else the mean of its numbers.
     amp : str, optional
-        Precision of autocast where `inputs` are given: ``bf16``, or ``fp16`` with scaled gradients.
+        With `inputs`: precision of autocast, ``bf16``, or ``fp16`` with scaled gradients.
     ranks, rank : int
-        Ranks that take part, and which of them is captured [-]. Where `inputs` are given, those of one rank, gradients
-        are averaged by DistributedDataParallel.
+        Number of ranks, and the rank that is captured [-]. With `inputs`, which are those of one rank,
+        DistributedDataParallel averages the gradients.
     name, family : str
-        Name of the step, and its family of workloads on platforms that were calibrated by families.
+        Name of the step, and its workload family on platforms that were calibrated by family.
     device : str
-        ``cpu``, or ``cuda``, where optimizers work on lists of tensors, a region of autocast has CUDA's lists whatever
-        device it names, products may be in TF32, and attention has the kernels of an A100.
+        ``cpu`` or ``cuda``. For ``cuda``, which needs no GPU, optimizers work on lists of tensors, every region of
+        autocast follows CUDA's lists, products may be in TF32, and attention has the kernels of an A100.
 
     Returns
     -------
     graph : Graph
-        Operations of one steady iteration on this rank.
+        Operations of one iteration on this rank, after a first one that is not recorded.
 
     Raises
     ------
     ValueError
-        For a step that depends on computed values (with its line), for anything that is no step, and for attention
-        without a kernel that the step allows.
+        For a step that depends on computed values (the message names the line), for anything that is no step, and for
+        attention for which the step allows no kernel.
 
     Warns
     -----
     UserWarning
-        If there are several ranks and no collective, rows are chosen by computed scores, or a region of autocast for
-        CUDA is off, as it was made before the capture.
+        If several ranks have no collective, if rows are chosen by computed scores, and for every other assumption.
 
     Notes
     -----
-    Small tensors that are filled, counted or drawn, and what follows from nothing but these and real whole numbers, are
-    known where the step asks for them. Where it asks how many rows were chosen by computed scores, such as those of
-    experts, every alternative is taken to be chosen equally often.
+    Some values are known when the step asks for them: small tensors that are filled, counted or drawn, real whole
+    numbers, and everything that follows from these alone. If the step asks how many rows were chosen by computed
+    scores, as in a mixture of experts, every alternative counts as chosen equally often.
 
     Examples
     --------
@@ -224,7 +223,7 @@ def capture(
         name = name or getattr(make_step, "__name__", type(make_step).__name__)
         make_step = partial(_train, make_step, inputs, OPTIMIZERS[optimizer], loss, amp, ranks, device)
     elif isinstance(make_step, nn.Module) or (isinstance(make_step, type) and issubclass(make_step, nn.Module)):
-        advice = "give what it is called with too, as in capture(model, inputs), or a function that returns a step"
+        advice = "give its inputs too, as in capture(model, inputs), or a function that returns a step"
         raise ValueError(f"make_step is a {getattr(make_step, '__name__', type(make_step).__name__)}; {advice}")
     elif amp is not None:
         raise ValueError(f"amp is {amp!r}, and inputs are not given; write torch.autocast({device!r}) into the step")
@@ -241,33 +240,25 @@ def capture(
         step()
         recorder.on = False
         recorder.exchanges.end_backward()
-        graph = recorder.graph(name, family, ranks)  # before everything is released
+        graph = recorder.graph(name, family, ranks)  # before tensors are released
         del step
-    _tell(graph)
-    return graph
-
-
-def _tell(graph: Graph) -> None:
-    """Warn of what was assumed, and of ranks that share nothing."""
     for note in graph.notes:
-        warnings.warn(note, stacklevel=3)
-    if graph.ranks > 1 and not len(graph.collectives):
-        warnings.warn(
-            f"the step has no collective between its {graph.ranks} ranks; for data-parallel training wrap the model in "
-            "torch.nn.parallel.DistributedDataParallel inside make_step",
-            stacklevel=3,
-        )
+        warnings.warn(note, stacklevel=2)
+    if ranks > 1 and not len(graph.collectives):
+        text = f"the step has no collective between its {ranks} ranks; for data-parallel training wrap the model in "
+        warnings.warn(f"{text}torch.nn.parallel.DistributedDataParallel inside make_step", stacklevel=2)
+    return graph
 
 
 @contextmanager
 def _follow(recorder: Recorder) -> Iterator[None]:
-    """Report running modules and optimizer steps to the recorder; let calls act as on its device."""
+    """Tell the recorder which modules and optimizers run; let calls act as on its device."""
     paths: dict[int, str] = {}
     entered: list[nn.Module] = []
-    sized: dict[int, tuple[Any, Tensor]] = {}  # lazy tensors, and what took their place
+    sized: dict[int, tuple[Any, Tensor]] = {}  # lazy tensors and their replacements
 
     def size(lazy: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
-        """Put a fake tensor in the place of a lazy one, which cannot turn into one."""
+        """Replace a lazy tensor by a fake one, as it cannot become one itself."""
         made = torch.empty(shape, dtype=dtype or lazy.dtype)
         sized[id(lazy)] = lazy, nn.Parameter(made, lazy.requires_grad) if isinstance(lazy, nn.Parameter) else made
         for module in entered[-1].modules():
@@ -302,7 +293,7 @@ def _follow(recorder: Recorder) -> Iterator[None]:
 
     def update(optimizer: Any, *_: Any) -> None:
         recorder.phase, recorder.leading = "update", False
-        if find_caller("_dynamo/eval_frame.py"):  # it is compiled too
+        if find_caller("_dynamo/eval_frame.py"):  # the optimizer is compiled too
             recorder.compiled.add("update")
         for group in optimizer.param_groups if sized else ():
             group["params"] = [sized.get(id(p), (p, p))[1] for p in group["params"]]
@@ -311,7 +302,7 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         hooks.enter_context(patch.object(UninitializedTensorMixin, "materialize", size))
         hooks.enter_context(patch.object(DataLoader, "__iter__", load))
         hooks.enter_context(patch.object(eval_frame, "_callback_from_stance", compile_nothing))
-        # a compiled module would warn of the hooks below, which are not the user's
+        # else a compiled module would warn of the hooks below, which are not those of the user
         hooks.enter_context(patch.object(nn.modules.module, "_has_any_global_hook", lambda: False))
         if recorder.accelerator:
             hooks.enter_context(pretend_gpu(recorder.values.notes.setdefault))

@@ -1,8 +1,8 @@
-"""Results of operations that are not computed, and what is known of them all the same.
+"""Results of operations that are not computed, and the values that are known nevertheless.
 
-Small tensors that are filled, counted or drawn and not trained keep their values, and so does what is made of nothing
-but these: masks, indices, lengths, random numbers that decide whether a layer runs. So a step gets an answer where it
-asks for one.
+Small tensors that are filled, counted or drawn keep their values unless they are trained, and so do results that depend
+only on them: masks, indices, lengths, random numbers that decide whether a layer runs. So a step that asks for such a
+value gets an answer.
 """
 
 import weakref
@@ -18,32 +18,32 @@ from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.recording.sandbox import MOST_KNOWN
 from perfkit.workloads.vocabulary import walk_tensors
 
-#: Largest tensor that is filled, counted or drawn for real [-].
+#: Largest tensor that is really filled, counted or drawn [-].
 _MOST_DRAWN = 1 << 20
-#: Operations that keep which entries follow from a choice among several, such as that of experts.
+#: Operations whose results still depend on a choice among alternatives, such as experts.
 _FOLLOWING = frozenset("eq gt ge scatter scatter_ index select clone _to_copy sum any amax".split())
-#: Data types of indices that are masks: how many numbers they pick is not known.
+#: Data types of masks; the number of entries that a mask picks is not known.
 _MASKS = (torch.bool, torch.uint8)
-#: What is assumed where a step asks how many rows a choice gives.
+#: Assumption for a step that asks how many rows belong to an alternative.
 BALANCED = "rows that are chosen by computed scores, such as those of experts, are taken to be equally many for each"
 
 
 class Storages:
-    """Numbers of storages, and how many bytes each takes until when."""
+    """Numbers of storages, and the order in which they are allocated, resized and released."""
 
     def __init__(self) -> None:
-        self.allocations: list[tuple[int, float]] = []  # number and bytes, less than zero where they are released
+        self.allocations: list[tuple[int, float]] = []  # number and bytes, negative for a release
         self._held: list[float] = []  # bytes by number
         self._known: dict[int, tuple[int, Any]] = {}  # number and reference, by address
 
     def begin(self) -> None:
-        """What is in memory now was there before."""
+        """Begin the list of allocations with what is in memory now."""
         self.allocations = [(number, nbytes) for number, nbytes in enumerate(self._held) if nbytes]
 
     def number(self, storage: Any, outside: bool) -> int:
-        """Number of a storage; one from outside the step stays, others are not kept alive."""
+        """Number of a storage; storages from outside the step are kept alive, others not."""
         if (key := storage._cdata) not in self._known:
-            own = weakref.proxy(self)  # the next storage may have its address
+            own = weakref.proxy(self)  # a later storage may have the same address
             kept = storage if outside else weakref.ref(storage, lambda _: own._change(own._known.pop(key)[0], 0))
             self._known[key] = len(self._held), kept
             self._held.append(0.0)
@@ -51,7 +51,7 @@ class Storages:
         return self._known[key][0]
 
     def resize(self, storage: Any, nbytes: float) -> None:
-        """Note how many bytes a storage takes from now on [B]."""
+        """Record a new size of a storage [B]."""
         if storage._cdata in self._known:
             self._change(self._known[storage._cdata][0], nbytes)
 
@@ -61,24 +61,24 @@ class Storages:
 
 
 class Values:
-    """Works out operations of a step.
+    """Finds the results of the operations of a step.
 
     Parameters
     ----------
     fake : FakeTensorMode
-        The mode that tensors without values belong to.
+        The mode of tensors without values.
     """
 
     def __init__(self, fake: FakeTensorMode) -> None:
         self.fake = fake
-        self.laws: dict[int, Any] = {}  # how rows of tables are looked up, by their number
-        self.notes: dict[str, None] = {}
+        self.laws: dict[int, Any] = {}  # distribution of lookups, by the rows of the table
+        self.notes: dict[str, None] = {}  # assumptions, in the order they were made
         self.storages = Storages()
-        self._copies: dict[int, tuple[Any, Any]] = {}  # real storages, and what is worked on in place of them
-        self._generators: dict[int, tuple[Any, Any]] = {}
-        self._sizes: dict[Any, tuple[Any, Any, Any]] = {}  # of results: shape, strides and data type
+        self._copies: dict[int, tuple[Any, Any]] = {}  # real storages and their copies, which operations may change
+        self._generators: dict[int, tuple[Any, Any]] = {}  # random generators and their copies
+        self._sizes: dict[Any, tuple[Any, Any, Any]] = {}  # shape, strides and data type of results
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of fake tensors
-        self._shares: dict[int, float] = {}  # of entries that are true or of one value, by storage
+        self._shares: dict[int, float] = {}  # share of entries that are true, or of one value, by storage
 
     def number(self, tensor: Tensor) -> int:
         """Number of a tensor's storage."""
@@ -88,7 +88,10 @@ class Values:
         return self.storages.number(tensor.untyped_storage(), outside)
 
     def pretend(self, tree: Any) -> Any:
-        """Fake tensors for real ones, which would be worked on for real; whole numbers stay known."""
+        """Replace real tensors in a tree of arguments by fake ones, so that nothing is computed on them.
+
+        Known values stay known: the fake tensor keeps a copy of them.
+        """
         if isinstance(tree, FakeTensor):
             return tree
         if not isinstance(tree, Tensor):
@@ -97,14 +100,14 @@ class Values:
             return self.fake.from_tensor(tree)
         storage = tree.untyped_storage()
         with _disable_current_modes():
-            if storage._cdata not in self._copies:  # which may be changed, the real ones may not
+            if storage._cdata not in self._copies:  # an operation may change the copy, but not the original
                 self._copies[storage._cdata] = storage, storage.clone()
             known = torch.empty(0, dtype=tree.dtype)
             known.set_(self._copies[storage._cdata][1], tree.storage_offset(), tree.shape, tree.stride())
         return _keep(self.fake, known)
 
     def work_out(self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
-        """The result of an operation; fake tensors do not know how many rows sparse ones have."""
+        """The result of an operation: by PyTorch's rule for fake tensors, except where that rule does not suffice."""
         name, known = schema.name, all(map(_is_known, given))
         if name == "lift_fresh":  # made by torch.tensor
             return args[0] if is_whole(args[0]) else func(*args)
@@ -115,7 +118,7 @@ class Values:
             return args[0] if isinstance(args[0], Tensor) else None
         if name == "_embedding_bag_backward" and schema.complete(args, kwargs)[9]:
             return _make_rows(args[0], args[1].numel(), (args[6], args[0].shape[1]))
-        if name == "_coalesce":  # each row once: as many as are expected to differ
+        if name == "_coalesce":  # each row once: as many as the expected number of distinct rows
             rows = args[0].shape[0]
             count = round(float(unique_rows(self.laws.get(rows, Uniform(rows)), args[0]._nnz())))
             return _make_rows(args[0]._values(), count, args[0].shape)._coalesced_(True)
@@ -133,10 +136,10 @@ class Values:
             return torch.empty_like(args[1])
         if name.startswith("index") and len(args) > 1 and isinstance(args[1], list):
             args = (args[0], [place for index in args[1] for place in self._split(index)], *args[2:])
-        if (own := kwargs.get("generator")) is not None:  # which stays as it is
+        if (own := kwargs.get("generator")) is not None:  # the generator of the user is not changed
             kwargs = {**kwargs, "generator": self._generators.setdefault(id(own), (own, own.clone_state()))[1]}
         out = self._look_up(func, schema, args, kwargs, given)
-        if name == "native_group_norm_backward" and out[0] is not None:  # PyTorch's rule for fake tensors widens it
+        if name == "native_group_norm_backward" and out[0] is not None:  # PyTorch's rule returns fp32
             out = (out[0].to(args[1].dtype), *out[1:])
         if name in ("topk", "argmax") or (name in _FOLLOWING and not known):
             self._follow(name, schema.complete(args, kwargs), given, out)
@@ -147,7 +150,7 @@ class Values:
         return _keep(self.fake, real) if real.device.type == "cpu" else out
 
     def _look_up(self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
-        """Result of an operation, soon where it is a view or where tensors of these sizes have met it before."""
+        """Result by PyTorch's rule; views, and sizes that were met before, take a fast path."""
         plain = given and all(type(t) is FakeTensor and t.constant is None and t.layout is torch.strided for t in given)
         key, device = None, getattr(given[0], "fake_device", None) if plain else None
         if plain and schema.aliasing:
@@ -172,7 +175,7 @@ class Values:
             return self._wrap(torch.empty_strided(shape, strides, dtype=dtype, device="meta"), device)
 
     def _wrap(self, bare: Tensor, device: Any) -> Tensor:
-        """A fake tensor with the attributes that its constructor gives to all of a device, one by one."""
+        """A fake tensor, made without its slow constructor: all tensors of a device have the same attributes."""
         if device not in self._attributes:
             self._attributes[device] = vars(FakeTensor(self.fake, bare, device))
         keys: Any = {"dispatch_device": True, "device_for_backend_keys": device}
@@ -182,30 +185,31 @@ class Values:
         return made
 
     def _forget(self, tensors: Sequence[Tensor]) -> None:
-        """Values that are trained, or overwritten by what is not known."""
+        """Forget known values of tensors that are trained, or overwritten with unknown values."""
         for tensor in tensors:
             if isinstance(tensor, FakeTensor) and tensor.constant is not None:
                 self.fake.fake_tensor_converter.invalidate_constant_aliases(tensor.constant)
 
-    # -- choices that depend on what is not computed: every alternative is taken to be chosen equally often -----------
+    # -- choices that depend on computed values: every alternative counts as chosen equally often ---------------------
 
     def _find_shares(self, tensors: Sequence[Tensor]) -> list[float]:
+        """Known shares of true entries of these tensors."""
         numbers = [self.number(t) for t in tensors] if self._shares else []
         return [self._shares[number] for number in numbers if number in self._shares]
 
     def _follow(self, name: str, args: Sequence[Any], given: Sequence[Tensor], out: Any) -> None:
-        """Note which share of the entries is of one value, or true."""
+        """Record the share of entries of a result that are true, or have one value."""
         shares = self._find_shares(given)
         if name in ("topk", "argmax"):
             dim = args[2] if name == "topk" else args[1]
             shares = [1 / max(args[0].shape[dim], 1)] if dim is not None else []
-        elif name in ("sum", "any", "amax"):  # every alternative is chosen by something
+        elif name in ("sum", "any", "amax"):  # every alternative is chosen at least once
             shares = [1.0] * len(shares)
         if shares:
             self._shares[self.number([*walk_tensors(out)][-1])] = min(shares)
 
     def _choose(self, mask: Tensor) -> Tensor:
-        """Places where a mask is true: all of them, or as many as there should be."""
+        """Places where a mask is true: its share of all places, of which no values are known, or simply all."""
         (share,) = self._find_shares([mask])
         self.notes[BALANCED] = None
         if share < 1:
@@ -215,13 +219,13 @@ class Values:
         return _keep(self.fake, real)
 
     def _split(self, index: Any) -> Sequence[Any]:
-        """An index, or for a mask those of the places where it should be true."""
+        """Indices of the places where a mask is true; other indices as they are."""
         chosen = isinstance(index, Tensor) and index.dtype is torch.bool and self._find_shares([index])
         return self._choose(index).unbind(1) if chosen else [index]
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Whether it is a real tensor of whole numbers, such as indices: they decide sizes."""
+    """Whether a tensor is real and holds whole numbers, such as indices, on which sizes depend."""
     return not (isinstance(tensor, FakeTensor) or tensor.is_floating_point() or tensor.is_complex())
 
 
@@ -231,14 +235,14 @@ def _keep(fake: FakeTensorMode, known: Tensor) -> Tensor:
 
 
 def _describe(tree: Any) -> Any:
-    """What the sizes of a result depend on: those of tensors, and other arguments as they are."""
+    """A key for the sizes of a result: sizes and types of tensors, and all other arguments."""
     if isinstance(tree, Tensor):
         return tree.shape, tree.stride(), tree.dtype
     return tuple(map(_describe, tree)) if isinstance(tree, list | tuple) else (type(tree), tree)
 
 
 def _is_known(tensor: Tensor) -> bool:
-    """Trained numbers are not: they would decide otherwise after some iterations."""
+    """Whether the values of a tensor are known. Those of trained ones are not: they change with every iteration."""
     if tensor.requires_grad:
         return False
     if isinstance(tensor, FakeTensor):
@@ -247,6 +251,6 @@ def _is_known(tensor: Tensor) -> bool:
 
 
 def _make_rows(like: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:
-    """A sparse gradient with a given number of rows, which fake tensors do not know."""
+    """A sparse gradient with `count` rows; PyTorch's rule for fake tensors does not know how many there are."""
     where = torch.empty((1, count), dtype=torch.long)
     return torch.sparse_coo_tensor(where, like.new_empty((count, *shape[1:])), shape, check_invariants=False)
