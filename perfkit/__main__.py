@@ -54,16 +54,11 @@ def _calibrate(given: _Given) -> _Answer:
     based = given.base and given.device != "cuda" and not given.traces
     if given.from_nccl_logs or given.from_kernel_database or based:
         return _assemble(given)
-    from perfkit.calibration.campaign import measure_collectives
-    from perfkit.measure.folders import Campaign
     from perfkit.measure.processes import launched_ranks
 
     place = launched_ranks()
-    if place and place[0] > 0:  # this rank only takes part in measurements of several ranks
-        if given.device == "cuda":
-            pk.calibrate(**_pick(given, "device base"))
-        else:
-            measure_collectives(Campaign(None), ranks=place[1], seconds=0.1 if given.quick else 0.2)
+    if place and place[0] > 0:  # only rank 0 writes the platform
+        pk.calibrate(**_pick(given, "device base"))
         return _Answer("", None)
     platform = pk.calibrate(out=given.out, **_pick(given, "device base ranks quick models measurements traces"))
     beside = "" if given.measurements or given.traces else ", its raw measurements beside it"
@@ -102,14 +97,15 @@ def _build(name: str, **options: Any) -> Any:
     check_choice("model", name, [*dlrm.PRESETS, *transformer.PRESETS])
     if name in transformer.PRESETS:
         return pk.Transformer.preset(name, **options)
-    for key in [key for key in _WORKLOAD.split()[3:] if key in options]:
-        raise ValueError(f"{key} is given; a DLRM has none; leave it out")
     return pk.DLRM(name, **options)
 
 
 def _predict(given: _Given) -> _Answer:
     from perfkit.platform.estimates import keep_quiet
+    from perfkit.workloads.dlrm import PRESETS
 
+    if given.model in PRESETS:
+        _refuse(given, "sequence parallel accumulate checkpoint", "a DLRM has none")
     workload = _build(given.model, **_pick(given, _WORKLOAD))
     with keep_quiet():  # the explanation has the warnings
         found = pk.predict(
@@ -161,7 +157,7 @@ def _read_tables(given: _Given) -> Any:
     if given.tables:
         return replace(pk.read_tables(given.tables, batch=given.batch, dim=given.dim), **_pick(given, "embedding"))
     _refuse(given, "dim", "a model knows the width of its tables")
-    return _build(check_choice("model", given.model, PRESETS), **_pick(given, "batch embedding"))
+    return pk.DLRM(check_choice("model", given.model, PRESETS), **_pick(given, "batch embedding"))
 
 
 def _measure_plans(given: _Given) -> _Answer:
@@ -248,7 +244,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {escape(message, 1000)}; see {self.prog} --help\n")
 
 
-#: Options of a workload; only language models have those after the first three.
+#: Options of a workload.
 _WORKLOAD = "batch dtype mixed sequence parallel accumulate checkpoint"
 #: Every option with its arguments for argparse.
 _OPTIONS: dict[str, dict[str, Any]] = {

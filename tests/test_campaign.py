@@ -272,8 +272,8 @@ def test_ranks_without_a_place_are_refused(ranks, device, words, torch, children
     monkeypatch.setattr(processes, "count_cores", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match=words):
-        processes.check_ranks(ranks, device)
-    assert processes.check_ranks(2) == 2
+        processes.check_processors(ranks, device)
+    assert processes.check_processors(2) == 2
     monkeypatch.setattr(processes, "gather_facts", lambda: {"loopback": Fact(None, "")})
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     with pytest.raises(MeasurementError, match="ranks cannot connect: this machine has no loopback"):
@@ -325,6 +325,9 @@ def test_bad_calibrations_are_refused_before_measuring(arguments, message, cache
         calibrate(**arguments)
     with pytest.raises(ValueError, match="seed is -1"):
         check("h100-sxm-8", seed=-1)
+    monkeypatch.setattr(campaign, "launched_ranks", lambda: (0, 2, 2))
+    with pytest.raises(ValueError, match="device is 'cpu' under a launcher"):
+        calibrate()
     monkeypatch.setattr(results.os, "access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(ValueError, match=r"json is .*its folder cannot be written to; choose another"):
         check_target("json", cache / "x.json")

@@ -20,7 +20,7 @@ from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
-from perfkit.measure.processes import MeasurementError, check_ranks, join_ranks, launched_ranks, run_processes
+from perfkit.measure.processes import MeasurementError, check_processors, launched_ranks, run_processes
 from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check
 from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.platform.gallery import Named, find_similar, load_platform
@@ -63,7 +63,7 @@ def measure_kernels(
 
 
 def measure_collectives(campaign: Campaign, *, ranks: int, seconds: float = 0.35) -> list[dict[str, Any]]:
-    """Time collectives over gloo, between ranks of this machine or those that a launcher has started.
+    """Time collectives over gloo between ranks of this machine.
 
     Parameters
     ----------
@@ -81,10 +81,7 @@ def measure_collectives(campaign: Campaign, *, ranks: int, seconds: float = 0.35
     """
     sizes = [int(4 * 2**power) for power in range(8, 23)]
     job = {"task": "collectives", "operations": COLLECTIVES, "sizes": sizes, "seconds": seconds}
-    if launched_ranks():  # all ranks take part, and only one of them could use a kept measurement
-        by_rank = join_ranks(job)
-    else:
-        (by_rank,) = campaign.run("collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}).values()
+    (by_rank,) = campaign.run("collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}).values()
     rows = []
     for same in zip(*by_rank, strict=True):
         slowest, share = np.max([row["samples"] for row in same], axis=0), min(row["core_share"] for row in same)
@@ -185,20 +182,23 @@ def measure_platform(
     machine, versions, day = describe_machine(), list_versions(), campaign.day
     return {
         "format": 1, "id": f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
-        "device": "cpu", "ranks": ranks, "date": day, "ranks_per_node": (launched_ranks() or (0, ranks, ranks))[2],
+        "device": "cpu", "ranks": ranks, "date": day, "ranks_per_node": ranks,
         "machine": machine, "versions": versions, "facts": {name: asdict(fact) for name, fact in facts.items()},
         "ladder": ladder, "kernels": kernels, "collectives": collectives, "iterations": iterations,
     }  # fmt: skip
 
 
 def _count_ranks(device: str, ranks: int | None) -> int:
-    """Ranks that were asked for, else those of the launcher, else two on two cores, else all GPUs."""
+    """Ranks that were asked for; by default those of the launcher, two on two cores, or all GPUs."""
+    place = launched_ranks()
+    if place and device == "cpu":
+        raise ValueError("device is 'cpu' under a launcher; calibrate starts the ranks of a CPU itself; leave it out")
     if ranks is not None:
-        return check_ranks(int(check_positive("ranks", ranks, integer=True)), device)
-    if place := launched_ranks():
-        return place[1]
+        return check_processors(int(check_positive("ranks", ranks, integer=True)), device)
     if device == "cpu":
         return min(2, count_cores())
+    if place:
+        return place[1]
     import torch
 
     return max(1, torch.cuda.device_count())
@@ -337,7 +337,7 @@ def check(
     kind, room = where.device.kind, count_cores() if where.device.kind == "cpu" else where.network.ranks
     parallel = {} if min(where.network.ranks, room) >= 2 else {"hybrid": 0, "ddp": 0}
     chosen = list(samples) if samples is not None else draw_check(seed, models=models, **parallel)
-    check_ranks(max((sample.ranks for sample in chosen), default=1), kind)
+    check_processors(max((sample.ranks for sample in chosen), default=1), kind)
     if room < min(2, where.network.ranks):
         warnings.warn("iterations on two ranks are left out: this process may use one core", stacklevel=2)
     predictions = [predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen]  # before measuring anything

@@ -16,7 +16,7 @@ from perfkit.ground.results import Table
 from perfkit.ground.units import check_positive, format_bytes, format_table, format_time
 from perfkit.measure.folders import open_campaign
 from perfkit.measure.machine import describe_machine, gather_facts, list_versions
-from perfkit.measure.processes import check_ranks, run_processes
+from perfkit.measure.processes import check_processors, run_processes
 from perfkit.measure.samples import Sample, dump
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
@@ -175,7 +175,7 @@ def measure_trials(
     placement that several methods propose is measured once.
     """
     where = load_platform(platform)
-    check_ranks(check_positive("ranks", ranks, integer=True), where.device.kind)
+    check_processors(check_positive("ranks", ranks, integer=True), where.device.kind)
     machine, known = describe_machine(), where.provenance.get("processor")
     if known != machine["processor"]:
         text = f"{where.name} was measured on {known or where.device.name}, this machine is {machine['processor']}"

@@ -70,7 +70,7 @@ def tidy() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def check_ranks(ranks: int, device: str = "cpu") -> int:
+def check_processors(ranks: int, device: str = "cpu") -> int:
     """Check that this machine has enough cores or GPUs for some ranks.
 
     Parameters
@@ -245,12 +245,7 @@ def join_ranks(job: dict[str, Any]) -> list[Any]:
     results : list
         One per rank; every rank returns all of them.
     """
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    try:
-        return _run(job, "env://", int(os.environ["LOCAL_RANK"]))
-    finally:
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
+    return _run(job, "env://", int(os.environ["LOCAL_RANK"]))
 
 
 def work_in(folder: str) -> NoReturn:
