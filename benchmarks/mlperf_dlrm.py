@@ -20,9 +20,8 @@ hugectr-preview/dgx_h100.py; training_results_v4.0, NVIDIA, dlrm_dcnv2, train.py
 - Placement: v1 copies frequent rows to all GPUs and exchanges the others (HybridSparseEmbedding); DCNv2 copies tables
   below 0.008 GiB and divides the others by its own planner (``SHARDING_PLAN=auto``, 60 GB a GPU for tables). Neither
   plan is published. Here tables lie where `perfkit.shard` puts them, in 60 GB a GPU, in 2 s from seed 0.
-- Rows of products are padded to 16 B: Interaction puts one more column behind the 479 of v1 (``kPaddingSize`` of
-  NVIDIA-Merlin/HugeCTR, src/layers/interaction_layer.cu). So the factor for rows that are not does not hold, which
-  follows the compute capability of a device: it is left out. With the factor v1 would be +45 % (A100) and +28 % (H100).
+- Rows of products are padded to 16 B, as of every compiled step: Interaction puts one more column behind the 479 of v1
+  (``kPaddingSize`` of NVIDIA-Merlin/HugeCTR, src/layers/interaction_layer.cu).
 - Rows are looked up by a Zipf law of exponent 0.95, at which 0.40 of the lookups that a batch makes into the large
   tables of DCNv2 are distinct: the ``unique_ratio`` that HugeCTR's own planner reckons with for this data set.
 
@@ -89,8 +88,7 @@ def predict_rows(rows: Sequence[Row], plans: Mapping[str, pk.Plan]) -> tuple[lis
     done, found = [], dict(plans)
     for row in rows:
         key, model = f"{row['benchmark']} {row['gpu']}", pk.DLRM(batch=BATCH, **MODELS[row["benchmark"]])
-        platform = pk.load_platform(PLATFORMS[row["gpu"]])
-        platform = replace(platform, host={}, device=replace(platform.device, capability=None))  # rows are padded
+        platform = replace(pk.load_platform(PLATFORMS[row["gpu"]]), host={})
         with keep_quiet():
             if key not in found:
                 found[key] = pk.shard(model, platform, ranks=RANKS, memory=MEMORY, seconds=2.0, seed=0).plan
