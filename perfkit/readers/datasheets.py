@@ -14,10 +14,10 @@ from perfkit.ground.units import check_choice
 _TERMS = {"T1": "gap", "T2": "before_launch", "T3": "after_launch", "T4": "launch", "T5": "between_launches"}
 #: Profiler cost inside the published T4 [s]; docs/formulas.md, table 6.1.
 _RECORDING = 6e-6
-#: Relative uncertainty of overheads from another machine, all of them together [-]; docs/formulas.md, table 6.1.
+#: Relative uncertainty of the overheads of another machine, all together [-]; docs/formulas.md, table 6.1.
 _ELSEWHERE = 0.25
 _SOURCE = "host overheads of DLRM training on a V100, reference_data/published/host_overheads.csv"
-#: Links between the ranks of a node, the fastest first, and out of it; ``fabric`` is what others have for NVLink.
+#: Links between the ranks of a node, the fastest first, and out of it; ``fabric`` is the NVLink of other vendors.
 _LINKS = ("NVLink", "fabric", "PCIe", "NIC")
 
 
@@ -34,7 +34,7 @@ class Datasheet:
     links : mapping of str to Quantity
         Bandwidth of ``NVLink``, ``fabric``, ``PCIe`` and ``NIC``, one way per rank, where stated [B/s].
     power : Quantity, optional
-        Most that the device draws, where stated [W].
+        Largest power of the device, where stated [W].
     """
 
     system: str
@@ -70,7 +70,7 @@ def list_datasheets() -> tuple[str, ...]:
 
 
 def read_datasheet(system: str) -> Datasheet:
-    """Read what is stated of a device.
+    """Read the datasheet of a device.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def _find_shrinkage(rows: Sequence[dict[str, str]]) -> tuple[float, float]:
 
 
 def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
-    """Host overheads of a PyTorch training loop by class of operation, without the known cost of the profiler.
+    """Read host overheads of a PyTorch training loop by class of operation, without the known cost of the profiler.
 
     Parameters
     ----------
@@ -129,9 +129,9 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
 
     Notes
     -----
-    T1 and T2 are those of 2022; their authors subtracted 2 µs for every nested event of the profiler. T3 and T5 were
-    published in 2021 only, with another PyTorch and profiler; they are scaled by the median ratio of T2 in 2022 to T2
-    in 2021. T4 is reduced by the 6 µs that recording a launch costs. A class of several operations takes their mean,
+    T1 and T2 are from 2022; their authors subtracted 2 µs for every nested event of the profiler. T3 and T5 were
+    published only in 2021, with another PyTorch and profiler. They are scaled by the median ratio of T2 in 2022 to T2
+    in 2021. T4 is reduced by the 6 µs that recording a launch costs. A class of several operations has their mean,
     weighted by calls. Other costs of the profiler are still included.
 
     References
@@ -146,7 +146,7 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     True
     """
     rows = read_rows("published", "host_overheads.csv")
-    shrinkage, doubt = _find_shrinkage(rows)
+    shrinkage, spread = _find_shrinkage(rows)
     found: dict[str, list[tuple[float, float, float]]] = {}
     for row in rows:
         value, calls = float(row["mean"]), float(row["calls"])
@@ -156,7 +156,7 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
         if row["term"] == "T4":
             value, error = value - _RECORDING, _RECORDING / 3
         else:
-            value, error = (value * shrinkage, value * doubt) if old else (value, float(row["deviation"]))
+            value, error = (value * shrinkage, value * spread) if old else (value, float(row["deviation"]))
         for name in row["class"].split():
             term = "bare" if name == "bare" else _TERMS[row["term"]]
             keys = (term,) if name in ("bare", "all") else (f"{term}.{name}", term)

@@ -1,7 +1,7 @@
-"""The public kernel database: its files, and what perfkit fits its models to: collectives, products, attention, casts.
+"""The public kernel database: its files, and measured collectives, matrix products, attention and casts.
 
-A table per kind of kernel, collector (the serving framework whose kernels were timed) and version of it is stored as
-``SYSTEM/FAMILY/COLLECTOR/VERSION/TABLE_perf.parquet``. Columns differ from file to file: names find them.
+There is one table per kind of kernel, collector (the serving framework whose kernels were timed) and its version:
+``SYSTEM/FAMILY/COLLECTOR/VERSION/TABLE_perf.parquet``. Columns differ between files and are read by name.
 """
 
 import os
@@ -23,27 +23,27 @@ _PACKAGE, _TABLES = "aiconfigurator_core", "*/*/*/*_perf.parquet"
 _INSTALL = "`pip install --no-deps 'aiconfigurator-core>=0.12'`"
 #: Folders between a named folder and the folder of systems.
 _BELOW = (f"{_PACKAGE}/systems/data", "systems/data", "data", "")
-#: Largest file of a table [B], and most rows [-]: releases up to 0.12 stay below a tenth of both.
-_LARGEST, _MOST_ROWS = 2**28, 3_000_000
+#: Largest file of a table [B]; releases up to 0.12 have at most a tenth of it.
+_LARGEST = 2**28
 #: perfkit's name of a number format by the recorded one; the others keep theirs (``fp8_block``, ``nvfp4``).
 _DTYPES = {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32", "double": "fp64"}
 #: Bytes of one element of a message [B].
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
-#: Recorded columns that files may lack.
+#: Recorded columns that some files do not have.
 _OPTIONAL = ("framework", "version", "kernel_source", "num_key_value_heads", "kv_cache_dtype", "step", "window_size")
 #: Columns of a frame by name: another column, an expression, or None for the column of that name.
 _Names = Mapping[str, Any]
-#: Who measured a row, beside its time.
+#: Columns that tell who measured a row.
 _WITNESS: _Names = {"collector": None, "collector_version": None, "kernel": "kernel_source"}
-#: Makes one-line errors of columns with wrong contents.
+#: Turns errors about wrong contents of columns into one line.
 _guard = reading("kernel database", "compare with its release", told=True)
 
 
 def find_database() -> Path:
     """Find the folder that holds one folder of tables per system.
 
-    The environment variable ``PERFKIT_KERNEL_DATABASE`` names it, a folder around it, or the target of
-    ``pip install --target``; otherwise it is that of the installed package, which is not imported.
+    The environment variable ``PERFKIT_KERNEL_DATABASE`` names this folder, a folder around it, or the target of
+    ``pip install --target``. Otherwise it is the folder of the installed package, which is not imported.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def find_database() -> Path:
     Raises
     ------
     FileNotFoundError
-        Without a database, or with one of a release before 0.12; the message says how to install one.
+        If there is no database, or only one of a release before 0.12. The message says how to install one.
     """
     named = os.environ.get("PERFKIT_KERNEL_DATABASE")
     spec = None if named else find_spec(_PACKAGE)
@@ -78,13 +78,13 @@ def list_tables(system: str | None = None) -> pl.DataFrame:
     Returns
     -------
     tables : polars.DataFrame
-        ``system``, ``table``, ``collector`` and ``version`` (as the folders are named; the
-        rows may know better), ``file`` below the folder of systems, ``nbytes`` of the file [B].
+        ``system``, ``table``, ``collector`` and ``version`` (names of the folders; rows of the file may name others),
+        ``file`` below the folder of systems, ``nbytes`` of the file [B].
 
     Raises
     ------
     ValueError
-        For an unknown system; the message lists those that have tables.
+        For an unknown system. The message lists the systems with tables.
     """
     folder = find_database()
     own = list(folder.glob(f"{system}/{_TABLES}")) if any(place.name == system for place in folder.iterdir()) else []
@@ -99,31 +99,31 @@ def list_tables(system: str | None = None) -> pl.DataFrame:
 
 @_guard
 def read_collectives(system: str) -> pl.DataFrame:
-    """Read the collectives of one system, as NCCL's test programs measured them (oneCCL's on Intel), out of place.
+    """Read the collectives of one system: NCCL's test programs measured them out of place (on Intel those of oneCCL).
 
     Parameters
     ----------
     system : str
-        As `list_tables` names it.
+        A system of `list_tables`.
 
     Returns
     -------
     rows : polars.DataFrame
         ``system``, ``operation``, ``ranks``, ``nodes`` (null: not recorded), ``dtype``, ``nbytes`` in the nccl-tests
         convention [B], ``seconds`` [s], ``algbw`` and ``busbw`` [B/s], ``library``, ``library_version`` (null where
-        none is recorded), ``repeat`` (counts sweeps that were run again), ``file``.
+        none is recorded), ``repeat`` (number of a repeated sweep), ``file``.
 
     Raises
     ------
     ValueError
-        For an unknown system, a system without collectives, and a number format of unknown size.
+        For an unknown system, for one without collectives, and for a number format of unknown size.
 
     Notes
     -----
-    Only rows of the newest version of the library count. Folder and rows of a file may name different ones; the rows
-    are right. The algorithm of the library is not
-    recorded. On 8 H100 or H200 an all_reduce of fp16 takes 20 % less time than one of int8 from 64 MiB on: their
-    switches reduce fp16 but not int8, so do not fit one law to both.
+    Only rows of the newest version of the library are returned. Where folder and rows of a file name different
+    versions, the rows are right. The algorithm of the library is not recorded. From 64 MiB on, an all_reduce of fp16 on
+    8 H100 or H200 takes 20 % less time than one of int8: their switches reduce fp16 but not int8, so do not fit one law
+    to both.
     """
     held, algbw = set(list_tables(system)["table"]), pl.col("nbytes") / pl.col("seconds")
     factors = {name: bus_factor(name, pl.col("ranks")) for name in OPERATIONS}
@@ -147,7 +147,7 @@ def read_gemms(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     Parameters
     ----------
     system : str
-        As `list_tables` names it.
+        A system of `list_tables`.
     dtype : str, optional
         Number format, such as ``bf16`` or ``fp8_block``; None for all.
 
@@ -160,12 +160,12 @@ def read_gemms(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     Raises
     ------
     ValueError
-        For an unknown system or number format, and a system that has no such products.
+        For an unknown system or number format, and for a system without such products.
 
     Notes
     -----
-    Replayed CUDA graphs at unlocked clocks. Collector ``sglang`` multiplies random numbers; ``vllm`` leaves its weights
-    uninitialised, which takes less power and is optimistic.
+    The times are of replayed CUDA graphs at unlocked clocks. Collector ``sglang`` multiplies random numbers. Collector
+    ``vllm`` uses uninitialised weights, which take less power, so its times are too short.
     """
     names = {**dict.fromkeys(("dtype", "m", "n", "k", "seconds")), **_WITNESS}
     return _read(system, "gemm", ("gemm_dtype", dtype), names)
@@ -178,7 +178,7 @@ def read_attention(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     Parameters
     ----------
     system : str
-        As `list_tables` names it.
+        A system of `list_tables`.
     dtype : str, optional
         Number format of the queries, such as ``bf16``; None for all.
 
@@ -193,9 +193,9 @@ def read_attention(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     Raises
     ------
     ValueError
-        For an unknown system or number format, and a system that has no such attention.
+        For an unknown system or number format, and for a system without such attention.
     """
-    # An encoder has a key for every query and head, and no cache whose format could differ.
+    # Tables of encoders lack some columns: there are as many keys as queries, and as many heads of keys, and no cache.
     past, window, heads = (pl.col(name).cast(pl.Int64) for name in ("step", "window_size", "num_key_value_heads"))
     names = {
         "dtype": None, "kv_dtype": pl.coalesce(_rename("kv_cache_dtype"), "dtype"),
@@ -209,12 +209,12 @@ def read_attention(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
 
 @_guard
 def read_casts(system: str) -> pl.DataFrame:
-    """Read the casts of a bf16 matrix to fp8 by a known scale: the only kernels here that memory alone bounds.
+    """Read the casts of a bf16 matrix to fp8 with a known scale: the only kernels here that only memory limits.
 
     Parameters
     ----------
     system : str
-        As `list_tables` names it.
+        A system of `list_tables`.
 
     Returns
     -------
@@ -225,13 +225,13 @@ def read_casts(system: str) -> pl.DataFrame:
     Raises
     ------
     ValueError
-        For an unknown system, and a system that has no such casts (A100 has none).
+        For an unknown system, and for a system without such casts (A100 has none).
 
     Notes
     -----
-    Matrices that fit the L2 cache stay there between repetitions and run faster than main memory. From 100 M elements
-    on, collectors ``vllm`` and ``trtllm`` reach 64–91 % of the datasheet bandwidth. The kernel of ``sglang`` reaches
-    a tenth of it: leave it out.
+    Matrices that fit into the L2 cache stay there between repetitions, so they are faster than main memory. From 100 M
+    elements on, collectors ``vllm`` and ``trtllm`` reach 64–91 % of the datasheet bandwidth. The kernel of ``sglang``
+    reaches a tenth of it: do not fit it.
     """
     nbytes = 3 * pl.col("m") * pl.col("k")
     names = {"dtype": None, "rows": "m", "columns": "k", "nbytes": nbytes, "seconds": None, **_WITNESS}
@@ -239,12 +239,12 @@ def read_casts(system: str) -> pl.DataFrame:
 
 
 def _rename(column: str) -> pl.Expr:
-    """A recorded number format in perfkit's words."""
+    """A recorded number format under perfkit's name."""
     return pl.col(column).cast(pl.String).replace(_DTYPES)
 
 
 def _read(system: str, table: str, dtype: tuple[str, str | None], names: _Names, library: str = "") -> pl.DataFrame:
-    """Rows of a table with the columns `names`, in the number format `dtype[1]` that its column `dtype[0]` holds."""
+    """Rows of a table with the columns `names`, whose column `dtype[0]` holds the number format `dtype[1]`."""
     tables, folder, (column, wanted) = list_tables(system), find_database(), dtype
     check_choice(f"table of {system}", table, tables["table"].unique(maintain_order=True))
     columns = [(old if isinstance(old, pl.Expr) else pl.col(old or new)).alias(new) for new, old in names.items()]
@@ -273,14 +273,12 @@ def _read(system: str, table: str, dtype: tuple[str, str | None], names: _Names,
 
 
 def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
-    """Some columns of one file, null those it may lack."""
+    """Some columns of one file; optional columns that are missing are null."""
     with path.open("rb") as file:
         if file.read(64).startswith(b"version https://git-lfs"):
             raise ValueError(f"{path} is a git-LFS pointer, not the table: run `git lfs pull` there, or {_INSTALL}")
     scan = pl.scan_parquet(path)
     names = scan.collect_schema().names()
-    if (rows := scan.select(pl.len()).collect().item()) > _MOST_ROWS:
-        raise ValueError(f"it has {rows:,} rows; at most {_MOST_ROWS:,} are read")
     if missing := [name for name in needed if name not in names]:
         raise ValueError(f"{path} has no column {', '.join(missing)}; it has {', '.join(names[:40])}")
     optional = (pl.col(name) if name in names else pl.lit(None, pl.String).alias(name) for name in _OPTIONAL)
@@ -295,7 +293,7 @@ def _choose_newest(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _order(version: str | None) -> tuple[tuple[int, int], ...]:
-    """Sort key of a version: 1.3.0rc20 comes before 1.3.0, that before 1.3.0.post2; no version before all."""
+    """Sort key of a version: 1.3.0rc20 before 1.3.0, 1.3.0 before 1.3.0.post2, and none before all others."""
     parts = re.findall(r"\d+|[a-z]+", (version or "").split("+")[0])
     key = [(2, int(part)) if part.isdigit() else (1 if part == "post" else -1, 0) for part in parts]
     return (*key, (0, 0)) if parts else ()

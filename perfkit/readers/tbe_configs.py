@@ -13,8 +13,6 @@ from perfkit.workloads.tables import EmbeddingTable
 
 _KEYS = {"T", "E", "D", "mixed_dim", "weighted", "batch_params", "indices_params", "pooling_params", "use_cpu", "Es",
          "Ds", "max_indices", "embedding_specs", "feature_table_map"}  # fmt: skip
-#: Most heavy hitters over all tables [-]: FBGEMM keeps tens of them for each table.
-_MOST_HITTERS = 10_000_000
 
 
 def parse_tbe_config(
@@ -182,9 +180,6 @@ def _find_laws(section: _Section) -> Callable[[int], Zipf]:
     """Make a function from the rows of a table to its law: all tables have the same law, cut off."""
     hitters = section.take_list("heavy_hitters", None, zero=True, maximum=1)
     q, s = section.take("zipf_q"), section.take("zipf_s", zero=True, maximum=10)
-    if len(hitters) * section.tables > _MOST_HITTERS:
-        text = f"{section.place} has {len(hitters)} heavy hitters for each of {section.tables} tables"
-        raise ValueError(f"{text}; leave out the small ones")
 
     def cut(rows: int) -> Zipf:
         kept = hitters[:rows]

@@ -115,10 +115,7 @@ def read_kineto(path: str | Path) -> TraceFile:
         if "nodes" in facts or not kept:
             held = "nodes of an execution trace" if "nodes" in facts else "no events"
             raise ValueError(f"it holds {held}; a Kineto trace has events with times")
-        base = facts.get("baseTimeNanoseconds", 0)
-        if type(base) is not int or not 0 <= base < _LATEST // 2:
-            raise ValueError(f"baseTimeNanoseconds is {show(base)}; it must be nanoseconds since the epoch")
-        frame = _make_frame(rows, base)
+        frame = _make_frame(rows, facts.get("baseTimeNanoseconds", 0))
         args = {index: found for index, row in enumerate(frame["row"].to_list()) if (found := kept[row])}
         return _describe(facts, _link(frame.drop("row")), args, Path(path).name)
 
