@@ -61,8 +61,8 @@ def _calibrate(given: _Given) -> _Answer:
         pk.calibrate(**_pick(given, "device base"))
         return _Answer("", None)
     platform = pk.calibrate(out=given.out, **_pick(given, "device base ranks quick models measurements traces"))
-    beside = "" if given.measurements or given.traces else ", its raw measurements beside it"
-    return _Answer(f"{platform!r}\nwritten to {given.out}{beside}", platform.numbers().to_dicts())
+    note = "" if given.measurements or given.traces else ", its raw measurements are in the same folder"
+    return _Answer(f"{platform!r}\nwritten to {given.out}{note}", platform.numbers().to_dicts())
 
 
 def _assemble(given: _Given) -> _Answer:
@@ -153,7 +153,7 @@ def _read_tables(given: _Given) -> Any:
     from perfkit.workloads.dlrm import PRESETS
 
     if given.model and given.tables:
-        raise ValueError("model and tables are both given; a model has tables of its own; leave one out")
+        raise ValueError("model and tables are both given; a model has its own tables; leave one out")
     if given.tables:
         return replace(pk.read_tables(given.tables, batch=given.batch, dim=given.dim), **_pick(given, "embedding"))
     _refuse(given, "dim", "a model knows the width of its tables")

@@ -251,7 +251,7 @@ def calibrate(
     check_choice("device", device, ("cpu", "cuda"))
     check_choice("models", models, MODELS)
     target, campaign = check_target("out", out) if out is not None else None, None
-    beside = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
+    raw_file = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
     name, raw = target.stem if target else None, dict[str, Any]()
     if measurements is not None:
         with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
@@ -263,12 +263,12 @@ def calibrate(
     elif traces is None:
         ranks = _count_ranks(device, ranks)
         if device == "cuda":
-            campaign, raw = _measure_gpus(base, ranks, beside.with_suffix(".traces"), progress)
+            campaign, raw = _measure_gpus(base, ranks, raw_file.with_suffix(".traces"), progress)
         else:
             campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
             raw = measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
         if target is not None:
-            write_text(beside, json.dumps(raw))
+            write_text(raw_file, json.dumps(raw))
     try:
         if traces is not None:
             platform = calibrate_traces(traces, base, name)
@@ -279,12 +279,12 @@ def calibrate(
     except ValueError as error:
         if campaign is None:
             raise
-        write_text(beside, json.dumps(raw))
-        again = f"perfkit calibrate --measurements {beside} --out PLATFORM.toml fits it without measuring again"
+        write_text(raw_file, json.dumps(raw))
+        again = f"perfkit calibrate --measurements {raw_file} --out PLATFORM.toml fits it without measuring again"
         text = f"{error}; no measurement is lost: when the cause is removed, {again}"
         raise MeasurementError(text) from error
-    if spoiled := platform.provenance.get("disturbances"):
-        warnings.warn(f"{spoiled}; close other programs and calibrate again", stacklevel=2)
+    if disturbed := platform.provenance.get("disturbances"):
+        warnings.warn(f"{disturbed}; close other programs and calibrate again", stacklevel=2)
     if campaign:
         campaign.close()  # the next call measures anew
     return platform
@@ -344,8 +344,8 @@ def check(
     about = [(s.name, s.describe(), s.ranks) for s in chosen]
     campaign = open_campaign("check", where.name, seed, about, progress=progress)
     rows = measure_samples(campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2)
-    spoiled = name_disturbances(iterations=[run for row in rows for results in row["passes"] for run in results])
+    disturbed = name_disturbances(iterations=[run for row in rows for results in row["passes"] for run in results])
     triples = zip(chosen, predictions, rows, strict=True)
     runs = tuple(compare_run(sample, found, row["passes"], where.context.paces) for sample, found, row in triples)
     campaign.close()
-    return Comparison(runs, where.name, {**describe_machine(), **spoiled}, list_versions())
+    return Comparison(runs, where.name, {**describe_machine(), **disturbed}, list_versions())

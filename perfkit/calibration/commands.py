@@ -89,7 +89,7 @@ def _write_log(folder: Path, printed: list[str], error: BaseException) -> Path:
     matter = "(OMP|MKL|MALLOC|CUDA|NCCL|GLOO|LD|XDG|PYTHON)_|TMPDIR"
     facts = {"date": datetime.now().isoformat(" ", "seconds"), "command": shlex.join(sys.argv), **describe_machine()}
     facts |= list_versions() | {name: text for name, text in sorted(os.environ.items()) if re.match(matter, name)}
-    said = re.sub(r"[^\n]*\r", "", "".join(printed))  # only the last state of a progress bar
+    output = re.sub(r"[^\n]*\r", "", "".join(printed))  # only the last state of a progress bar
     head = [f"{name}: {fact}" for name, fact in facts.items()]
-    text = "\n".join([*head, "", said, "".join(traceback.format_exception(error))])
+    text = "\n".join([*head, "", output, "".join(traceback.format_exception(error))])
     return write_text(folder / "perfkit-run.log", text.encode(errors="backslashreplace").decode())

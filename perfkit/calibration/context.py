@@ -100,8 +100,8 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
             context = replace(context, caches=replace(caches, parameters={**caches, "l3_share": share}, units=units))
         held = replace(platform, context=context)
         costs = [price([run.graphs[0]], held, dtype=run.graphs[0].dtype)[0] for run in alone[0]]
-        fits += [_fit_families(list(map(_put_beside, own, costs)), context) for own in alone]
-    found = min(fits, key=lambda context: _left_out({k: f for k, f in context.iterations.items() if k != ANY}))
+        fits += [_fit_families(list(map(_join_times, own, costs)), context) for own in alone]
+    found = min(fits, key=lambda context: _square_errors({k: f for k, f in context.iterations.items() if k != ANY}))
     platform = replace(platform, context=found)
     if not parallel[0]:
         return platform
@@ -110,7 +110,7 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     return replace(platform, context=_fit_parallel(parallel, platform, delay))
 
 
-def _left_out(fits: Mapping[str, Fit]) -> float:
+def _square_errors(fits: Mapping[str, Fit]) -> float:
     """Squared errors of left-out iterations."""
     return sum(fit.n * fit.spread**2 for fit in fits.values())
 
@@ -118,7 +118,7 @@ def _left_out(fits: Mapping[str, Fit]) -> float:
 # -- on one rank -----------------------------------------------------------------------------------------------------
 
 
-def _put_beside(run: _Run, costs: Costs) -> _Run:
+def _join_times(run: _Run, costs: Costs) -> _Run:
     """Join the isolated times of all operations with the measured ones, by class."""
     seconds = np.maximum(run.results[0]["operation_seconds"], 1e-7)
     columns = np.stack([costs.hot, costs.cold, costs.page_walks, seconds, costs.assumed[costs.classes]])
@@ -175,21 +175,21 @@ def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
             spread, bias = expect_spread(logs, family), float(np.mean(logs))
         fits[family] = replace(_fit_walls(own, find), spread=spread, bias=bias)
     # Spread of a family without runs: from families left out one at a time, or twice the widest of two families.
-    strange = 2.0 * max(fit.spread for fit in fits.values())
+    unseen = 2.0 * max(fit.spread for fit in fits.values())
     if len(families) > 2:
         logs = []
         for family, own in families.items():
             others = [run for run in runs if run.family != family]
             logs += _judge(own, others, [other for other in families if other != family])
-        strange = bound_spread(logs)
+        unseen = bound_spread(logs)
     scale, host = _average([*fits.values()])
     whole = replace(
         fits[runs[0].family], parameters={"scale": scale, "per_operation": host}, stderr={}, n=len(runs),
-        units={"scale": "-", "per_operation": "s"}, spread=strange, notes=("for families without calibration runs",),
+        units={"scale": "-", "per_operation": "s"}, spread=unseen, notes=("for families without calibration runs",),
     )  # fmt: skip
     for family, fit in fits.items():
         if fit.n == 1 and len(fits) > 2:  # one run is at least as good as none
-            fits[family] = replace(fit, spread=strange)
+            fits[family] = replace(fit, spread=unseen)
     return replace(known, kernels={name: find(name) for name in names}, iterations=fits | {ANY: whole})
 
 
@@ -267,13 +267,15 @@ def _fit_parallel(tried: Sequence[Sequence[_Run]], platform: Platform, delay: fl
             notes = ("share of its time that a collective in flight takes from kernels on the same core",)
             overlap = Fit("overlap", {"contention": share}, units={"contention": "-"}, n=len(runs), notes=notes)
             context = replace(context, overlap=overlap)
-        imagine = cache(partial(_imagine, tuple(run.graphs for run in runs), replace(platform, context=context)))
-        found.append([_fit_shared(own, imagine, context, delay) for own in tried])
+        forecast = cache(partial(_forecast, tuple(run.graphs for run in runs), replace(platform, context=context)))
+        found.append([_fit_shared(own, forecast, context, delay) for own in tried])
     best = [min(pairs, key=lambda pair: pair[0])[1] for pairs in zip(*found, strict=True)]
-    return min(best, key=lambda context: _left_out(context.parallel))
+    return min(best, key=lambda context: _square_errors(context.parallel))
 
 
-def _imagine(runs: Sequence[tuple[Graph, ...]], platform: Platform, delay: float, waited: float) -> tuple[Array, Array]:
+def _forecast(
+    runs: Sequence[tuple[Graph, ...]], platform: Platform, delay: float, waited: float
+) -> tuple[Array, Array]:
     """Predict iterations whose collectives take `delay` longer, a share `waited` of it as waiting.
 
     Returns the time of each iteration, and the smallest waiting time of its ranks [s].
@@ -292,17 +294,17 @@ def _imagine(runs: Sequence[tuple[Graph, ...]], platform: Platform, delay: float
 
 
 def _fit_shared(
-    runs: Sequence[_Run], imagine: Callable[[float, float], tuple[Array, Array]], known: Context, delay: float
+    runs: Sequence[_Run], forecast: Callable[[float, float], tuple[Array, Array]], known: Context, delay: float
 ) -> tuple[float, Context]:
     """Squared error of left-out iterations, and the context of ranks that share a machine: scale and delays."""
     walls = np.array([run.wall for run in runs])
     seen = np.array([min(result.get("idle", np.nan) for result in run.results) for run in runs])
     noise = np.array([max(float(np.log(result["q3"] / result["q1"])) for result in run.results) for run in runs])
     trust = 1.0 / np.hypot(1.0, _CHANCE * noise / 0.1)  # 10 % error of a prediction, and the error of the median
-    times, idle = imagine(0.0, 1.0)
+    times, idle = forecast(0.0, 1.0)
     waited = 1.0
     for _ in range(2):  # delay and waiting depend on each other, since concurrent kernels can hide the waiting
-        slowed, stopped = imagine(delay, waited)
+        slowed, stopped = forecast(delay, waited)
         fit, logs = _fit_delays(times, (slowed - times) / delay, walls, trust, delay)
         # Share of the delay in which the busiest rank waited; unchanged if its waiting was not measured. At least 1 %,
         # because the next round divides by it.

@@ -301,15 +301,15 @@ def _describe(
     """Make device and network; their peaks and bandwidths are the best measured rates."""
     rows, source, day = measurements["kernels"], measurements["id"], measurements["date"]
 
-    def quantity(value: float, unit: str, kind: str = "measured", said: str = source) -> Quantity:
-        return Quantity(float(value), unit, kind, said, day)
+    def quantity(value: float, unit: str, kind: str = "measured", origin: str = source) -> Quantity:
+        return Quantity(float(value), unit, kind, origin, day)
 
     peak = max(row["sizes"]["flops"] / row["q1"] for row in rows if row["kind"] == "gemm")
     bounds = [0.0, *capacities, np.inf]
     seen = [(row["nbytes"], count_traffic(row) / row["q1"]) for row in _streams(rows)]
     names, levels = [*("L1", "L2", "L3")[3 - len(capacities) :], "DRAM"], []
     rates = rates or [max(count_traffic(row) / row["q1"] for row in rows)]  # a lower bound: the best rate of a kernel
-    whole = quantity(memory["value"], "B", said=memory["source"]) if memory["value"] else None
+    whole = quantity(memory["value"], "B", origin=memory["source"]) if memory["value"] else None
     for name, rate, (low, high) in zip(names, rates, pairwise(bounds), strict=True):
         best = max([rate, *(speed for size, speed in seen if max(2.0 * low, 1e5) < size <= high)])
         size = quantity(high, "B", "fitted") if high < np.inf else whole

@@ -135,7 +135,7 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
     -------
     campaign : Campaign
         Its file is in the user's cache and belongs to this process until it is closed. If another process uses it,
-        the campaign gets a file of its own. Without a writable cache nothing is kept. Both cases warn.
+        the campaign gets its own file. Without a writable cache nothing is kept. Both cases warn.
     """
     facts = json.dumps([system.node(), describe_machine(), list_versions(), options], sort_keys=True, default=str)
     key = hashlib.sha256(facts.encode()).hexdigest()[:16]

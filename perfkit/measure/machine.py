@@ -49,7 +49,7 @@ def gather_facts(root: Path = Path("/")) -> dict[str, Fact]:
         the caches ``L1`` to ``L3`` [B]; ``clock`` [Hz]. Unknown and implausible values are None.
     """
     cpu, memory = "sys/devices/system/cpu/cpu0", "proc/meminfo"
-    said: dict[str, tuple[str, Callable[[Path], Any], tuple[float, float]]] = {
+    places: dict[str, tuple[str, Callable[[Path], Any], tuple[float, float]]] = {
         "processor": ("proc/cpuinfo", _find_processor, (0, 0)),
         "clock": (f"{cpu}/cpufreq/cpuinfo_max_freq", lambda path: float(path.read_text()) * 1e3, (1e7, 1e11)),
         "core_limit": ("sys/fs/cgroup/cpu.max", _find_limit, (0.01, 1e6)),
@@ -57,7 +57,7 @@ def gather_facts(root: Path = Path("/")) -> dict[str, Fact]:
         "free_memory": (memory, _find_free, (2**16, 2**60)),
         **{level: (f"{cpu}/cache/{level}", _find_cache, bounds) for level, bounds in _CACHES.items()},
     }
-    facts = {name: _ask(root / place, read, bounds) for name, (place, read, bounds) in said.items()}
+    facts = {name: _ask(root / place, read, bounds) for name, (place, read, bounds) in places.items()}
     if facts["processor"].value is None:
         facts["processor"] = Fact(system.processor() or system.machine() or "unknown", "platform.processor()")
     cores = list_cores(root)

@@ -18,7 +18,7 @@ from perfkit.workloads.transformer import Transformer
 
 #: Number formats of matrix products in the order of a plan; the first one that a device has is used for other kernels.
 FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
-#: Classes of kernels that are timed beside products and sums.
+#: Classes of kernels that are timed in addition to products and sums.
 _TIMED = ("attention", "convolution", "embedding_forward")
 #: Small iterations, limited by the host; those that also run compiled; and larger ones, limited by the device.
 _SMALL, _COMPILED = ("dlrm-0", "gpt2-0", "bert-1", "resnet-0", "mobilenet-1", "xlnet-4"), ("gpt2-0", "resnet-0")

@@ -158,14 +158,14 @@ def _wait(processes: "list[subprocess.Popen[Any]]", place: Path, timeout: float)
     while set(codes := [process.poll() for process in processes]) != {0}:
         for rank, code in enumerate(codes):
             if code:
-                said = (place / f"log.{rank}").read_text(errors="replace").strip()
+                output = (place / f"log.{rank}").read_text(errors="replace").strip()
                 reason = f"was killed by signal {-code}" if code < 0 else f"stopped with exit code {code}"
                 if shutil.disk_usage(place).free < 1e6:
                     reason += f": the disk is full under {place}; free some, or name another folder in TMPDIR"
-                last = f"; its last line was: {said.splitlines()[-1]}" if said else ""
+                last = f"; its last line was: {output.splitlines()[-1]}" if output else ""
                 text = f"measuring process {rank} {reason}; finished measurements are kept, run it again{last}"
                 error = MeasurementError(text)
-                error.add_note(said[-3000:])
+                error.add_note(output[-3000:])
                 raise error
         if time.monotonic() > deadline:
             raise MeasurementError(f"measuring took longer than {timeout:.0f} s; repeat it on a less busy machine")
