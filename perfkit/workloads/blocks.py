@@ -67,8 +67,8 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
             x = layers.norm(tape, model.norm, tape.record("add", x, types))
         x = layers.dropout(tape, model.dropout, x)
         for tape.layer in range(min(model.layers, most)):
-            run = partial(_layer, tape, model, cut, module=f"layers.{tape.layer}")
             with open_unit(tape.layer):
+                run = partial(_layer, tape, model, cut)
                 x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
         tape.module, tape.layer = "head", -1
         if not model.causal:
@@ -110,10 +110,10 @@ def _project(tape: Tape, model: Any, x: Tensor, width: Any) -> Tensor:
     return layers.linear(tape, x, weight, bias, fp8=model.dtype == "fp8" and tape.layer >= 0)
 
 
-def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor, *, module: str) -> Tensor:
+def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     """One Transformer layer, with its norms before (GPT-2) or after (BERT) each residual sum."""
     for name, body in (("attention", _attention), ("mlp", _mix_experts if model.experts else _feed_forward)):
-        tape.module = f"{module}.{name}"
+        tape.module = f"layers.{tape.layer}.{name}"
         inner = _exchange(tape, layers.norm(tape, model.norm, x) if model.causal else x, cut, ahead=True)
         inner = _exchange(tape, body(tape, model, cut, inner), cut, ahead=False)
         x = tape.record("add", x, layers.dropout(tape, model.dropout, inner))

@@ -333,9 +333,10 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
 
 def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor:
     """Record the layers of one rank from its dense `inputs` and its tables; returns the logits."""
-    dense = None if tape.overlap else _bottom(tape, inputs, model)
-    receive = _look_up(tape, model, held)
-    dense = dense or _bottom(tape, inputs, model)
+    receive = _look_up(tape, model, held) if tape.overlap else []  # rows are exchanged while the bottom MLP works
+    tape.module = "bottom"
+    dense = layers.mlp(tape, inputs, model.bottom, last_relu=True)
+    receive = receive or _look_up(tape, model, held)
     tape.trained.sort(key=lambda weight: tape.modules[weight] == "embeddings")  # in the order of the modules
     tape.module = "interaction"
     vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
@@ -350,12 +351,6 @@ def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor
         own = [weight for weight in tape.trained if weight not in tape.local]
         tape.buckets = {weight: {"bottom": 1, "embeddings": 2}.get(tape.modules[weight], 0) for weight in own}
     return logits
-
-
-def _bottom(tape: Tape, inputs: Tensor, model: DLRM) -> Tensor:
-    """The bottom MLP."""
-    tape.module = "bottom"
-    return layers.mlp(tape, inputs, model.bottom, last_relu=True)
 
 
 def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tensor]]]:

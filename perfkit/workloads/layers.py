@@ -209,7 +209,7 @@ def embedding_bags(
     name = "fused_embeddings" if fused else "_embedding_bag"
     variant = "sparse" if sparse else model.embedding if updated else "dense"
     pooled: list[Tensor] = []
-    looked: list[tuple[Any, ...]] = []  # in the kernel of the last node: weight, gradient, rows, reads and sizes
+    looked: list[tuple[Any, ...]] = []  # by the last call: weight, gradient, pooled rows, what is read, and sizes
     for number, table in enumerate(tables, len(tape.tables)):
         lookups = round_size(bags * table.pooling)
         weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
@@ -237,8 +237,9 @@ def embedding_bags(
             rows = lookups if sparse else table.rows
             gradient = tape.tensor(rows, table.dim, itemsize=table.itemsize if fused else tape.wide)
             sizes = sizes if fused else {**sizes, "elements": gradient.numel, "rows": rows}
-        if not (fused and looked):
-            tape.node(partial(_return_bags, tape, f"{name}_backward", variant, looked := []))  # a call of its own
+        if not (fused and looked):  # a call of its own
+            looked = []
+            tape.node(partial(_return_bags, tape, f"{name}_backward", variant, looked))
         looked.append((weight, gradient, out, reads, sizes))
     return pooled
 

@@ -149,22 +149,21 @@ class Plan:
         object.__setattr__(self, "ranks", int(check_positive("ranks", self.ranks, integer=True)))
         check_type("owners", self.owners, Sequence)
         check_type("names", self.names, Sequence[str])
-        object.__setattr__(self, "owners", tuple(self._check(i, owner) for i, owner in enumerate(self.owners)))
         if self.names and len(self.names) != len(self.owners):
             raise ValueError(f"names has {len(self.names)} entries for {len(self.owners)} tables; give one a table")
-
-    def _check(self, table: int, owner: Any) -> Any:
-        """The rank of a table that is whole on one, or else its placement."""
-        owner = owner.item() if isinstance(owner, np.generic) else owner
-        placed = isinstance(owner, Placement)
-        for rank in owner.ranks if placed else (owner,):
-            if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.ranks:
-                fault = f"table {table} is placed on rank {rank!r}; ranks go from 0 to {self.ranks - 1}"
-                raise ValueError(f"{fault}; give every table the number of an existing rank")
-        if placed and owner.kind in EVERYWHERE and len(owner.ranks) < self.ranks:
-            fault = f"table {table} is {owner.kind} on {len(owner.ranks)} of {self.ranks} ranks"
-            raise ValueError(f"{fault}; it must name all of them")
-        return owner.ranks[0] if placed and owner.kind == "table_wise" else owner
+        owners: list[Any] = [owner.item() if isinstance(owner, np.generic) else owner for owner in self.owners]
+        for table, owner in enumerate(owners):
+            placed = isinstance(owner, Placement)
+            for rank in owner.ranks if placed else (owner,):
+                if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.ranks:
+                    fault = f"table {table} is placed on rank {rank!r}; ranks go from 0 to {self.ranks - 1}"
+                    raise ValueError(f"{fault}; give every table the number of an existing rank")
+            if placed and owner.kind in EVERYWHERE and len(owner.ranks) < self.ranks:
+                fault = f"table {table} is {owner.kind} on {len(owner.ranks)} of {self.ranks} ranks"
+                raise ValueError(f"{fault}; it must name all of them")
+            if placed and owner.kind == "table_wise":
+                owners[table] = owner.ranks[0]
+        object.__setattr__(self, "owners", tuple(owners))
 
     @classmethod
     def round_robin(cls, tables: int, *, ranks: int) -> "Plan":
