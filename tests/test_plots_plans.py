@@ -47,13 +47,9 @@ def test_bars_hold_seconds_and_bytes_and_the_first_ranks_are_marked() -> None:
 
 
 def test_parts_keep_their_colours_where_others_are_missing() -> None:
-    def colours(rows: list[dict[str, Any]]) -> dict[str, str]:
-        encoding = plots.plan_bars(rows).to_dict()["hconcat"][0]["layer"][0]["encoding"]["color"]
-        pairs = zip(encoding["scale"]["domain"], encoding["scale"]["range"], strict=True)
-        return {name: colour for name, colour in pairs if name in encoding["legend"]["values"]}
-
-    fewer = colours([row | {"lookup_s": 0.0} for row in ROWS])
-    assert fewer == {"update": colours(ROWS)["update"]}
+    charts = (plots.plan_bars(rows).to_dict() for rows in (ROWS, [row | {"lookup_s": 0.0} for row in ROWS]))
+    every, fewer = (chart["hconcat"][0]["layer"][0]["encoding"]["color"] for chart in charts)
+    assert fewer["scale"] == every["scale"] and fewer["legend"]["values"] == ["update"]
 
 
 def test_many_ranks_are_cut_to_the_busiest_and_none_are_a_chart() -> None:

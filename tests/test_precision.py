@@ -106,9 +106,8 @@ class Mixed(nn.Module):
 def test_regions_of_autocast_are_those_of_the_step() -> None:
     graph = capture(Mixed(), torch.randn(4, 16), device="cuda")
     assert list_formats(graph, "gemm", phase="forward") == ["bf16", "bf16", "fp32", "bf16", "fp16", "fp32"]
-    assert list_formats(graph, "gemm", phase="backward") == (
-        ["fp32"] * 2 + ["fp16"] * 2 + ["bf16"] * 3 + ["fp32"] * 2 + ["bf16"] * 2
-    )
+    backward = ["fp32"] * 2 + ["fp16"] * 2 + ["bf16"] * 3 + ["fp32"] * 2 + ["bf16"] * 2
+    assert list_formats(graph, "gemm", phase="backward") == backward
     casts = [label[3:] for label in graph.labels if label[0] == "_to_copy"]
     assert casts.count(("forward", "layers.0")) == 4, "the weight and the bias once, the input twice"
 

@@ -300,9 +300,8 @@ class _Routed(nn.Module):
                 rows = chosen[:, 0] == expert
                 out[rows] += self.experts[expert](x[rows]) * weight[rows][:, :1]
                 continue
-            place, token = (
-                torch.where(expert == chosen.T) if self.way == "equal" else torch.where(mask[expert].squeeze(0))
-            )
+            own = expert == chosen.T if self.way == "equal" else mask[expert].squeeze(0)
+            place, token = torch.where(own)
             out.index_add_(0, token, self.experts[expert](x[token]) * weight[token, place, None])
         return out
 
@@ -328,7 +327,7 @@ def test_what_follows_from_small_known_numbers_is_known() -> None:
 
 @pytest.mark.parametrize(("way", "rows"), [("hit", 400), ("equal", 400), ("masked", 200)])
 def test_experts_get_equally_many_tokens_and_a_warning_says_so(way: str, rows: int) -> None:
-    with pytest.warns(UserWarning, match="such as those of experts, are taken to be equally many for each"):
+    with pytest.warns(UserWarning, match="such as those of experts; each alternative counts as chosen equally often"):
         graph = capture(_Routed(way), torch.randn(1600, 16))
         assert graph.notes and graph.notes[0] in predict(graph, "h100-sxm-8").warnings
     assert [graph[int(i)].features["m"] for i in graph.kernels["gemm", "nt"]] == [1600] + [rows] * 8
@@ -369,16 +368,11 @@ def _report(weight: Any) -> Any:
     return loss
 
 
-@pytest.mark.parametrize(
-    ("follow", "code"), [(_decide, "# a branch"), (_select, "# a mask"), (_report, "# a number read")]
-)
+@pytest.mark.parametrize(("follow", "code"), [(_decide, "a branch"), (_select, "a mask"), (_report, "a number read")])
 def test_what_depends_on_values_is_explained(follow: Callable[[Any], Any], code: str) -> None:
-    def make_step() -> Callable[[], Any]:
-        weight = torch.randn(4, requires_grad=True)
-        return lambda: follow(weight).backward()
-
+    weight = torch.randn(4, requires_grad=True)
     with pytest.raises(ValueError, match=f"(?s)computes no values.*test_recording.py, line .*{code}.*torch.where"):
-        capture(make_step)
+        capture(lambda: lambda: follow(weight).backward())
 
 
 def test_known_lengths_decide_the_sizes_of_a_ctc_loss() -> None:
@@ -390,21 +384,16 @@ def test_known_lengths_decide_the_sizes_of_a_ctc_loss() -> None:
 
 
 def test_real_whole_numbers_decide_sizes() -> None:
-    found = []
+    found, weight = [], torch.randn(4, 3, requires_grad=True)
+    index, mask = torch.tensor([0, 2, 2, 1]), torch.tensor([True, False, True, True])
 
-    def make_step() -> Callable[[], Any]:
-        weight = torch.randn(4, 3, requires_grad=True)
-        index, mask = torch.tensor([0, 2, 2, 1]), torch.tensor([True, False, True, True])
+    def step() -> None:
+        kept = weight[mask][: int(index.max())]
+        found.append((tuple(kept.shape), len(torch.unique(index)), (index + 1).tolist(), index.numpy().sum()))
+        f"{weight[index].sum().item():.3f}"  # reading a number for a log decides nothing
+        kept.sum().backward()
 
-        def step() -> None:
-            kept = weight[mask][: int(index.max())]
-            found.append((tuple(kept.shape), len(torch.unique(index)), (index + 1).tolist(), index.numpy().sum()))
-            f"{weight[index].sum().item():.3f}"  # reading a number for a log decides nothing
-            kept.sum().backward()
-
-        return step
-
-    capture(make_step)
+    capture(lambda: step)
     assert found == [((2, 3), 3, [1, 3, 3, 2], 5)] * 2
 
 
@@ -429,20 +418,16 @@ def test_a_lazy_module_is_captured() -> None:
         assert list(map(type, model)) == before and nn.parameter.is_lazy(model[0].weight)
     model(x)
     assert [*map(type, model)] == [*map(type, sized)] and model[0].weight.shape == (8, 16)
-    assert (
-        capture(lambda: nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten()).half(), torch.randn(2, 3, 8, 8).half()).dtype
-        == "fp16"
-    )
+    half = capture(lambda: nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten()).half(), torch.randn(2, 3, 8, 8).half())
+    assert half.dtype == "fp16"
 
 
 def test_batches_of_a_data_loader_are_made_for_real() -> None:
-    numbers = torch.arange(40)
-    data = torch.utils.data.TensorDataset(torch.randn(40, 3), numbers)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 3), torch.arange(40))
 
     def make_step() -> Callable[[], Any]:
         weight = torch.randn(3, 5, requires_grad=True)
-        loader = torch.utils.data.DataLoader(data, 8, shuffle=True, num_workers=1, pin_memory=True)
-        batches = iter(loader)
+        batches = iter(torch.utils.data.DataLoader(data, 8, shuffle=True, num_workers=1, pin_memory=True))
 
         def step() -> None:
             x, labels = next(batches)
@@ -548,8 +533,8 @@ def test_a_capture_that_fails_leaves_nothing_replaced(late: bool, error: type[Ba
 
 
 def test_a_model_of_a_trillion_numbers_is_captured_and_predicted() -> None:
-    layers = [partial(nn.Linear, 100_000, 100_000, bias=False)] * 100
-    make_step = train(lambda: nn.Sequential(*(make() for make in layers)).bfloat16(), (8, 100_000), SGD, lr=0.1)
+    layers = lambda: (nn.Linear(100_000, 100_000, bias=False) for _ in range(100))  # noqa: E731
+    make_step = train(lambda: nn.Sequential(*layers()).bfloat16(), (8, 100_000), SGD, lr=0.1)
     graph = capture(make_step, device="cuda")
     assert graph.parameters == 10**12
     with pytest.warns(match="a rank needs 4 TB of 80 GB: does not fit"):

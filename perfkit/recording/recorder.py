@@ -104,14 +104,18 @@ class Recorder(TorchDispatchMode):
         """Nothing is compiled during a capture; to disable the compiler at each call would take long."""
         return False
 
+    @property
+    def module(self) -> str:
+        """Path of the innermost running module; empty outside of modules."""
+        return self.modules[-1] if self.modules else ""
+
     def mark(self) -> None:
         """Assign the nodes of autograd that are made from now on to the innermost running module."""
-        self._marks.append((torch._C._autograd._get_sequence_nr(), self.modules[-1] if self.modules else ""))
+        self._marks.append((torch._C._autograd._get_sequence_nr(), self.module))
 
     def _locate(self, tensors: Sequence[Tensor]) -> str:
         """Find the path of the module of an operation; this also updates the phase and counts calls of autograd."""
         node: Any = torch._C._current_autograd_node()
-        inside = self.modules[-1] if self.modules else ""
         if node is None:
             if self._node is not None:
                 self._node, self._opened = None, True
@@ -122,7 +126,7 @@ class Recorder(TorchDispatchMode):
                 self.modules or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
             ):
                 self.phase = "forward"
-            return inside
+            return self.module
         number, name = node._sequence_nr(), node.name()
         if self._node != (number, name) or name == _KEEP:
             self.bare += not self._opened
@@ -132,7 +136,7 @@ class Recorder(TorchDispatchMode):
                 self._trained[self.values.number(held)] = held.numel()
         self.phase, self.leading = "backward", False
         if self.modules:  # a checkpoint, which is computed again in the backward pass
-            return inside
+            return self.module
         place = bisect_right(self._marks, number, key=lambda mark: mark[0]) - 1
         return self._marks[place][1] if place >= 0 and number < 1 << 62 else ""
 
@@ -218,8 +222,8 @@ class Recorder(TorchDispatchMode):
         """Append a copy between host and device that the host waits for; on a CPU there is none."""
         if not (self.accelerator and self.on):
             return
-        module, dtype = self.modules[-1] if self.modules else "", _NAMES.get(tensor.dtype, "")
-        self.emit(("to", "transfer", direction), module, {"elements": tensor.numel()}, [], [tensor], dtype)
+        sizes, dtype = {"elements": tensor.numel()}, _NAMES.get(tensor.dtype, "")
+        self.emit(("to", "transfer", direction), self.module, sizes, [], [tensor], dtype)
 
     def _find_table(self, name: str, args: list[Any], sizes: dict[str, float]) -> dict[str, float]:
         """Number of the table of a lookup, or of its backward pass or update; a new table is added."""

@@ -25,7 +25,7 @@ _FOLLOWING = frozenset("eq gt ge scatter scatter_ index select clone _to_copy su
 #: Data types of masks; the number of entries that a mask picks is not known.
 _MASKS = (torch.bool, torch.uint8)
 #: Assumption for a step that asks how many rows belong to an alternative.
-BALANCED = "rows that are chosen by computed scores, such as those of experts, are taken to be equally many for each"
+BALANCED = "computed scores choose rows, such as those of experts; each alternative counts as chosen equally often"
 
 
 class Storages:
@@ -209,7 +209,7 @@ class Values:
             self._shares[self.number([*walk_tensors(out)][-1])] = min(shares)
 
     def _choose(self, mask: Tensor) -> Tensor:
-        """Places where a mask is true: its share of all places, of which no values are known, or simply all."""
+        """Places where a mask is true: of a share below 1 only their number is known, a share of 1 means all places."""
         (share,) = self._find_shares([mask])
         self.notes[BALANCED] = None
         if share < 1:
