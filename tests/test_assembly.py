@@ -224,7 +224,7 @@ def test_a_log_over_whole_nodes_gives_the_rails(tmp_path: Path) -> None:
     whole = write_log(tmp_path / "two.log", "all_reduce", 16, 2, 30 * law("all_reduce", 8))
     platform = assemble_sources("h100-sxm-8", nccl_logs=whole)
     assert platform.network.ranks == 16 and {"all_reduce.16", "all_reduce.2.rail"} <= set(platform.collectives)
-    assert any("leaves beside" in note for note in platform.collectives["all_reduce.2.rail"].notes)
+    assert any("without the stages inside" in note for note in platform.collectives["all_reduce.2.rail"].notes)
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +293,7 @@ def test_measurements_of_another_device_are_told(logs: Path, tmp_path: Path, kno
     for name, dtype in (("a.log", "float"), ("b.log", "half")):
         path = write_log(tmp_path / name, "all_gather", 8, 1, law("all_gather", 8))
         path.write_text(path.read_text(encoding="utf-8").replace("float", dtype), encoding="utf-8")
-    with pytest.warns(UserWarning, match=r"a\.log: nothing of it is used"):
+    with pytest.warns(UserWarning, match=r"a\.log is not used: "):
         assert assemble_sources("h100-sxm-8", nccl_logs=tmp_path).collectives["all_gather.8"].source.endswith("fp16")
 
 

@@ -17,7 +17,7 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.models import collectives as c
 from perfkit.models import hierarchy as h
-from perfkit.platform.collectives import CollectiveTime
+from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers.nccl import LogWarning, read_nccl_tests
@@ -245,13 +245,6 @@ def test_sizes_far_outside_name_the_one_sample_that_helps_most() -> None:
     assert "one all_reduce of 64 B on 8 ranks" in price("all_reduce", 64.0, 8, fits).notes[0]
     rounded = {"all_reduce.8": curve(4e-12, start=2.0**25)}
     assert price("all_reduce", 33553920.0, 8, rounded).notes == (), "the same size in whole elements"
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.floats(1, 1e12), st.sampled_from(sorted(NODE)), st.sampled_from([2, 4, 6, 8, 16, 40, 80]))
-def test_scalars_and_arrays_agree(nbytes: float, operation: str, ranks: int) -> None:
-    one, many = price(operation, nbytes, ranks), price(operation, [nbytes, nbytes], ranks)
-    assert many.time == pytest.approx([float(one.time)] * 2, rel=1e-12)
 
 
 def test_shares_between_nodes_shorter_than_all_measured_are_less_sure() -> None:

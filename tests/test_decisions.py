@@ -9,7 +9,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.models.roofline import smooth_maximum
-from perfkit.platform.resources import RESOURCES, list_resources
+from perfkit.platform.whatif import RESOURCES, list_resources
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 H100, ZEN = pk.load_platform("h100-sxm-8"), pk.load_platform("zen3-2")

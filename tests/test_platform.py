@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from perfkit.fitting import Fit
 from perfkit.ground import units
 from perfkit.ground.files import find_reference
-from perfkit.ground.hardware import DTYPES, KINDS, Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.hardware import DTYPES, KINDS, MemoryLevel, Quantity
 from perfkit.models import collectives
 from perfkit.platform.estimates import Estimate, ExtrapolationWarning
 from perfkit.platform.file import LARGEST, LIMITS, PlatformError, encode, format_toml, list_numbers
@@ -36,59 +36,34 @@ CURVE = Fit(
 )  # fmt: skip
 TEXT = replace(H100, collectives={"all_reduce.2": CURVE}).to_toml()
 
-# Round trip.
-odd_words = [HOSTILE, 'quote" \\ back', "new\nline\r\n\t\x00\x7f", "µ→日本"]
-words = st.text(min_size=1, max_size=12) | st.sampled_from(odd_words)
-finite = st.floats(allow_nan=False, allow_infinity=False)
-positive = st.floats(min_value=5e-324, allow_infinity=False)
-seconds = st.floats(min_value=0.0, max_value=LARGEST)
+words = st.text(min_size=1, max_size=12) | st.sampled_from(
+    ["new\nline\r\n\t\x00\x7f", 'quote" \\ back', HOSTILE, "µ→日本"]
+)
+finite, seconds = st.floats(allow_nan=False, allow_infinity=False), st.floats(0.0, LARGEST)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_file_keeps_every_bit(data: st.DataObject) -> None:
     draw = data.draw
-
-    def texts(*names: str) -> dict[str, tuple[str, ...]]:
-        return {name: tuple(draw(st.lists(words, max_size=2))) for name in names}
-
-    def quantity(unit: str) -> Quantity:
-        origin = draw(st.sampled_from(KINDS)), draw(words.filter(str.strip)), draw(words)
-        value = draw(seconds if unit == "s" else positive)
-        return Quantity(value, unit, *origin, draw(st.none() | seconds), draw(st.text(max_size=10)))
-
-    def fit(form: str, *names: str) -> Fit:
-        limits = {name: LIMITS.get(name, (5e-324, LARGEST)) for name in names}
-        ends = {name: sorted(draw(st.tuples(finite, finite))) for name in texts("x")["x"]}
-        return Fit(
-            form,
-            {name: draw(st.floats(low, min(high, 1e300))) for name, (low, high) in limits.items()},
-            stderr=draw(st.dictionaries(st.sampled_from(names), st.floats(0.0, 1.0))),
-            spread=draw(st.floats(*LIMITS["spread"])), bias=draw(st.floats(*LIMITS["bias"])),
-            n=draw(st.integers(0, 2**62)),
-            ranges={name: (low, high) for name, (low, high) in ends.items()},
-            kind=draw(st.sampled_from(KINDS)), source=draw(words), date=draw(st.text(max_size=10)),
-            units={name: draw(st.sampled_from(["s", "s/B", "-", "FLOP/s", "s/lookup"])) for name in names},
-            at_bounds=names[:1], quality=draw(st.sampled_from(["", "poor"])),
-            spread_time=draw(st.none() | st.floats(*LIMITS["spread_time"])),
-            **texts("notes", "dtypes", "transferred", "sources"),
-        )  # fmt: skip
-
-    memory = MemoryLevel(draw(words), quantity("B")), MemoryLevel(draw(words), None, quantity("B/s"))
-    count, dtypes, ends = st.integers(1, 16), st.sampled_from([*DTYPES]), st.sampled_from(["intra", "inter"])
-    peaks = {name: quantity("FLOP/s") for name in draw(st.lists(dtypes, unique=True))}
-    links = {name: Link(quantity("B/s"), quantity("s")) for name in draw(st.lists(ends, unique=True))}
-    curve, branches = fit("pipelined", "alpha", "beta"), fit("two_regime", "alpha1", "beta1", "alpha2", "beta2")
-    inside, caches = fit("in_context", "scale", "launch", "page_walks"), fit("caches", "l2", "l3", "pages")
-    platform = Platform(
-        draw(words),
-        Device(draw(words), "cuda", peaks, memory),
-        Network(draw(count), draw(count), links, draw(count)),
-        {draw(words): fit("roofline", "launch", "compute_efficiency", "memory_efficiency", "sharpness")},
-        {"all_reduce.2": curve, "all_to_all.any.rail": branches},
-        {draw(words): quantity("s")},
-        Context({draw(words): inside}, {"all_reduce": inside}, caches=draw(st.none() | st.just(caches))),
-        {draw(words): draw(words)},
+    quantity = Quantity(
+        draw(seconds), "s", draw(st.sampled_from(KINDS)), draw(words.filter(str.strip)), draw(words), draw(seconds),
+        draw(st.text(max_size=10)),
+    )  # fmt: skip
+    fit = Fit(
+        "roofline",
+        {name: draw(st.floats(*LIMITS.get(name, (0.0, LARGEST)))) for name in H100.kernels["gemm"]},
+        stderr={"launch": draw(seconds)}, spread=draw(st.floats(*LIMITS["spread"])), n=draw(st.integers(0, 2**62)),
+        bias=draw(st.floats(*LIMITS["bias"])), ranges={draw(words): (draw(finite), math.inf)},
+        source=draw(words), units=H100.kernels["gemm"].units, at_bounds=("launch",), quality="poor",
+        spread_time=draw(st.none() | st.floats(*LIMITS["spread_time"])), notes=(draw(words),),
+    )  # fmt: skip
+    peak = Quantity(draw(st.floats(5e-324, allow_infinity=False)), "FLOP/s", "assumed", "x")
+    platform = replace(
+        H100, name=draw(words), device=replace(H100.device, name=draw(words), peaks={"fp4": peak}),
+        kernels={draw(words): fit}, host={draw(words): quantity}, provenance={draw(words): draw(words)},
+        context=Context(overlap=replace(fit, form="overlap", parameters={"contention": 0.5}, units={"contention": "-"},
+                                        stderr={}, at_bounds=())),
     )  # fmt: skip
     again = Platform.from_toml(platform.to_toml())
     assert again == platform
@@ -141,7 +116,6 @@ BROKEN = [
             '"fast"': "device.peaks.bf16.value is 'fast'; it must be a number",
             "2026-01-01": "device.peaks.bf16.value is datetime.date",
             "nan": r"peak bf16 is nan; it must be a number above 0 \[FLOP/s\]",
-            "0": "peak bf16 is 0.0; it must be a number above 0",
             "1" + "0" * 400: "peak bf16 is 1000",
         }.items()
     ),
@@ -160,13 +134,10 @@ BROKEN = [
     (HEAD, "format = 3\n", "format is 3; this perfkit reads formats 1 and 2"),
     (HEAD, "format = \n", r"h100.toml: Invalid value \(at line 1, column 10\)"),
     (HEAD, "x = " + "[" * 5000 + "\n", "h100.toml: RecursionError"),
-    ('form = "pipelined"', 'form = "magic"', "form of the collective is 'magic'; .*pipelined"),
     (FIT, FIT.replace("alpha", "alfa"), "collective all_reduce.2: alfa is not a parameter"),
-    (FIT, FIT.replace("6e-06", "0"), r"collective all_reduce.2 alpha is 0.0; it must be a number above 0 \[s\]"),
     ('alpha = "s"', 'alpha = "furlong"', "all_reduce.2 alpha: unit is 'furlong'; it must be made of"),
     ('alpha = "s", ', "", "collectives.all_reduce.2.units.alpha is missing"),
     ('source = "test"\n', "", "collectives.all_reduce.2.source is missing"),
-    ("nbytes = [512.0,", "nbytes = [1e30,", "all_reduce.2: range of 'nbytes' is .* a lower and an upper end"),
     ('"all_reduce.2"', '"all_redoce.2"', "all_redoce.2.*must be <operation>.<ranks or any>"),
 ]
 
@@ -351,12 +322,12 @@ def test_collectives_grow_with_bytes_and_keep_their_parts(nbytes: float, factor:
 def test_no_time_leaves_that_is_none() -> None:
     for time, spread, parts in ((math.nan, 0, ()), (-1, 0, ()), (math.inf, 0, ()), (1, math.nan, ()), (1, 1e30, ()),
                                 (0, 0, (0,)), (1, 0.1, (0.5, 0.4)), (1, 0.1, (math.nan,))):  # fmt: skip
-        with pytest.raises(ValueError, match="all_reduce of 1 B on 'x' comes out at"):
+        with pytest.raises(ValueError, match=r"all_reduce of 1 B on 'x' takes .* s"):
             Estimate(time, spread, dict(enumerate(parts)), "all_reduce of 1 B on 'x': t = n")
     tiny = replace(GEMM, parameters={**GEMM, "compute_efficiency": 1e-6})
     peaks = {"bf16": replace(H100.device.peaks["bf16"], value=1e-300)}
     slow = replace(H100, kernels={"gemm": tiny}, device=replace(H100.device, peaks=peaks))
-    text = r"gemm .* in bf16 on h100-sxm-8 comes out at (nan|inf) s"
+    text = r"gemm .* in bf16 on h100-sxm-8 takes (nan|inf) s"
     with np.errstate(all="ignore"), pytest.raises(ValueError, match=text):
         slow.gemm(2**60, 2**60, 2**60, dtype="bf16")
 
@@ -414,7 +385,7 @@ def test_products_in_a_format_nobody_measured_are_less_sure() -> None:
     with pytest.warns(ExtrapolationWarning, match="transferred from bf16/fp16: no product in fp8 was measured here"):
         assert replace(H100, kernels=bare).gemm(4096, 4096, 4096, dtype="fp8").spread > 1
     found = find_kernel(H100.kernels, "gemm", dtype="fp32")
-    assert found is not None and found[1].kind == "assumed" and "fp32 is taken to reach" in found[1].notes[0]
+    assert found is not None and found[1].kind == "assumed" and "fp32 is assumed to reach" in found[1].notes[0]
     assert find_kernel(H100.kernels, "elementwise", dtype="fp32") == ("elementwise", H100.kernels["elementwise"])
 
 

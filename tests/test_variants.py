@@ -56,14 +56,10 @@ UNKNOWN = replace(ALONE, device=replace(ALONE.device, name="NVIDIA H300"))
 SHEET = read_datasheet("a100-sxm")
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [NODES, ALONE.with_nodes(2), NODE.with_datasheet("b200-sxm"), NODE.with_link("inter", bandwidth=25e9),
-     NODE.with_host(0.5), ZEN.with_host(0)],
-    ids=range(6),
-)  # fmt: skip
-def test_variants_survive_a_file(variant: Platform) -> None:
-    assert Platform.from_toml(variant.to_toml()) == variant
+def test_variants_survive_a_file() -> None:
+    slow = NODE.with_link("inter", bandwidth=25e9)
+    for variant in (NODES, ALONE.with_nodes(2), NODE.with_datasheet("b200-sxm"), slow, ZEN.with_host(0)):
+        assert Platform.from_toml(variant.to_toml()) == variant
 
 
 def test_nodes_come_and_go() -> None:
@@ -235,9 +231,3 @@ def test_a_network_of_one_provider_says_so_in_its_name() -> None:
     node = load_platform("v100-sxm-8")
     with pytest.warns(ExtrapolationWarning, match="broadcast was fitted on 4 ranks"):
         assert node.collective("broadcast", 1e6, ranks=8).spread >= 0.3
-
-
-def test_tables_of_mlperf_run_as_one_kernel() -> None:
-    from perfkit.readers.table_configs import read_tables
-
-    assert read_tables("mlperf-dlrm-v1").embedding == "fused"

@@ -20,7 +20,7 @@ from perfkit.platform.collectives import MOVE, START
 from perfkit.platform.estimates import find_interval, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
-from perfkit.platform.resources import list_resources
+from perfkit.platform.whatif import list_resources
 from perfkit.prediction.strategies import price_strategies
 from perfkit.prediction.uncertainty import find_host_error
 from perfkit.workloads.strategy import Strategy

@@ -13,7 +13,7 @@ from perfkit.ground.units import check_choice, check_positive, check_type, rank_
 from perfkit.platform.estimates import keep_quiet, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
-from perfkit.platform.resources import list_resources
+from perfkit.platform.whatif import list_resources
 from perfkit.prediction.result import Prediction, predict
 
 #: Largest batch of a rank, and largest and smallest factor on a resource in steps of 1 %, that are tried [-].

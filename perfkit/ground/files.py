@@ -1,4 +1,4 @@
-"""Files: reference data that ships with perfkit, readers whose errors name the file, and whole writing."""
+"""Files: reference data that ships with perfkit, errors of readers that name the file, and safe writing."""
 
 import csv
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from perfkit.ground.units import escape, format_bytes, show
 
-#: Largest file of JSON, TOML, CSV or a log that is read [B]: those that perfkit writes or comes with have up to 0.6 MB,
-#: and what is parsed takes up to 30 times as much memory.
+#: Largest file of JSON, TOML, CSV or a log that is read [B]: those that perfkit writes or ships have up to 0.6 MB, and
+#: parsed data take up to 30 times as much memory.
 LARGEST_TEXT = 2**25
-#: Most tables that a file may list [-], which take some 4 s and 100 MB: published sets have up to 856, more is a slip.
+#: Most tables that a file may list [-]; they take some 4 s and 100 MB. Published sets have up to 856.
 MOST_ROWS = 200_000
 
 
@@ -33,12 +33,12 @@ def find_reference(*parts: str) -> Path:
     Raises
     ------
     FileNotFoundError
-        Where the installation lacks it.
+        If the installation does not have it.
 
     Notes
     -----
-    A wheel carries the data inside the package. In a checkout it is beside the package, and an editable install leads
-    there: what its build copied elsewhere, if anything, grows old.
+    A wheel has the data inside the package. A checkout has it beside the package, and an editable install points to the
+    checkout.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def find_reference(*parts: str) -> Path:
     """
     package = Path(__file__).resolve().parent.parent
     homes = [home / "reference_data" for home in (package, package.parent)]
-    # Beside an installed package, a folder of that name may be somebody else's; ours has a platform gallery.
+    # Another project may have a folder of that name beside an installed package; ours has a platform gallery.
     for home in (home for home in homes if (home / "platforms").is_dir()):
         if (path := home.joinpath(*parts)).exists():
             return path
@@ -57,13 +57,13 @@ def find_reference(*parts: str) -> Path:
 
 @lru_cache(maxsize=4)
 def read_rows(*parts: str) -> tuple[dict[str, str], ...]:
-    """Read a CSV file of the reference data, see `find_reference`: one mapping a row."""
+    """Read a CSV file of the reference data, see `find_reference`: one mapping per row."""
     with find_reference(*parts).open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
 
 
 def group_rows(column: str, *parts: str) -> dict[str, list[dict[str, str]]]:
-    """Read a CSV file of the reference data: its rows by the values of a column."""
+    """Read a CSV file of the reference data: its rows grouped by the values of a column."""
     groups: dict[str, list[dict[str, str]]] = {}
     for row in read_rows(*parts):
         groups.setdefault(row[column], []).append(row)
@@ -74,30 +74,31 @@ def group_rows(column: str, *parts: str) -> dict[str, list[dict[str, str]]]:
 def reading(
     source: object, advice: str, *, error: type[ValueError] = ValueError, most: float | None = None, told: bool = False
 ) -> Iterator[None]:
-    """Border around a reader: whatever goes wrong inside becomes one documented error of one line.
+    """Turn every error of a reader into one documented error with a message of one line.
 
     Parameters
     ----------
     source : str or Path
-        File that is read; or, without `most`, what errors call the source.
+        File that is read; or, without `most`, the name of the source in errors.
     advice : str
         What to do next.
     error : type, optional
-        ValueError or a subclass, raised with what went wrong as its cause.
+        ValueError or a subclass; the original error is its cause.
     most : float, optional
-        Largest size of the file, which must be a regular one: a device never ends, a pipe may wait for ever [B].
+        Largest size of the file, which must be a regular file: a device never ends, and a pipe may wait for ever [B].
     told : bool, optional
-        Whether a ValueError or OSError that comes from inside says enough itself.
+        Whether a ValueError or OSError from inside passes with its own words.
 
     Raises
     ------
     ValueError
-        For every error, panics of compiled readers included, with control characters escaped and shortened. Errors that
-        begin with the name of the source keep their words. Interrupts, warnings and missing packages pass.
+        For every error, panics of compiled readers included; the message is shortened and control characters are
+        escaped. Errors that begin with the name of the source keep their words. Interrupts, warnings and missing
+        packages pass.
 
     Notes
     -----
-    It is a decorator as well, of functions whose source has one name.
+    It is also a decorator, of functions that always read the same source.
 
     Examples
     --------
@@ -131,7 +132,7 @@ def reading(
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write a file whole or not at all: an old one stays as it was until the new one is complete.
+    """Write a file completely or not at all: an old file stays until the new one is complete.
 
     Parameters
     ----------
@@ -148,9 +149,9 @@ def write_text(path: str | Path, text: str) -> Path:
     Raises
     ------
     OSError
-        Where the file cannot be written, a full disk for example; the message names it.
+        If the file cannot be written, for example on a full disk; the message names it.
     ValueError
-        For what is no path.
+        For a path of another type.
     """
     if not isinstance(path, str | os.PathLike):
         raise ValueError(f"path is {show(path)}; it must be the name of a file to write, a str or a Path")

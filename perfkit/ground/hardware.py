@@ -1,4 +1,4 @@
-"""Devices, memory levels and links: what a datasheet says of a machine, every number with its origin."""
+"""Devices, memory levels and links: the numbers of a datasheet, each with its origin."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ class Quantity(Typed):
     unit : str
         Base unit, such as ``FLOP/s`` [-].
     kind : str
-        Kind of its origin, one of `KINDS` [-].
+        Kind of origin, one of `KINDS` [-].
     source : str
         Document, data id or machine [-].
     date : str, optional
@@ -35,7 +35,7 @@ class Quantity(Typed):
         Standard error [unit].
     basis : str, optional
         How the document counts: ``dense`` or ``sparse``, ``GB`` or ``GiB``, ``one way`` or ``both ways``; `value` is
-        dense, in bytes and one way whatever the document says [-].
+        always dense, in bytes and one way [-].
     """
 
     value: float
@@ -58,7 +58,7 @@ class MemoryLevel(Typed):
     capacity : Quantity, optional
         Size [B]; None for a main memory of unknown size.
     bandwidth : Quantity, optional
-        Sustained or datasheet bandwidth, reads and writes together [B/s]; None where nobody states it.
+        Sustained or datasheet bandwidth, reads and writes together [B/s]; None if it is not known.
     """
 
     name: str
@@ -81,9 +81,9 @@ class Device(Typed):
     memory : tuple of MemoryLevel
         Levels from near to far; the last one is the main memory [-].
     never_left_cache : bool, optional
-        Whether no working set was timed that was surely larger than the caches.
+        Whether all working sets that were timed may have fitted into the caches.
     capability : Quantity, optional
-        Compute capability of an NVIDIA GPU, such as 9.0, which kernels are chosen by [-].
+        Compute capability of an NVIDIA GPU, such as 9.0; libraries choose kernels by it [-].
     """
 
     name: str
@@ -95,22 +95,22 @@ class Device(Typed):
 
     @property
     def main_bandwidth(self) -> float:
-        """Bandwidth of the main memory; a platform knows it [B/s]."""
+        """Bandwidth of the main memory; NaN if it is not known, which a platform does not allow [B/s]."""
         main = self.memory[-1].bandwidth
         return main.value if main else math.nan
 
     def bandwidth(self, working_set: Values) -> Array:
-        """Memory bandwidth that a working set sees, continuous in its size.
+        """Memory bandwidth for a working set, continuous in its size.
 
         Parameters
         ----------
         working_set : float or array
-            Bytes that are touched again and again [B].
+            Bytes that are used again and again [B].
 
         Returns
         -------
         bandwidth : array
-            Bytes over the time to move them, where each level serves what the nearer ones cannot hold [B/s].
+            Bytes over the time to move them; each level holds what does not fit into the nearer ones [B/s].
         """
         levels = [(x.capacity.value if x.capacity else math.inf, x.bandwidth.value) for x in self.memory if x.bandwidth]
         size = np.maximum(check_sizes("working_set", working_set), 1.0)
@@ -121,7 +121,7 @@ class Device(Typed):
 
 @dataclass(frozen=True)
 class Link(Typed):
-    """The network as one rank sees it.
+    """A link of the network, for one rank.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class Link(Typed):
     latency : Quantity
         Time of one hop with a vanishing message [s].
     name : str, optional
-        What it is, such as ``NVLink``; empty where unknown [-].
+        Product or kind, such as ``NVLink``; empty if unknown [-].
     """
 
     bandwidth: Quantity
@@ -153,15 +153,14 @@ class Network(Typed):
     rails : int, optional
         Network adapters of a node [-].
     starts : float, optional
-        How many times as long as those that were measured the start-ups of the library are, in collectives that are
-        composed over nodes; as long, if not given [-].
+        Start-ups of the library, in collectives composed over nodes, over the measured ones [-].
     """
 
     ranks_per_node: int
     nodes: int = 1
     links: Mapping[str, Link] = field(default_factory=dict)
     rails: int = 1
-    starts: float | None = None
+    starts: float = 1.0
 
     @property
     def ranks(self) -> int:

@@ -1,4 +1,4 @@
-"""What results share: a table that pandas takes too, what a report shows, and a file that has to be writable."""
+"""Bases of results: tables, sections of a report, cells of text; and readers of frames that users pass."""
 
 import html
 import os
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 #: Types of packages that take long to load.
 Picture: TypeAlias = "altair.Chart | altair.LayerChart | altair.HConcatChart"
 Table: TypeAlias = "polars.DataFrame"
-#: What a report shows of a result, in order: headings with a table, rows of text with their heads, a chart, or another
-#: result that this one rests on.
+#: What a report shows of a result, in order: a heading and a table, rows of text with their heads first, a chart, or
+#: another result that this one uses.
 Sections: TypeAlias = Iterator[tuple[str, Any]]
 
 
 class Shown:
-    """A result that a notebook shows by what it says of itself."""
+    """A result that a notebook shows by its explanation, or else its repr."""
 
     def _repr_html_(self) -> str:
         words: str = getattr(self, "explain", self.__repr__)()
@@ -62,7 +62,7 @@ class Tabular(Shown):
 
 
 def write_cells(table: Any) -> list[Sequence[str]]:
-    """Rows of text, heads first, of a frame whose columns end in their unit, or whose rows name it in ``unit``.
+    """Rows of text, heads first, of a frame; the end of a column's name or the column ``unit`` gives the unit.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def write_cells(table: Any) -> list[Sequence[str]]:
 
 
 def write_cell(column: str, value: Any, unit: str | None) -> str:
-    """Write a value in the unit of its row, or in the one that its column ends in."""
+    """Write a value in the unit of its row, or in the unit at the end of the column's name."""
     ending = column.rpartition("_")[2]
     if value is None or value != value or isinstance(value, bool):
         return "✗✓"[value] if isinstance(value, bool) else "–"
@@ -94,25 +94,7 @@ def write_cell(column: str, value: Any, unit: str | None) -> str:
 
 
 def read_columns(name: str, frame: Any) -> dict[str, list[Any]]:
-    """Columns of a polars or pandas frame, or of a mapping.
-
-    Parameters
-    ----------
-    name : str
-        Argument as the caller knows it.
-    frame : frame or mapping of str to sequence
-        Columns of one length, but for those of a mapping.
-
-    Returns
-    -------
-    columns : dict of str to list
-        Values by name.
-
-    Raises
-    ------
-    ValueError
-        For anything else.
-    """
+    """Columns of a polars or pandas frame, or of a mapping, as lists by name; a ValueError for anything else."""
     data = frame.to_dict(as_series=False) if hasattr(frame, "get_columns") else frame
     data = data.to_dict("list") if hasattr(data, "to_dict") else data
     if not isinstance(data, Mapping) or any(isinstance(v, str) or not isinstance(v, Iterable) for v in data.values()):
@@ -121,7 +103,7 @@ def read_columns(name: str, frame: Any) -> dict[str, list[Any]]:
 
 
 def read_records(name: str, frame: Any) -> list[dict[str, Any]]:
-    """Rows of a polars or pandas frame, of a mapping of columns, or of a list of mappings; a ValueError for others."""
+    """Rows of a polars or pandas frame, a mapping of columns, or a list of mappings; a ValueError for others."""
     if isinstance(frame, list | tuple) and all(isinstance(row, Mapping) for row in frame):
         return [dict(row) for row in frame]
     columns = read_columns(name, frame)
@@ -129,25 +111,7 @@ def read_records(name: str, frame: Any) -> list[dict[str, Any]]:
 
 
 def check_target(name: str, path: str | Path) -> Path:
-    """Let a file through that can be written, so that no long measurement ends with nowhere to go.
-
-    Parameters
-    ----------
-    name : str
-        Argument as the caller knows it.
-    path : str or Path
-        File to write later.
-
-    Returns
-    -------
-    path : Path
-        The same file.
-
-    Raises
-    ------
-    ValueError
-        Where the folder is missing or closed, or the file is a folder.
-    """
+    """Check before a long measurement that its file can be written, and return the path; `name` is the argument."""
     target = Path(path)
     folder = target.resolve().parent
     if not folder.is_dir():

@@ -1,8 +1,7 @@
-"""Numbers as people read them, and the checks that turn away bad ones where they enter."""
+"""Numbers as text for people, and checks of input with messages that say what is allowed."""
 
 import json
 import math
-import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.float64]
-#: What a closed form is evaluated on: a float, an array, a Series or a Polars expression; it returns the same kind.
+#: Input of a closed form: a float, an array, a Series or a Polars expression; the form returns the same kind.
 Values: TypeAlias = Any
 
 LARGEST = 2.0**63
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_BRIEF = reprlib.Repr()  # spares a list of a million entries from being written out before it is shortened
+_BRIEF = reprlib.Repr()  # a list of a million entries is not written out before it is shortened
 _BRIEF.maxstring = _BRIEF.maxother = 200
 
 
@@ -149,7 +148,7 @@ def significant(value: float, stderr: float | None) -> str:
 
 
 def escape(text: Any, most: int = 80) -> str:
-    """Write text of unknown origin in one line of at most so many characters that no terminal takes for a command.
+    """Write text of unknown origin in one line of at most `most` characters, without control characters.
 
     Examples
     --------
@@ -157,13 +156,13 @@ def escape(text: Any, most: int = 80) -> str:
     ('a\\\\nb\\\\x1b[31m', 'xxxxxx...xxx')
     """
     whole = str(text)
-    whole = whole if len(whole) <= 2 * most else whole[:most] + whole[-most:]  # spares long ones
+    whole = whole if len(whole) <= 2 * most else whole[:most] + whole[-most:]  # saves time with long texts
     line = whole if whole.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in whole)
     return line if len(line) <= most else f"{line[: most - 3 - most // 4]}...{line[-(most // 4) :]}"
 
 
 def show(value: Any, most: int = 80) -> str:
-    """Write a value for a message: as ``repr`` does, in one line, shortened.
+    """Write a value for a message: its repr in one line, shortened.
 
     Examples
     --------
@@ -177,7 +176,7 @@ def show(value: Any, most: int = 80) -> str:
 
 
 def rank_largest(values: Sequence[float] | Array, *, slack: float | None = None) -> list[int]:
-    """Positions of values, the largest first; what differs in the last digits alone, or by `slack`, keeps its order.
+    """Positions of values, the largest first; values that differ by at most `slack`, or rounding, keep their order.
 
     Examples
     --------
@@ -191,7 +190,7 @@ def rank_largest(values: Sequence[float] | Array, *, slack: float | None = None)
 
 
 def steady(values: float | Array) -> Array:
-    """Numbers with 24 bits: the same on every processor, whatever its last digits say, and with sums that are exact.
+    """Round numbers to 24 bits: they are then equal on every processor, and their sums are exact.
 
     Examples
     --------
@@ -205,18 +204,18 @@ def steady(values: float | Array) -> Array:
 def check_positive(
     name: str, value: Any, *, integer: bool = False, maximum: float | None = None, zero: bool = False
 ) -> Any:
-    """Let a sensible size through and turn everything else away with a message that says what to pass.
+    """Return a size as a Python number, or raise an error that says what is allowed.
 
     Parameters
     ----------
     name : str
-        Argument as the caller knows it [-].
+        Name of the argument [-].
     value : int or float
-        What was passed; NumPy numbers are fine, booleans and text are not [-].
+        The argument; NumPy numbers are allowed, booleans and text are not [-].
     integer : bool, optional
-        Whether only whole numbers make sense; a float such as 1e6 is one [-].
+        Whether only whole numbers are allowed; a float such as 1e6 is one [-].
     maximum : float, optional
-        Largest value allowed; 2**63 where none is given [-].
+        Largest value allowed; 2**63 if not given [-].
     zero : bool, optional
         Whether zero is allowed [-].
 
@@ -228,7 +227,7 @@ def check_positive(
     Raises
     ------
     ValueError
-        For numbers that are negative, zero, NaN, infinite, absurdly large or of another type.
+        For numbers that are negative, zero, NaN, infinite or above the maximum, and for other types.
 
     Examples
     --------
@@ -249,7 +248,7 @@ def check_positive(
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
-    """Let a known name through; otherwise list the known ones and the closest match.
+    """Return a known name, or raise an error with the known names and the closest match.
 
     Examples
     --------
@@ -269,7 +268,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
 
 
 def check_sizes(name: str, values: Any) -> Array:
-    """Let sizes through as floats, and turn everything else away.
+    """Return sizes as an array of floats, or raise an error for other than finite numbers of 0 or more.
 
     Examples
     --------
@@ -285,37 +284,36 @@ def check_sizes(name: str, values: Any) -> Array:
     return sizes
 
 
-#: Types as messages name them.
+#: Names of types in messages.
 _WORDS: Mapping[Any, str] = {
     bool: "True or False", str: "text", int: "a whole number", float: "a number", Mapping: "a mapping",
     Sequence: "a sequence", tuple: "a sequence",
 }  # fmt: skip
-_HALF = re.compile("[\ud800-\udfff]")  # of a character, which no encoding of text writes
 #: Types of the fields of a dataclass, by name.
 find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
 
 
 @lru_cache
 def _take_apart(hint: Any) -> tuple[tuple[Any, ...], Any, dict[str, bool]]:
-    """Arguments of an annotation, its type, and whether each field of a dataclass is needed."""
+    """Arguments of an annotation, its type, and whether each field of a dataclass is required."""
     kind = hint if isinstance(hint, UnionType) else get_origin(hint) or hint
     items = fields(kind) if is_dataclass(kind) else ()
     return get_args(hint), kind, {item.name: item.default is item.default_factory is MISSING for item in items}
 
 
 def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
-    """Turn tables, lists and values of a file into what an annotation says.
+    """Turn tables, lists and values of a file into the type of an annotation.
 
     Parameters
     ----------
     hint : type
         A dataclass, mapping, sequence, union with None, or plain type.
     value : object
-        What the file holds.
+        Content of the file.
     place : str, optional
-        Where, which errors name [-].
+        Dotted place in the file, for errors [-].
     read : bool, optional
-        Whether a table makes a dataclass; otherwise it has to be one already.
+        Whether to make dataclasses of tables; otherwise they must be dataclasses already.
 
     Returns
     -------
@@ -325,7 +323,7 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     Raises
     ------
     ValueError
-        For keys that are missing or unknown, and values of another type, with their dotted place.
+        For missing or unknown keys and values of another type, with their dotted place.
 
     Examples
     --------
@@ -334,8 +332,6 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     ...
     ValueError: file.sizes[1] is '2'; it must be a number
     """
-    if type(value) is str and not value.isascii() and _HALF.search(value):
-        raise ValueError(f"{place} is {show(value)}; it must be text of whole characters, which a file can hold")
     if type(value) is hint and (not read or hint in (str, float)):
         return value
     (parts, kind, known), union = _take_apart(hint), isinstance(hint, UnionType)
@@ -343,14 +339,14 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
         return None if value is None else decode(parts[0], value, place, read=read)
     if read and known and isinstance(value, dict):
         for key in (key for key in value if key not in known):
-            join_place(place, key, tuple(known))  # turns it away
+            join_place(place, key, tuple(known))  # raises
         for name in (name for name, needed in known.items() if needed and name not in value):
             raise ValueError(f"{join_place(place, name)} is missing; it must be there")
         hints = find_hints(kind)
         return kind(**{k: decode(hints[k], entry, f"{place}.{k}".removeprefix(".")) for k, entry in value.items()})
     if kind is Mapping and isinstance(value, Mapping) and parts:
         if {*parts} <= {str, float} and all(type(k) is parts[0] and type(v) is parts[1] for k, v in value.items()):
-            return dict(value)  # most numbers of a platform: their places are not needed
+            return dict(value)  # a short cut for most numbers of a platform
         entries = ((decode(parts[0], k, f"a key of {place}"), v) for k, v in value.items())
         return {key: decode(parts[1], v, join_place(place, str(key)), read=read) for key, v in entries}
     if kind in (tuple, Sequence) and isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
@@ -366,9 +362,9 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
 
 
 def join_place(place: str, key: str, known: Sequence[str] = ()) -> str:
-    """Place of an entry in a table: dotted, with quotation marks around a key that is no plain word.
+    """Dotted place of an entry in a table, with quotation marks around a key that is no plain word.
 
-    With names that are `known`, a ValueError turns away any other key: most likely it is misspelt.
+    If `known` names are given, any other key raises a ValueError: most likely it is misspelt.
     """
     plain = key.isascii() and key.replace("_", "").replace("-", "").isalnum() and len(key) < 80
     path = f"{place}.{key if plain else escape(json.dumps(key, ensure_ascii=False))}".removeprefix(".")
@@ -379,7 +375,7 @@ def join_place(place: str, key: str, known: Sequence[str] = ()) -> str:
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
-    """Turn a value of another type away with a message that says what to pass.
+    """Raise an error for a value of another type that says what is allowed.
 
     Examples
     --------
@@ -393,7 +389,7 @@ def check_type(name: str, value: Any, hint: Any) -> None:
 
 
 class Typed:
-    """A record that refuses fields of other types than its class states."""
+    """A dataclass that checks the types of its fields."""
 
     def __post_init__(self) -> None:
         for name, hint in find_hints(type(self)).items():

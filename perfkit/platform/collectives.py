@@ -1,8 +1,8 @@
-"""Price collectives: from fits, from textbook algorithms on the links, or composed across nodes."""
+"""Prices of collectives: from fits, from textbook algorithms on the links, or composed over nodes."""
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from perfkit.ground.hardware import Link
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, format_bytes, format_rate, show
 from perfkit.models import collectives as forms
 from perfkit.models import hierarchy
-from perfkit.platform.estimates import fill_in, find_extrapolations, find_transfers, lacks
+from perfkit.platform.estimates import CollectiveTime, fill_in, find_extrapolations, find_transfers, lacks
 
 _RINGS = ("all_gather", "reduce_scatter", "broadcast", "reduce")
 _TEXTBOOK = {"ring": ("all_reduce", *_RINGS), "tree": ("all_reduce", *_RINGS[2:]), "in_network": ("all_reduce",)}
@@ -22,228 +22,241 @@ _TEXTBOOK = {"ring": ("all_reduce", *_RINGS), "tree": ("all_reduce", *_RINGS[2:]
 LAW, BETWEEN, BEYOND = 0.05, 0.1, 0.15
 #: Smallest size that advice to measure names: nearly all transfer on any network [B].
 LARGE = 2.0**27
-#: First smallest size from which on fits do not show the start-up [B].
+#: A fit whose smallest size is above this one does not show the start-up [B].
 LATE = 2.0**20
-#: What libraries do across nodes by default.
+#: Algorithms that libraries take across nodes.
 ACROSS_NODES = {"all_reduce": "two_level", "all_to_all": "flat", "send_recv": "rail", **dict.fromkeys(_RINGS, "ring")}
-#: Spread of compositions of measured parts, and of a single pair of ranks [-]; docs/formulas.md, table 1.4.
+#: Spread of times composed of measured parts, and of a single pair of ranks [-]; docs/formulas.md, table 1.4.
 COMPOSED, PAIR = 0.15, 0.4
 #: Spread of start-up and transfer from a datasheet or a textbook [-]; docs/formulas.md, table 1.4.
 START, MOVE = 0.9, 0.3
-#: Extra spread of an all_reduce over nodes that waits for unseen chunks [-]; docs/formulas.md, table 1.4.
+#: Extra spread of an all_reduce over nodes that may wait for chunks [-]; docs/formulas.md, table 1.4.
 UNSEEN = 0.4
 
 
 @dataclass(frozen=True)
-class CollectiveTime:
-    """Times of collectives [s], parts that sum to them, the closed form with its numbers, spread [-] and warnings."""
-
-    time: Array
-    terms: Mapping[str, Array] = field(default_factory=dict)
-    formula: object = ""  # written out when it is shown
-    spread: float | Array = 0.0
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Match:
-    """Fits that price one operation: each with the ranks it is evaluated for and its weight in their geometric mean.
-
-    `spread` is added to theirs in squares, where `others` are surer theirs holds; `note` says why they are taken.
-    """
+    """Fits whose weighted geometric mean is the time of a collective on some ranks."""
 
     operation: str
-    parts: tuple[tuple[Fit, int, float], ...]
-    spread: float = 0.0
-    note: str = ""
-    way: str = ""
-    others: tuple["Match", ...] = ()
+    ranks: int
+    parts: tuple[tuple[Fit, int, float], ...]  # each fit, the ranks it is evaluated for, and its weight
+    algorithm: str = ""
+    spread: float = 0.0  # in addition to the spread of the fits
+    note: str = ""  # why these fits, where none was made on this rank count
+    others: tuple["Match", ...] = ()  # other fits for the same ranks: the smallest spread of all counts
 
     @property
     def smallest(self) -> float:
         """Smallest message that was fitted [B]."""
         return min(fit.ranges.get("nbytes", (0.0, 0.0))[0] for fit, *_ in self.parts)
 
-    def find_hop(self, ranks: int) -> tuple[float, float]:
-        """Latency of a hop [s] and time per byte [s/B] of the link of a ring of so many ranks.
+    def evaluate(self, nbytes: Array) -> Array:
+        """Times of messages [s]."""
+        times = [evaluate_collective(fit, nbytes, self.operation, p) ** weight for fit, p, weight in self.parts]
+        return np.asarray(np.prod(times, axis=0))
 
-        The latency is what the smallest fitted size takes beyond its transfer, over the steps it makes: the start-up
-        itself is a guess where no small size was measured.
-        """
-        operation, sizes = self.operation, np.array([self.smallest, 1e18])  # one that is nothing but transfer
-        first, last = np.prod([evaluate_collective(fit, sizes, operation, p) ** w for fit, p, w in self.parts], axis=0)
-        beta, steps = float(last) / 1e18, float(forms.ring_steps(operation, ranks))
-        return max(float(first) - beta * self.smallest, 0.0) / steps, beta / float(forms.bus_factor(operation, ranks))
+    def find_hop(self) -> tuple[float, float]:
+        """Latency of a hop [s], from the smallest fitted size, and time per byte [s/B] of a link, if this is a ring."""
+        first, last = self.evaluate(np.array([self.smallest, 1e18]))  # the last one is nothing but transfer
+        beta, steps = float(last) / 1e18, float(forms.ring_steps(self.operation, self.ranks))
+        hop = max(float(first) - beta * self.smallest, 0.0) / steps
+        return hop, beta / float(forms.bus_factor(self.operation, self.ranks))
 
     def price(self, nbytes: Array) -> CollectiveTime:
-        """Price with spread; outside the fitted sizes, name the one sample that would help most."""
-        operation, both = self.operation, np.stack([nbytes, 0.0 * nbytes])
-        time, start = np.prod([evaluate_collective(fit, both, operation, p) ** w for fit, p, w in self.parts], axis=0)
-        notes = [self.note] * bool(self.note)
-        for fit, count, _ in self.parts:
+        """Price with spread; outside what was fitted, the warnings name the one sample that would help most."""
+        operation, notes = self.operation, []
+        if self.note:
+            size = format_bytes(max(float(np.max(nbytes, initial=0.0)), LARGE))
+            notes.append(f"{self.note}; one {operation} of {size} on {self._place(self.ranks)} would help most")
+        for fit, ranks, _ in self.parts:
             low, high = fit.ranges.get("nbytes", (0.0, math.inf))
             near = np.clip(nbytes, 0.98 * low, 1.02 * high) == nbytes  # the same size, rounded to whole elements
-            sizes, place = {"nbytes": np.where(near, np.clip(nbytes, low, high), nbytes)}, _place(count, self.way)
-            for text in find_extrapolations(f"{operation} on {place}", fit, sizes):
+            sizes = {"nbytes": np.where(near, np.clip(nbytes, low, high), nbytes)}
+            for text in find_extrapolations(f"{operation} on {self._place(ranks)}", fit, sizes):
                 far = float(np.max(nbytes) if np.max(nbytes) > high else np.min(nbytes))
-                sample = format_bytes(choose_sample(fit, far, operation, count))
-                notes.append(f"{text}; one {operation} of {sample} on {place} would help most")
+                sample = format_bytes(choose_sample(fit, far, operation, ranks))
+                notes.append(f"{text}; one {operation} of {sample} on {self._place(ranks)} would help most")
             notes += find_transfers(operation, fit)
-        spreads = [spread_beyond(fit, nbytes, operation, p) for fit, p, _ in self.parts]
+        spreads = [spread_beyond(fit, nbytes, operation, ranks) for fit, ranks, _ in self.parts]
         spread = np.hypot(np.maximum.reduce(spreads), self.spread)
         spread = np.minimum.reduce([spread, *(match.price(nbytes).spread for match in self.others)])
+        time, start = self.evaluate(nbytes), self.evaluate(0.0 * nbytes)
         return CollectiveTime(time, {"start-up": start, "transfer": time - start}, self, spread, tuple(notes))
 
+    def _place(self, ranks: int) -> str:
+        return f"one rank of each of {ranks} nodes" if self.algorithm == "rail" else f"{ranks} ranks"
+
     def __str__(self) -> str:
-        many = len(self.parts) > 1
-        return "; ".join(f"{w:.2f} of {p} ranks: " * many + fill_in(fit) for fit, p, w in self.parts)
+        if len(self.parts) == 1:
+            return fill_in(self.parts[0][0])
+        return "; ".join(f"{weight:.2f} of {ranks} ranks: {fill_in(fit)}" for fit, ranks, weight in self.parts)
 
 
-@dataclass(frozen=True)
-class _Fabric:
-    """A platform, the largest message that is priced on it [B], ranks of its nodes, and `Network.starts` [-]."""
+def _list_keys(platform: Any, operation: str) -> list[Key]:
+    """Names of the fits of an operation."""
+    return [key for key in map(Key.parse, platform.collectives) if key.operation == operation]
 
-    platform: Any
-    largest: float
-    local: int
-    starts: float
 
-    def start(self, operation: str, ranks: int, way: str = "") -> float:
-        """Start-up of what a library takes for vanishing messages [s]."""
-        local, link = 1 if way == "rail" else min(ranks, self.local), self.platform.network.links.get("inter")
-        far = {"alpha_rail": link.latency.value / self.starts} if link else {}
-        return self.starts * float(hierarchy.start_across(operation, ranks_per_node=local, nodes=ranks / local, **far))
-
-    def lacks(self, operation: str, what: str) -> ValueError:
-        """Make the error for what is missing, with what there is."""
-        names = {key: Key.parse(key).operation for key in self.platform.collectives}
-        return lacks(self.platform, what, [key for key, name in names.items() if name == operation] or names.values())
-
-    def link(self, name: str, operation: str, what: str) -> Link:
-        """Find a link of the network."""
-        links: Mapping[str, Link] = self.platform.network.links
-        if name not in links:
-            where = "between" if name == "inter" else "inside"
-            raise self.lacks(operation, f"model of {operation} {what} nor a link {where} nodes")
-        return links[name]
-
-    def find(self, operation: str, ranks: int, way: str = "") -> Match | None:
-        """Find what prices a rank count: its fit, the law over counts if it is not poor, the nearest counts."""
-        keys = ((Key.parse(key), fit) for key, fit in self.platform.collectives.items())
-        own = {key.ranks: fit for key, fit in keys if (key.operation, key.algorithm) == (operation, way)}
-        if ranks in own:
-            return Match(operation, ((own[ranks], ranks, 1.0),), way=way)
-        size, place = format_bytes(max(self.largest, LARGE)), _place(ranks, way)
-        advice = f"; one {operation} of {size} on {place} would help most"
-        edge = math.inf if way == "rail" else self.local  # fits inside nodes do not hold across them
-        law = own.pop(None, None)
-        low, high = law.ranges.get("ranks", (2.0, min(edge, ranks) if way else edge)) if law else (0.0, 0.0)
-        found = list[Match]()
-        if law and (high <= edge) == (ranks <= edge):
+def find_match(platform: Any, operation: str, ranks: int, algorithm: str = "") -> Match | None:
+    """Find what prices a rank count: its own fit, else the law over counts or the nearest counts, poor fits last."""
+    keys = [key for key in _list_keys(platform, operation) if key.algorithm == algorithm]
+    own = {key.ranks: platform.collectives[str(key)] for key in keys}
+    if ranks in own:
+        return Match(operation, ranks, ((own[ranks], ranks, 1.0),), algorithm)
+    # Fits inside nodes do not hold across them, and the other way round.
+    edge = math.inf if algorithm == "rail" else platform.network.ranks_per_node
+    found = []
+    if law := own.pop(None, None):
+        low, high = law.ranges.get("ranks", (2.0, min(edge, ranks) if algorithm else edge))
+        if (high <= edge) == (ranks <= edge):
             far = abs(math.log2(ranks / min(max(ranks, low), high)))
-            text = f"the law of {operation} was fitted on {low:g} to {high:g} ranks, {ranks} are outside{advice}"
-            found.append(Match(operation, ((law, ranks, 1.0),), LAW * far, text if far else "", way))
-        usable = {count: fit for count, fit in own.items() if count and (count <= edge) == (ranks <= edge)}
-        if usable:
-            found.append(_match_nearest(self, operation, ranks, way, usable, advice))
-        found.sort(key=lambda match: match.parts[0][0].quality == "poor")
-        return replace(found[0], others=tuple(found[1:])) if found else None
+            text = f"the law of {operation} was fitted on {low:g} to {high:g} ranks, {ranks} are outside"
+            found.append(Match(operation, ranks, ((law, ranks, 1.0),), algorithm, LAW * far, text if far else ""))
+    if fits := {count: fit for count, fit in own.items() if count and (count <= edge) == (ranks <= edge)}:
+        found.append(_match_nearest(platform, operation, ranks, algorithm, fits))
+    found.sort(key=lambda match: match.parts[0][0].quality == "poor")
+    return replace(found[0], others=tuple(found[1:])) if found else None
+
+
+def _match_nearest(platform: Any, operation: str, ranks: int, algorithm: str, fits: Mapping[int, Fit]) -> Match:
+    """Between two counts the geometric mean of both times, beyond them the nearest fit, scaled."""
+    near = min(fits, key=lambda count: abs(math.log(count / ranks)))
+    beyond, octaves = [count for count in fits if (count < ranks) != (near < ranks)], abs(math.log2(ranks / near))
+    text = f"{operation} was fitted on {', '.join(map(str, sorted(fits)))} ranks; {ranks} are "
+    if not beyond:
+        scaled = _scale(platform, fits[near], operation, ranks, near, algorithm)
+        return Match(
+            operation, ranks, ((scaled, ranks, 1.0),), algorithm, BEYOND * octaves, f"{text}scaled from {near}"
+        )
+    far = min(beyond, key=lambda count: abs(count - ranks))
+    weight = math.log(ranks / near) / math.log(far / near)
+    parts = ((fits[near], near, 1.0 - weight), (fits[far], far, weight))
+    return Match(operation, ranks, parts, algorithm, BETWEEN * octaves, f"{text}interpolated between {near} and {far}")
+
+
+def _scale(platform: Any, fit: Fit, operation: str, ranks: int, near: int, algorithm: str) -> Fit:
+    """Scale start-ups and times per byte from one rank count to another, as the algorithm does."""
+    form = partial(_time_textbook, operation, np.array(1.0), algorithm if algorithm in ("tree", "in_network") else "")
+    ends = {"alpha": {"alpha_hop": 1.0, "beta_link": 0.0}, "beta": {"alpha_hop": 0.0, "beta_link": 1.0}}
+    factors = {name: float(form(ranks=ranks, **link) / form(ranks=near, **link)) for name, link in ends.items()}
+    if algorithm in ("", "rail") and platform.device.kind == "cuda":
+        starts = [_find_start(platform, operation, count, algorithm) for count in (ranks, near)]
+        factors["alpha"] = starts[0] / starts[1]
+    parameters = {name: value * factors.get(name.rstrip("012"), 1.0) for name, value in fit.items()}
+    return replace(fit, parameters=parameters, stderr={})
 
 
 def price_collective(
     platform: Any, operation: str, nbytes: Array, ranks: int, algorithm: str | None = None
 ) -> CollectiveTime:
-    """Price collectives of one operation, with what they consist of; no Python warning is raised.
+    """Price collectives as `Platform.collective_time` does, with parts, spread and warnings.
 
-    What is composed is never faster than the links allow; a fit that is says so. Arguments are those of
-    `Platform.collective_time`, with sizes that are known to be good; `Platform.collective` says what prices what.
+    `Platform.collective` says which fit is taken when. Composed times are never below what the links allow.
     """
     check_type("operation", operation, str)
-    ranks, local = check_positive("ranks", ranks, integer=True), platform.network.ranks_per_node
-    way = "" if algorithm is None else check_choice("algorithm", algorithm, ALGORITHMS)
-    most = platform.network.nodes if way == "rail" else platform.network.ranks
+    ranks, network = check_positive("ranks", ranks, integer=True), platform.network
+    algorithm = "" if algorithm is None else check_choice("algorithm", algorithm, ALGORITHMS)
+    most, local = network.nodes if algorithm == "rail" else network.ranks, network.ranks_per_node
     if ranks > most:
-        where = "with one on each node " * (way == "rail") + f"platform {platform.name!r}"
+        where = "with one on each node " * (algorithm == "rail") + f"platform {platform.name!r}"
         raise ValueError(f"ranks is {ranks}; {where} has {most}; choose fewer, or more nodes, as with_nodes(4)")
     sizes = np.asarray(nbytes, dtype=float)
-    at = _Fabric(platform, float(np.max(sizes, initial=0.0)), local, platform.network.starts or 1.0)
-    known = any(Key.parse(key).operation == operation for key in platform.collectives)
-    if not known and not (way and operation in forms.OPERATIONS):
-        raise at.lacks(operation, f"model for the collective {show(operation)}")
+    if not _list_keys(platform, operation) and not (algorithm and operation in forms.OPERATIONS):
+        raise _lacks(platform, operation, f"model for the collective {show(operation)}")
     if ranks == 1:
         return CollectiveTime(np.zeros(sizes.shape), formula="a single rank has nothing to exchange")
-    if way == "rail":
-        return _price_rail(at, operation, sizes, ranks)
-    if match := at.find(operation, ranks, way):
-        return _flag(at, match.price(sizes), operation, sizes, ranks)
-    across = ranks > local
-    if across and ranks % local:
-        raise ValueError(f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node")
-    if not across and way in ("", "two_level"):
-        levels = "two levels" if way else f"{ranks} ranks of one node"
-        raise at.lacks(operation, f"model for the collective {operation!r} on {levels}")
-    found = (_compose if across else _price_textbook)(at, operation, sizes, ranks, way)
-    time = np.maximum(found.time, _least(at, operation, sizes, ranks))
+    if algorithm == "rail":
+        return _price_rail(platform, operation, sizes, ranks)
+    if match := find_match(platform, operation, ranks, algorithm):
+        return _flag(platform, match.price(sizes), operation, sizes, ranks)
+    if ranks > local:
+        if ranks % local:
+            raise ValueError(f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node")
+        found = _compose(platform, operation, sizes, ranks // local, algorithm)
+    elif algorithm in ("", "two_level"):
+        levels = "two levels" if algorithm else f"{ranks} ranks of one node"
+        raise _lacks(platform, operation, f"model for the collective {operation!r} on {levels}")
+    else:
+        found = _price_textbook(platform, operation, sizes, ranks, algorithm)
+    time = np.maximum(found.time, _find_least(platform, operation, sizes, ranks))
     if np.all(time == found.time):
         return found
     return replace(found, time=time, terms={**found.terms, "limit of the link": time - found.time})
 
 
-def _price_form(form: Callable[[Array], Array], nbytes: Array, formula: str, *notes: str) -> CollectiveTime:
-    """Price a form whose parts are the start-up and the transfer."""
+def _lacks(platform: Any, operation: str, what: str) -> ValueError:
+    """Error for a missing model, with the fits of the operation, or else the operations that have fits."""
+    fitted = [str(key) for key in _list_keys(platform, operation)]
+    return lacks(platform, what, fitted or [Key.parse(key).operation for key in platform.collectives])
+
+
+def _find_link(platform: Any, name: str, operation: str, what: str) -> Link:
+    """Link of the network by name; an error for a missing one says what it is needed for."""
+    links: Mapping[str, Link] = platform.network.links
+    if name not in links:
+        where = "between" if name == "inter" else "inside"
+        raise _lacks(platform, operation, f"model of {operation} {what} nor a link {where} nodes")
+    return links[name]
+
+
+def _find_start(platform: Any, operation: str, ranks: int, algorithm: str = "") -> float:
+    """Start-up of the algorithm that a library takes for vanishing messages [s]."""
+    network = platform.network
+    local, link = 1 if algorithm == "rail" else min(ranks, network.ranks_per_node), network.links.get("inter")
+    far = {"alpha_rail": link.latency.value / network.starts} if link else {}
+    start = hierarchy.start_across(operation, ranks_per_node=local, nodes=ranks / local, **far)
+    return float(network.starts) * float(start)
+
+
+def _find_least(platform: Any, operation: str, nbytes: Array, ranks: int) -> Array:
+    """Least time for the bytes that leave or reach a rank, or a node over all its rails, even if switches reduce."""
+    local, reduced = platform.network.ranks_per_node, 2.0 if operation == "all_reduce" else 1.0
+    inside = ranks <= local
+    together = 1 if inside or operation in ("all_to_all", "send_recv") else local
+    factor = forms.bus_factor(operation, ranks if inside else ranks // local) / reduced / together
+    link = platform.network.links.get("intra" if inside else "inter")
+    return nbytes * (factor / link.bandwidth.value if link else 0.0)
+
+
+def _flag(platform: Any, found: CollectiveTime, operation: str, nbytes: Array, ranks: int) -> CollectiveTime:
+    """Warn where a fit is faster than the datasheet of the link allows."""
+    name = "intra" if ranks <= platform.network.ranks_per_node else "inter"
+    link = platform.network.links.get(name)
+    stated = link is not None and link.bandwidth.kind == "datasheet"
+    if not stated or np.all(found.time >= 0.98 * _find_least(platform, operation, nbytes, ranks)):
+        return found
+    rate = format_rate(link.bandwidth.value, "B/s")
+    note = f"{operation} on {ranks} ranks: the fit is faster than the {rate} of the {name} link; check its sizes"
+    return replace(found, notes=(*found.notes, note))
+
+
+def _price_form(form: Callable[[Array], Array], nbytes: Array, formula: str, **more: Any) -> CollectiveTime:
+    """Price a form that consists of a start-up and a transfer."""
     time, start = (np.asarray(form(sizes)) for sizes in (nbytes, 0.0 * nbytes))
-    return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, notes=notes)
+    return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, **more)
 
 
-def _match_nearest(at: _Fabric, operation: str, ranks: int, way: str, fits: Mapping[int, Fit], advice: str) -> Match:
-    """Between two counts the geometric mean of both times, beyond them the nearest one in proportion."""
-    near = min(fits, key=lambda p: abs(math.log(p / ranks)))
-    beyond, octaves = [p for p in fits if (p < ranks) != (near < ranks)], abs(math.log2(ranks / near))
-    text = f"{operation} was fitted on {', '.join(map(str, sorted(fits)))} ranks; {ranks} are "
-    if not beyond:
-        scaled = _scale(at, fits[near], operation, ranks, near, way)
-        return Match(operation, ((scaled, ranks, 1.0),), BEYOND * octaves, f"{text}scaled from {near}{advice}", way)
-    far = min(beyond, key=lambda p: abs(p - ranks))
-    weight = math.log(ranks / near) / math.log(far / near)
-    parts = ((fits[near], near, 1.0 - weight), (fits[far], far, weight))
-    return Match(operation, parts, BETWEEN * octaves, f"{text}interpolated between {near} and {far}{advice}", way)
-
-
-def _scale(at: _Fabric, fit: Fit, operation: str, ranks: int, near: int, way: str) -> Fit:
-    """Scale start-ups and times per byte as the algorithm would, where none is named the one of the library."""
-    count = partial(_time_textbook, operation, np.array(1.0), way if way in ("tree", "in_network") else "")
-    ends = {"alpha": {"alpha_hop": 1.0, "beta_link": 0.0}, "beta": {"alpha_hop": 0.0, "beta_link": 1.0}}
-    factors = {name: float(count(ranks=ranks, **link) / count(ranks=near, **link)) for name, link in ends.items()}
-    if way in ("", "rail") and at.platform.device.kind == "cuda":
-        factors["alpha"] = at.start(operation, ranks, way) / at.start(operation, near, way)
-    parameters = {name: value * factors.get(name.rstrip("012"), 1.0) for name, value in fit.items()}
-    return replace(fit, parameters=parameters, stderr={})
-
-
-def _place(ranks: int, way: str) -> str:
-    return f"one rank of each of {ranks} nodes" if way == "rail" else f"{ranks} ranks"
-
-
-def _time_textbook(operation: str, nbytes: Array, way: str, **sizes: float) -> Array:
-    """Time of an algorithm, a ring where none is named, in hop latencies and the link that limits it."""
-    if way and operation not in _TEXTBOOK[way]:
-        fault = f"a textbook form is known for {', '.join(_TEXTBOOK[way])} and not for {operation}"
-        advice = f"leave the algorithm out, or calibrate it as {Key(operation, int(sizes['ranks']), way)}"
-        raise ValueError(f"algorithm is {way!r}; {fault}; {advice}")
-    if way == "in_network":
+def _time_textbook(operation: str, nbytes: Array, algorithm: str, **sizes: float) -> Array:
+    """Time of a textbook algorithm [s], a ring where none is named."""
+    if algorithm and operation not in _TEXTBOOK[algorithm]:
+        fault = f"a textbook form is known for {', '.join(_TEXTBOOK[algorithm])} and not for {operation}"
+        advice = f"leave the algorithm out, or calibrate it as {Key(operation, int(sizes['ranks']), algorithm)}"
+        raise ValueError(f"algorithm is {algorithm!r}; {fault}; {advice}")
+    if algorithm == "in_network":
         return np.asarray(hierarchy.in_network_all_reduce(nbytes, **sizes))
-    form = hierarchy.tree_collective if way == "tree" else forms.ring_collective
+    form = hierarchy.tree_collective if algorithm == "tree" else forms.ring_collective
     return np.asarray(form(nbytes, operation=operation, **sizes))
 
 
-def _price_textbook(at: _Fabric, operation: str, nbytes: Array, ranks: int, way: str) -> CollectiveTime:
+def _price_textbook(platform: Any, operation: str, nbytes: Array, ranks: int, algorithm: str) -> CollectiveTime:
     """Price an algorithm inside a node from its textbook form and the link."""
-    link = at.link("intra", operation, f"by {way}")
+    link = _find_link(platform, "intra", operation, f"by {algorithm}")
     alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
-    note = f"{operation} by {way} on {ranks} ranks was not measured: textbook form and the link inside nodes"
-    formula = f"{way} of the textbook, alpha_hop = {alpha:.4g} s, beta_link = {beta:.4g} s/B"
-    time = partial(_time_textbook, operation, way=way, ranks=ranks, alpha_hop=alpha, beta_link=beta)
-    found = _price_form(time, nbytes, formula, note)
+    note = f"{operation} by {algorithm} on {ranks} ranks was not measured: textbook form and the link inside nodes"
+    formula = f"{algorithm} of the textbook, alpha_hop = {alpha:.4g} s, beta_link = {beta:.4g} s/B"
+    form = partial(_time_textbook, operation, algorithm=algorithm, ranks=ranks, alpha_hop=alpha, beta_link=beta)
+    found = _price_form(form, nbytes, formula, notes=(note,))
     return replace(found, spread=_guess(found.terms["start-up"], found.time))
 
 
@@ -253,141 +266,130 @@ def _guess(start: Array | float, time: Array) -> Array:
     return np.hypot(START * share, MOVE * (1.0 - share))
 
 
-def _least(at: _Fabric, operation: str, nbytes: Array, ranks: int) -> Array:
-    """Least time for what must leave or reach a rank, or a node over all its rails, even if switches reduce it."""
-    inside, reduced = ranks <= at.local, 2.0 if operation == "all_reduce" else 1.0
-    together = 1 if inside or operation in ("all_to_all", "send_recv") else at.local
-    factor = forms.bus_factor(operation, ranks if inside else ranks // at.local) / reduced / together
-    link = at.platform.network.links.get("intra" if inside else "inter")
-    return nbytes * (factor / link.bandwidth.value if link else 0.0)
-
-
-def _flag(at: _Fabric, found: CollectiveTime, operation: str, nbytes: Array, ranks: int) -> CollectiveTime:
-    """Say so where a fit is faster than the datasheet of the link allows."""
-    name = "intra" if ranks <= at.local else "inter"
-    link = at.platform.network.links.get(name)
-    stated = link is not None and link.bandwidth.kind == "datasheet"
-    if not stated or np.all(found.time >= 0.98 * _least(at, operation, nbytes, ranks)):
-        return found
-    rate = format_rate(link.bandwidth.value, "B/s")
-    note = f"{operation} on {ranks} ranks: the fit is faster than the {rate} of the {name} link; check its sizes"
-    return replace(found, notes=(*found.notes, note))
-
-
-def _compose(at: _Fabric, operation: str, nbytes: Array, ranks: int, way: str) -> CollectiveTime:
-    """Compose a collective over whole nodes from its shares inside a node and between nodes."""
-    nodes, way = ranks // at.local, way or ACROSS_NODES[operation]
-    rules: dict[str, Callable[..., CollectiveTime]] = {"ring": _ring, "tree": _tree, "rail": _one_rail}
-    rules["two_level"] = _choose_protocol if operation == "all_reduce" else _two_level
-    rules["flat"] = partial(_two_level, flat=True)
-    if way not in rules:
-        fault = f"algorithm is {way!r}; across nodes there is no form of it"
-        raise ValueError(f"{fault}; leave the algorithm out, or calibrate it as {Key(operation, ranks, way)}")
-    found = rules[way](at, operation, nbytes, nodes)
-    note = f"{operation} on {ranks} ranks was not measured: composed of its shares inside and between {nodes} nodes"
-    measured = any(Key.parse(key)[::2] == (operation, "rail") for key in at.platform.collectives)
+def _compose(platform: Any, operation: str, nbytes: Array, nodes: int, algorithm: str) -> CollectiveTime:
+    """Compose a collective over whole nodes from its stages inside nodes and between them."""
+    local, algorithm = platform.network.ranks_per_node, algorithm or ACROSS_NODES[operation]
+    if algorithm == "in_network":
+        advice = f"leave the algorithm out, or calibrate it as {Key(operation, local * nodes, algorithm)}"
+        raise ValueError(f"algorithm is 'in_network'; across nodes there is no form of it; {advice}")
+    if algorithm == "ring":
+        found = _price_ring(platform, operation, nbytes, nodes)
+    elif algorithm == "tree":
+        found = _price_tree(platform, operation, nbytes, nodes)
+    elif algorithm == "rail":  # one pair of ranks on two nodes
+        between = _price_rail(platform, operation, nbytes, nodes)
+        found = replace(between, terms={"between nodes": between.time}, formula=f"on one rail: {between.formula}")
+    elif operation == "all_reduce":
+        found = _choose_protocol(platform, operation, nbytes, nodes)
+    else:
+        found = _price_levels(platform, operation, nbytes, nodes, flat=algorithm == "flat")
+    what = f"{operation} on {local * nodes} ranks was not measured"
+    note = f"{what}: composed of its shares inside and between {nodes} nodes"
+    measured = any(key.algorithm == "rail" for key in _list_keys(platform, operation))
     if not measured:
-        size = format_bytes(max(at.largest / at.local, LARGE))
+        size = format_bytes(max(float(np.max(nbytes, initial=0.0)) / local, LARGE))
         note += f"; one {operation} of {size} on one rank of each node would help most"
-    spread = np.maximum(found.spread, PAIR if way == "rail" else COMPOSED)
-    if way == "tree" or (way == "ring" and not measured):
+    spread = np.maximum(found.spread, PAIR if algorithm == "rail" else COMPOSED)
+    if algorithm == "tree" or (algorithm == "ring" and not measured):
         spread = np.maximum(spread, _guess(found.terms["start-up"], found.time))
     return replace(found, spread=spread, notes=tuple(dict.fromkeys((note, *found.notes))))
 
 
-def _price_rail(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
-    """Price the share between nodes, one rank of each: measured, or as a ring over the link."""
-    alpha, known = at.start(operation, nodes, "rail"), "inter" in at.platform.network.links
-    if match := at.find(operation, nodes, "rail"):
+def _price_rail(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
+    """Price the stage between nodes, with one rank of each: from its fit, or as a ring over the link."""
+    alpha, known = _find_start(platform, operation, nodes, "rail"), "inter" in platform.network.links
+    if match := find_match(platform, operation, nodes, "rail"):
         found = match.price(nbytes)
         guess = _guess(np.minimum(alpha, found.time), found.time)
         spread = np.minimum(found.spread, guess) if match.note and known else found.spread
         if match.smallest <= LATE:
             return replace(found, spread=spread)
-        time = np.maximum(found.time, alpha)  # below the smallest size the start-up is no surer than that of the link
+        time = np.maximum(found.time, alpha)  # below the smallest size, the start-up of the link is as good a guess
         spread = np.where(nbytes < 0.98 * match.smallest, np.maximum(spread, guess), spread)
         return replace(found, time=time, terms={**found.terms, "unseen start-up": time - found.time}, spread=spread)
-    link = at.link("inter", operation, f"over {nodes} nodes")
+    link = _find_link(platform, "inter", operation, f"over {nodes} nodes")
     beta = float(forms.bus_factor(operation, nodes)) / link.bandwidth.value
     formula = f"pipelined over the link, alpha = {alpha:.4g} s, beta = {beta:.4g} s/B"
     time = forms.pipelined(nbytes, alpha=alpha, beta=beta)
     return CollectiveTime(time, {}, formula, _guess(alpha, time))
 
 
-def _find_hops(at: _Fabric, operation: str, nodes: int) -> tuple[float, float, float]:
-    """Time per byte inside nodes; latency of a hop between them and time per byte of a rail; fits before links."""
-    over, inside = f"over {nodes} nodes", 0.0
-    if at.local > 1:
-        stages = [at.find(stage, at.local) for stage in hierarchy.LEVELS.get(operation, ())]
-        betas = [match.find_hop(at.local)[1] for match in stages if match]
-        fitted = betas and len(betas) == len(stages)
-        inside = sum(betas) / len(betas) if fitted else 1.0 / at.link("intra", operation, over).bandwidth.value
-    if match := at.find(operation, nodes, "rail"):
-        return inside, *match.find_hop(nodes)
-    link = at.link("inter", operation, over)
+def _find_hops(platform: Any, operation: str, nodes: int) -> tuple[float, float, float]:
+    """Time per byte inside nodes [s/B], latency of a hop between nodes [s], time per byte of a rail [s/B]."""
+    local, over, inside = platform.network.ranks_per_node, f"over {nodes} nodes", 0.0
+    if local > 1:
+        stages = [find_match(platform, stage, local) for stage in hierarchy.LEVELS.get(operation, ())]
+        betas = [match.find_hop()[1] for match in stages if match]
+        if betas and len(betas) == len(stages):
+            inside = sum(betas) / len(betas)
+        else:
+            inside = 1.0 / _find_link(platform, "intra", operation, over).bandwidth.value
+    if match := find_match(platform, operation, nodes, "rail"):
+        return inside, *match.find_hop()
+    link = _find_link(platform, "inter", operation, over)
     return inside, link.latency.value, 1.0 / link.bandwidth.value
 
 
-def _ring(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
+def _price_ring(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
+    """Price rings over all ranks: with flags beside the bytes where that is faster, else at full bandwidth."""
     if operation in ("all_to_all", "send_recv"):
         raise ValueError(f"algorithm is 'ring'; {operation} goes around no ring; leave the algorithm out")
-    local, (inside, hop, rail) = at.local, _find_hops(at, operation, nodes)
+    local, (inside, hop, rail) = platform.network.ranks_per_node, _find_hops(platform, operation, nodes)
     numbers = f"alpha_hop = {hop:.4g} s, beta_intra = {inside:.4g} s/B, beta_rail = {rail:.4g} s/B"
     formula = f"rings over all ranks, {numbers}, q = {hierarchy.OVERLAP:g}"
     steps, far = (float(forms.ring_steps(operation, count)) for count in (local * nodes, nodes))
-    hop = at.starts * hierarchy.STEP + far / steps * max(hop - at.starts * hierarchy.STEP, 0.0)
-    links = {"ranks_per_node": local, "nodes": nodes, "alpha_hop": hop, "beta_intra": inside, "beta_rail": rail}
-    step = _price_rail(at, operation, nbytes / local, nodes)  # in messages as long as those of this ring
+    step = platform.network.starts * hierarchy.STEP
+    links = {"ranks_per_node": local, "nodes": nodes, "beta_intra": inside, "beta_rail": rail}
+    links["alpha_hop"] = step + far / steps * max(hop - step, 0.0)
     form: Callable[[Any], Any] = partial(hierarchy.ring_across_nodes, operation=operation, **links)
-    least, first = at.start(operation, local * nodes), form(0.0)
-    time, start = (np.minimum(least + hierarchy.FLAGS * (form(n) - first), form(n)) for n in (nbytes, 0.0 * nbytes))
-    return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, step.spread, step.notes)
+    start, first = _find_start(platform, operation, local * nodes), form(0.0)
+    between = _price_rail(platform, operation, nbytes / local, nodes)  # in messages as long as those of this ring
+
+    def choose(n: Array) -> Array:
+        return np.asarray(np.minimum(start + hierarchy.FLAGS * (form(n) - first), form(n)))
+
+    return _price_form(choose, nbytes, formula, spread=between.spread, notes=between.notes)
 
 
-def _tree(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
-    local, (inside, far, rail) = at.local, _find_hops(at, operation, nodes)
-    near = at.link("intra", operation, "by tree").latency.value if local > 1 else 0.0
+def _price_tree(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
+    """Price a tree over all ranks from its textbook form and the links."""
+    local, (inside, far, rail) = platform.network.ranks_per_node, _find_hops(platform, operation, nodes)
+    near = _find_link(platform, "intra", operation, "by tree").latency.value if local > 1 else 0.0
     beta = max(inside, rail / local)
     links: dict[str, Any] = {"ranks": local * nodes, "nodes": nodes, "alpha_hop": near, "alpha_rail": far}
-    form = partial(_time_textbook, operation, way="tree", beta_link=beta, **links)
+    form = partial(_time_textbook, operation, algorithm="tree", beta_link=beta, **links)
     return _price_form(form, nbytes, f"tree of the textbook, alpha_rail = {far:.4g} s, beta_link = {beta:.4g} s/B")
 
 
-def _one_rail(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
-    """Price what one pair of ranks on two nodes exchanges."""
-    between = _price_rail(at, operation, nbytes, nodes)
-    return replace(between, terms={"between nodes": between.time}, formula=f"on one rail: {between.formula}")
-
-
-def _choose_protocol(at: _Fabric, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
+def _choose_protocol(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
     """Price two levels; where no start-up was measured, with flags beside the bytes or chunks at each hop of a tree."""
-    found, match = _two_level(at, operation, nbytes, nodes), at.find(operation, nodes, "rail")
+    found, match = _price_levels(platform, operation, nbytes, nodes), find_match(platform, operation, nodes, "rail")
     if match and match.smallest <= LATE:
         return found
-    tree = hierarchy.start_across(operation, ranks_per_node=at.local, nodes=nodes, call=0.0, **hierarchy.CHUNKS)
-    flags = _two_level(at, operation, hierarchy.FLAGS * nbytes, nodes).time
-    time = np.minimum(flags, hierarchy.overlap_levels(found.time, at.starts * tree))
+    local, starts = platform.network.ranks_per_node, platform.network.starts
+    tree = hierarchy.start_across(operation, ranks_per_node=local, nodes=nodes, call=0.0, **hierarchy.CHUNKS)
+    flags = _price_levels(platform, operation, hierarchy.FLAGS * nbytes, nodes).time
+    time = np.minimum(flags, hierarchy.overlap_levels(found.time, starts * tree))
     spread = np.hypot(found.spread, UNSEEN * (1.0 - found.time / time))
     return replace(found, time=time, terms={**found.terms, "protocol": time - found.time}, spread=spread)
 
 
-def _two_level(at: _Fabric, operation: str, nbytes: Array, nodes: int, *, flat: bool = False) -> CollectiveTime:
-    """Price stages inside nodes and what crosses between them; flat, all pairs exchange their messages at once."""
-    local, message, parts = at.local, at.starts * hierarchy.MESSAGE, []
+def _price_levels(platform: Any, operation: str, nbytes: Array, nodes: int, flat: bool = False) -> CollectiveTime:
+    """Price the stages inside nodes and the stage between them; flat, all pairs exchange their messages at once."""
+    local, message = platform.network.ranks_per_node, platform.network.starts * hierarchy.MESSAGE
     stages, share = hierarchy.split_levels(operation, nbytes, ranks_per_node=local)
-    for stage, size in ([(operation, nbytes / nodes)] if flat else stages) if local > 1 else ():
-        match = at.find(stage, local)
-        if match is None:
-            raise at.lacks(stage, f"model for the collective {stage!r} on {local} ranks of one node")
-        parts.append(_flag(at, match.price(size), stage, size, local))
-    inside, between = sum((part.time for part in parts), start=0.0 * nbytes), _price_rail(at, operation, share, nodes)
+    if flat:
+        stages = ((operation, nbytes / nodes),)
+    parts = [price_collective(platform, stage, size, local) for stage, size in stages] if local > 1 else []
+    between = _price_rail(platform, operation, share, nodes)
+    inside = sum((part.time for part in parts), start=0.0 * nbytes)
     spread = np.maximum.reduce([np.broadcast_to(part.spread, nbytes.shape) for part in (between, *parts)])
     if flat:
         time = hierarchy.flat_all_to_all(inside, between.time, ranks_per_node=local, nodes=nodes, alpha_message=message)
         rule = f"max(intra, inter + (g - 1) (N - 1) alpha_m), alpha_m = {message:g} s"
         rest = "more messages, less overlap"
     elif operation == "all_to_all":
-        memory = at.platform.device.main_bandwidth
+        memory = platform.device.main_bandwidth
         time = hierarchy.two_level_all_to_all(nbytes, inside, between.time, memory_bandwidth=memory)
         rule, rest = f"intra + inter + 4 n / W, W = {memory:.4g} B/s", "copies"
     else:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
 from typing import Any
@@ -21,8 +21,8 @@ from perfkit.models.roofline import roofline_time, round_up
 _SHARES = "launch compute_efficiency memory_efficiency sharpness"
 _RATES = "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)"
 _LAW = "t = (alpha^q + (beta n)^q)^(1/q), alpha = alpha0 + alpha1 steps, beta = beta0 + beta1 (p - 1) / p"
-#: Every form of a fit: the group of fits that takes it, parameters that it needs, those that it may have, and the form
-#: as `Estimate.explain` writes it; n is the message, e an efficiency, q the sharpness.
+#: Every form of a fit: its group of fits, required parameters, optional parameters, and the form as `Estimate.explain`
+#: writes it; n is the message, e an efficiency, q the sharpness.
 KNOWN_FORMS: Mapping[str, tuple[str, str, str, str]] = {
     "roofline": ("kernel", _SHARES, "", _RATES),
     "tiled": ("kernel", f"{_SHARES} tile_m tile_n", "", "as roofline, with the flops of whole tiles"),
@@ -43,13 +43,13 @@ _QUIET = ContextVar("quiet", default=False)
 
 
 class ExtrapolationWarning(UserWarning):
-    """A model was asked about sizes or rank counts outside those it was fitted on."""
+    """A model is used for sizes or rank counts outside those it was fitted on."""
 
 
 def check_time(label: str, time: float, spread: float, parts: Iterable[float]) -> None:
-    """Refuse a time [s] that is negative, infinite or none, has no interval, or is not the sum of known parts [s].
+    """Refuse a time [s] that is negative, infinite, no number, without interval, or not the sum of its parts [s].
 
-    `label` says what takes so long, and on which platform; a spread of 50 is the largest that gives a finite interval.
+    `label` names what was timed and the platform. A spread above 50 gives no finite interval.
 
     Examples
     --------
@@ -57,18 +57,18 @@ def check_time(label: str, time: float, spread: float, parts: Iterable[float]) -
     >>> check_time("gemm on 'toy'", float("nan"), 0.1, [])
     Traceback (most recent call last):
     ...
-    ValueError: gemm on 'toy' comes out at nan s (parts nan s, spread 0.1); a size or a platform's number is too far off
+    ValueError: gemm on 'toy' takes nan s (parts nan s, spread 0.1); a size or a number of the platform is far too large
     """
     known = list(parts)
     total = math.fsum(known) if known else time
     sound = 0 <= time < math.inf and 0 <= spread <= 50 and (time > 0 or not known)
     if not sound or not math.isclose(total, time, rel_tol=1e-9):
-        found = f"comes out at {time:g} s (parts {total:g} s, spread {spread:g})"
-        raise ValueError(f"{escape(label, 200)} {found}; a size or a platform's number is too far off")
+        found = f"takes {time:g} s (parts {total:g} s, spread {spread:g})"
+        raise ValueError(f"{escape(label, 200)} {found}; a size or a number of the platform is far too large")
 
 
 def find_interval(time: Any, spread: Any, level: float) -> tuple[Any, Any]:
-    """Find the bounds [s] that hold a measured time with the probability `level`, log-normal.
+    """Find the bounds [s] that contain a measured time with the probability `level`; times are log-normal.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class Estimate(Shown):
     formula : str
         The closed form with its numbers [-].
     warnings : tuple of str
-        What makes the estimate less sure than its spread says [-].
+        Reasons why the error may be larger than the spread says [-].
 
     Examples
     --------
@@ -116,7 +116,7 @@ class Estimate(Shown):
         check_time(self.formula.partition(": ")[0], self.time, self.spread, self.terms.values())
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
-        """Bounds that hold the measured time with a given probability, log-normal.
+        """Bounds that contain the measured time with a given probability; times are log-normal.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class Estimate(Shown):
         return find_interval(self.time, self.spread, level)
 
     def explain(self) -> str:
-        """Say where the time comes from: formula with numbers, parts, interval, warnings.
+        """Explain the time: formula with numbers, parts, interval, warnings.
 
         Returns
         -------
@@ -154,6 +154,17 @@ class Estimate(Shown):
         return f"Estimate({format_time(self.time)}, 80 % within {low} to {high}{flag})"
 
 
+@dataclass(frozen=True)
+class CollectiveTime:
+    """Times of collectives [s], parts that sum to them, the closed form with its numbers, spread [-] and warnings."""
+
+    time: Array
+    terms: Mapping[str, Array] = field(default_factory=dict)
+    formula: object = ""  # its text is written when it is shown
+    spread: float | Array = 0.0
+    notes: tuple[str, ...] = ()
+
+
 def _roofline(
     sizes: Mapping[str, Array], *, launch: float, compute_efficiency: float, memory_efficiency: float, sharpness: float
 ) -> Array:
@@ -165,18 +176,18 @@ def _roofline(
 
 
 def _tiled(sizes: Mapping[str, Array], *, tile_m: float, tile_n: float, **shares: float) -> Array:
-    """Products whose results are computed in whole tiles: of small batched ones most of a tile is thrown away."""
+    """Products computed in whole tiles: small batched products waste most of a tile."""
     whole = round_up(sizes["m"], tile_m) * round_up(sizes["n"], tile_n) / np.maximum(sizes["m"] * sizes["n"], 1.0)
     return _roofline({**sizes, "flops": whole * sizes["flops"]}, **shares)
 
 
-#: Kernel forms by name: ``form(sizes, **fit)`` gives seconds; sizes also hold ``peak`` [FLOP/s] and ``bandwidth`` [B/s]
-#: of the device. All are arrays that broadcast.
+#: Kernel forms by name: ``form(sizes, **fit)`` gives seconds. Sizes are arrays that broadcast, with the
+#: ``peak`` [FLOP/s] and ``bandwidth`` [B/s] of the device.
 FORMS: dict[str, Callable[..., Values]] = {"roofline": _roofline, "tiled": _tiled, "additive": additive}
 
 
 def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) -> tuple[str, ...]:
-    """Name the sizes, in base units, that are outside the range a fit was made on: one sentence for each.
+    """Write one sentence for each size, in base units, that is outside the measured range of a fit.
 
     Examples
     --------
@@ -197,12 +208,12 @@ def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) ->
 
 
 def find_transfers(label: str, fit: Fit) -> tuple[str, ...]:
-    """Say that a fit was carried over from another machine, where it was."""
+    """Write one sentence for each machine or format that a fit was carried over from."""
     return tuple(f"{label}: transferred from {text}" for text in fit.transferred)
 
 
 def lacks(platform: Any, what: str, have: Iterable[str]) -> ValueError:
-    """Make the error for a model that a platform has not, with those it has."""
+    """Error for a model that a platform does not have, with the models it has."""
     lack = f"platform {platform.name!r} has no {what}; it has {', '.join(dict.fromkeys(have)) or 'none'}"
     return ValueError(f"{lack}; calibrate it or choose another platform")
 
@@ -214,9 +225,9 @@ def fill_in(fit: Fit) -> str:
 
 @contextmanager
 def keep_quiet() -> Iterator[None]:
-    """Raise no `ExtrapolationWarning` meanwhile, in this thread alone; results carry what it would say.
+    """Raise no `ExtrapolationWarning` in this thread; results still carry the messages.
 
-    Python's own filters belong to all threads, so that putting them back in one undoes what another did.
+    Python's own filters belong to all threads: restoring them in one thread undoes the changes of another.
     """
     before = _QUIET.set(True)
     try:
@@ -226,7 +237,7 @@ def keep_quiet() -> Iterator[None]:
 
 
 def warn_once(messages: tuple[str, ...], stacklevel: int) -> tuple[str, ...]:
-    """Raise one Python warning for all the messages, but not inside `keep_quiet`, and hand them back."""
+    """Raise one Python warning for all messages, except inside `keep_quiet`, and return the messages."""
     if messages and not _QUIET.get():
         warnings.warn("; ".join(messages), ExtrapolationWarning, stacklevel=stacklevel)
     return messages

@@ -1,4 +1,4 @@
-"""Platform files: every number with its origin and its limits, in TOML that keeps it; format 1 is still read."""
+"""Platform files in TOML: every number with its origin, checked against limits; format 1 is still read."""
 
 import html
 import math
@@ -7,7 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, reading, write_text
 from perfkit.ground.hardware import DTYPES, KINDS
-from perfkit.ground.results import Sections, Table
-from perfkit.ground.units import check_choice, check_positive, show, significant
+from perfkit.ground.results import Sections, Table, write_cells
+from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.kernels import list_terms
 from perfkit.platform.estimates import KNOWN_FORMS
 
@@ -27,36 +27,34 @@ FORMAT = 2
 EXAMPLE = "reference_data/platforms/h100-sxm-8.toml"
 #: Largest platform file that is read [B]: those of the gallery have up to 0.13 MB, and TOML is read at 2 MB/s.
 LARGEST_FILE = 2**20
-#: A key of many parts, for which Python's reader of TOML takes the square of their number.
-_DEEP = re.compile(r"""(?<![\w"'.-])(?:["'\w-]++\s*+\.\s*+){20}""")
-_OLD = "what collectives cost more in iterations was fitted as perfkit 0.1 did; fit the measurements again"
-_TRANSFERRED = "transferred from "  # how a note of format 1 begins
+_OLD = "the extra time of collectives in iterations was fitted by perfkit 0.1; fit the measurements again"
+_TRANSFERRED = "transferred from "  # start of some notes in format 1
 #: Largest time, scale or standard error of a parameter [s or -].
 LARGEST = 1e6
-_TINY = 5e-324  # what is not below it is above 0
-#: Smallest and largest value that a number of a fit may have, by its name, each in its unit; others go from 0 to
-#: `LARGEST`. They are far wider than what any machine has: outside them a file is damaged or mistyped.
+_TINY = 5e-324  # the smallest number above 0
+#: Smallest and largest value of the numbers of a fit, by name and in their unit; others go from 0 to `LARGEST`. No
+#: machine comes near these limits: a number outside them is damaged or mistyped.
 LIMITS: Mapping[str, tuple[float, float]] = {
     "alpha": (_TINY, LARGEST), "beta": (_TINY, LARGEST), "sharpness": (0.1, 1e3), "contention": (0.0, 1.0),
     "l2": (0.0, 1e18), "l3": (0.0, 1e18), "pages": (1.0, math.inf), "l3_share": (1e-3, 1.0),
     "compute_efficiency": (1e-6, 1e3), "memory_efficiency": (1e-6, 1e3), "tile_m": (1.0, 1e6), "tile_n": (1.0, 1e6),
     "spread": (0.0, 10.0), "bias": (-10.0, 10.0), "spread_time": (1e-12, LARGEST),
 }  # fmt: skip
-#: A unit of a fit is one of these, or one over another.
+#: The unit of a fitted number is one of these, or one over another.
 UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
-#: Units of numbers outside fits, by the end of their group or name.
+#: Units of numbers outside fits, by group or by the last word of the name.
 _QUANTITIES = {"peak": "FLOP/s", "capacity": "B", "bandwidth": "B/s", "latency": "s", "host": "s", "capability": "-"}
 
 
 class PlatformError(ValueError):
-    """A platform file that cannot be used, with the place and the reason."""
+    """A platform or platform file that cannot be used; the message names place and reason."""
 
 
 # Every number.
 
 
 class Number(NamedTuple):
-    """One number of a platform, where it belongs and what it rests on; see `perfkit.ground.hardware.Quantity`."""
+    """One number of a platform with its place and origin; see `perfkit.ground.hardware.Quantity`."""
 
     group: str
     name: str
@@ -93,7 +91,7 @@ def list_numbers(platform: Any) -> Iterator[Number]:
 
 
 def tabulate_numbers(platform: Any) -> Table:
-    """Every number of the platform: a frame with columns as in `Number`, values in the unit of their row."""
+    """Every number of the platform: a frame with the columns of `Number`, each value in the unit of its row."""
     import polars
 
     types = {name: polars.Float64 if name in ("value", "stderr") else polars.String for name in Number._fields}
@@ -101,7 +99,7 @@ def tabulate_numbers(platform: Any) -> Table:
 
 
 def list_sections(platform: Any) -> Sections:
-    """What a report shows: roofs, curves of collectives, what was assumed, where it is from, and every number."""
+    """Sections of a report: rooflines, curves of collectives, assumptions, provenance, and every number."""
     from perfkit import plots
 
     peaks = {name: peak.value for name, peak in platform.device.peaks.items()}
@@ -121,23 +119,19 @@ def list_sections(platform: Any) -> Sections:
 
 
 def render_numbers(platform: Any) -> str:
-    """Write every number of a platform as an HTML table, with all names escaped."""
-    rows = [
-        (group, name, significant(value, error), unit, kind, f"{error:.2g}" if error else "", *origin)
-        for group, name, value, unit, kind, error, *origin in list_numbers(platform)
-    ]
-    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in (Number._fields, *rows))
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    """Every number of a platform as an HTML table, with all names escaped."""
+    rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in write_cells(tabulate_numbers(platform)))
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<table><caption>{html.escape(repr(platform))}</caption>{body}</table>"
 
 
 def check_numbers(platform: Any) -> None:
-    """Refuse a platform with numbers that no machine has, whether a file or Python code made it."""
+    """Refuse a platform with numbers outside the limits, whether a file or Python code made it."""
     device, network = platform.device, platform.network
     check_choice("device.kind", device.kind, ("cpu", "cuda"))
     for name in ("ranks_per_node", "nodes", "rails"):
         check_positive(f"network.{name}", getattr(network, name), integer=True)
-    check_positive("network.starts", 1.0 if network.starts is None else network.starts)
+    check_positive("network.starts", network.starts)
     for place, names, known in (
         ("device.peaks", device.peaks, DTYPES), ("network.links", network.links, ("intra", "inter")),
     ):  # fmt: skip
@@ -155,7 +149,7 @@ def check_numbers(platform: Any) -> None:
 
 
 def _check_number(number: Number) -> None:
-    """Refuse odd units, kinds and origins, and what is outside the limits."""
+    """Refuse a number with a wrong unit or kind, without a source, or outside its limits."""
     name, fitted = f"{number.group} {number.name}", number.group in ("kernel", "collective", "context")
     parameter = name.rpartition(" ")[2]
     unit = number.unit if fitted else _QUANTITIES.get(number.group) or _QUANTITIES[parameter]
@@ -174,16 +168,16 @@ def _check_number(number: Number) -> None:
 
 
 def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
-    """Refuse fits of unknown forms, with other parameters than their form takes, and with odd ranges."""
+    """Refuse a fit of an unknown form, with missing or unknown parameters, or with a range that is none."""
     if group == "collective":
         Key.parse(key, collective=True)
     own = {form: names for form, (owner, *names, _) in KNOWN_FORMS.items() if owner == group}
     if (kind := key.partition(".")[0]) not in ("gemm", "bmm"):
         own.pop("tiled", None)  # other classes have no tiles
     needed, others = (names.split() for names in own[check_choice(f"form of the {group}", fit.form, own)])
-    others = (fit.form == "additive" and list_terms(kind)) or others  # those that its class has sizes for
-    known, about = {*needed, *others}, {*fit.units, *fit.stderr}
-    for parameter in sorted({*needed} - {*fit} | {*fit} - known | about - {*fit}):
+    others = (fit.form == "additive" and list_terms(kind)) or others  # terms whose sizes its class has
+    missing, unknown = {*needed} - {*fit}, {*fit} - {*needed, *others}
+    for parameter in sorted(missing | unknown | {*fit.units, *fit.stderr} - {*fit}):
         fault = "missing" if parameter in needed else "not a parameter of this fit"
         raise ValueError(f"{name}: {parameter} is {fault}; {fit.form} takes {', '.join((*needed, *others))}")
     for variable, ends in fit.ranges.items():
@@ -194,16 +188,10 @@ def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
 # Files.
 
 
+@cache
 def list_gallery() -> dict[str, Path]:
     """Files of the platforms that ship with perfkit, by name."""
-    folder = find_reference("platforms")
-    return {path.stem: path for path in _list_files(folder, folder.stat().st_mtime_ns)}
-
-
-@lru_cache(maxsize=4)
-def _list_files(folder: Path, changed: int) -> list[Path]:
-    """Files of platforms in a folder, listed once for as long as none comes or goes."""
-    return sorted(folder.glob("*.toml"))
+    return {path.stem: path for path in sorted(find_reference("platforms").glob("*.toml"))}
 
 
 def find_file(platform: str | Path) -> Path:
@@ -219,7 +207,7 @@ def find_file(platform: str | Path) -> Path:
 
 
 def encode(value: Any) -> Any:
-    """Plain tables, lists and numbers for TOML of a dataclass, mapping or sequence, without what is empty."""
+    """Turn a dataclass, mapping or sequence into plain tables, lists and numbers for TOML, without empty fields."""
     if is_dataclass(value):
         needed = {item.name for item in fields(value) if item.default is item.default_factory is MISSING}
         entries = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
@@ -260,7 +248,7 @@ def format_toml(data: Mapping[str, Any], place: tuple[str, ...] = ()) -> str:
     return "\n\n".join(part for part in ("\n".join(head + plain), *tables) if part)
 
 
-@lru_cache(maxsize=4096)
+@cache
 def _toml_key(key: str) -> str:
     import tomli_w
 
@@ -268,7 +256,7 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """One value on one line, tables and lists included."""
+    """Write one value on one line, tables and lists included."""
     import tomli_w
 
     if isinstance(value, Mapping):
@@ -291,7 +279,7 @@ def write(platform: Any) -> str:
 
 
 def save(platform: Any, path: str | Path) -> Path:
-    """Write a platform to a file, whole or not at all; an existing one is replaced.
+    """Write a platform to a file, completely or not at all; an existing file is replaced.
 
     Raises
     ------
@@ -304,9 +292,7 @@ def save(platform: Any, path: str | Path) -> Path:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Tables of a platform file of a known format, as those of format 2."""
-    if _DEEP.search(text):
-        raise ValueError("a key has 20 parts or more")
+    """Read the tables of a platform file of format 1 or 2, as tables of format 2."""
     data = tomllib.loads(text)
     version = data.pop("format", None)
     if type(version) is not int or version not in (1, FORMAT):
@@ -316,7 +302,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _list_tables(data: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Fits among plain tables, by their place."""
+    """List the fits among plain tables, with their place."""
     if isinstance(data, dict):
         if isinstance(data.get("parameters"), dict):
             yield place, data
@@ -325,7 +311,7 @@ def _list_tables(data: Any, place: str = "") -> Iterator[tuple[str, dict[str, An
 
 
 def check_origins(data: Mapping[str, Any]) -> None:
-    """Fits in files say what they rest on, and the unit of every parameter."""
+    """Check that every fit in a file has a kind, a source, and a unit for each parameter."""
     for place, fit in _list_tables(data):
         needed = {"kind": fit, "source": fit, **{f"units.{name}": fit.get("units", ()) for name in fit["parameters"]}}
         for name in (name for name, table in needed.items() if name.rpartition(".")[2] not in table):
@@ -333,7 +319,7 @@ def check_origins(data: Mapping[str, Any]) -> None:
 
 
 def _convert(data: dict[str, Any]) -> dict[str, Any]:
-    """Turn tables of format 1 into those of format 2: what texts and dotted keys said becomes fields."""
+    """Turn tables of format 1 into those of format 2, where fields hold what texts and dotted keys held before."""
     for place, fit in _list_tables(data):
         notes = fit.pop("notes", [])
         fit["transferred"] = [note.removeprefix(_TRANSFERRED) for note in notes if note.startswith(_TRANSFERRED)]

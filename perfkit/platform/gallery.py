@@ -1,4 +1,4 @@
-"""The gallery: platforms that ship with perfkit, found by name; others are found by path or made of a datasheet."""
+"""The gallery: platforms by the name of one that ships with perfkit, by the name of a datasheet, or by path."""
 
 import re
 from functools import lru_cache
@@ -11,9 +11,9 @@ from perfkit.platform.file import find_file, list_gallery, list_numbers
 from perfkit.platform.platform import Platform
 from perfkit.readers.datasheets import list_datasheets
 
-#: The part of a GPU's name that identifies it in datasheets and drivers.
+#: The part of a GPU's name that datasheets and drivers share.
 MODEL = re.compile(r"\bRTX PRO \d+|\bG?[ABHLPTV]\d{2,3}S?\b")
-#: Name of a node of a device, and of a cluster: ranks of a node and number of nodes.
+#: Name of a node or cluster: a device, the ranks of a node, and perhaps the number of nodes.
 _NODE = re.compile(r"(.+)-([1-9][0-9]{0,3})(?:x([1-9][0-9]{0,5}))?")
 #: A platform, a name of the gallery or a file.
 Named: TypeAlias = Platform | str | Path
@@ -21,7 +21,7 @@ Named: TypeAlias = Platform | str | Path
 
 @lru_cache(maxsize=64)
 def _read(path: Path, changed: int, size: int, nodes: int | None = None) -> Platform:
-    """Read a file once for as long as it stays as it is, with another number of nodes where one is given."""
+    """Read a file once until it changes, with another number of nodes where one is given."""
     return Platform.load(path) if nodes is None else _read(path, changed, size).with_nodes(nodes)
 
 
@@ -31,9 +31,9 @@ def load_platform(platform: Named) -> Platform:
     Parameters
     ----------
     platform : str, Path or Platform
-        Name from `platforms`, or of a datasheet with the ranks of a node, such as ``mi300x-8``, see
-        `Platform.from_datasheet`, with any number of nodes, such as ``h100-sxm-8x4`` for four; path of a TOML file; or
-        a platform, which is handed back [-].
+        Name from `platforms`, or a datasheet with the ranks of a node, such as ``mi300x-8`` (see
+        `Platform.from_datasheet`); both with any number of nodes, such as ``h100-sxm-8x4`` for four. Or the path of a
+        TOML file, or a platform, which is returned as it is [-].
 
     Returns
     -------
@@ -92,7 +92,7 @@ def platforms() -> Table:
 
 
 def find_similar(device: str) -> Platform:
-    """Find the gallery's single node of the device that a driver names; of several the one with the most ranks.
+    """Find the single node of the gallery, with the most ranks, that has the device a driver names.
 
     Examples
     --------
@@ -102,5 +102,5 @@ def find_similar(device: str) -> Platform:
     nodes = [p for p in map(load_platform, list_gallery()) if p.network.nodes == 1 and p.device.kind != "cpu"]
     found = [p for p in nodes if MODEL.findall(p.device.name) == MODEL.findall(device) != []]
     if not found:
-        raise ValueError(f"base is missing and the gallery has no {show(device)}; name the platform most like it")
+        raise ValueError(f"base is missing and the gallery has no {show(device)}; name the most similar platform")
     return max(found, key=lambda p: p.network.ranks)

@@ -1,4 +1,4 @@
-"""What kernels cost on a device: the fit of a class, the peak and the memory level that apply."""
+"""Times of kernels on a device: from the fit of a class, the peak of a format and the level of memory."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -18,35 +18,34 @@ from perfkit.platform.estimates import FORMS, Estimate, fill_in, find_extrapolat
 
 Fits: TypeAlias = Mapping[str, Fit]
 _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
-#: Formats that run on tensor cores of a GPU; those of a device that has none are the general one there.
+#: Formats that run on tensor cores of a GPU that has them.
 TENSOR = {"tf32", "fp8", "fp4", "int8", *_HALF}
-#: Extra spread of a fit of products in fp8 or fp4, and in other formats, that were not measured [-]; docs/formulas.md,
-#: table 2.4.
+#: Extra spread of products in a format that was not measured: fp8 or fp4, and others [-]; docs/formulas.md, table 2.4.
 NARROW, FORMAT = 1.0, 0.25
-#: Share of the peak of tf32 beside the share that half precision reaches of its own [-]; docs/formulas.md, table 2.4.
+#: Share of its peak that tf32 reaches, over the share that half precision reaches [-]; docs/formulas.md, table 2.4.
 TF32 = 1 / 1.2
-#: Times that tensor cores move the operands of a convolution that are not in channels_last [-]; docs/formulas.md,
+#: Factor on the bytes of operands of a convolution on tensor cores that are not in channels_last [-]; docs/formulas.md,
 #: table 2.4.
 TURNS = 3.0
-#: Products in formats of tensor cores whose rows in memory are no multiple of 4 B, and of 16 B, take so many times as
-#: long by generation, others as the last; and the extra spread of that [-]; docs/formulas.md, table 2.4.
+#: Slowdown of products on tensor cores whose rows in memory are no multiple of 4 B, and of 16 B, and its extra spread,
+#: by generation (0: unknown or older, 10: this and later) [-]; docs/formulas.md, table 2.4.
 UNALIGNED = {0: (1.0, 1.0, 0.7), 8: (2.9, 1.7, 0.5), 9: (5.7, 2.9, 0.3), 10: (5.7, 2.9, 0.7)}
-#: Class that prices one that was not measured, share of its rate on a CPU core, on a GPU and on tensor cores, and
-#: extra spread; docs/formulas.md, table 2.4.
+#: For a class that was not measured: the class that is taken instead, the share of its rate on a CPU core, on a GPU and
+#: on tensor cores, and the extra spread [-]; docs/formulas.md, table 2.4.
 _STAND_INS = {"convolution": ("gemm", 0.8, 1.0, 0.7, 0.4), "pooling": ("elementwise", 0.05, 0.6, 0.6, 0.8)}
 #: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md, table 2.4.
 FUNCTION = 0.5
 
 
 def find_kernel(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32") -> tuple[str, Fit] | None:
-    """Find the fit of a class with its key: of its variant (in its format), of its number format, of the whole class.
+    """Find the fit of a class and its key: that of the variant and format, of the variant, of the format, or the class.
 
-    Its spread is wider where it is of products in another number format.
+    The spread is wider where a fit of products was made in another number format.
     """
     check_type("kind", kind, str)
     check_choice("dtype", dtype, DTYPES)
-    head, _, tail = variant.partition(".")  # what a compiler makes of an operation is another kernel
-    plain = variant.replace("_last", "")  # what was fitted without a word on the layout of convolutions
+    head, _, tail = variant.partition(".")  # a compiler replaces an operation by another kernel
+    plain = variant.replace("_last", "")  # of a convolution whose layout the fit does not know
     names = dict.fromkeys(filter(None, (variant, plain, head, "" if head == "fused" else tail)))
     finer = [f"{kind}.{name}" for name in names]
     keys = [*(f"{key}.{dtype}" for key in finer), *finer, f"{kind}.{dtype}", kind]
@@ -57,7 +56,7 @@ def find_kernel(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp
 
 
 def find_stand_in(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32") -> Fit | None:
-    """Find what prices a class: its fit, else, with a wide spread, the middle of its variants or another class."""
+    """Find the fit of a class; else, with a wide spread, the median of its variants or the fit of another class."""
     found = find_kernel(kernels, kind, variant=variant, dtype=dtype)
     if found is not None:
         return found[1]
@@ -66,7 +65,7 @@ def find_stand_in(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "
         names = dict.fromkeys(name for fit in others for name in fit)
         middle = {name: float(np.median([fit.get(name, 0.0) for fit in others])) for name in names}
         spread = math.hypot(FUNCTION, float(np.median([fit.spread for fit in others])))
-        note = f"{kind}.{variant} was not measured: taken at the middle of {len(others)} variants that were"
+        note = f"{kind}.{variant} was not measured; its time is the median of {len(others)} measured variants"
         return Fit(
             "additive", middle, units=dict.fromkeys(names, "s"), spread=spread, kind="assumed", notes=(note,),
             stands_for=kind, source=others[0].source, n=others[0].n,
@@ -80,27 +79,29 @@ def find_stand_in(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "
     rates = set(fit) if slower else {"compute_efficiency", "memory_efficiency"}
     changed = {name: fit[name] / share if slower else fit[name] * share for name in rates}
     spread *= 2.0 if variant.endswith(("_depthwise", "_grouped")) else 1.0
+    note = f"no {kind} was measured; its time assumes {share:.0%} of the rate of {other}"
     return replace(
         fit, parameters={**fit, **changed}, spread=math.hypot(spread, fit.spread), spread_time=None, kind="assumed",
-        stands_for=kind, notes=(f"{kind} was not measured: taken at {share:g} of the rate of {other}", *fit.notes),
+        stands_for=kind, notes=(note, *fit.notes),
     )  # fmt: skip
 
 
 def _widen(fit: Fit, dtype: str) -> Fit:
-    """Widen a fit for a number format that was not measured, where it is known which were."""
-    formats = set(fit.dtypes) | (_HALF if _HALF & set(fit.dtypes) else set())  # both of half precision run alike
+    """Widen the spread of a fit for a number format that was not measured, if its formats are known."""
+    formats = set(fit.dtypes) | (_HALF if _HALF & set(fit.dtypes) else set())  # both half formats are equally fast
     if not formats or dtype in formats:
         return fit
     names, narrow = "/".join(sorted(formats)), DTYPES[dtype] < 2
     fit = replace(fit, kind="assumed", spread=math.hypot(fit.spread, NARROW if narrow else FORMAT), spread_time=None)
     if dtype == "tf32" and formats & _HALF and "compute_efficiency" in fit:
-        note = f"fitted in {names}; tf32 is taken to reach {TF32:.2f} of its share of the peak"
+        note = f"fitted in {names}; tf32 is assumed to reach {TF32:.2f} of that share of its own peak"
         slower = {**fit, "compute_efficiency": TF32 * fit["compute_efficiency"]}
         return replace(fit, parameters=slower, notes=(note, *fit.notes))
     if narrow:
         text = f"{names}: no product in {dtype} was measured here; fp8 on other GPUs takes twice as long"
         return replace(fit, transferred=(text, *fit.transferred))
-    return replace(fit, notes=(f"fitted in {names}; {dtype} is taken to reach the same share of its peak", *fit.notes))
+    note = f"fitted in {names}; {dtype} is assumed to reach the same share of its peak"
+    return replace(fit, notes=(note, *fit.notes))
 
 
 def find_turns(platform: Any, kind: str, variant: str, dtype: str) -> float:
@@ -110,7 +111,7 @@ def find_turns(platform: Any, kind: str, variant: str, dtype: str) -> float:
 
 
 def find_unaligned(platform: Any, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]) -> np.ndarray:
-    """Which products run in a format of tensor cores, and have rows in memory that are no multiple of 16 B."""
+    """Find products in a format of tensor cores whose rows in memory are no multiple of 16 B, as an array of bools."""
     if platform.device.kind == "cpu" or kind not in ("gemm", "bmm") or dtype not in TENSOR:
         return np.zeros(np.shape(sizes["n"]), dtype=bool)
     rows = 16 / DTYPES[dtype]  # numbers
@@ -119,16 +120,16 @@ def find_unaligned(platform: Any, kind: str, variant: str, dtype: str, sizes: Ma
 
 
 def list_unaligned(platform: Any) -> tuple[float, float, float]:
-    """How many times longer products with rows off 4 B and off 16 B take, and the spread of that [-]."""
+    """Slowdown of products whose rows are no multiple of 4 B, and of 16 B, and its spread [-], see `UNALIGNED`."""
     capability = platform.device.capability
     return UNALIGNED.get(min(10, int(capability.value)) if capability else 0, UNALIGNED[0])
 
 
 def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
-    """Time of kernels [s], longer for products whose rows in memory are not aligned; their ``launch`` is not.
+    """Times of kernels [s] beyond their launch, longer for products whose rows in memory are not aligned.
 
-    Of ``m``, ``n`` and ``k`` those that rows have: not the inner one where the first operand is ``turned``. `itemsize`
-    is 0 for other operations [B]; ``odd`` and ``even`` are of `list_unaligned`.
+    Rows have ``n`` numbers, and ``k`` or, where the first operand is ``turned``, ``m``. ``itemsize`` is 0 for other
+    operations [B]; ``odd`` and ``even`` come from `list_unaligned`.
     """
     if not np.any(sizes["itemsize"]):
         return seconds
@@ -139,7 +140,7 @@ def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
 
 
 def say_unaligned(platform: Any, dtype: str, module: str = "") -> str:
-    """Why such products take longer, or have a wider interval."""
+    """Say that such products take longer, or, where that was not measured, have a wider interval."""
     rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(platform)
     of = f" of module {module!r}" if module else ""
     text = f"products in {dtype}{of} with rows that are no multiple of {rows} numbers"
@@ -150,7 +151,7 @@ def say_unaligned(platform: Any, dtype: str, module: str = "") -> str:
 
 
 def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32") -> Array:
-    """Time of kernels of one class, alone on the device, for arrays of sizes and without warnings.
+    """Times of kernels of one class, alone on the device, for arrays of sizes and without warnings.
 
     Parameters
     ----------
@@ -159,9 +160,9 @@ def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dt
     kind : str
         Operation class or a key of `Platform.kernels` [-].
     features : mapping of str to float or array
-        Sizes by name (``flops``, ``nbytes`` and what the form of the class needs), in base units; ``working_set``
-        [B] decides on the memory level and is ``nbytes`` where absent; ``peak`` [FLOP/s] and ``bandwidth`` [B/s]
-        take the place of those of the device.
+        Sizes by name, in base units: ``flops``, ``nbytes`` and what the form of the class needs. ``working_set`` [B]
+        decides on the level of memory; it is ``nbytes`` if not given. ``peak`` [FLOP/s] and ``bandwidth`` [B/s]
+        replace those of the device.
     dtype : str, optional
         Number format whose peak applies [-].
 
@@ -225,7 +226,7 @@ def estimate_gemm(platform: Any, m: int, n: int, k: int, *, dtype: str = "fp32",
 
 
 def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Estimate:
-    """Time of the forward lookups of embedding tables, one kernel after the other, alone on the device.
+    """Time of the forward lookups of embedding tables, one kernel after another, alone on the device.
 
     Parameters
     ----------
@@ -265,9 +266,9 @@ def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Est
 
 
 def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Values], dtype: str) -> Estimate:
-    """Estimate kernels of one class, one after the other, and say which resource they are up against."""
+    """Estimate kernels of one class, one after another, with the resource that limits them among the parts."""
     variants = (item for item in platform.kernels.items() if Key.parse(item[0]).operation == kind)
-    found = find_kernel(platform.kernels, kind, dtype=dtype) or next(variants, None)  # any variant is like the class
+    found = find_kernel(platform.kernels, kind, dtype=dtype) or next(variants, None)  # any variant if there is no class
     if found is None:
         raise lacks(platform, f"kernel model for {show(kind)}", platform.kernels)
     fit, sizes = found[1], _put_on_device(platform, features, dtype)
@@ -291,13 +292,13 @@ def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Value
     if unaligned:
         spread = math.hypot(spread, list_unaligned(platform)[2])
         notes = (*notes, say_unaligned(platform, dtype))
-    estimate = Estimate(time, spread, terms, formula, notes)  # which refuses what no machine takes
+    estimate = Estimate(time, spread, terms, formula, notes)  # raises for impossible times, before the warning
     warn_once(notes, 4)
     return estimate
 
 
 def _put_on_device(platform: Any, features: Mapping[str, Values], dtype: str) -> dict[str, Array]:
-    """Put the peak, the bandwidth and the cache misses that apply beside the sizes."""
+    """Add the peak, the bandwidth and the cache misses of the device to the sizes."""
     device = platform.device
     sizes: dict[str, Array] = {name: np.asarray(value, dtype=float) for name, value in features.items()}
     nbytes, held = sizes["nbytes"], sizes.get("working_set", sizes["nbytes"])
@@ -305,7 +306,7 @@ def _put_on_device(platform: Any, features: Mapping[str, Values], dtype: str) ->
     known = {name: nbytes * miss_share(held, capacity=capacity) for name, capacity in caches}
     known["peak"] = np.asarray(device.peaks[check_choice("dtype", dtype, device.peaks)].value)
     known["bandwidth"] = device.bandwidth(held)
-    if "beyond_l3" in sizes:  # a part comes from behind the last cache
+    if "beyond_l3" in sizes:  # a part comes from main memory
         slow, *near = [level.bandwidth.value for level in device.memory[:-3:-1] if level.bandwidth]
         far = np.clip(sizes["beyond_l3"] / np.maximum(nbytes, 1.0), 0.0, 1.0)
         known["bandwidth"] = np.asarray(1.0 / (far / slow + (1.0 - far) / (near or [slow])[0]))

@@ -1,50 +1,66 @@
-"""Platforms: devices, links, fitted kernels and collectives, and what real iterations add to these."""
+"""Platforms: a device, a network, fitted kernels and collectives, and what real iterations add to them."""
 
 import math
-import warnings
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from perfkit.fitting import Fit
-from perfkit.ground.files import reading
-from perfkit.ground.hardware import Device, Network, Quantity
-from perfkit.ground.units import Array, Typed, Values, check_positive, check_sizes, decode, format_bytes, show
+from perfkit.fitting.parameters import Key
+from perfkit.ground.files import find_reference, reading
+from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.units import (
+    Array,
+    Typed,
+    Values,
+    check_choice,
+    check_positive,
+    check_sizes,
+    check_type,
+    decode,
+    format_bytes,
+    show,
+)
 from perfkit.platform import file
 from perfkit.platform.collectives import price_collective
 from perfkit.platform.estimates import Estimate, warn_once
 from perfkit.platform.file import PlatformError
-from perfkit.platform.kernels import estimate_gemm, estimate_lookups, find_kernel, time_kernels
-from perfkit.platform.resources import with_host, with_scale
-from perfkit.platform.whatif import from_datasheet, with_datasheet, with_link, with_nodes
+from perfkit.platform.kernels import estimate_gemm, estimate_lookups, time_kernels
+from perfkit.platform.whatif import carry_fit, with_datasheet, with_host, with_link, with_nodes, with_scale
+from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
 
 #: Entry for every family that has none of its own.
 ANY = "any"
+_GIVEN = "stated by the caller of Platform.from_datasheet"
+#: Largest power of a card without a plug, which draws all of it from its slot [W]; the share of its peak that products
+#: in fp32 reach there, and their spread [-]; docs/formulas.md, table 2.4.
+SLOT, SLOT_SHARE, SLOT_SPREAD = 75.0, 0.38, 0.36
 
 
 @dataclass(frozen=True)
 class Context(Typed):
-    """What real iterations add to isolated kernels and collectives; false where nothing was calibrated.
+    """What real iterations add to isolated kernels and collectives; false if nothing was calibrated in iterations.
 
     Parameters
     ----------
     kernels : mapping of str to Fit, optional
         Parameters of `perfkit.models.kernels.in_context` by class of kernels, such as ``gemm`` and ``gemm.nt`` [-].
     iterations : mapping of str to Fit, optional
-        Whole iterations on one rank by workload family, ``any`` for others: ``scale`` on all operations [-] and host
-        time ``per_operation`` [s].
+        Whole iterations on one rank by workload family, ``any`` for other families: ``scale`` on all operations [-] and
+        host time ``per_operation`` [s].
     parallel : mapping of str to Fit, optional
-        The same on several ranks; there a collective takes ``per_collective`` longer and computing after it
-        ``per_resume`` [s].
+        The same on several ranks, with the extra time ``per_collective`` of each collective and ``per_resume`` of the
+        kernels after it [s].
     paces : mapping of str to Fit, optional
         Parameters of `perfkit.models.kernels.at_usual_pace` by family, ``parallel``, ``kernels`` or ``any`` [-].
     overlap : Fit, optional
-        ``contention``, the share of its time that a collective in flight takes from kernels on the same core [-].
+        ``contention``: the share of its time that a running collective takes from kernels on the same core [-].
     caches : Fit, optional
-        Effective capacities ``l2`` and ``l3`` [B] and ``pages`` of the translation buffer; ``l3_share``, the share of
-        the last cache that iterations find [-].
+        Effective capacities ``l2`` and ``l3`` [B], ``pages`` of the translation buffer, and ``l3_share``, the share of
+        the last cache that is free in iterations [-].
     """
 
     kernels: Mapping[str, Fit] = field(default_factory=dict)
@@ -55,33 +71,20 @@ class Context(Typed):
     caches: Fit | None = None
 
     def __bool__(self) -> bool:
-        return any(getattr(self, part.name) for part in fields(self))
+        return bool(self.fits())
 
     def fits(self) -> dict[str, Fit]:
-        """List all fits.
-
-        Returns
-        -------
-        fits : dict of str to Fit
-            By the name of the part and of the entry, such as ``iterations dlrm`` [-].
-        """
-        parts = {part.name: getattr(self, part.name) for part in fields(self)}
-        grouped = {name: {"": part} if isinstance(part, Fit) else part or {} for name, part in parts.items()}
-        return {f"{name} {key}".rstrip(): fit for name, group in grouped.items() for key, fit in group.items()}
+        """List all fits by the names of the part and the entry, such as ``iterations dlrm``."""
+        found = {}
+        for name, part in ((part.name, getattr(self, part.name)) for part in fields(self)):
+            if isinstance(part, Fit):
+                found[name] = part
+            elif part:
+                found |= {f"{name} {key}": fit for key, fit in part.items()}
+        return found
 
     def map(self, change: Callable[[Fit], Fit]) -> "Context":
-        """Change every fit.
-
-        Parameters
-        ----------
-        change : callable
-            Gives a fit for a fit.
-
-        Returns
-        -------
-        context : Context
-            With the new fits [-].
-        """
+        """Change every fit by a function of a fit."""
 
         def apply(part: Any) -> Any:
             return change(part) if isinstance(part, Fit) else part and {key: change(fit) for key, fit in part.items()}
@@ -89,38 +92,14 @@ class Context(Typed):
         return Context(**{part.name: apply(getattr(self, part.name)) for part in fields(self)})
 
     def find(self, kind: str, variant: str, dtype: str = "") -> Fit | None:
-        """Find the fit of a class of kernels: of its variant in a format, of its variant, causal or not, of its kind.
-
-        Parameters
-        ----------
-        kind, variant, dtype : str
-            Class, finer class and number format [-].
-
-        Returns
-        -------
-        fit : Fit or None
-            Parameters of `perfkit.models.kernels.in_context`; None where neither was calibrated.
-        """
+        """Find the fit of a class of kernels: of its variant and format, else of its variant, format or kind alone."""
         both = f"{kind}.{variant}", f"{kind}.{variant.replace('_causal', '')}"
         stem = f"{kind}.{variant.partition('.')[0]}"
         names = (*(f"{name}.{dtype}" for name in both), *both, stem, f"{kind}.{dtype}", kind)
         return next((self.kernels[name] for name in names if name in self.kernels), None)
 
     def find_iteration(self, family: str, ranks: int) -> Fit | None:
-        """Find the fit of whole iterations of a family, of any family where this one was not calibrated.
-
-        Parameters
-        ----------
-        family : str
-            Workload family [-].
-        ranks : int
-            Ranks that take part [-].
-
-        Returns
-        -------
-        fit : Fit or None
-            See `iterations` and `parallel`; None without calibration in context.
-        """
+        """Find the fit of whole iterations of a family on some ranks, or that of any family."""
         if ranks > 1 and family in self.parallel:
             return self.parallel[family]
         alone = self.iterations.get(family) or self.iterations.get(ANY)
@@ -135,14 +114,89 @@ class Context(Typed):
         )  # fmt: skip
 
 
-def _renamed(old: str, new: str, find: Callable[["Platform"], Callable[..., Any]]) -> Callable[..., Any]:
-    """A method under its name of before."""
+def from_datasheet(
+    cls: Any, name: str, *, flops: Mapping[str, float] | None = None, memory: tuple[float, float] | None = None,
+    link: float | None = None, ranks: int | None = None,
+) -> Any:  # fmt: skip
+    """Describe one node of a device that was not measured, with the efficiencies of measured devices.
 
-    def call(self: "Platform", *args: Any, **named: Any) -> Any:
-        warnings.warn(f"Platform.{old} will go; use platform.{new}", DeprecationWarning, stacklevel=2)
-        return find(self)(*args, **named)
+    Parameters
+    ----------
+    name : str
+        One of `readers.datasheets.list_datasheets`, with or without a number of ranks, such as ``mi300x-8``; any name
+        where `flops` and `memory` are given [-].
+    flops : mapping of str to float, optional
+        Peak by number format, dense [FLOP/s].
+    memory : (float, float), optional
+        Capacity [B] and bandwidth, reads and writes together [B/s].
+    link : float, optional
+        Bandwidth between the ranks of the node, one way, per rank; that of the datasheet if not given [B/s].
+    ranks : int, optional
+        Ranks of the node; by default the number in the name, else 1 [-].
 
-    return call
+    Returns
+    -------
+    platform : Platform
+        Shares of peak, bandwidth and link are the median of the measured devices of the gallery, with intervals as
+        wide as their differences; all of it is ``assumed``. No time is below FLOP over peak or bytes over bandwidth.
+        Host overheads are published values of another machine.
+
+    Raises
+    ------
+    ValueError
+        For an unknown datasheet, for numbers that are not above 0, and for several ranks without a link.
+
+    Examples
+    --------
+    >>> from perfkit.platform.platform import Platform
+    >>> mine = Platform.from_datasheet("mine", flops={"bf16": 4e14}, memory=(96e9, 3e12), link=450e9, ranks=8)
+    >>> mine.network.ranks, mine.kernels["gemm"].kind
+    (8, 'assumed')
+    """
+    typical = cls.load(find_reference("typical.toml"))
+    sheet, count = _read_sheet(name, flops, memory)
+    count = check_positive("ranks", count if ranks is None else ranks, integer=True)
+    wire = sheet.wire
+    if link is not None:
+        wire = Quantity(check_positive("link", link), "B/s", "datasheet", _GIVEN, basis="one way per rank")
+    if count > 1 and not wire:
+        raise ValueError(f"link is missing; give its bandwidth for {count} ranks, one way per rank [B/s]")
+    kind = next((kind for kind, rate in sheet.links.items() if rate == wire), "")
+    links = {"intra": Link(wire, typical.network.links["intra"].latency, kind)} if wire else {}
+    lacking, name = DTYPES.keys() - sheet.device.peaks.keys(), f"{sheet.system}-{count}" if flops is None else name
+    fits = {key: fit for key, fit in typical.kernels.items() if Key.parse(key).variant not in lacking}
+    fits |= _share_slot(fits) if sheet.power and sheet.power.value <= SLOT else {}
+    return replace(
+        typical, name=name, device=sheet.device, network=Network(count, links=links),
+        kernels={key: carry_fit(fit, typical.name, 0.0) for key, fit in fits.items()},
+        collectives=typical.with_link("intra", bandwidth=wire.value).collectives if wire else {},
+    )  # fmt: skip
+
+
+def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tuple[Datasheet, int]:
+    """Datasheet from the table, or from the numbers of the caller, and the ranks in its name."""
+    check_type("name", name, str)
+    if flops is None and memory is None:
+        match = re.fullmatch(r"(.+)-([1-9][0-9]{0,3})", name)
+        system, count = (name, 1) if match is None or name in list_datasheets() else (match[1], int(match[2]))
+        return read_datasheet(check_choice("name, of no flops and memory,", system, list_datasheets())), count
+    if not isinstance(flops, Mapping) or not flops or not isinstance(memory, tuple | list) or len(memory) != 2:
+        given = f"flops is {show(flops)} and memory is {show(memory)}"
+        raise ValueError(f"{given}; give both, such as flops={{'bf16': 4e14}} and memory=(96e9, 3e12)")
+    formats = [check_choice("flops", dtype, DTYPES) for dtype in flops]
+    peaks = {d: Quantity(check_positive(f"flops[{d!r}]", flops[d]), "FLOP/s", "datasheet", _GIVEN) for d in formats}
+    size, rate = (check_positive(f"memory[{i}]", value) for i, value in enumerate(memory))
+    level = MemoryLevel("DRAM", Quantity(size, "B", "datasheet", _GIVEN), Quantity(rate, "B/s", "datasheet", _GIVEN))
+    return Datasheet(name, Device(name, "cuda", peaks, (level,)), {}), 1
+
+
+def _share_slot(fits: Mapping[str, Fit]) -> dict[str, Fit]:
+    """Slower products in fp32, for cards without a plug: power limits their clock; convolutions need less power."""
+    source, products = "slower than its peak by power, as T4 and P4 (sitar-lab/NeuSight)", dict[str, Fit]()
+    for kind in ("gemm", "bmm"):
+        slow, spread = {**fits[kind], "compute_efficiency": SLOT_SHARE}, max(fits[kind].spread, SLOT_SPREAD)
+        products[f"{kind}.fp32"] = replace(fits[kind], parameters=slow, spread=spread, source=source, dtypes=("fp32",))
+    return {**products, "convolution.fp32": fits.get("convolution", fits["gemm"])}
 
 
 @dataclass(frozen=True)
@@ -193,7 +247,7 @@ class Platform(Typed):
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
-        """Earlier results for these numbers."""
+        """Results that other modules keep for this platform."""
         return {}
 
     @property
@@ -205,7 +259,7 @@ class Platform(Typed):
         return caches[-2:][0], caches[-1]
 
     def share_caches(self, ranks: int) -> tuple[float, float]:
-        """What one rank finds of the last two caches in iterations, where the ranks of a CPU share the last one.
+        """Capacities of the last two caches for one rank in iterations; the ranks of a CPU share the last one.
 
         Parameters
         ----------
@@ -224,13 +278,13 @@ class Platform(Typed):
 
     @property
     def largest_timed(self) -> float:
-        """Largest working set that was timed; without limit where that is not known [B]."""
+        """Largest working set that was timed; infinite if that is not known [B]."""
         caches = self.context.caches
         return caches.ranges["nbytes"][1] if caches and "nbytes" in caches.ranges else math.inf
 
     @property
     def page_entries(self) -> float:
-        """Pages that the translation buffer effectively holds; without limit where it was not fitted [-]."""
+        """Pages that the translation buffer effectively holds; infinite if that was not fitted [-]."""
         return self.context.caches.get("pages", math.inf) if self.context.caches else math.inf
 
     def collective_time(self, operation: str, nbytes: Values, *, ranks: int, algorithm: str | None = None) -> Array:
@@ -287,11 +341,11 @@ class Platform(Typed):
 
         Notes
         -----
-        A rank count that was fitted uses its fit, another one the law over rank counts, else the geometric mean of the
-        two counts around it or the nearest count, scaled as a ring. Across nodes what was not measured is composed of
-        its shares inside and between nodes, see `perfkit.models.hierarchy`; an algorithm that was asked for and not
-        measured takes its textbook form. All of these have a wider interval and a warning, which names the one
-        measurement that would help most.
+        A fitted rank count takes its own fit. Another one takes the law over rank counts; else the geometric mean of
+        the counts below and above it, or the nearest count, scaled as its algorithm does. A collective across nodes
+        that was not measured is composed of its stages inside and between nodes, see `perfkit.models.hierarchy`. An
+        algorithm that was asked for and not measured takes its textbook form. All of these have a wider interval and a
+        warning, which names the one measurement that would help most.
         """
         size = check_positive("nbytes", nbytes, zero=True)
         found = self.price_collective(operation, check_sizes("nbytes", size), ranks, algorithm)
@@ -315,7 +369,7 @@ class Platform(Typed):
         text : str
             The file's content [-].
         origin : str, optional
-            What errors call the file [-].
+            Name of the file in errors [-].
         """
         with reading(origin, f"compare with {file.EXAMPLE}", error=PlatformError):
             platform: Self = decode(cls, data := file.parse(text))
@@ -340,7 +394,3 @@ class Platform(Typed):
             f"Platform({self.name!r}: {self.network.ranks} ranks of {self.device.name!r}, {len(self.kernels)} kernel "
             f"and {len(self.collectives)} collective models, {evidence})"
         )
-
-    table = _renamed("table()", "numbers()", lambda p: p.numbers)
-    bandwidth = _renamed("bandwidth()", "device.bandwidth()", lambda p: p.device.bandwidth)
-    find_kernel = _renamed("find_kernel()", "kernels", lambda p: partial(find_kernel, p.kernels))

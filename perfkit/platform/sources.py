@@ -1,4 +1,4 @@
-"""Platforms from what people already have: datasheets, logs of nccl-tests, a kernel database, parts measured before."""
+"""Platforms from data that people already have: logs of nccl-tests, a kernel database, and parts measured before."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from perfkit.readers.nccl import list_devices, read_nccl_tests
 
 #: Spread above which a fit is called poor [-]; docs/formulas.md, table 1.4.
 POOR = 0.25
-#: Half-precision over int8 time below which the switch reduces, which it does not for int8 [-], from this size on [B].
+#: The switch reduces if half precision takes less than this share of the time of int8 [-], from this size on [B].
 IN_NETWORK, LARGE = 0.85, 2**26
 UNFITTED = "no standard error: not fitted"
 #: Number formats to fit, if measured: those of gradients first.
@@ -37,7 +37,7 @@ PREFERRED = ("bf16", "fp16", "fp32", "fp64")
 
 
 def _say_origin(fit: Fit, source: str, date: str) -> Fit:
-    """Add source, files, number formats and day to a fit, and whether its form describes the measurements."""
+    """Add source, files, formats and date to a fit; mark it as poor if its spread is wide."""
     text = ", ".join(filter(None, (source, *fit.sources, "/".join(sorted(fit.dtypes)))))
     fit = replace(fit, source=text, date=date)
     if fit.spread <= POOR:
@@ -51,12 +51,12 @@ def _list_logs(rows: Table) -> tuple[str, ...]:
 
 
 def fit_curves(frame: Table, *, ranks_per_node: int | None = None, source: str = "", date: str = "") -> dict[str, Fit]:
-    """Fit every collective of a tidy frame: one curve per rank count, and a law where there are several.
+    """Fit every collective of a tidy frame: one curve per rank count, and a law over several counts.
 
-    Names are ``<operation>.<ranks or any>[.<algorithm>]``: ``rail`` where a node has one rank, ``in_network`` and
-    ``ring`` where half-precision sums are so much faster than int8 that the switch must reduce them. A law is fitted
-    inside nodes alone: between them the algorithm changes with the count. `ranks_per_node` counts where the frame
-    knows no nodes.
+    Names are ``<operation>.<ranks or any>[.<algorithm>]``. The algorithm is ``rail`` if nodes have one rank each, and
+    ``in_network`` and ``ring`` if half-precision sums are so much faster than int8 that the switch must reduce them. A
+    law is fitted only inside nodes: between nodes the algorithm changes with the count. `ranks_per_node` is used where
+    the frame has no nodes.
     """
     rows = _select(frame).filter(pl.col("operation").is_in(OPERATIONS) & (pl.col("seconds") > 0))
     if rows.is_empty():
@@ -73,13 +73,13 @@ def fit_curves(frame: Table, *, ranks_per_node: int | None = None, source: str =
 
 
 def _select(frame: Table) -> Table:
-    """Rows of messages that are not empty, out of place where that is known."""
+    """Rows with bytes, out of place if that is known."""
     rows = frame.filter(pl.col("nbytes") > 0)
     return rows.filter(~pl.col("in_place")) if "in_place" in rows.columns else rows
 
 
 def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
-    """Curves of one operation by rank count, and the law over the counts that one algorithm serves."""
+    """Fit the curves of one operation by rank count, and the law over the counts inside nodes."""
     fits, law, rail = {}, [], "rail" if place == "rail" else ""
     for (count,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
         dtype = next((name for name in PREFERRED if name in group["dtype"]), group["dtype"].mode().sort()[0])
@@ -87,8 +87,8 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
         fits[str(key)] = curve = _fit_curve(ring)
         if place == "inside" and operation == "all_reduce" and _is_in_network(group):
             ring = group.filter(pl.col("dtype") == "int8")
-            fits[f"{key}.ring"] = _fit_curve(ring, "int8 takes the ring: the switch does not add it up")
-            curve = replace(curve, notes=(*curve.notes, "the switch adds up (in-network reduction, NVLS)"))
+            fits[f"{key}.ring"] = _fit_curve(ring, "int8 takes the ring: the switch does not reduce it")
+            curve = replace(curve, notes=(*curve.notes, "the switch reduces (in-network reduction, NVLS)"))
             fits |= {str(key): curve, f"{key}.in_network": curve}
         law.append(ring)
     if len(law) > 1 and place == "inside":
@@ -100,7 +100,7 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
 
 
 def _fit_curve(rows: Table, *notes: str) -> Fit:
-    """One curve in one number format."""
+    """Fit one curve in one number format."""
     nbytes = rows["nbytes"].to_numpy()
     fit, least = fit_collective(nbytes, rows["seconds"].to_numpy()), float(nbytes.min())
     if least > LATE:
@@ -109,7 +109,7 @@ def _fit_curve(rows: Table, *notes: str) -> Fit:
 
 
 def _is_in_network(rows: Table) -> bool:
-    """Whether large sums of half precision are much faster than those of int8."""
+    """Whether large sums in half precision are much faster than in int8."""
     large = rows.filter(pl.col("nbytes") >= LARGE).group_by("nbytes", "dtype").agg(pl.col("seconds").median())
     wide = large.pivot("dtype", index="nbytes", values="seconds")
     if not {"fp16", "int8"} <= set(wide.columns):
@@ -119,11 +119,10 @@ def _is_in_network(rows: Table) -> bool:
 
 
 def fit_rails(frame: Table, platform: Platform, *, source: str = "", date: str = "") -> dict[str, Fit]:
-    """Fit what the rails between nodes do to all_reduces over whole nodes: ``all_reduce.<nodes>.rail``.
+    """Fit the stage between nodes of all_reduces over whole nodes: ``all_reduce.<nodes>.rail``.
 
-    The share inside the nodes is taken out: both overlap as ``perfkit.models.hierarchy`` has it, what is left is
-    ``(t^q - t_inside^q)^(1/q)``. Rows of all_reduce over several whole nodes count, out of place where that is known;
-    the platform is one node with fits of reduce_scatter and all_gather.
+    The stages inside the nodes are removed from the measured times: as both overlap (`perfkit.models.hierarchy`), the
+    rest is ``(t^q - t_inside^q)^(1/q)``. The platform is one node with fits of reduce_scatter and all_gather.
     """
     local, fits = platform.network.ranks_per_node, {}
     rows = _select(frame).filter((pl.col("operation") == "all_reduce") & (pl.col("ranks") > local))
@@ -135,7 +134,7 @@ def fit_rails(frame: Table, platform: Platform, *, source: str = "", date: str =
         seen = whole > 1.05 * inside
         between = (whole[seen] ** OVERLAP - inside[seen] ** OVERLAP) ** (1.0 / OVERLAP)
         fit = fit_collective(nbytes[seen] / local, between)
-        note = f"what all_reduce on {ranks} ranks leaves beside the shares inside the nodes, q = {OVERLAP:g}"
+        note = f"the rest of all_reduce on {ranks} ranks without the stages inside the nodes, q = {OVERLAP:g}"
         fit = replace(fit, notes=(*fit.notes, note), sources=_list_logs(group))
         fits[f"all_reduce.{int(ranks) // local}.rail"] = _say_origin(fit, source, date)
     return fits
@@ -145,7 +144,7 @@ def fit_kernel(
     rows: Table, sizes: Sequence[str], flops: pl.Expr, nbytes: pl.Expr, device: Device, dtype: str,
     source: str, date: str, notes: Sequence[str] = (),
 ) -> Fit:  # fmt: skip
-    """Fit medians over repeats of the same sizes, columns of the frame, under the roofline of a device."""
+    """Fit a roofline of a device to the medians over rows of the same `sizes`, which are columns of the frame."""
     each = rows.group_by(*sizes).agg(pl.col("seconds").median()).sort(*sizes)
     work = each.select(flops, nbytes.alias("nbytes"), "seconds").to_numpy().T
     rates: dict[str, Any] = {"peak": device.peaks[dtype].value, "bandwidth": device.main_bandwidth}
@@ -157,10 +156,10 @@ def _floats(*names: str) -> list[pl.Expr]:
 
 
 def fit_gemms(frame: Table, device: Device, *, source: str = "", date: str = "") -> dict[str, Fit]:
-    """Fit the matrix products of a frame of `perfkit.readers.kernel_database.read_gemms`, each number format by itself.
+    """Fit the matrix products of a frame of `perfkit.readers.kernel_database.read_gemms`, each number format alone.
 
-    Of several kernels of a number format the one with the most shapes counts. ``gemm`` is half precision, which other
-    formats without their own fit, such as ``gemm.fp8``, fall back on.
+    A number format takes its kernel with the most shapes. The key ``gemm`` is half precision; other formats have their
+    own, such as ``gemm.fp8``.
     """
     fits = {}
     for (dtype,), group in sorted(frame.group_by("dtype"), key=lambda item: item[0]):
@@ -171,7 +170,7 @@ def fit_gemms(frame: Table, device: Device, *, source: str = "", date: str = "")
         rows = group if kernel is None else group.filter(pl.col("kernel") == kernel)
         m, n, k = _floats(*"mnk")
         nbytes = gemm_bytes(m, n, k, itemsize=DTYPES[known])
-        if known in ("fp8", "fp4", "int8"):  # what comes out is half precision
+        if known in ("fp8", "fp4", "int8"):  # results are in half precision
             nbytes += (2 - DTYPES[known]) * m * n
         text = f"{source}, gemm {dtype}{f' {kernel}' if kernel else ''}".removeprefix(", ")
         fit = fit_kernel(rows, "mnk", gemm_flops(m, n, k), nbytes, device, known, text, date)
@@ -185,8 +184,8 @@ def fit_gemms(frame: Table, device: Device, *, source: str = "", date: str = "")
 def fit_attention(frame: Table, device: Device, source: str, date: str, notes: Sequence[str] = ()) -> Fit:
     """Fit fused attention over whole sequences, causal and full together.
 
-    Of the frame of `perfkit.readers.kernel_database.read_attention`, rows with a window, a past, keys in other
-    number formats, or head sizes beyond 128 are left out.
+    Rows of `perfkit.readers.kernel_database.read_attention` with a window, a past, keys in other number formats, or
+    head sizes above 128 are left out.
     """
     plain = (pl.col("window") == 0) & (pl.col("past") == 0) & (pl.col("kv_dtype") == pl.col("dtype"))
     rows = frame.filter(plain & (pl.col("head_dim") <= 128) & (pl.col("sequence") >= 32))
@@ -198,7 +197,7 @@ def fit_attention(frame: Table, device: Device, source: str, date: str, notes: S
 
 
 def fit_casts(frame: Table, device: Device, source: str, date: str) -> Fit:
-    """Fit kernels that only move memory to casts that the last cache of the device cannot have served."""
+    """Fit kernels that only move memory, from casts that are small or too large for the last cache of the device."""
     cache = near.value if (near := device.memory[-2:][0].capacity) and len(device.memory) > 1 else 0.0
     rows, dtype = frame.filter((pl.col("nbytes") > 4 * cache) | (pl.col("nbytes") < 2**20)), next(iter(device.peaks))
     (nbytes,), notes = _floats("nbytes"), ("casts of bf16 to fp8, below 1 MiB and beyond four times the last cache",)
@@ -208,11 +207,11 @@ def fit_casts(frame: Table, device: Device, source: str, date: str) -> Fit:
 def fit_database(
     system: str, device: Device, *, parts: Sequence[str] = (), label: str = "", date: str = ""
 ) -> tuple[dict[str, Fit], dict[str, Fit]]:
-    """Fit what a kernel database knows of a system, such as ``h100_sxm``: collectives, and kernels of a device.
+    """Fit the collectives and the kernels of a system in the kernel database, such as ``h100_sxm``.
 
-    `parts` are some of ``collectives``, ``gemm``, ``attention`` and ``elementwise``, by default all there are; `label`
-    names the database. Products are those that the collector sglang timed with random data, in bf16 and, if measured,
-    fp8 and fp4; attention is flash attention of the version that vllm runs there, forward; casts are of plain torch.
+    `parts` are some of ``collectives``, ``gemm``, ``attention`` and ``elementwise``, by default all that the database
+    has; `label` names the database. Products come from the collector sglang, which uses random data, in bf16 and, if
+    measured, fp8 and fp4; attention is the forward pass of the flash attention of vllm; casts are of plain torch.
     """
     label, held = label or name_database(), set(database.list_tables(system)["table"])
     tables = {"collectives": "nccl", "gemm": "gemm", "attention": "context_attention", "elementwise": "scale_matrix"}
@@ -230,7 +229,7 @@ def fit_database(
         flash = (pl.col("collector") == "vllm") & pl.col("kernel").str.contains("flash_attn")
         frame = database.read_attention(system).filter(flash)
         names = "/".join(sorted(frame["kernel"].unique()))
-        notes = ["forward only; the backward is taken to reach the same share of the peak"]
+        notes = ["forward only; the backward pass is assumed to reach the same share of the peak"]
         if "fa3" in names or "fa4" in names:
             notes.append("torch's own flash attention is version 2: about half as fast there (arXiv 2407.08608)")
         kernels["attention"] = fit_attention(frame, device, f"{label}, {system}, {names}", date, notes)
@@ -241,7 +240,7 @@ def fit_database(
 
 
 def name_database() -> str:
-    """Name the kernel database that is installed, with its version where it is known."""
+    """Name of the installed kernel database, with its version if that is known."""
     try:
         return f"aiconfigurator-core {version('aiconfigurator-core')} (Apache-2.0)"
     except PackageNotFoundError:
@@ -252,10 +251,10 @@ def assemble(
     base: Platform, *, name: str | None = None, nodes: int | None = None, collectives: Mapping[str, Fit] | None = None,
     kernels: Mapping[str, Fit] | None = None, provenance: Mapping[str, str] | None = None,
 ) -> Platform:  # fmt: skip
-    """Put fitted parts, as `fit_curves` and the like give them, into a platform; what they do not replace stays.
+    """Put fitted parts, from `fit_curves` and similar functions, into a platform; other parts are unchanged.
 
-    The latency of the links is that of the slowest fitted start-up over its ring steps, the bandwidth between nodes
-    that of the fits of rails; operations inside a node that were never fitted follow a fitted one.
+    The latency of a link comes from the start-up of a fitted collective over its ring steps, and the bandwidth between
+    nodes from the fits of rails. Operations inside a node without a fit take the fit of a similar one.
     """
     curves, fits = collectives or {}, dict(kernels or {})
     network = replace(base.network, nodes=nodes or base.network.nodes, links=_fit_links(base.network, curves))
@@ -271,12 +270,12 @@ def assemble(
 
 
 def _follow(fit: Fit, name: str, **changes: Any) -> Fit:
-    """What was not measured follows what was."""
+    """Fit of an operation that was not measured, from the fit of a similar one."""
     return replace(fit, source=f"as {name}: {fit.source}", n=0, kind="assumed", quality="", **changes)
 
 
 def _complete(fits: Mapping[str, Fit], ranks: int) -> dict[str, Fit]:
-    """Add a broadcast with the start-up and the bus bandwidth of all_gather where there is none."""
+    """Add a broadcast with the start-up and the bus bandwidth of all_gather, if there is no broadcast."""
     ranks = next((count for count in range(ranks, 1, -1) if f"all_gather.{count}" in fits), 0)
     gather = fits.get(f"all_gather.{ranks}")
     if gather is None or any(Key.parse(key).operation == "broadcast" for key in fits):
@@ -289,7 +288,7 @@ def _complete(fits: Mapping[str, Fit], ranks: int) -> dict[str, Fit]:
 
 
 def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
-    """Latency of a hop from the start-up of fitted all_gathers, bandwidth between nodes from the rails."""
+    """Links with the latency of a hop from fitted collectives, and the bandwidth between nodes from the rails."""
     links = dict(network.links)
     known = sorted(key for key in map(Key.parse, fits) if key.ranks and key.operation in ("all_gather", "all_reduce"))
     for name, way in (("intra", ""), ("inter", "rail")):
@@ -298,7 +297,7 @@ def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
             continue
         key = keys[-1] if way else max(keys[:3], key=lambda key: key.ranks or 0)
         count, fit = key.ranks or 0, fits[str(key)]
-        alpha, beta = (match := Match(key.operation, ((fit, count, 1.0),))).find_hop(count)
+        alpha, beta = (match := Match(key.operation, count, ((fit, count, 1.0),))).find_hop()
         why = f"{key.operation} on {count} ranks: {fit.source}"
         text = f"what the smallest size takes beyond its transfer, over its ring steps, {why}"
         hop = HOP if way and match.smallest > LATE else Quantity(alpha, "s", "fitted", text, fit.date)
@@ -314,9 +313,9 @@ def assemble_sources(
 ) -> Platform:  # fmt: skip
     """Make a platform from logs of nccl-tests, the kernel database and a platform to start from.
 
-    Logs win over the database, both over `base`, a gallery name, file or platform, which is by default the gallery's
-    node of the system; nodes are added where the logs span more, of as many ranks as they say or `ranks_per_node`. With
-    `partial`, what a log holds before a line that does not fit is kept. Warns of another device and of unused logs.
+    Logs replace fits of the database, and both replace fits of `base`: a gallery name, file or platform, by default the
+    gallery's node of the system. Nodes are added if the logs have more, with as many ranks as the logs say or
+    `ranks_per_node`. With `partial`, logs are read up to a broken line. Another device and unused logs give a warning.
     """
     if nccl_logs is None and kernel_database is None:
         raise ValueError("no source is given; name logs of nccl-tests, a system of the kernel database, or both")
@@ -342,7 +341,7 @@ def assemble_sources(
 
 
 def compare_devices(what: str, names: Sequence[str], platform: Platform) -> None:
-    """Warn where measurements come from another device than that of the platform they go into."""
+    """Warn about measurements of another device than that of their platform."""
     own = MODEL.findall(platform.device.name)
     others = [name for name in names if own and MODEL.findall(name) not in ([], own)]
     if others:
@@ -351,7 +350,7 @@ def compare_devices(what: str, names: Sequence[str], platform: Platform) -> None
 
 
 def find_base(system: str | None) -> Platform:
-    """Find the gallery's single node of a system of the kernel database.
+    """Find the single node in the gallery for a system of the kernel database.
 
     Examples
     --------
@@ -373,7 +372,7 @@ def _find_sheets(system: str) -> list[str]:
 
 
 def _add_logs(platform: Platform, logs: Any, partial: bool, date: str, local: int | None) -> Platform:
-    """Fits of logs in place of those of a platform, files without use named; nodes hold what all of several say."""
+    """Replace collectives of a platform by fits of logs, and warn about unused files."""
     frame = read_nccl_tests(logs, partial=partial)
     said = {p / n for p, n in frame.select("ranks", "nodes").unique().rows() if n and 1 < n < p}
     local = local or (int(min(said)) if len(said) == 1 and min(said) % 1 == 0 else None)
@@ -382,13 +381,13 @@ def _add_logs(platform: Platform, logs: Any, partial: bool, date: str, local: in
     found = add_curves(platform, frame, source="nccl-tests", date=date)
     fits = {key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)}
     for file in sorted(set(frame["file"]) - {file for fit in fits.values() for file in fit.sources}):
-        text = "perfkit has no model of it, or logs of the same operation and ranks in half precision go first"
-        warnings.warn(f"{file}: nothing of it is used; {text}", stacklevel=3)
+        text = "perfkit has no model of its operation, or another log has it in half precision, which is preferred"
+        warnings.warn(f"{file} is not used: {text}", stacklevel=3)
     return found
 
 
 def add_curves(platform: Platform, frame: Table, *, source: str, date: str) -> Platform:
-    """Put fits of a frame of collectives in place of those of a platform, on as many nodes as the frame spans."""
+    """Replace collectives of a platform by fits of a frame, on as many nodes as the frame has."""
     local = platform.network.ranks_per_node
     spans = frame.select(pl.coalesce("nodes", (pl.col("ranks") / local).ceil().cast(pl.Int64)))["nodes"].max()
     fits = fit_curves(frame, ranks_per_node=local, source=source, date=date)

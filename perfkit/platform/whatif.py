@@ -1,7 +1,4 @@
-"""What if: a device that nobody measured; a platform with more nodes, another device or link.
-
-Each is a method of `Platform`.
-"""
+"""What if: platforms with other nodes, another device, other links, or faster resources; methods of `Platform`."""
 
 import math
 import re
@@ -13,119 +10,34 @@ from typing import Any, TypeVar
 
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key, evaluate_collective
-from perfkit.ground.files import find_reference
-from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
-from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time, show
+from perfkit.ground.hardware import DTYPES, Device, Link, Quantity
+from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time
 from perfkit.models.collectives import ring_steps
 from perfkit.models.hierarchy import FAR
+from perfkit.models.kernels import TERMS
 from perfkit.platform.file import PlatformError, find_file
 from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
 
-#: Extra spread of kernels carried over to another device [-]; docs/formulas.md, table 2.4.
+#: Extra spread of kernels on another device [-]; docs/formulas.md, table 2.4.
 DEVICE_SPREAD = 0.15
-#: Extra spread of collectives there, with a link of the same bandwidth and of another one [-]; docs/formulas.md,
-#: table 1.4.
+#: Extra spread of collectives on a device with the same or another bandwidth of links [-]; docs/formulas.md, table 1.4.
 SAME_LINK_SPREAD, START_SPREAD = 0.06, 0.3
-#: Time in start-ups at which that spread is `START_SPREAD` [-]; it falls with the fifth root of time.
+#: Time, in start-ups, at which that spread is `START_SPREAD` [-]; it falls with the fifth root of time.
 SPREAD_AT = (0.46 / START_SPREAD) ** 5
-#: Share of the logarithm of a change of bandwidth or latency that is uncertain [-]; docs/formulas.md, table 1.4.
+#: Spread per logarithm of a change of bandwidth or latency [-]; docs/formulas.md, table 1.4.
 SCALE_SPREAD = 0.3
-#: Latency between nodes without a log.
+#: Latency between nodes that no log gives.
 HOP = Quantity(FAR, "s", "assumed", "tuning table of NCCL for trees; 4.5 and 6.2 us between A100 nodes", "2026-11-22")
-_GIVEN = "stated by the caller of Platform.from_datasheet"
-#: Largest power of a card that draws all of it from its slot [W]; share of its peak in fp32 that products reach there,
-#: and their spread [-]; docs/formulas.md, table 2.4.
-SLOT, SLOT_SHARE, SLOT_SPREAD = 75.0, 0.38, 0.36
+#: Resources of a platform.
+RESOURCES = ("peak", "memory", "cache", "intra", "inter", "latency", "host")
+#: The resource that a fitted time depends on, by the start of its name: of most forms, and of sums of terms.
+_STARTS = dict.fromkeys(("launch", "alpha", "per_collective", "per_resume"), "latency") | {"page_walks": "memory"}
+_TERMS = {**dict.fromkeys(TERMS, "peak"), **_STARTS, "beyond_l3": "memory"}
 P = TypeVar("P", bound=Any)  # a platform
 
 
-def from_datasheet(
-    cls: Any, name: str, *, flops: Mapping[str, float] | None = None, memory: tuple[float, float] | None = None,
-    link: float | None = None, ranks: int | None = None,
-) -> Any:  # fmt: skip
-    """Describe one node of a device that nobody measured: a roofline with the shares that others reach.
-
-    Parameters
-    ----------
-    name : str
-        One of `readers.datasheets.list_datasheets`, with or without a number of ranks, such as ``mi300x-8``; any name
-        where `flops` and `memory` are given [-].
-    flops : mapping of str to float, optional
-        Peak by number format, dense [FLOP/s].
-    memory : (float, float), optional
-        Capacity [B] and bandwidth, reads and writes together [B/s].
-    link : float, optional
-        Bandwidth between the ranks of the node, one way, per rank; that of the datasheet if not given [B/s].
-    ranks : int, optional
-        Ranks of the node; those in the name, else 1 [-].
-
-    Returns
-    -------
-    platform : Platform
-        Shares of peak, bandwidth and link are the middle of the devices of the gallery that were measured, with
-        intervals as wide as these differ; all of it is ``assumed``. No time is below FLOP over peak or bytes over
-        bandwidth. Host overheads are as published of another machine.
-
-    Raises
-    ------
-    ValueError
-        For an unknown datasheet, for numbers that are not above 0, and for several ranks without a link.
-
-    Examples
-    --------
-    >>> from perfkit.platform.platform import Platform
-    >>> mine = Platform.from_datasheet("mine", flops={"bf16": 4e14}, memory=(96e9, 3e12), link=450e9, ranks=8)
-    >>> mine.network.ranks, mine.kernels["gemm"].kind
-    (8, 'assumed')
-    """
-    typical = cls.load(find_reference("typical.toml"))
-    sheet, count = _read_sheet(name, flops, memory)
-    count = check_positive("ranks", count if ranks is None else ranks, integer=True)
-    wire = sheet.wire
-    if link is not None:
-        wire = Quantity(check_positive("link", link), "B/s", "datasheet", _GIVEN, basis="one way per rank")
-    if count > 1 and not wire:
-        raise ValueError(f"link is missing; give its bandwidth for {count} ranks, one way per rank [B/s]")
-    kind = next((kind for kind, rate in sheet.links.items() if rate == wire), "")
-    links = {"intra": Link(wire, typical.network.links["intra"].latency, kind)} if wire else {}
-    lacking, name = DTYPES.keys() - sheet.device.peaks.keys(), f"{sheet.system}-{count}" if flops is None else name
-    fits = {key: fit for key, fit in typical.kernels.items() if Key.parse(key).variant not in lacking}
-    fits |= _share_slot(fits) if sheet.power and sheet.power.value <= SLOT else {}
-    return replace(
-        typical, name=name, device=sheet.device, network=Network(count, links=links),
-        kernels={key: carry_fit(fit, typical.name, 0.0) for key, fit in fits.items()},
-        collectives=typical.with_link("intra", bandwidth=wire.value).collectives if wire else {},
-    )  # fmt: skip
-
-
-def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tuple[Datasheet, int]:
-    """A datasheet, of the table or of what the caller states, and the ranks that its name says."""
-    check_type("name", name, str)
-    if flops is None and memory is None:
-        match = re.fullmatch(r"(.+)-([1-9][0-9]{0,3})", name)
-        system, count = (name, 1) if match is None or name in list_datasheets() else (match[1], int(match[2]))
-        return read_datasheet(check_choice("name, of no flops and memory,", system, list_datasheets())), count
-    if not isinstance(flops, Mapping) or not flops or not isinstance(memory, tuple | list) or len(memory) != 2:
-        given = f"flops is {show(flops)} and memory is {show(memory)}"
-        raise ValueError(f"{given}; give both, such as flops={{'bf16': 4e14}} and memory=(96e9, 3e12)")
-    formats = [check_choice("flops", dtype, DTYPES) for dtype in flops]
-    peaks = {d: Quantity(check_positive(f"flops[{d!r}]", flops[d]), "FLOP/s", "datasheet", _GIVEN) for d in formats}
-    size, rate = (check_positive(f"memory[{i}]", value) for i, value in enumerate(memory))
-    level = MemoryLevel("DRAM", Quantity(size, "B", "datasheet", _GIVEN), Quantity(rate, "B/s", "datasheet", _GIVEN))
-    return Datasheet(name, Device(name, "cuda", peaks, (level,)), {}), 1
-
-
-def _share_slot(fits: Mapping[str, Fit]) -> dict[str, Fit]:
-    """Products in fp32, for which a card without a plug has no power at its full clock; convolutions need less."""
-    source, products = "slower than its peak by power, as T4 and P4 (sitar-lab/NeuSight)", dict[str, Fit]()
-    for kind in ("gemm", "bmm"):
-        slow, spread = {**fits[kind], "compute_efficiency": SLOT_SHARE}, max(fits[kind].spread, SLOT_SPREAD)
-        products[f"{kind}.fp32"] = replace(fits[kind], parameters=slow, spread=spread, source=source, dtypes=("fp32",))
-    return {**products, "convolution.fp32": fits.get("convolution", fits["gemm"])}
-
-
 def resize_nodes(platform: P, nodes: int, local: int) -> P:
-    """Give nodes another number of ranks; of the collectives those stay that hold there: on rails, and inside both."""
+    """Give nodes another number of ranks, and keep the collectives that hold there: on rails, and inside both nodes."""
     kept, before = {}, platform.network.ranks_per_node
     for key, fit in platform.collectives.items():
         _, ranks, algorithm, _ = Key.parse(key)
@@ -147,18 +59,18 @@ def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None) ->
     nodes : int
         Nodes [-].
     ranks_per_node : int, optional
-        Ranks of a node; as before if not given. Collectives of more ranks than both nodes hold are left out [-].
+        Ranks of a node; unchanged if not given. Collectives of more ranks than either node has are left out [-].
 
     Returns
     -------
     variant : Platform
-        The platform with this number of nodes; its collectives between nodes are composed, see `Platform.collective`.
-        Unknown links between nodes are the network adapters of the device's datasheet.
+        The platform with so many nodes; collectives between them are composed, see `Platform.collective`. An unknown
+        link between nodes is taken from the network adapters in the datasheet of the device.
 
     Raises
     ------
     ValueError
-        For several nodes without links between them, not even in a datasheet.
+        For several nodes without a link between them, in the platform or in a datasheet.
 
     Examples
     --------
@@ -185,31 +97,30 @@ def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None) ->
 
 
 def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
-    """Take another device: keep the fitted shares of a datasheet's numbers, and swap those numbers.
+    """Take another device: keep the fitted efficiencies, and replace the numbers of the datasheet.
 
     Parameters
     ----------
     platform : Platform
         The platform.
     other : Platform, Datasheet, Device or str
-        Whose peaks, memories and links to take; a name is one of `readers.datasheets.list_datasheets`, a platform
-        of the gallery or a file.
+        The source of peaks, memories and links; a name is one of `readers.datasheets.list_datasheets`, a platform
+        of the gallery, or a file.
 
     Returns
     -------
     variant : Platform
-        Launch times, efficiencies and sharpness as here; time per byte of collectives in inverse proportion to the
-        bandwidth of the link, start-ups as here; the layout of the network as here. All of it is ``assumed``, warns
-        that it was transferred, and has a wider interval.
+        Launch times, efficiencies, start-ups and the layout of the network are unchanged; the time per byte of
+        collectives follows the link. All is ``assumed``, warns that it was transferred, and has a wider interval.
 
     Raises
     ------
     ValueError
-        For a device of another kind, and for kernels that are not fitted as shares of a datasheet's numbers.
+        For a device of another kind, and for kernels that were not fitted as efficiencies of a datasheet.
 
     Notes
     -----
-    The extra spread was chosen on A100 and H100, each priced with the other's datasheet. Judged on other GPUs, large
+    The extra spread was chosen on A100 and H100, each predicted with the datasheet of the other. On other GPUs, large
     bf16 GEMMs have mean errors of 8.5 to 23 % and collectives of 6 to 28 % (docs/formulas.md, section 2).
 
     Examples
@@ -220,11 +131,10 @@ def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
     """
     name, device, links = _resolve(platform, other)
     if device.kind != platform.device.kind:
-        kinds = f"{name} is {device.kind}, {platform.name} is {platform.device.kind}"
-        raise ValueError(f"{kinds}; fits do not carry over between kinds")
+        raise ValueError(f"{name} is {device.kind}, {platform.name} is {platform.device.kind}; fits do not carry over")
     bound = [key for key, fit in platform.kernels.items() if fit.form == "additive" and key != "transfer"]
     if bound:  # transfers depend on the host
-        held = f"platform {platform.name!r} holds seconds per byte for {bound[0]}, not shares of a datasheet's numbers"
+        held = f"platform {platform.name!r} holds seconds per byte for {bound[0]}, not efficiencies of a datasheet"
         raise ValueError(f"{held}; calibrate on the other device instead")
     change = f"datasheet of {name} instead of {platform.device.name}"
     ours, local = platform.network.links, platform.network.ranks_per_node
@@ -247,7 +157,7 @@ def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
 
 
 def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency: float | None = None) -> P:
-    """Take a faster or slower link, or add the one between nodes.
+    """Take a faster or slower link, or add the link between nodes.
 
     Parameters
     ----------
@@ -256,21 +166,20 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
     name : str
         ``intra`` within a node, ``inter`` between nodes [-].
     bandwidth : float, optional
-        One way, per rank; as before if not given [B/s].
+        One way, per rank; unchanged if not given [B/s].
     latency : float, optional
-        Time of one hop with a vanishing message; as before if not given [s].
+        Time of one hop of a message without bytes; unchanged if not given [s].
 
     Returns
     -------
     variant : Platform
-        Collectives over that link have a time per byte in inverse proportion to its bandwidth, and start-ups that
-        change by the latency times the steps of a ring. Three tenths of the logarithm of either change are added to
-        their spread.
+        Collectives over that link: the time per byte follows the bandwidth, and the start-up changes by the latency
+        times the steps of a ring. 0.3 times the logarithm of each change is added to their spread, in quadrature.
 
     Raises
     ------
     ValueError
-        For an unknown link, nothing to change, or a new link that is not described in full.
+        For an unknown link, nothing to change, or a new link without bandwidth or latency.
 
     Examples
     --------
@@ -293,15 +202,134 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
     link = replace(old, **new) if old else Link(new["bandwidth"], new["latency"])
     shown = [format_time(q.value) if q.unit == "s" else format_rate(q.value, q.unit) for q in new.values()]
     change = f"{name} link of {' and '.join(shown)}"
-    note = f"{platform.name}: {change}"
-    scaled = {key: _follow(key, platform.collectives[key], old, link, local, note) for key in fitted if old}
+    carry = partial(_follow_link, old=old, new=link, ranks_per_node=local, note=f"{platform.name}: {change}")
+    scaled = {key: carry(key, platform.collectives[key]) for key in fitted if old}
     network = replace(platform.network, links={**platform.network.links, name: link})
     fits = {**platform.collectives, **scaled}
     return derive(platform, f"{platform.name}, {change}", change, network=network, collectives=fits)
 
 
+def with_host(platform: P, scale: float) -> P:
+    """Take a faster or slower host.
+
+    Parameters
+    ----------
+    platform : Platform
+        The platform.
+    scale : float
+        Factor on all host overheads: 0.5 for a host twice as fast, 0 for no waiting, as with replayed graphs [-].
+
+    Returns
+    -------
+    variant : Platform
+        The platform with those overheads.
+
+    Raises
+    ------
+    ValueError
+        If the platform has no host overheads.
+
+    Examples
+    --------
+    >>> from perfkit.platform.gallery import load_platform
+    >>> load_platform("h100-sxm-8").with_host(0).host["launch"].value
+    0.0
+    """
+    scale = check_positive("scale", scale, zero=True)
+    change, known = f"host overheads x {scale:g}", platform.host
+    overheads = {name: replace(q, value=scale * q.value, stderr=None) for name, q in known.items()}
+    host = {name: replace(q, kind="assumed", source=f"{change}; {q.source}") for name, q in overheads.items()}
+    carry = partial(carry_fit, note=f"{platform.name}: {change}", spread=0.0, factors={"per_operation": scale})
+    context = platform.context.map(lambda fit: carry(fit) if "per_operation" in fit else fit)
+    if not host and context == platform.context:
+        raise ValueError(f"platform {platform.name!r} knows no host overheads; calibrate it first")
+    return derive(platform, f"{platform.name}, {change}", change, host=host, context=context)
+
+
+def list_resources(platform: Any) -> list[str]:
+    """List the resources of a platform, some of `RESOURCES`."""
+    known = platform.host or any("per_operation" in fit for fit in platform.context.fits().values())
+    lacking = {"intra", "inter", "host"} - {*platform.network.links, "host" * bool(known)}
+    return [name for name in RESOURCES if name not in lacking]
+
+
+def with_scale(platform: P, **scales: float) -> P:
+    """Take faster or slower resources.
+
+    Parameters
+    ----------
+    platform : Platform
+        The platform.
+    **scales : float
+        Factors on the speed [-]: ``peak`` of the processor and its caches; ``memory``, the bandwidth of the main
+        memory; ``intra`` and ``inter``, the bandwidth of links inside and between nodes; ``latency`` of kernels and
+        collectives, their start-ups; ``host``, its overheads. ``cache`` is a factor on the size of the caches.
+
+    Returns
+    -------
+    variant : Platform
+        Efficiencies are unchanged; times per byte, per operation and per start follow the resources. Spreads grow as
+        in `with_link`. Transfers to and from the host are unchanged.
+
+    Raises
+    ------
+    ValueError
+        For a resource that the platform does not have, or a factor that is not above 0.
+
+    Examples
+    --------
+    >>> from perfkit.platform.gallery import load_platform
+    >>> load_platform("h100-sxm-8").with_scale(memory=1.2, peak=2).device.main_bandwidth / 1e12
+    4.02
+    """
+    known, local = list_resources(platform), platform.network.ranks_per_node
+    given = {check_choice("resource", name, known): check_positive(name, scale) for name, scale in scales.items()}
+    change = ", ".join(f"{name} x {scale:g}" for name, scale in given.items())
+    at = dict.fromkeys(RESOURCES, 1.0) | given
+    follow, scale = partial(_rescale, at=at, note=f"{platform.name}: {change}"), partial(_scale, at=at)
+    timed = ("peak", "memory", "cache", "latency")
+    kernels = {key: follow(fit, _TERMS if fit.form == "additive" else _STARTS, timed) if key != "transfer" else fit
+               for key, fit in platform.kernels.items()}  # fmt: skip
+    over = {key: find_link(key, local) for key in platform.collectives}
+    collectives = {key: follow(fit, {**_STARTS, "beta": over[key]}, (over[key], "latency"))
+                   for key, fit in platform.collectives.items()}  # fmt: skip
+    context = platform.context.map(lambda fit: follow(fit, _STARTS, timed))
+    if caches := context.caches:
+        sizes = {name: caches[name] * at["cache"] for name in ("l2", "l3")}
+        context = replace(context, caches=replace(caches, parameters={**caches, **sizes}))
+    device, network = platform.device, platform.network
+    *near, main = device.memory
+    levels = [replace(x, capacity=scale(x.capacity, "cache"), bandwidth=scale(x.bandwidth, "peak")) for x in near]
+    levels.append(replace(main, bandwidth=scale(main.bandwidth, "memory")))
+    peaks = {dtype: scale(peak, "peak") for dtype, peak in device.peaks.items()}
+    links = {name: replace(x, bandwidth=scale(x.bandwidth, name), latency=scale(x.latency, "latency", power=-1))
+             for name, x in network.links.items()}  # fmt: skip
+    scaled = derive(
+        platform, f"{platform.name}, {change}" if given else platform.name, change, kernels=kernels, context=context,
+        collectives=collectives, device=replace(device, peaks=peaks, memory=tuple(levels)),
+        network=replace(network, links=links, starts=network.starts / at["latency"]),
+    )  # fmt: skip
+    return replace(with_host(scaled, 1 / at["host"]), name=scaled.name) if "host" in given else scaled
+
+
+def _rescale(fit: Fit, names: Mapping[str, str], used: tuple[str, ...], at: Mapping[str, float], note: str) -> Fit:
+    """Scale the parameters of a fit with their resources, and widen its spread for all resources that it uses."""
+    changes = [math.log(at[name]) for name in used]
+    factors = {name: 1 / at[resource] for name, resource in names.items()}
+    moved = carry_fit(fit, note, SCALE_SPREAD * math.hypot(*changes), factors)
+    return replace(moved, kind=fit.kind) if any(changes) else fit
+
+
+def _scale(quantity: Quantity | None, name: str, at: Mapping[str, float], power: int = 1) -> Any:
+    """Scale a number of a datasheet or link with its resource."""
+    if quantity is None or at[name] == 1:
+        return quantity
+    source = f"{name} x {at[name]:g}; {quantity.source}"
+    return replace(quantity, value=quantity.value * at[name] ** power, kind="assumed", source=source)
+
+
 def derive(platform: P, name: str, change: str, **parts: Any) -> P:
-    """Put in what changes, and write down where the platform comes from."""
+    """Replace parts of a platform, and record the change in its provenance."""
     past = platform.provenance
     changes = "; ".join(filter(None, (past.get("changes"), change)))
     story = {**past, "derived_from": past.get("derived_from", platform.name), "changes": changes}
@@ -309,7 +337,7 @@ def derive(platform: P, name: str, change: str, **parts: Any) -> P:
 
 
 def _find_adapter(platform: Any) -> Link:
-    """Link between nodes in the datasheet of the device."""
+    """Link between nodes from the datasheet of the device."""
     for sheet in map(read_datasheet, list_datasheets()):
         if sheet.device.name == platform.device.name and "NIC" in sheet.links:
             return Link(sheet.links["NIC"], HOP, "adapters of the datasheet")
@@ -337,7 +365,7 @@ def _resolve(platform: Any, other: Any) -> tuple[str, Device, dict[str, Link]]:
 
 
 def find_link(key: str, ranks_per_node: int) -> str:
-    """Link that decides on a collective: between nodes, that is the one between them."""
+    """Name of the link that limits a collective: ``inter`` across nodes, else ``intra``."""
     _, ranks, algorithm, _ = Key.parse(key)
     return "inter" if algorithm == "rail" or (ranks or 0) > ranks_per_node else "intra"
 
@@ -349,7 +377,7 @@ def _start(key: str, fit: Fit, ranks_per_node: int) -> float:
 
 
 def carry_fit(fit: Fit, note: str, spread: float, factors: Mapping[str, float] | None = None) -> Fit:
-    """Carry a fit over: scaled parameters, a wider spread, and a note that says so."""
+    """Carry a fit over to another machine: scaled parameters, a wider spread, and a note about it."""
     scale = {name: next((f for stem, f in (factors or {}).items() if name.startswith(stem)), 1.0) for name in fit}
     return replace(
         fit, kind="assumed", spread=math.hypot(fit.spread, spread), transferred=(note, *fit.transferred),
@@ -358,10 +386,10 @@ def carry_fit(fit: Fit, note: str, spread: float, factors: Mapping[str, float] |
     )  # fmt: skip
 
 
-def _follow(key: str, fit: Fit, old: Link, new: Link, ranks_per_node: int, note: str) -> Fit:
-    """Let a collective fit follow its link: time per byte with bandwidth, start-up with the steps that pay latency."""
+def _follow_link(key: str, fit: Fit, old: Link, new: Link, ranks_per_node: int, note: str) -> Fit:
+    """Adapt a collective to a changed link: its time per byte to the bandwidth, its start-up to the latency."""
     ratio, change = old.bandwidth.value / new.bandwidth.value, new.latency.value - old.latency.value
-    least = min(new.latency.value / max(old.latency.value, 1e-12), 1.0)  # as if all of the start-up were hops
+    least = min(new.latency.value / max(old.latency.value, 1e-12), 1.0)  # if the start-up were nothing but hops
     operation, ranks, *_ = Key.parse(key)
     law = fit.form == "over_ranks"
     steps = 1.0 if law else float(ring_steps(operation, ranks or ranks_per_node))
@@ -369,5 +397,4 @@ def _follow(key: str, fit: Fit, old: Link, new: Link, ranks_per_node: int, note:
     starts = {name: max(fit[name] + steps * change, least * fit[name]) for name in moved}
     carried = carry_fit(replace(fit, parameters={**fit, **starts}), note, 0.0, {"beta": ratio})
     growth = _start(key, carried, ranks_per_node) / _start(key, fit, ranks_per_node)
-    spreads = (fit.spread, SCALE_SPREAD * math.log(ratio), SCALE_SPREAD * math.log(growth))
-    return replace(carried, spread=math.hypot(*spreads))
+    return replace(carried, spread=math.hypot(fit.spread, *(SCALE_SPREAD * math.log(x) for x in (ratio, growth))))

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array, check_choice, check_positive, show
-from perfkit.platform.collectives import CollectiveTime
+from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
 from perfkit.prediction.cost import price_host

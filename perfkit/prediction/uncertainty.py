@@ -11,7 +11,7 @@ from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import Array, check_positive, format_bytes, format_time
 from perfkit.platform.estimates import find_transfers, keep_quiet
 from perfkit.platform.platform import Platform
-from perfkit.platform.resources import list_resources
+from perfkit.platform.whatif import list_resources
 from perfkit.prediction.cost import Costs, join_host
 from perfkit.prediction.simulation import Timeline, simulate
 
