@@ -93,15 +93,15 @@ class Match:
         return "; ".join(f"{weight:.2f} of {ranks} ranks: {fill_in(fit)}" for fit, ranks, weight in self.parts)
 
 
-def _list_keys(platform: Any, operation: str) -> list[Key]:
-    """Names of the fits of an operation."""
-    return [key for key in map(Key.parse, platform.collectives) if key.operation == operation]
+def _list_fits(platform: Any, operation: str) -> dict[Key, Fit]:
+    """Fits of an operation by their names."""
+    named = ((Key.parse(name), fit) for name, fit in platform.collectives.items())
+    return {key: fit for key, fit in named if key.operation == operation}
 
 
 def find_match(platform: Any, operation: str, ranks: int, algorithm: str = "") -> Match | None:
     """Find what prices a rank count: its own fit, else the law over counts or the nearest counts, poor fits last."""
-    keys = [key for key in _list_keys(platform, operation) if key.algorithm == algorithm]
-    own = {key.ranks: platform.collectives[str(key)] for key in keys}
+    own = {key.ranks: fit for key, fit in _list_fits(platform, operation).items() if key.algorithm == algorithm}
     if ranks in own:
         return Match(operation, ranks, ((own[ranks], ranks, 1.0),), algorithm)
     # Fits inside nodes do not hold across them, and the other way round.
@@ -162,7 +162,7 @@ def price_collective(
         where = "with one on each node " * (algorithm == "rail") + f"platform {platform.name!r}"
         raise ValueError(f"ranks is {ranks}; {where} has {most}; choose fewer, or more nodes, as with_nodes(4)")
     sizes = np.asarray(nbytes, dtype=float)
-    if not _list_keys(platform, operation) and not (algorithm and operation in forms.OPERATIONS):
+    if not _list_fits(platform, operation) and not (algorithm and operation in forms.OPERATIONS):
         raise _lacks(platform, operation, f"model for the collective {show(operation)}")
     if ranks == 1:
         return CollectiveTime(np.zeros(sizes.shape), formula="a single rank has nothing to exchange")
@@ -187,7 +187,7 @@ def price_collective(
 
 def _lacks(platform: Any, operation: str, what: str) -> ValueError:
     """Error for a missing model, with the fits of the operation, or else the operations that have fits."""
-    fitted = [str(key) for key in _list_keys(platform, operation)]
+    fitted = [str(key) for key in _list_fits(platform, operation)]
     return lacks(platform, what, fitted or [Key.parse(key).operation for key in platform.collectives])
 
 
@@ -285,7 +285,7 @@ def _compose(platform: Any, operation: str, nbytes: Array, nodes: int, algorithm
         found = _price_levels(platform, operation, nbytes, nodes, flat=algorithm == "flat")
     what = f"{operation} on {local * nodes} ranks was not measured"
     note = f"{what}: composed of its shares inside and between {nodes} nodes"
-    measured = any(key.algorithm == "rail" for key in _list_keys(platform, operation))
+    measured = any(key.algorithm == "rail" for key in _list_fits(platform, operation))
     if not measured:
         size = format_bytes(max(float(np.max(nbytes, initial=0.0)) / local, LARGE))
         note += f"; one {operation} of {size} on one rank of each node would help most"

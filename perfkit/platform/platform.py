@@ -71,7 +71,7 @@ class Context(Typed):
     caches: Fit | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.fits())
+        return any(getattr(self, part.name) for part in fields(self))
 
     def fits(self) -> dict[str, Fit]:
         """List all fits by the names of the part and the entry, such as ``iterations dlrm``."""
