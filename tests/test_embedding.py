@@ -13,11 +13,6 @@ from perfkit.models.distributions import Uniform, Zipf, unique_rows
 from perfkit.models.roofline import smooth_maximum
 
 
-def test_fused_backward_against_one_v100_counter() -> None:
-    """owensgroup/ml_perf_model, V100 kernel samples of 2020: batch 4096, 32 tables of 500,000 rows, L = 16, D = 128."""
-    assert 2293410720 / e.fused_backward_bytes(4096 * 32, 4096 * 32 * 16, 128) == pytest.approx(1.04, abs=0.01)
-
-
 def test_fused_backward_against_all_v100_counters(shared_data: Path) -> None:
     with (shared_data / "kernels_v100" / "kernel_samples_v100_2020_counters.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["set"] == "EL_bwd_sgd"]
@@ -29,20 +24,20 @@ def test_fused_backward_against_all_v100_counters(shared_data: Path) -> None:
     assert len(ratios) == 5 and ratios.mean() == pytest.approx(1.04, abs=0.005) and np.ptp(ratios) < 0.01
 
 
-def test_lookup_times_of_a_v100_trace() -> None:
-    """V100 trace of DLRM, 817 GB/s: 8 tables of 1M rows, B = 2048, L = 100, D = 64 took 521.8 and 1276.7 µs."""
+def test_traffic_of_v100_traces() -> None:
+    """DRAM counter of owensgroup/ml_perf_model (2020): batch 4096, 32 tables of 500,000 rows, L = 16, D = 128.
+
+    Trace of DLRM, 817 GB/s: 8 tables of 1M rows, B = 2048, L = 100, D = 64 took 521.8 and 1276.7 µs. DLRM-MLPerf, 26
+    tables, B = 2048, L = 1, D = 128 took 51.4 µs, far below all rows from DRAM: caches hold the small tables.
+    """
+    assert 2293410720 / e.fused_backward_bytes(4096 * 32, 4096 * 32 * 16, 128) == pytest.approx(1.04, abs=0.01)
     bags, lookups = 8 * 2048, 8 * 2048 * 100
     forward = e.forward_bytes(bags, lookups, 64, granularity=32) / 817e9
     backward = e.fused_backward_bytes(bags, lookups, 64) / 817e9
     assert forward / 521.8e-6 - 1 == pytest.approx(0.025, abs=0.005)
     assert backward / 1276.7e-6 - 1 == pytest.approx(-0.18, abs=0.02)
-
-
-def test_small_criteo_tables_need_the_cache() -> None:
-    """V100 trace of DLRM-MLPerf, 26 tables, B = 2048, L = 1, D = 128: 51.4 µs, far below all rows from DRAM."""
-    everything = e.forward_bytes(26 * 2048, 26 * 2048, 128, granularity=32)
+    everything, far = (e.forward_bytes(26 * 2048, 26 * 2048, 128, granularity=32, misses=m) for m in (1.0, 0.3))
     assert everything / 817e9 / 51.4e-6 - 1 == pytest.approx(0.32, abs=0.005)
-    far = e.forward_bytes(26 * 2048, 26 * 2048, 128, granularity=32, misses=0.3)
     assert smooth_maximum((everything - far) / 2847e9, far / 817e9, sharpness=2) < 0.75 * everything / 817e9
 
 

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import polars as pl
 import pytest
 
 import perfkit as pk
-from perfkit.exploration.strategies import explore
+from perfkit.exploration.strategies import Exploration, explore
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import predict
@@ -19,6 +20,12 @@ from perfkit.workloads.transformer import Transformer
 GPT = Transformer.preset("gpt3-6.7b", batch=64, dtype="bf16", mixed=True, fused=True)
 
 
+@pytest.fixture(scope="module")
+def both() -> Exploration:
+    """On 8 or 16 ranks."""
+    return explore(GPT, "a100-sxm-8x2", [8, 16])
+
+
 def test_what_fits_is_ranked_and_priced_as_alone() -> None:
     found = explore(GPT, "a100-sxm-8x2", [8, 16], memory=40e9)
     frame = found.table()
@@ -27,54 +34,31 @@ def test_what_fits_is_ranked_and_priced_as_alone() -> None:
     assert frame.select(PARTS).sum_horizontal().to_list() == pytest.approx(frame["time"].to_list())
     alone = price_strategies(GPT, load_platform("a100-sxm-8x2"), Strategy.stack([found.best]))
     assert float(alone["time"][0]) == pytest.approx(frame["time"][0]) and found.best.ranks == 16
-    one = explore(GPT, "a100-sxm-8x2", 16, strategies=[found.best, replace(found.best, micro_batch=64)])
+    one = explore(GPT, "a100-sxm-8x2", strategies=[found.best, replace(found.best, micro_batch=64)])
     assert one.tried == len(one.table()) == 1 and one.best == found.best
 
 
-def test_the_front_holds_what_nothing_beats_in_time_memory_and_ranks() -> None:
-    found = explore(GPT, "a100-sxm-8x2", [8, 16])
-    rows, front = found.table().select("time", "needs", "ranks").rows(), found.front().select("time", "needs", "ranks")
-    for row in front.rows():
+def test_the_front_holds_what_nothing_beats_in_time_memory_and_ranks(both: Exploration) -> None:
+    rows, front = (each.select("time", "needs", "ranks").rows() for each in (both.table(), both.front()))
+    for row in front:
         assert not any(other != row and all(a <= b for a, b in zip(other, row, strict=True)) for other in rows)
-    assert front.rows()[0] == rows[0] and {*front["ranks"]} == {8, 16} and len(front) < len(rows)
+    assert front[0] == rows[0] and {ranks for *_, ranks in front} == {8, 16} and len(front) < len(rows)
 
 
-def test_days_and_money_of_a_training() -> None:
-    found = explore(GPT, "a100-sxm-8x2", [8, 16])
-    costs, best = found.cost(2.0, tokens=1e11), found.table().row(0, named=True)
-    assert costs["cost"].is_sorted() and len(costs) == len(found.table())
+def test_days_and_money_of_a_training(both: Exploration) -> None:
+    costs, best = both.cost(2.0, tokens=1e11), both.table().row(0, named=True)
     fastest = costs.sort("time").row(0, named=True)
     assert fastest["days"] == pytest.approx(1e11 / (64 * 2048) * best["time"] / 86400)
     assert fastest["cost"] == pytest.approx(2.0 * fastest["days"] * 24 * fastest["ranks"])
-    used = found.table().select(pl.col("time") * pl.col("ranks")).to_series()
-    assert costs["time"][0] * costs["ranks"][0] == used.min()
+    used = both.table().select(pl.col("time") * pl.col("ranks")).to_series()
+    assert costs["cost"].is_sorted() and costs["time"][0] * costs["ranks"][0] == used.min()
 
 
-def test_one_strategy_needs_no_count_of_ranks() -> None:
-    one = Strategy(tp=8, dp=2, sequence_parallel=True, zero=1)
-    row = explore(GPT, "a100-sxm-8x2", strategies=[one]).table().row(0, named=True)
-    assert row["ranks"] == 16 and sum(row[part] for part in PARTS) == pytest.approx(row["time"])
-    with pytest.raises(ValueError, match="ranks is None; give"):
-        explore(GPT, "a100-sxm-8x2")
-
-
-def test_words_say_why_the_best_one_is_best() -> None:
-    found = explore(GPT, "a100-sxm-8", 8)
-    text, best = found.explain(), found.table().row(0, named=True)
+def test_words_say_why_the_best_one_is_best(both: Exploration) -> None:
+    text, best = both.explain(), both.table().row(0, named=True)
     assert "strategies fit; the best takes" in text and "instead of" in text and "mostly" in text
     said = text.split("\n")[1]
     assert all((f" {part} " in said) == (best[part] > 0) for part in PARTS)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "changes", "message"),
-    [(64, {}, "ranks is 64"), (8, {"memory": 1e9}, "no strategy on 8 ranks fits; the least takes"),
-     (8, {"strategies": [Strategy(dp=3)]}, "no strategy on 8 ranks divides the model"), ([8, 0], {}, "ranks is 0"),
-     (2.5, {}, "ranks is 2.5")],
-)  # fmt: skip
-def test_what_cannot_be_explored(ranks: int, changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        explore(GPT, "a100-sxm-8", ranks, **changes)  # type: ignore[arg-type]
 
 
 #: Tables that no single way suits: a large one, one with many lookups, a small one.
@@ -114,9 +98,17 @@ def test_plans_that_do_not_fit_are_not_ranked() -> None:
     less = explore(DLRM, "h100-sxm-8x2", [4, 16], memory=5e8)
     assert 0 < len(less.table()) < less.tried and (less.table()["needs"] <= 5e8).all()
     assert "data_parallel" not in {*less.table()["tables"]}
-    with pytest.raises(ValueError, match=r"no strategy on .* ranks fits; the least takes"):
-        explore(DLRM, "h100-sxm-8x2", [4, 16], memory=1e7)
-    with pytest.raises(ValueError, match="no strategy on 4 ranks divides the model"):
-        explore(DLRM, "h100-sxm-8", 4, strategies=[Plan.round_robin(3, ranks=2)])
-    with pytest.raises(ValueError, match="strategies"):
-        explore(DLRM, "h100-sxm-8", strategies=[Strategy(dp=2)])
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "changes", "message"),
+    [(GPT, 64, {}, "ranks is 64"), (GPT, 8, {"memory": 1e9}, "no strategy on 8 ranks fits; the least takes"),
+     (GPT, 8, {"strategies": [Strategy(dp=3)]}, "no strategy on 8 ranks divides the model"),
+     (GPT, [8, 0], {}, "ranks is 0"), (GPT, 2.5, {}, "ranks is 2.5"), (GPT, None, {}, "ranks is None; give"),
+     (DLRM, [4, 8], {"memory": 1e7}, r"no strategy on .* ranks fits; the least takes"),
+     (DLRM, 4, {"strategies": [Plan.round_robin(3, ranks=2)]}, "no strategy on 4 ranks divides the model"),
+     (DLRM, None, {"strategies": [Strategy(dp=2)]}, "strategies")],
+)  # fmt: skip
+def test_what_cannot_be_explored(model: Any, ranks: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        explore(model, "a100-sxm-8", ranks, **changes)

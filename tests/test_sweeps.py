@@ -104,7 +104,7 @@ def test_grids_that_make_no_sense_are_refused(grid: Any, message: str) -> None:
 
 
 def test_a_model_that_cannot_be_changed_says_what_to_give_instead() -> None:
-    with pytest.raises(ValueError, match=r"grid names \['dim'\], which cannot be: .*functools.partial\(pk.DLRM"):
+    with pytest.raises(ValueError, match=r"grid names \['dim'\], which do not fit: .*functools.partial\(pk.DLRM"):
         pk.sweep(pk.DLRM(rows=[1000] * 4, dim=16), {"dim": [64, 128]}, "h100-sxm-8", progress=False)
     batches = pk.sweep(pk.DLRM(rows=[1000] * 4, dim=16), {"batch": [64, 128]}, "h100-sxm-8", progress=False).table()
     built = [pk.predict(pk.DLRM(rows=[1000] * 4, dim=16, batch=batch), "h100-sxm-8").time for batch in (64, 128)]

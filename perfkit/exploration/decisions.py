@@ -1,4 +1,4 @@
-"""Decisions: how far ranks scale, which batch, ranks or link meet a condition, and how jobs share ranks."""
+"""Decisions: how far a job scales, which batch, ranks or link meet a condition, and how jobs share ranks."""
 
 import math
 from bisect import bisect_left
@@ -16,26 +16,27 @@ from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
 from perfkit.prediction.result import Prediction, predict
 
-#: Largest batch of a rank, and largest and smallest factor on a resource in steps of 1 %, that are tried [-].
-_BATCH, _FACTORS = 2**20, [1.01**power for power in range(-463, 464)]
+#: Largest batch of a rank, and factors on a resource, in steps of 1 %, that `solve_for` tries [-].
+_BATCH = 2**20
+_FACTORS: Sequence[float] = [1.01**power for power in range(-463, 464)]
 
 
 def _count_ranks(platform: Platform, most: int) -> list[int]:
-    """Numbers of ranks inside a node, and over whole nodes."""
+    """Numbers of ranks up to a most: inside one node, or on whole nodes."""
     local = platform.network.ranks_per_node
     return [n for n in range(1, most + 1) if n <= local or n % local == 0]
 
 
 def _find_batch(workload: Any) -> int:
-    """The batch of a workload or of what builds one."""
+    """The batch of a workload, or of what a builder makes of its defaults."""
     batch = getattr(build(workload, {}), "batch", None)
     if batch is None:
-        raise ValueError(f"workload is {show(workload)}; it has no batch; give a DLRM, a Transformer or their class")
+        raise ValueError(f"workload is {show(workload)}; it has no batch; give a DLRM, a Transformer or such a class")
     return int(batch)
 
 
 def _predict(workload: Any, batch: int, where: Platform, ranks: int, execution: str | None) -> Prediction:
-    """Predict one of many."""
+    """Predict a workload with another batch, without Python warnings."""
     with keep_quiet():
         return predict(build(workload, {"batch": batch}), where, ranks=ranks, execution=execution)
 
@@ -44,29 +45,29 @@ def scaling(
     workload: Any, platform: Named, ranks: Sequence[int] | None = None, *, strong: bool = False,
     execution: str | None = None,
 ) -> Sweep:  # fmt: skip
-    """Predict an iteration on more and more ranks: how much of each is left, and what it is lost to.
+    """Predict an iteration on more and more ranks: how efficient each rank remains, and what costs most.
 
     Parameters
     ----------
     workload : Workload or callable
-        A DLRM or a Transformer; or what builds one from ``batch``, such as ``pk.Transformer.bert``.
+        A DLRM or a Transformer; or a callable that builds one from ``batch``, such as ``pk.Transformer.bert``.
     platform : Platform, str or Path
-        Where.
+        Where it runs.
     ranks : sequence of int, optional
-        Numbers of ranks; 1, 2, 4 and so on to all of the platform, unless given [-].
+        Numbers of ranks; by default 1, 2, 4 and so on, up to all ranks of the platform [-].
     strong : bool, optional
-        Whether all ranks share the batch of the workload; else it is that of the first number of ranks, and grows with
-        them (weak scaling).
+        Whether the batch is the same for all numbers of ranks. By default (weak scaling) the batch of the workload is
+        that of the first number of ranks, and it grows with them.
     execution : str, optional
         See `predict`.
 
     Returns
     -------
     scaling : Sweep
-        Its table has the columns of a sweep and efficiency, the samples a second of a rank over those of the first row;
-        kept, the efficiency over that of the row before, which is least where scaling bends; exposed, the share of the
-        time in exposed collectives; and grew, the class of operations whose share of the time grew most since the row
-        before: why it bends [-].
+        Its table has the columns of a sweep, and four more [-]. ``efficiency``: samples per second and rank, relative
+        to the first row. ``kept``: the efficiency relative to the row before; it is smallest where scaling gets worse.
+        ``exposed``: the share of the time in exposed collectives. ``grew``: the class of operations whose share of the
+        time grew most since the row before; it says why scaling gets worse.
 
     Examples
     --------
@@ -105,36 +106,37 @@ def solve_for(
     unknown: str, workload: Any, platform: Named, until: Callable[[Prediction], Any] | None = None, *, ranks: int = 1,
     strong: bool = False, execution: str | None = None,
 ) -> tuple[float, Prediction]:  # fmt: skip
-    """Find the largest batch, the fewest ranks or the least of a resource with which a prediction meets a condition.
+    """Find the largest batch, the fewest ranks, or the smallest factor on a resource that meets a condition.
 
     Parameters
     ----------
     unknown : str
-        ``batch``: the largest one, in multiples of the ranks; ``ranks``: the fewest, inside a node or over whole nodes;
-        or a resource of `Platform.with_scale`, such as ``inter``: the smallest factor on it, to 1 %.
+        ``batch``: the largest one, a multiple of the ranks. ``ranks``: the fewest, inside one node or on whole nodes.
+        Or a resource of `Platform.with_scale`, such as ``inter``: the smallest factor on it, to 1 %.
     workload : Workload or callable
-        A DLRM or a Transformer; or what builds one from ``batch``, such as ``pk.Transformer.bert``.
+        A DLRM or a Transformer; or a callable that builds one from ``batch``, such as ``pk.Transformer.bert``.
     platform : Platform, str or Path
-        Where; with as many ranks as may be tried.
+        Where it runs, with at least as many ranks as may be tried.
     until : callable, optional
-        The condition, from a prediction to true or false; that it fits into memory, unless given. What meets it with
-        one value meets it with every smaller batch, with more ranks, with more of the resource.
+        The condition: takes a prediction, returns true or false; by default, that it fits into memory. If a value meets
+        it, every smaller batch, more ranks, or more of the resource must meet it too.
     ranks : int, optional
-        Ranks that take part, unless they are unknown [-].
+        Ranks that take part, if they are not the unknown [-].
     strong : bool, optional
-        Whether all ranks share the batch of the workload where they are unknown; else it is that of one rank.
+        If the ranks are the unknown: whether they share the batch of the workload. By default that is the batch of one
+        rank.
     execution : str, optional
         See `predict`.
 
     Returns
     -------
     value, prediction : (float, Prediction)
-        Batch, ranks or factor [-], and what is predicted with it.
+        Batch, ranks or factor [-], and the prediction with it.
 
     Raises
     ------
     ValueError
-        For an unknown that is not known, and where no value, or every batch or factor, meets the condition.
+        For another name of an unknown; if no value meets the condition, or if every batch or factor does.
 
     Examples
     --------
@@ -145,8 +147,9 @@ def solve_for(
     """
     where, count = load_platform(platform), check_positive("ranks", ranks, integer=True)
     check_choice("unknown", unknown, ["batch", "ranks", *list_resources(where)])
-    batch, largest, meets = _find_batch(workload), unknown == "batch", until or (lambda r: r.fits)
-    values: Sequence[Any] = range(count, _BATCH * count + 1, count) if largest else _FACTORS
+    batch, meets, values = _find_batch(workload), until or (lambda r: r.fits), _FACTORS
+    if unknown == "batch":
+        values = range(_BATCH * count, 0, -count)
     if unknown == "ranks":
         values = [n for n in _count_ranks(where, where.network.ranks) if not strong or batch % n == 0]
 
@@ -157,12 +160,11 @@ def solve_for(
             return _predict(workload, value, where, count, execution)
         return _predict(workload, batch, where.with_scale(**{unknown: value}), count, execution)
 
-    place = bisect_left(values, True, key=lambda value: bool(meets(attempt(value))) != largest) - largest
-    resource = unknown not in ("batch", "ranks")  # of which the least that was tried may still be too much
-    if not resource <= place < len(values) - largest:
-        every = place > 0 if largest else resource and place == 0
-        tried = f"{'every' if every else 'no'} {unknown} from {values[0]:.7g} to {values[-1]:.7g}"
-        raise ValueError(f"{tried} meets the condition (memory, unless given); change it, the workload or the platform")
+    place = bisect_left(values, True, key=lambda value: bool(meets(attempt(value))))  # the first that meets it
+    every = place == 0 and unknown != "ranks"
+    if every or place == len(values):
+        tried = f"{'every' if every else 'no'} {unknown} from {min(values):.7g} to {max(values):.7g}"
+        raise ValueError(f"{tried} meets the condition (by default: memory); change it, the workload or the platform")
     found = attempt(values[place])
     warn_once(found.warnings, 3)
     return values[place], found
@@ -171,19 +173,19 @@ def solve_for(
 def allocate(
     jobs: Mapping[str, Any], platform: Named, ranks: int, worth: Callable[[Prediction], float] | None = None
 ) -> Table:
-    """Share ranks out among jobs, so that the sum of what their predictions are worth is the largest there is.
+    """Divide ranks among jobs, so that the sum of what their predictions are worth is as large as possible.
 
     Parameters
     ----------
     jobs : mapping of str to Workload
         DLRMs and Transformers by name, each with a batch that its ranks share.
     platform : Platform, str or Path
-        Where.
+        Where they run.
     ranks : int
         Ranks of all jobs together; every job gets at least one [-].
     worth : callable, optional
-        From a prediction to a number of which more is better; unless given, how many times as fast it is as on one rank
-        [-].
+        Takes a prediction and returns a number, more is better; by default, how many times faster it is than the same
+        job on one rank [-].
 
     Returns
     -------
@@ -193,12 +195,12 @@ def allocate(
     Raises
     ------
     ValueError
-        For fewer ranks than jobs.
+        For no jobs, and for fewer ranks than jobs.
 
     Notes
     -----
-    The sum is exact, by dynamic programming over jobs. A job runs inside a node or on whole nodes, on numbers of ranks
-    that divide its batch; which nodes have room for it is not looked into.
+    The sum is exact, by dynamic programming over jobs. A job runs inside one node or on whole nodes, on numbers of
+    ranks that divide its batch. Which nodes have room for it is not checked.
     """
     import polars as pl
 
@@ -221,5 +223,5 @@ def allocate(
 
 
 def _add_up(rows: tuple[tuple[Any, ...], ...]) -> float:
-    """What rows of jobs are worth together."""
+    """Sum of what the jobs of some rows are worth."""
     return math.fsum(row[-1] for row in rows)

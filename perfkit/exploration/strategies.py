@@ -1,4 +1,4 @@
-"""Exploring strategies: those that fit, ranked; the front of time, memory and ranks; and why the best one is best."""
+"""Explore strategies: rank those that fit, find the front of time, memory and ranks, and explain the best one."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -25,11 +25,11 @@ from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import Transformer
 
 _FIELDS = tuple(own.name for own in fields(Strategy))
-#: Parts of the time of a DLRM: what its classes of operations are bound by.
+#: Parts of the time of a DLRM: what bounds its classes of operations.
 _BOUNDS = tuple(dict.fromkeys((*BOUND.values(), "memory")))
-#: Schedules that are tried, with their chunks; 0 stands for chunks of one layer [-].
+#: Schedules that are tried, with their chunks; 0 means chunks of one layer [-].
 _SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 0))
-#: Most sequences of a micro-batch, and ranks of one sequence, that are tried [-].
+#: Most sequences of a micro-batch, and most ranks of one sequence, that are tried [-].
 _MOST = 16
 
 
@@ -42,9 +42,9 @@ class Exploration(Tabular):
     frame : polars.DataFrame
         See `table`.
     tried : int
-        Strategies that were priced, those included that do not fit [-].
+        Strategies that were priced, including those that do not fit [-].
     plans : tuple of Plan
-        Where the tables of a DLRM lie, one for each row; none of a Transformer.
+        Where the tables of a DLRM are stored, a plan for each row; empty for a Transformer.
 
     Examples
     --------
@@ -64,20 +64,20 @@ class Exploration(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Fields of `Strategy`; ranks [-]; time, low and high end of its 80 % interval, and its parts as
-            `perfkit.prediction.strategies.price_strategies` has them [s]; needs, the memory of the fullest rank [B];
-            tokens_per_s [1/s]. Of a DLRM ``tables``, how they are shared, in place of fields; parts by what bounds
+            Fields of `Strategy`; ranks [-]; time, low and high end of its 80 % interval, and its parts, see
+            `perfkit.prediction.strategies.price_strategies` [s]; needs, the memory of the fullest rank [B];
+            tokens_per_s [1/s]. For a DLRM: ``tables``, how they are shared, instead of the fields; parts by what bounds
             them; and samples_per_s.
         """
         return self.frame
 
     @property
     def best(self) -> Any:
-        """The fastest `Strategy`; of a DLRM the fastest `Plan`."""
+        """The fastest `Strategy`, or for a DLRM the fastest `Plan`."""
         return self.plans[0] if self.plans else Strategy(**self.frame.select(_FIELDS).row(0, named=True))
 
     def front(self) -> Table:
-        """Strategies than which none is better in time, memory and ranks together, the fastest first."""
+        """Strategies that no other one beats in time, memory and ranks together, the fastest first."""
         rows, kept = self.frame.select("needs", "ranks").rows(), list[int]()
         for place, (needs, ranks) in enumerate(rows):
             if not any(rows[other][0] <= needs and rows[other][1] <= ranks for other in kept):
@@ -85,14 +85,14 @@ class Exploration(Tabular):
         return self.frame[kept]
 
     def cost(self, price_per_gpu_hour: float, *, tokens: float) -> Table:
-        """What a pre-training takes and costs.
+        """Time and cost of a whole training.
 
         Parameters
         ----------
         price_per_gpu_hour : float
             Price of one rank for an hour, in any currency [1/h].
         tokens : float
-            Tokens that are trained on; of a DLRM samples [-].
+            Tokens to train on, or samples of a DLRM [-].
 
         Returns
         -------
@@ -106,7 +106,7 @@ class Exploration(Tabular):
         return found.sort("cost", maintain_order=True)
 
     def explain(self) -> str:
-        """The best strategy in words, where its time goes, and what is lost if one of its choices is another."""
+        """The best strategy in words: where its time goes, and what another value of each of its fields would cost."""
         best, texts = self.frame.row(0, named=True), [repr(self)]
         parts, names = (_BOUNDS, ("tables", "ranks")) if self.plans else (PARTS, _FIELDS)
         texts.append("  " + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in parts if best[part]))
@@ -128,22 +128,22 @@ def explore(
     model: Transformer | DLRM, platform: Named, ranks: int | Sequence[int] | None = None, *,
     memory: float | None = None, strategies: Sequence[Any] | None = None, execution: str | None = None,
 ) -> Exploration:  # fmt: skip
-    """Find how ranks train a Transformer or a DLRM fastest.
+    """Find the fastest way in which ranks train a Transformer or a DLRM.
 
     Parameters
     ----------
     model : Transformer or DLRM
-        The model; its batch is over all ranks. What a Transformer says of sharing, checkpoints and micro-batches is not
-        asked for.
+        The model; its batch is over all ranks. A Transformer's own settings for sharing, checkpoints and micro-batches
+        are ignored.
     platform : Platform, str or Path
-        Where, such as ``h100-sxm-8x128``.
+        Where it runs, such as ``h100-sxm-8x128``.
     ranks : int or sequence of int, optional
-        Ranks that take part, or several counts to choose from; those of `strategies` unless given [-].
+        Ranks that take part, or several counts to choose from; by default those of `strategies` [-].
     memory : float, optional
-        What a rank may use; all that the device has unless given [B].
+        What a rank may use; by default all memory of the device [B].
     strategies : sequence of Strategy or Plan, optional
-        What to choose from, of a DLRM plans. Unless given, powers of two of ranks that divide what they share; of a
-        DLRM tables all shared in one way of `perfkit.workloads.placement.KINDS`, and as `perfkit.shard` finds best.
+        What to choose from; for a DLRM, plans. By default all powers of two of ranks that divide the model; for a DLRM,
+        all tables placed in one way of `perfkit.workloads.placement.KINDS`, and the best plan of `perfkit.shard`.
     execution : str, optional
         ``eager`` or ``compiled``.
 
@@ -155,13 +155,13 @@ def explore(
     Raises
     ------
     ValueError
-        For more ranks than the platform has, and where no strategy can be or none fits.
+        For more ranks than the platform has, and if no strategy divides the model or none fits.
 
     Notes
     -----
-    Times are closed forms, see `perfkit.prediction.strategies.price_strategies`; the order of events is not simulated.
-    Those of a DLRM are from `perfkit.predict`. Its perceptrons are copied to all ranks, and nothing else: only tables
-    are shared. A table that a way cannot cut lies whole on one rank.
+    Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`; the order of events
+    is not simulated. Times of a DLRM are those of `perfkit.predict`: every rank has a copy of its perceptrons, and only
+    tables are shared. A table that cannot be cut in some way is stored whole on one rank.
 
     Examples
     --------
@@ -214,7 +214,7 @@ def explore(
 
 
 def _price_plans(model: DLRM, where: Platform, plans: Sequence[Plan], execution: str | None) -> dict[str, Array]:
-    """Time and its parts [s], spread [-] and memory [B] of a DLRM whose tables lie so."""
+    """Time and its parts [s], spread [-] and memory [B] of a DLRM under each plan."""
     rows = list[dict[str, float]]()
     for plan in plans:
         with keep_quiet():
@@ -227,7 +227,7 @@ def _price_plans(model: DLRM, where: Platform, plans: Sequence[Plan], execution:
 
 
 def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float | None) -> dict[Plan, str]:
-    """Plans that share all tables in one way, and the best ones that searches find, whole tables first."""
+    """Plans that place all tables in one way, and the best plans of searches: with whole tables, and of any kind."""
     local, (copied, whole, by_columns, by_rows, *inside) = where.network.ranks_per_node, KINDS
     round_robin = Plan.round_robin(len(model.tables), ranks=ranks)
     found = {round_robin: "round_robin"}
@@ -248,7 +248,7 @@ def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float | None
 
 
 def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int]) -> Strategy:
-    """All of powers of two: ranks of a node share products, and weights are gathered where there are no stages."""
+    """All strategies of powers of two: `tp` stays inside a node, and `zero` 3 is tried without stages only."""
     most = (where.network.ranks_per_node, min(model.layers, max(counts)), _MOST, _MOST)
     sizes = [2 ** np.arange(own.bit_length()) for own in most]
     held = 2 ** np.arange(min(model.experts or 1, max(counts)).bit_length())

@@ -1,4 +1,4 @@
-"""Sweeps: the time of an iteration over a grid of configurations, in arrays where they share a structure."""
+"""Sweeps: predict an iteration for each configuration of a grid; those of one structure are priced as arrays."""
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
@@ -24,10 +24,10 @@ from perfkit.workloads.sizes import check_size, select_sizes
 #: Arguments that may be arrays over configurations: numbers, and lists of numbers.
 _NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "features")
 _LISTS = ("rows", "pooling", "bottom", "top")
-#: What is found of each configuration, and its value where there is none.
+#: Columns of a sweep, and their value for a configuration without a time.
 _FOUND: dict[str, Any] = dict.fromkeys(("time", "low", "high", "needs", "samples_per_s"), np.nan)
 _FOUND |= dict.fromkeys(("bottleneck", "fits", "error", "warnings"))
-#: Configurations of one task where they are priced together, and one by one; warnings that a sweep carries [-].
+#: Configurations of one task if they are priced together, and if one by one; most warnings that a sweep keeps [-].
 _MANY, _FEW, _NOTES = 20_000, 8, 20
 _Columns: TypeAlias = Mapping[str, list[Any]]
 
@@ -43,7 +43,7 @@ class Sweep(Tabular):
     varied : tuple of str
         Columns that were varied [-].
     warnings : tuple of str
-        What to know before trusting the numbers.
+        What limits the trust in the numbers.
 
     Examples
     --------
@@ -63,18 +63,19 @@ class Sweep(Tabular):
         Returns
         -------
         table : polars.DataFrame
-            What was varied; time, low and high end of its 80 % interval [s]; needs, the memory of the fullest rank
-            [B]; samples_per_s [1/s]; bottleneck; whether it fits; error: why a configuration has no time.
+            The columns that were varied; time, low and high end of its 80 % interval [s]; needs, the memory of the
+            fullest rank [B]; samples_per_s [1/s]; bottleneck; fits, whether the memory suffices; error, why a
+            configuration has no time.
         """
         return self.frame
 
     def chart(self, x: str | None = None, y: str = "time") -> Picture:
-        """Draw one column over another, a line for each value of the next one that was varied.
+        """Draw one column over another, with a line for each combination of the other columns.
 
         Parameters
         ----------
         x : str, optional
-            A column that was varied; the first with several values, unless given.
+            A column that was varied; by default the first one with several values.
         y : str, optional
             A column of numbers.
 
@@ -91,7 +92,7 @@ class Sweep(Tabular):
         return plots.sweep_lines(self.frame, x=first, y=check_choice("y", y, self.frame.columns), series=series)
 
     def sections(self) -> Sections:
-        """What a report shows, see `perfkit.ground.results.Sections`."""
+        """The parts of a report, see `perfkit.ground.results.Sections`."""
         yield "", self.chart()
         units = {"time": "time_s", "low": "low_s", "high": "high_s", "needs": "needs_bytes"}
         yield "Configurations", self.frame.rename(units | {"samples_per_s": "samples a second"})
@@ -111,20 +112,20 @@ def sweep(
     Parameters
     ----------
     workload : Workload or callable
-        What builds one from the columns of the grid, such as ``pk.Transformer.bert`` or ``pk.DLRM``; or a workload.
+        A workload; or a callable that builds one from columns of the grid, such as ``pk.Transformer.bert``.
     grid : mapping or frame
-        Values by name, all of whose combinations are taken; or a pandas or polars frame, one row per configuration.
-        Names are arguments of the builder, or ``platform``, ``ranks`` and ``execution``.
+        Values by name, of which all combinations are taken; or a pandas or polars frame with a row per configuration.
+        Names are arguments of the callable, or ``platform``, ``ranks`` and ``execution``.
     platform : Platform, str or Path, optional
-        Where, unless the grid says so.
+        Where it runs, if the grid has no platforms.
     ranks : int, optional
-        Ranks that take part, unless the grid says so [-].
+        Ranks that take part, if the grid has no ranks [-].
     execution : str, optional
         See `predict`.
     events : bool, optional
         Whether every configuration goes through the event loop of `predict`.
     executor : concurrent.futures.Executor, optional
-        What shares the work out, such as a pool of processes or the `get_executor()` of a Dask client.
+        What runs the tasks, such as a pool of processes or the `get_executor()` of a Dask client.
     progress : bool, optional
         Whether a bar is shown after two seconds.
 
@@ -136,15 +137,15 @@ def sweep(
     Raises
     ------
     ValueError
-        For a grid that is empty or names what the builder does not take, and where no configuration can be priced.
+        For an empty grid, for names that the callable does not take, and if no configuration can be priced.
 
     Notes
     -----
-    On GPUs, configurations that differ in batch and other sizes alone are priced together as arrays, with the same
-    closed forms: times, memory, intervals and bottlenecks are those of `predict` to rounding, but that the interval is
-    an estimate where the host sets the pace of several ranks. All others, such as compiled ones, those on CPUs, and
-    DLRMs on several ranks, are predicted one by one. A configuration that cannot be, such as a batch that does not
-    divide, has no time, and ``error`` says why.
+    On GPUs, configurations that differ only in batch and other sizes are priced together as arrays. Their times,
+    memory, intervals and bottlenecks equal those of `predict` up to rounding; the interval is an estimate if the host
+    limits several ranks. All others are predicted one by one: compiled ones, those on CPUs, and DLRMs on several ranks.
+    A configuration that cannot be predicted, such as a batch that the ranks do not divide, has no time, and ``error``
+    says why.
 
     Examples
     --------
@@ -163,7 +164,7 @@ def sweep(
         columns = dict(zip(columns, map(list, zip(*product(*columns.values()), strict=True)), strict=False))
     usual: dict[str, Any] = {"platform": platform, "ranks": ranks, "execution": execution}
     if not _count(columns) or (platform is None and "platform" not in columns):
-        raise ValueError(f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, and where")
+        raise ValueError(f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, a platform")
     groups, parts = [*_group(workload, columns, usual, events)], []
     tasks = [{name: [values[i] for i in members] for name, values in columns.items()} for members in groups]
     done = (executor.map if executor else map)(partial(_price, workload, usual, events), tasks)
@@ -189,7 +190,7 @@ def _count(columns: _Columns) -> int:
 
 
 def _group(workload: Any, columns: _Columns, usual: Mapping[str, Any], events: bool) -> Iterator[np.ndarray]:
-    """Numbers of configurations that differ in sizes alone, in pieces that one task prices."""
+    """Numbers of configurations that differ only in sizes, in pieces that one task prices."""
     number = np.zeros(_count(columns), dtype=int)
     for name, values in columns.items():
         if name not in _NUMBERS:
@@ -203,25 +204,25 @@ def _group(workload: Any, columns: _Columns, usual: Mapping[str, Any], events: b
         size = _MANY if not events and _is_together(workload, given, at) else _FEW
         whole = isinstance(at["ranks"], int) and at["ranks"] > 1 and batch.dtype.kind == "i"
         odd = batch[members] % at["ranks"] > 0 if whole else np.zeros(len(members), dtype=bool)
-        for part in filter(len, (members[~odd], members[odd])):  # which no builder finds
+        for part in filter(len, (members[~odd], members[odd])):  # the ranks do not divide these: each will fail
             yield from np.split(part, range(size, len(part), size))
 
 
 def _take(columns: _Columns, usual: Mapping[str, Any], place: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a configuration gives to the builder, and to `predict`."""
+    """Arguments of one configuration: for the callable, and for `predict`."""
     given = {name: values[place] for name, values in columns.items()}
     return given, {name: given.pop(name, value) for name, value in usual.items()}
 
 
 def _identify(name: str, value: Any) -> Any:
-    """The same for values of one structure: of lists of sizes, their length."""
+    """A key that is the same for values of one structure: of a list of sizes its length."""
     if name in _LISTS and isinstance(value, int | float | list | tuple):
         return "length", len(value) if isinstance(value, list | tuple) else 0
     return value if isinstance(value, str | int | float | None) else id(value)
 
 
 def _is_together(workload: Any, given: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
-    """Whether configurations like this one can be priced as arrays: on GPUs, all of which do the same."""
+    """Whether configurations like this one can be priced as arrays: on GPUs whose ranks all do the same."""
     if at["execution"] not in (None, "eager", "graphs") or load_platform(at["platform"]).device.kind == "cpu":
         return False
     with suppress(ValueError):
@@ -230,20 +231,20 @@ def _is_together(workload: Any, given: Mapping[str, Any], at: Mapping[str, Any])
 
 
 def build(workload: Any, given: Mapping[str, Any]) -> Any:
-    """The workload of a configuration, or of several whose sizes are arrays."""
+    """The workload of one configuration, or of several whose sizes are arrays."""
     try:
         return workload(**given) if callable(workload) else replace(workload, **given) if given else workload
     except TypeError as error:
-        if [*given] == ["batch"] and hasattr(workload, "batch"):  # of a DLRM, which holds no argument of another name
+        if [*given] == ["batch"] and hasattr(workload, "batch"):  # a DLRM keeps no other argument under its name
             part = copy(workload)
             vars(part)["batch"] = check_size("batch", given["batch"])
             return part
-        cure = "give what builds one, such as functools.partial(pk.DLRM, dim=64)"
-        raise ValueError(f"grid names {show([*given])}, which cannot be: {escape(error, 200)}; {cure}") from None
+        cure = "give a callable that builds one, such as functools.partial(pk.DLRM, dim=64)"
+        raise ValueError(f"grid names {show([*given])}, which do not fit: {escape(error, 200)}; {cure}") from None
 
 
 def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Columns) -> dict[str, np.ndarray]:
-    """What is found of configurations of one group; halves of them tell which one cannot be priced."""
+    """Columns of the configurations of one task; if they cannot be priced together, those of each half."""
     count, (given, at), found = _count(columns), _take(columns, usual, 0), dict[str, Any]()
     together = count > 1 and not events and _is_together(workload, given, at)
     about: dict[str, Any] = {"ranks": at["ranks"], "execution": at["execution"]}
@@ -256,7 +257,7 @@ def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Colu
                 one = predict(build(workload, given), at["platform"], **about)
                 found = found or {"time": one.time, "bottleneck": one.bottleneck, "needs": one.memory().total}
                 spread = found.pop("spread", one.spread)
-                batch = many.batch if together else getattr(one.workload, "batch", np.nan)  # of a graph nobody knows
+                batch = many.batch if together else getattr(one.workload, "batch", np.nan)  # a graph has none
         except ValueError as error:
             found = {"error": escape(error, 500)} if count == 1 else {}
     if not found:
@@ -275,7 +276,7 @@ def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Colu
 
 
 def _build_together(workload: Any, columns: _Columns, given: Mapping[str, Any]) -> Any:
-    """A workload whose sizes are arrays; a ValueError where the builder makes something else of them."""
+    """A workload whose sizes are arrays; a ValueError if the callable makes another workload of them."""
     arrays = {name: np.array(columns[name]) for name in given if name in _NUMBERS}
     tables, lists = getattr(build(workload, given), "tables", ()), dict[str, list[np.ndarray]]()
     for name in given.keys() & {*_LISTS}:

@@ -1,4 +1,4 @@
-"""Share of the looked-up rows and pages that a cache still holds, and of an operand by its distance."""
+"""Cache misses of embedding lookups and page walks, and of an operand by the bytes since its last use."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +15,12 @@ from perfkit.models.distributions import Zipf as Zipf
 PAGE = 4096.0
 
 
-#: What touched rows of each table cover, by rows and their growth: bytes or pages, and their growth.
+#: Takes the touched rows of each table and their growth; returns the bytes or pages they cover, and their growth.
 _Cover = Callable[[Array, Array], tuple[Array, Array]]
 
 
 class _Tables:
-    """Lookups into several tables that may share caches: which rows are touched over time."""
+    """Lookups into several tables that may share caches: how many rows are touched over time."""
 
     def __init__(
         self, distributions: Sequence[Distribution] | Buckets, lookups: npt.ArrayLike,
@@ -35,22 +35,22 @@ class _Tables:
         self.cuts = buckets.starts[self.first]  # and its first bucket
 
     def decay(self, times: Array) -> Array:
-        """Exponents of the share of each bucket's rows that are not touched for times of groups."""
+        """Logarithm of the share of each bucket's rows that are not touched during the time of its group."""
         if len(self.cuts) > 1:
             times = np.repeat(times, np.diff(self.cuts, append=len(self.rates)), axis=-1)
         return -self.rates * times
 
     def touch(self, times: Array) -> tuple[Array, Array]:
-        """Distinct rows of each table that are touched in times of groups, and how fast they grow."""
+        """Distinct rows of each table that are touched during the time of its group, and their growth per time."""
         found = -self.rows * np.expm1(self.decay(times))
         return self.buckets.add_up(found), self.buckets.add_up(self.rates * (self.rows - found))
 
     def missed(self, times: Array) -> Array:
-        """Share of each table's lookups whose row was not touched for times of groups."""
+        """Share of each table's lookups whose row was not touched during the time of its group."""
         return self.buckets.add_up(self.buckets.shares * np.exp(self.decay(times)))
 
     def fill(self, cover: _Cover, capacities: npt.ArrayLike, dense: npt.ArrayLike) -> Array:
-        """Time of each group after which what its rows cover, and dense data, fill a cache; infinite if all fits."""
+        """Time until the rows of each group and its dense data fill a cache; infinite if everything fits."""
 
         def used(rows: Array, growth: Array) -> Iterator[Array]:
             return (np.add.reduceat(part, self.first, axis=-1) for part in cover(rows, growth))
@@ -104,9 +104,9 @@ def lru_misses(
     dense_bytes : float or array, shape (groups,), optional
         Distinct other bytes one iteration touches: activations, weights, gradients [B].
     groups : array of int, shape (n,), optional
-        Which tables share a cache, in ascending order; all by default [-].
+        Which tables share a cache, in ascending order; by default all share one [-].
     cold : bool, optional
-        Whether the lookups of each iteration find the cache empty, see `cold_misses`.
+        Whether the cache is empty at the start of each iteration, see `cold_misses`.
 
     Returns
     -------
@@ -163,7 +163,7 @@ def page_walks(
     dense_bytes : float or array, shape (groups,), optional
         Distinct other bytes one iteration touches [B].
     groups : array of int, shape (n,), optional
-        Which tables share the buffer, in ascending order; all by default [-].
+        Which tables share the buffer, in ascending order; by default all share one [-].
 
     Returns
     -------
@@ -195,7 +195,7 @@ def page_walks(
 
 
 def cover_pages(rows: Values, nbytes: Values) -> Array:
-    r"""Pages of a table that some of its rows touch, scattered as popular rows are.
+    r"""Pages of a table that some of its rows touch, if these rows are scattered over it.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def lru_hit_rate(distribution: Distribution, rows_cached: float) -> float:
 
 
 def cold_misses(distribution: Distribution, lookups: float | npt.ArrayLike, rows_cached: float) -> Array:
-    """Misses of a number of lookups that find the LRU cache empty.
+    """Misses of a number of lookups that start with an empty LRU cache.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which rows are looked up, and how many of them are distinct."""
+"""Distributions of embedding lookups over the rows of tables, and the number of distinct rows."""
 
 import warnings
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Distribution:
         check_positive("rows", self.rows, integer=True)
 
     def _weigh(self, n: int) -> tuple[Array, Array]:
-        """Weights of groups of rows, and rows of each; all alike where a law says nothing else."""
+        """Weights of groups of rows, and rows of each; by default one group of equal rows."""
         return np.ones(1), np.array([float(self.rows)])
 
     @lru_cache(maxsize=4096)  # noqa: B019
@@ -51,7 +51,7 @@ class Distribution:
         return probabilities, rows
 
     def resize(self, rows: int) -> "Distribution":
-        """The law, of whichever kind, of a random part of the rows.
+        """The distribution over a random part of the rows.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class Uniform(Distribution):
     rows: int
 
     def resize(self, rows: int) -> "Uniform":
-        """A part of the rows is uniform too."""
+        """A part of the rows is also uniform."""
         return Uniform(rows)
 
 
@@ -190,7 +190,7 @@ class ReuseHistogram(Distribution):
         return mass[rows > 0], rows[rows > 0]
 
     def resize(self, rows: int) -> "ReuseHistogram":
-        """A part of the rows has its part of every bin and of the lookups."""
+        """A part of the rows has the same part of every bin and of the lookups."""
         part = rows / self.rows
         return ReuseHistogram(tuple(c * part for c in self.counts), self.lookups * part, rows)
 
@@ -245,7 +245,7 @@ class Part(Distribution):
         return probabilities * rows, rows * (self.rows / self.law.rows)
 
     def resize(self, rows: int) -> Distribution:
-        """A part of a part is one of the table."""
+        """A part of a part is a part of the table."""
         return self.law.resize(rows)
 
 

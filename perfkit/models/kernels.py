@@ -15,14 +15,14 @@ from perfkit.ground.units import Array, Values
 from perfkit.models.roofline import round_up
 
 _Sizes = Mapping[str, Array]
-#: Sizes that are terms themselves.
+#: Sizes that are terms without a change.
 _PLAIN = ["flops", "nbytes", "beyond_l2", "beyond_l3", "elements", "rows", "bags", "lookups", "row_bytes", "page_walks"]
 _PLAIN += ["unique_bytes"]
 
-#: Work timed beside everything else, in this order: a matrix product, a pass through memory, a gather of distant rows.
+#: Reference work that is timed between other measurements: a matrix product, a pass through memory, a gather of rows.
 REFERENCES = ("product", "stream", "gather")
 
-#: Terms by name: how often an operation of these sizes pays each; the fitted parameter of that name is the time of one.
+#: Terms by name: how many units of each an operation has, from its sizes; the fitted parameter is the time of a unit.
 #: Tiles, blocks and wide windows: docs/formulas.md, table 2.2.
 TERMS: dict[str, Callable[[_Sizes], Values]] = {
     **{name: itemgetter(name) for name in _PLAIN},
@@ -87,7 +87,7 @@ def term_names(kind: str, variant: str) -> tuple[str, ...]:
 
 @lru_cache
 def list_terms(kind: str) -> list[str]:
-    """Names of all terms that the variants of an operation class have; none for a class that is not known.
+    """Names of the terms of all variants of an operation class; none for an unknown class.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def list_terms(kind: str) -> list[str]:
 
 
 def additive(sizes: _Sizes, **parameters: float) -> Array:
-    r"""Time of kernels whose costs follow one another.
+    r"""Time of kernels whose costs add up.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def in_context(
     Parameters
     ----------
     sizes : mapping of str to array
-        ``hot`` and ``cold``: time of the kernel with near operands, and the time that distant operands add [s];
+        ``hot`` and ``cold``: time of the kernel with operands in cache, and the time that distant operands add [s];
         ``page_walks``: lookups that need a page walk [-].
     scale, cold_scale : float
         Factors on the two [-].
@@ -160,7 +160,7 @@ def in_context(
     -----
     .. math:: t = s \, t_\text{hot} + c \, t_\text{cold} + t_0 + d \, w
 
-    A loop over one call keeps its code, its branch history and its page table entries near; an iteration does not.
+    A loop over one call keeps its code, branch history and page table entries in caches; an iteration does not.
 
     Examples
     --------
@@ -175,7 +175,7 @@ def at_usual_pace(
     seconds: Values, references: Values, *, product: float, stream: float, gather: float, product_weight: float,
     stream_weight: float, gather_weight: float,
 ) -> Array:  # fmt: skip
-    r"""Times as they would have been at the usual pace of the machine.
+    r"""Convert measured times to the usual pace of the machine.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def at_usual_pace(
     product, stream, gather : float
         Usual times of the references [s].
     product_weight, stream_weight, gather_weight : float
-        By how many per cent a time grows when a reference grows by one per cent [-].
+        Growth of a time, in per cent, when a reference takes one per cent longer [-].
 
     Returns
     -------

@@ -47,14 +47,14 @@ def bubble_time(
     chunks : int or array, optional
         Chunks of layers of each stage, of the schedules in `CHUNKED` [-].
     delayed : float or array, optional
-        Time of the gradients of the weights of a stage for a micro-batch, where they may wait (``zero_bubble``) [s].
+        Time of the weight gradients of a stage for one micro-batch, if they may be put off (``zero_bubble``) [s].
     micro_batches : int or array, optional
-        Micro-batches of an iteration; at least as many as stages, unless given [-].
+        Micro-batches of an iteration; by default at least as many as stages [-].
 
     Returns
     -------
     bubble : same kind as `total`
-        An iteration takes m times `slowest` and this, for m micro-batches [s].
+        Idle time: an iteration of m micro-batches takes m times `slowest` plus this [s].
 
     Notes
     -----
@@ -122,21 +122,21 @@ def held_batches(micro_batches: Values, *, stages: Values, schedule: Values, chu
 
 
 def list_steps(schedule: str, stage: int, *, stages: int, micro_batches: int, chunks: int = 1) -> list[Step]:
-    """Passes of one stage in the order of a schedule.
+    """List the passes of one stage in the order of a schedule.
 
     Parameters
     ----------
     schedule : str
         One of `SCHEDULES`.
     stage, stages : int
-        Which one, from 0, and how many [-].
+        Number of the stage, from 0, and how many there are [-].
     micro_batches, chunks : int
         Micro-batches of an iteration, and chunks of layers of each stage [-].
 
     Returns
     -------
     steps : list of Step
-        Of H1 (``zero_bubble``) a stage puts off as many gradients of weights as stages come before it.
+        With H1 (``zero_bubble``), a stage puts off as many weight gradients as stages come before it.
 
     Examples
     --------
@@ -162,16 +162,16 @@ def list_steps(schedule: str, stage: int, *, stages: int, micro_batches: int, ch
 
 
 def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) -> Values:
-    """Communication that no computing hides, where it goes on in pieces beside what makes them.
+    """Exposed communication: what no computation hides, if both go on in equal pieces.
 
     Parameters
     ----------
     communication : float or array
         Time of all pieces [s].
     compute : float or array
-        Time of what they may hide behind [s].
+        Time of the computation that may hide them [s].
     pieces : float or array, optional
-        Equal pieces; the first or last has nothing to hide behind [-].
+        Number of pieces; the first or the last one is always exposed [-].
 
     Returns
     -------
@@ -192,7 +192,7 @@ def compressed_time(
     gradient: Values, *, compute: Values, start: float, encode: float, ratio: float, alpha: float, beta: float,
     groups: Values = 0,
 ) -> Values:  # fmt: skip
-    """Time of a backward pass whose gradients are compressed in groups, and sent while the pass goes on.
+    """Time of a backward pass whose gradients are compressed in groups and sent during the pass.
 
     Parameters
     ----------
@@ -201,19 +201,19 @@ def compressed_time(
     compute : float or array
         Time of the backward pass alone [s].
     start, encode : float
-        Time to compress and restore a group without numbers [s], and each byte of it [s/B].
+        Time to compress and restore an empty group [s], and each byte [s/B].
     ratio : float
-        Bytes that are sent over those of the gradients [-].
+        Bytes that are sent, relative to the bytes of the gradients [-].
     alpha, beta : float
         Start-up of the collective [s], and its time per byte [s/B].
     groups : int or array, optional
-        Equal groups; as many as take the shortest time, up to 1,024, unless given [-].
+        Equal groups; by default the number, up to 1,024, that takes the shortest time [-].
 
     Returns
     -------
     time : same kind as `gradient`
-        max(T + g h + c n + (alpha + beta r n / g), (T + c n) / g + h + g alpha + beta r n), for g groups: either all
-        kernels and the last message, or the first group and all messages [s].
+        max(T + g h + c n + (alpha + beta r n / g), (T + c n) / g + h + g alpha + beta r n), for g groups: all kernels
+        and the last message, or the first group and all messages, whichever is longer [s].
 
     References
     ----------
@@ -246,7 +246,7 @@ def model_state_bytes(
     Parameters
     ----------
     parameters : float or array
-        Trained numbers of the rank before they are shared [-].
+        Trained parameters of the rank, before they are shared [-].
     ranks : int or array, optional
         Ranks that share them [-].
     zero : int or array, optional
@@ -303,7 +303,7 @@ def activation_bytes(
     tensor : int or array, optional
         Ranks that share the products of a layer [-].
     sharing : int or array, optional
-        Ranks that share the rest of it, as many where sequence-parallel [-].
+        Ranks that share the rest of a layer: as many as `tensor` with sequence parallelism, else 1 [-].
     recompute : str, optional
         One of `RECOMPUTED` [-].
     itemsize : float, optional
@@ -316,9 +316,9 @@ def activation_bytes(
 
     Notes
     -----
-    With dropout, four times the width and scores in memory this is table 2 of [1]_: s b h (34 + 5 a s / h), where
-    ranks share products s b h (10 + 24 / t + 5 a s / (h t)), all of it over t with sequence parallelism, without
-    5 a s / h where scores are computed again, and 2 s b h where all is.
+    With dropout, an inner width of 4 h and scores in memory, this is table 2 of [1]_: s b h (34 + 5 a s / h). If t
+    ranks share products it is s b h (10 + 24 / t + 5 a s / (h t)); with sequence parallelism all of it is divided by t.
+    The term 5 a s / h is absent if scores are computed again; if all is computed again, 2 s b h remain.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""How uneven recorded lookups are: how often rows repeat, and the Zipf law that explains it."""
+"""Skew of recorded lookups: how often rows repeat, and the Zipf law that fits."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How ranks share the training of a Transformer: tensors, stages, replicas, sequences, and what each computes again."""
+"""How ranks share the training of a Transformer: tensors, stages, replicas, sequences and experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,52 +15,54 @@ _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
 
 @dataclass(frozen=True)
 class Strategy:
-    """How ranks share one training iteration; each field may be an array, with a value for each of many strategies.
+    """How ranks share one training iteration; fields may be arrays, with one value for each of many strategies.
 
     Parameters
     ----------
     tp : int
-        Ranks that share the products of each layer (tensor parallel) [-].
+        Ranks that share the matrix products of each layer (tensor parallel) [-].
     pp : int
         Stages of consecutive layers (pipeline parallel) [-].
     dp : int
-        Replicas, which share the batch (data parallel) [-].
+        Replicas of the model, which share the batch (data parallel) [-].
     cp : int
         Ranks that share the tokens of each sequence (context parallel) [-].
     ep : int
-        Neighbours among the replicas that share the experts of each layer [-].
+        Replicas that share the experts of each layer (expert parallel); it divides `dp` [-].
     micro_batch : int
-        Sequences that a replica works on at once [-].
+        Sequences of a replica in one pass [-].
     schedule : str
-        ``gpipe``, ``1f1b``, ``interleaved``, ``breadth_first`` or ``zero_bubble`` (H1).
+        Order of the passes of a stage: ``gpipe``, ``1f1b``, ``interleaved``, ``breadth_first`` or ``zero_bubble``
+        (H1).
     chunks : int
-        Chunks of layers of each stage, where these are interleaved or breadth-first [-].
+        Chunks of layers of each stage; above 1 only for ``interleaved`` and ``breadth_first`` [-].
     first_layers, last_layers : int
-        Layers of the first and the last stage, which hold embeddings and head too; 0 for as many as the others [-].
+        Layers of the first stage, which also holds the embeddings, and of the last, which also holds the head; 0 for as
+        many as the others have [-].
     checkpoint : str
-        What the backward pass computes again: ``none``, ``selective`` (attention between its projections) or ``full``.
+        What the backward pass computes again: ``none``, ``selective`` (attention without its projections) or ``full``.
     zero : int
-        What replicas share: nothing (0), states of the optimizer (1), gradients too, summed up with each micro-batch
-        (2), weights too, gathered for each (3) [-].
+        What replicas share (ZeRO): nothing (0); states of the optimizer (1); gradients too, reduced after each
+        micro-batch (2); weights too, gathered for each micro-batch (3) [-].
     shards : int
-        Neighbours among the replicas that share what `zero` says, of which there are several groups (hybrid sharding);
-        0 for all [-].
+        Replicas of a group that share what `zero` says (hybrid sharding); it divides `dp`; 0 for all replicas [-].
     sequence_parallel : bool
-        Whether ranks that share products share the tokens of all else.
+        Whether the ranks of `tp` also share the tokens of all operations that are no products.
     ulysses : bool
-        Whether ranks that share sequences exchange them for heads (all_to_all, arXiv:2309.14509), in place of keys and
-        values around a ring.
+        Whether the ranks of `cp` exchange tokens for heads (all_to_all, arXiv:2309.14509). Otherwise keys and values go
+        around a ring.
     two_level : bool
-        Whether tokens for experts are gathered in each node first (Tutel, arXiv:2206.03382, section 3.4).
+        Whether tokens for experts are first gathered in each node (Tutel, arXiv:2206.03382, section 3.4).
     overlap : bool
-        Whether gradients are reduced and weights gathered while layers are at work.
+        Whether gradients are reduced and weights gathered while layers compute.
     tiled : bool
-        Whether ranks that share products exchange their tiles while others are at work (asynchronous tensor parallel).
+        Whether the ranks of `tp` exchange tiles of a product while other tiles compute (asynchronous tensor parallel).
 
     Raises
     ------
     ValueError
-        For sizes that are no whole numbers above 0, unknown names, and chunks of a schedule that has none.
+        For sizes that are no whole numbers above 0, for unknown names, for sizes that do not divide `dp`, and for
+        chunks with a schedule that has none.
 
     Examples
     --------
@@ -121,22 +123,22 @@ class Strategy:
 
     @property
     def owners(self) -> Any:
-        """Ranks over which shards of weights, gradients or states are spread [-]."""
+        """Ranks that share what `zero` says: each owns one shard of it [-]."""
         return np.where(np.greater(self.shards, 0), self.shards, self.dp) * self.cp
 
     @property
     def scattered(self) -> Any:
-        """Whether the gradients of each micro-batch are summed over ranks, so that each adds up its shards alone."""
+        """Whether gradients are reduced after each micro-batch, so that a rank adds up only its shard."""
         return np.greater(self.zero, 1) & np.not_equal(self.schedule, "breadth_first")
 
     @property
     def rows(self) -> Any:
-        """Ranks that share the tokens of what is not a product [-]."""
+        """Ranks that share the tokens of operations that are no products [-]."""
         return np.where(self.sequence_parallel, self.tp, 1)
 
     @classmethod
     def stack(cls, strategies: Any) -> "Strategy":
-        """Many strategies as one whose fields are arrays.
+        """Join many strategies into one whose fields are arrays.
 
         Parameters
         ----------
@@ -152,24 +154,24 @@ class Strategy:
         return cls(**{own.name: np.array([getattr(each, own.name) for each in strategies]) for own in fields(cls)})
 
     def select(self, index: Any) -> "Strategy":
-        """Some of many strategies.
+        """Take some of many strategies.
 
         Parameters
         ----------
         index : array
-            Their places, or whether each is taken [-].
+            Their positions, or whether each is taken [-].
 
         Returns
         -------
         strategies : Strategy
-            These.
+            The chosen ones.
         """
         shape = np.shape(self.ranks)
         return replace(self, **{name: np.broadcast_to(own, shape)[index] for name, own in vars(self).items()})
 
 
 def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
-    """How stages share the layers of a model.
+    """Spread the layers of a model over stages.
 
     Parameters
     ----------
@@ -181,7 +183,8 @@ def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
     Returns
     -------
     first, inner, last : array
-        Layers of the first stage, of the largest one between, and of the last [-]. Of two stages the larger is inner.
+        Layers of the first stage, of the largest one between, and of the last [-]. With two stages or one, `inner` is
+        the larger of both.
 
     Examples
     --------
@@ -197,7 +200,7 @@ def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
 
 
 def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
-    """Which strategies can share what a Transformer has.
+    """Find out which strategies can share a Transformer.
 
     Parameters
     ----------
@@ -209,8 +212,9 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     Returns
     -------
     fits : dict of str to bool or array
-        By field of the model whether ranks, stages and micro-batches divide it, or layers are enough for all chunks;
-        interleaved stages take micro-batches in rounds of all stages. Stages whose layers are stated have one chunk.
+        For each field of the model, whether ranks, stages and micro-batches divide it; of ``layers``, whether each
+        chunk gets one. The stages of ``interleaved`` must divide the micro-batches. Stages whose layers are stated have
+        one chunk.
     """
     micro, kv = model.batch / (s.dp * s.micro_batch), model.kv_heads or model.heads
     stated = np.greater(s.first_layers, 0) * 1 + np.greater(s.last_layers, 0)
