@@ -1,8 +1,8 @@
-"""DLRMs in the training loop of their authors, as PyTorch ran it until 1.12.
+"""DLRMs in the training loop of their authors, as in PyTorch until 1.12.
 
 Inputs, labels and the indices of the interaction are copied from pageable memory, and the loss is read before the
-backward pass, each of which the host waits for. Gradients are zeroed and added to, biases copied to where products are
-added to them, and weights updated, by a kernel each.
+backward pass; the host waits for each of these copies. Gradients are zeroed and then added to, biases are copied to the
+outputs of their products, and each weight is updated by its own kernel.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ __all__ = ["EagerDLRM"]
 
 
 class _EagerTape(Tape):
-    """Kernels that later versions of PyTorch spare."""
+    """A tape with kernels that later versions of PyTorch do not need."""
 
     def __init__(self, itemsize: int) -> None:
         super().__init__(itemsize)
@@ -30,11 +30,11 @@ class _EagerTape(Tape):
     def emit(
         self, name: str, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor], variant: str = "", **sizes: Any
     ) -> int:
-        """Append one operation, after what had to come before it."""
+        """Append one operation, and before it the kernels that it needs."""
         if name == "addmm":
             rows = {"elements": writes[0].numel, "rows": sizes["m"], "calls": 0}
             super().emit("expand", "copy", [reads[0]], [writes[0]], **rows)
-        elif name == "index":  # from a slice, which is all of it
+        elif name == "index":  # of a slice that is the whole tensor
             self.bare += 1
             self.node(lambda: self._fill(reads[0]))
             for part in reads[1:]:
@@ -70,7 +70,7 @@ class _EagerTape(Tape):
         return None
 
     def loss(self, logits: Tensor) -> None:
-        """Sigmoid, loss of every sample and mean; labels arrive late, loss and predictions are read at once."""
+        """Sigmoid, loss of every sample and mean; labels are copied here, loss and predictions are read at once."""
         scores, losses = self.tensor(*logits.shape, grad=True), self.tensor(*logits.shape)
         labels, loss, one = (self.tensor(*shape) for shape in (logits.shape, (1,), (1,)))
         n = logits.numel
@@ -105,7 +105,7 @@ class EagerDLRM:
         return getattr(self.model, name)
 
     def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = True) -> tuple[Graph, ...]:
-        """What the GPU computes in one iteration."""
+        """The graph of one iteration on the GPU."""
         model = self.model
         (held,), tape = hold_tables(model.place(plan, 1), model.tables), _EagerTape(ITEMSIZE[model.dtype])
         inputs = tape.tensor(model.batch, model.features)

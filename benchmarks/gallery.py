@@ -1,9 +1,9 @@
-"""The GPU platforms of the gallery, every number from its source; `make gallery` writes them again.
+"""Builds the GPU platforms of the gallery from their sources; `make gallery` writes them again.
 
     python -m benchmarks.gallery [NAME ...]
 
-Sources: reference_data/datasheets.csv; measurements of others beside the checkout (PERFKIT_SHARED_DATA); the package
-aiconfigurator-core (installed, or in PERFKIT_KERNEL_DATABASE).
+Sources: reference_data/datasheets.csv, measurements of other people (PERFKIT_SHARED_DATA or beside the checkout), and
+the package aiconfigurator-core (installed, or in PERFKIT_KERNEL_DATABASE).
 """
 
 import math
@@ -35,26 +35,24 @@ from perfkit.platform.sources import POOR, UNFITTED, assemble, fit_curves, fit_d
 from perfkit.platform.whatif import DEVICE_SPREAD
 from perfkit.readers.datasheets import read_datasheet
 
-#: Day the numbers were entered; the measurements bear none.
+#: Day on which the numbers were entered; the measurements have no date.
 DATE = "2026-11-21"
-#: What a platform file holds fits in, and its numbers that are known to three digits.
+#: Parts of a platform file with fits, and numbers that are rounded to three digits.
 _FITS, _ROUGH = ("kernels", "collectives", "context"), ("stderr", "spread", "bias", "spread_time", "latency")
 _DATABASE = "aiconfigurator-core 0.12.0 (Apache-2.0)"
-
-
-#: The GPU whose own steps tell what classes take; which classes, and those told as a whole, with their names here.
+#: The GPU whose steps perfkit has measured; classes that are taken from these steps; names of those taken as a whole.
 _OWN = "h100-1"
 _FROM_STEPS = ("rowwise", "convolution", "pooling", "embedding_forward", "embedding_backward", "embedding_update")
 _WHOLE = {"embedding_update": "embedding_update.sparse", "convolution": "convolution", "pooling": "pooling"}
-#: Operations from which on a class counts in a format of its own, and the least spread on another generation [-].
+#: Fewest operations for a class in its own number format, and the smallest spread on another generation [-].
 _OFTEN, _ELSEWHERE = 10, 0.3
-#: Fits that one source gives to a platform.
+#: A function that returns the fits of one source.
 Part: TypeAlias = Callable[[Platform], Mapping[str, Fit]]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a platform is made from."""
+    """Datasheet, ranks of a node, sources of fits, nodes, and the platform of one node."""
 
     system: str
     ranks: int
@@ -69,7 +67,7 @@ class Recipe:
 
 
 def _shared_collectives(system: str, platform: Platform) -> dict[str, Fit]:
-    """Sweeps that lie beside the checkout, of the newest library."""
+    """Fits of shared sweeps, of the newest library."""
     frame = read_sweeps(system)
     versions = set(frame["library_version"]) - {"unrecorded"}
     version = max(versions, key=lambda words: [int(word) for word in words.split(".")])
@@ -80,7 +78,7 @@ def _shared_collectives(system: str, platform: Platform) -> dict[str, Fit]:
 
 
 def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
-    """Products that lie beside the checkout, with random data as in training; a fifth is kept for tests."""
+    """Fit of shared products with random data, as in training; a fifth is held out for tests."""
     frame = pl.read_csv(find_shared_data("gemm", f"gemm_bf16_{system}.csv")).filter(pl.col("split_random") == "train")
     tidy = frame.select("m", "n", "k", dtype=pl.lit("bf16"), seconds=pl.col("latency_us_sglang") * 1e-6)
     text = f"{_DATABASE}, {system}, collector sglang, split_random train"
@@ -88,7 +86,7 @@ def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
 
 
 def _products_fp32(name: str, sheet: str, platform: Platform) -> dict[str, Fit]:
-    """Products in fp32 without TF32 on the PCIe card of the same chip, of random sizes, most of them unaligned."""
+    """Fit of products in fp32 without TF32, on the PCIe card of the same chip; most sizes are unaligned."""
     frame = pl.read_csv(find_shared_data("kernels_neusight", f"linear_{name}.csv")).select(
         "n", "k", m=pl.col("m") * pl.col("b"), dtype=pl.lit("fp32"), seconds=pl.col("latency_ms") * 1e-3
     )
@@ -101,13 +99,13 @@ def _products_fp32(name: str, sheet: str, platform: Platform) -> dict[str, Fit]:
 
 
 def _database(system: str, parts: Sequence[str], platform: Platform) -> dict[str, Fit]:
-    """What the kernel database knows, or some parts of it."""
+    """Fits of the kernel database, of all or some of its parts."""
     curves, kernels = fit_database(system, platform.device, parts=parts, label=_DATABASE, date=DATE)
     return {**curves, **kernels}
 
 
 def _log(name: str, source: str, platform: Platform) -> dict[str, Fit]:
-    """Collectives of one log of nccl-tests that the platform has no fit of."""
+    """Fits of a log of nccl-tests, for collectives without a fit so far."""
     fits = fit_curves(_read_log(name), source=source, date=DATE)
     known = {Key.parse(key).operation for key, fit in platform.collectives.items() if fit.kind == "fitted"}
     return {key: fit for key, fit in fits.items() if Key.parse(key).operation not in known}
@@ -117,12 +115,12 @@ def _read_log(name: str) -> pl.DataFrame:
     from perfkit.readers.nccl import read_nccl_tests
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # labels and busbw disagree in one of them, which the reader resolves
+        warnings.simplefilter("ignore")  # in one of them labels and busbw disagree; the reader corrects it
         return read_nccl_tests(find_shared_data("nccl_logs", name))
 
 
 def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
-    """Fits between nodes: of a log with one rank per node, or what one of whole nodes leaves for the rails."""
+    """Fits between nodes, from a log with one rank per node or, less the time inside nodes, from one of whole nodes."""
     frame = _read_log(name)
     fits = fit_curves(frame, ranks_per_node=platform.network.ranks_per_node, source=source, date=DATE)
     rails = {key: fit for key, fit in fits.items() if Key.parse(key).algorithm == "rail"}
@@ -130,7 +128,7 @@ def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
 
 
 def _volta_kernels(platform: Platform) -> dict[str, Fit]:
-    """Kernels of a V100 at locked clocks, as shares of the datasheet's bandwidth instead of the measured one."""
+    """Kernels of a V100 at locked clocks, with shares of the bandwidth of the datasheet, not of the measured one."""
     kernels, locked = gallery_v100.fit_kernels(), gallery_v100.build("v100-locked-1").device
     scale = {"memory_efficiency": locked.main_bandwidth / platform.device.main_bandwidth}
     note = "measured at 1297 MHz; taken to reach the same share of the peak at the boost clock"
@@ -145,7 +143,7 @@ def _volta_kernels(platform: Platform) -> dict[str, Fit]:
 
 
 def _volta_collectives(platform: Platform) -> dict[str, Fit]:
-    """Curves read off the plots of a paper, and on 8 ranks the curves that it published."""
+    """Curves of a paper: read off its plots for 4 ranks, and its published formula for 8 ranks."""
     paper = "arXiv 2404.12674, ml_perf_model (BSD-3)"
     folder = find_shared_data("nccl")
     frame = pl.read_csv(folder / "collectives_4xV100_dgx1_digitized.csv").filter(pl.col("kind") == "line")
@@ -173,7 +171,7 @@ def _volta_collectives(platform: Platform) -> dict[str, Fit]:
 
 
 def _from_shared(system: str, log: tuple[str, str], *more: str) -> Recipe:
-    """A node whose collectives and products lie beside the checkout; the database knows the rest."""
+    """A node with shared collectives and products; the other fits are from the database."""
     parts = [partial(_shared_collectives, system), partial(_log, *log), partial(_shared_gemms, system)]
     if system == "a100_sxm":
         parts.append(partial(_products_fp32, "nvidia_a100_pcie_40gb", "a100-pcie-40gb"))
@@ -188,7 +186,7 @@ _A100_PAIR = _LOGS.format(
     "2 p4de.24xlarge, EFA of 4 x 100 Gb/s a node", "aws-samples/awsome-distributed-training@9bfddb3 (MIT-0)"
 )
 
-#: Nodes whose every measurement is in the kernel database, by their ranks.
+#: Ranks of the nodes whose measurements are all in the kernel database.
 _IN_DATABASE = {"h200_sxm": 8, "b200_sxm": 8, "b300_sxm": 8, "gb200": 4, "l40s": 8, "rtx_pro_6000_server": 8}
 RECIPES: Mapping[str, Recipe] = {
     "a100-sxm-8": _from_shared("a100_sxm", ("a100x8_nvswitch_broadcast.log", _A100_LOG), "attention"),
@@ -212,20 +210,20 @@ RECIPES: Mapping[str, Recipe] = {
 }  # fmt: skip
 
 
-#: All platforms of GPUs: of the recipes, and those of a study that locked the clocks.
+#: All GPU platforms: those of the recipes, and those of a study with locked clocks.
 NAMES = (*RECIPES, *gallery_v100.NAMES)
-#: What every datasheet is given, and the gallery where nothing was measured; not a platform of the gallery itself.
+#: Fits for GPUs and classes without measurements, as a file outside the gallery.
 TYPICAL = "../typical"
 
 
 def _split(fits: Mapping[str, Fit]) -> tuple[dict[str, Fit], dict[str, Fit]]:
-    """Those of kernels, and those of collectives."""
+    """Split fits into those of kernels and those of collectives."""
     curves = {key: fit for key, fit in fits.items() if Key.parse(key).operation in OPERATIONS}
     return {key: fit for key, fit in fits.items() if key not in curves}, curves
 
 
 def read_parts(name: str) -> tuple[Platform, list[str]]:
-    """A platform of the parts whose sources are there, and what the others lack."""
+    """A platform from the sources that are here, and messages about the missing ones."""
     recipe = RECIPES[check_choice("name", name, RECIPES)]
     missing: list[str] = []
     if recipe.node:
@@ -233,7 +231,7 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
     else:
         platform = Platform.from_datasheet(recipe.system, ranks=recipe.ranks)
         kernels = {}
-        for key, fit in platform.kernels.items():  # without finer classes, which `add_own_steps` adds to new devices
+        for key, fit in platform.kernels.items():  # without finer classes; `add_own_steps` adds them
             kind, finer, _ = key.partition(".")
             if not (finer and kind in _FROM_STEPS):
                 kernels[key] = replace(fit, transferred=())
@@ -254,7 +252,7 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
 
 
 def build(name: str) -> Platform:
-    """A platform of the gallery with every part; an error where a source is missing."""
+    """A platform of the gallery; an error if a source is missing."""
     if name == TYPICAL:
         return _round(build_typical())
     if name in gallery_v100.NAMES:
@@ -265,8 +263,8 @@ def build(name: str) -> Platform:
     return finish(platform)
 
 
-#: Classes that were not measured or vary by more than the devices show: what each follows, its least spread, and why;
-#: docs/formulas.md, table 2.3.
+#: Classes without measurements, or with more variation than between devices: the class that each follows, its smallest
+#: spread, and why; docs/formulas.md, table 2.3.
 _FOLLOWS: Mapping[str, tuple[str, float, str]] = {
     "attention": ("attention", 0.4, "FlashAttention-2 reaches 35 % of the peak of an H100 (arXiv 2407.08608)"),
     "bmm": ("gemm", 0.35, "few or small products fill a device less"),
@@ -275,12 +273,12 @@ _FOLLOWS: Mapping[str, tuple[str, float, str]] = {
     **dict.fromkeys(("embedding_forward", "embedding_backward", "embedding_update"),
                     ("gemm", 0.45, "random rows were not measured; they move in 32 B sectors")),
 }  # fmt: skip
-#: Least spread of collectives on a link that nobody measured; docs/formulas.md, table 2.3.
+#: Smallest spread of collectives on a link that was not measured; docs/formulas.md, table 2.3.
 _WIDE = 0.5
 
 
 def build_typical() -> Platform:
-    """What the middle one of the measured devices reaches: shares of peak, bandwidth and link."""
+    """The median of the measured devices: shares of peak, bandwidth and link."""
     locked = "v100-sxm-8"  # measured at another clock
     nodes = {name: load_platform(name) for name, recipe in RECIPES.items() if not recipe.node and name != locked}
     wires, hops = ({name: getattr(node.network.links["intra"], end).value for name, node in nodes.items()}
@@ -314,11 +312,11 @@ def build_typical() -> Platform:
 
 
 def _take_middle(fits: Mapping[str, Fit]) -> Fit:
-    """The median of every parameter, and in squares the middle spread, the scatter of shares and that of a transfer."""
+    """The median of every parameter; the spread adds, in squares, the median spread, scatter and that of a transfer."""
     first = next(iter(fits.values()))
     table = {name: np.array([fit[name] for fit in fits.values()]) for name in first}
     scatters = [np.log(table[name]).std() for name in ("compute_efficiency", "memory_efficiency") if name in table]
-    scatter = next((x for x in scatters if x > 0), _WIDE)  # what only moves data keeps its share of arithmetic
+    scatter = next((x for x in scatters if x > 0), _WIDE)  # classes without arithmetic have no scatter of its share
     spread = math.hypot(float(np.median([fit.spread for fit in fits.values()])), float(scatter), DEVICE_SPREAD)
     return Fit(
         first.form, {name: float(np.median(values)) for name, values in table.items()}, spread=spread, kind="assumed",
@@ -327,11 +325,11 @@ def _take_middle(fits: Mapping[str, Fit]) -> Fit:
 
 
 def add_own_steps(platform: Platform) -> Platform:
-    """Put in what classes took in the steps of perfkit's own H100: docs/formulas.md, table 2.5.
+    """Add classes from the steps that perfkit measured on an H100: docs/formulas.md, table 2.5.
 
-    Only where the platform has no measurement of the kind. Layouts and nets stay with the H100's own generation, and
-    older ones get nothing: the scales of their steps hold for kernels without it. What every datasheet is given has no
-    steps of its own, so it gets them.
+    Only classes without a measurement of the platform are added. Layouts and convolutional nets are added only to GPUs
+    of the same generation. Older generations get nothing, because their scales were fitted without these classes. The
+    file for GPUs without measurements has no scales, so it gets them.
     """
     own, capability = load_platform(find_reference("measured") / f"{_OWN}.toml"), platform.device.capability
     if own.device.capability is None or (capability and capability.value < own.device.capability.value):
@@ -359,7 +357,7 @@ def add_own_steps(platform: Platform) -> Platform:
 
 
 def _slow(fit: Fit, scale: float) -> dict[str, float]:
-    """Parameters of a roofline that takes `scale` times as long, but is not above what the device has."""
+    """Parameters of a roofline that takes `scale` times as long, with efficiencies of at most 1."""
     return {
         name: value * scale if name == "launch" else min(value / scale, 1.0) if "efficiency" in name else value
         for name, value in fit.items()
@@ -367,7 +365,7 @@ def _slow(fit: Fit, scale: float) -> dict[str, float]:
 
 
 def add_context(platform: Platform, default: str = "") -> Platform:
-    """Scales of the device's generation, fitted to published steps by `benchmarks.gpu_context`."""
+    """Add the scales of the generation of the device, which `benchmarks.gpu_context` fits to published steps."""
     platform = add_own_steps(platform)
     words = platform.device.name.lower().split()
     known = (GENERATION[word] for word in words if word in GENERATION)
@@ -379,7 +377,7 @@ def add_context(platform: Platform, default: str = "") -> Platform:
 
 
 def finish(platform: Platform) -> Platform:
-    """A platform as its file holds it: numbers rounded to what they are known to, what they rest on, and poor forms."""
+    """A platform as in its file: numbers rounded, with its evidence and a list of poor fits."""
     platform = add_context(platform)
     fits = {**platform.kernels, **platform.collectives}
     poor = [f"{key} ({fit.spread:.0%})" for key, fit in fits.items() if fit.kind == "fitted" and fit.spread > POOR]
@@ -393,7 +391,7 @@ def finish(platform: Platform) -> Platform:
 
 
 def _round(platform: Platform) -> Platform:
-    """What fits and links know: six digits of a number, three of an error or a latency."""
+    """Round fits and links to six digits, errors and latencies to three."""
 
     def shorten(value: Any, digits: int = 6) -> Any:
         if isinstance(value, Mapping):
@@ -408,7 +406,7 @@ def _round(platform: Platform) -> Platform:
 
 
 def find_differences(new: Any, old: Any, place: str = "") -> Iterator[str]:
-    """Places where two platform files, read as plain tables, differ by more than another machine's rounding."""
+    """Places where two platform files differ by more than the rounding of another machine."""
     if isinstance(new, Mapping) and isinstance(old, Mapping):
         for key in sorted({*new, *old}):
             yield from find_differences(new.get(key), old.get(key), f"{place}.{key}".lstrip("."))

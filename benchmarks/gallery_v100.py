@@ -1,10 +1,10 @@
-"""The single GPUs of a published study, at the clocks it locked them to, and its host overheads.
+"""The single GPUs of a published study at locked clocks, and its host overheads.
 
-V100, TITAN Xp and P100 of Lin et al. (arXiv 2201.07821 and 2404.12674; BSD-3): rates of the hardware from their
-parameter file, kernels of the V100 from their kernel trace of DLRM-MLPerf at batch 2048. The other two GPUs are priced
-with the shares of peak and bandwidth that the V100 reaches. Peaks are those of the locked clocks (V100: 80
-multiprocessors of 64 units, 2 FLOP, 1297 MHz: 13.3 TFLOP/s), not the rates that the parameter file lists for V100 and
-P100, which need 16 and 10 % more than the locked clock. Nothing here was fitted to iterations.
+V100, TITAN Xp and P100 of Lin et al. (arXiv 2201.07821 and 2404.12674; BSD-3). Rates of the hardware are from their
+parameter file, kernels of the V100 from their kernel trace of DLRM-MLPerf at batch 2048. The other two GPUs have the
+shares of peak and bandwidth of the V100. Peaks are those of the locked clocks (V100: 80 multiprocessors of 64 units,
+2 FLOP, 1297 MHz: 13.3 TFLOP/s). The parameter file lists higher rates for V100 and P100, which need clocks 16 and 10 %
+above the locked ones. Nothing here was fitted to iterations.
 """
 
 import ast
@@ -27,7 +27,7 @@ from perfkit.readers.datasheets import read_overheads
 from perfkit.workloads.dlrm import DLRM
 
 DATE = "2022-02-01"
-#: Platforms by the name that the study gives the GPU: product, multiprocessors and fp32 units of each.
+#: Platforms: name of the GPU in the study, product, and number of fp32 units.
 NAMES: Mapping[str, tuple[str, str, int]] = {
     "v100-locked-1": ("V100", "NVIDIA V100, clocks locked to 877 and 1297 MHz", 80 * 64),
     "titan-xp-1": ("TITAN Xp", "NVIDIA TITAN Xp, clocks locked to 5505 and 1404 MHz", 30 * 128),
@@ -37,9 +37,9 @@ _STUDY = "arXiv 2404.12674 and 2201.07821, owensgroup/ml_perf_model (BSD-3)"
 _TRACE = f"{_STUDY}: kernels of DLRM-MLPerf, batch 2048, fp32, on a V100 at 1297 MHz"
 #: Fused lookups of 8 tables of a million rows, 64 columns, 100 lookups, batch 2048, forward and backward [s].
 _DEFAULT_LOOKUPS = {"forward": 521.8e-6, "backward": 1276.7e-6}
-#: Shape of what the interaction gathers from.
+#: Shape of the tensor that the interaction gathers from.
 _GATHERED = (2048, 27, 27)
-#: The tile of volta_sgemm_32x128, which the trace shows for products of 27 x 27.
+#: Tile of volta_sgemm_32x128, the kernel of products of 27 x 27 in the trace.
 _TILE = {"tile_m": 32.0, "tile_n": 128.0}
 
 
@@ -70,7 +70,7 @@ def _device(name: str) -> Device:
 
 
 def read_trace() -> list[dict[str, Any]]:
-    """Kernels of the trace by operation and shapes: mean time [s], times it runs in an iteration, shapes."""
+    """Kernels of the trace by operation and shapes: mean time [s], calls in an iteration, shapes."""
     frame = pl.read_csv(find_shared_data("kernels_v100", "kernel_trace_v100_dlrm_mlperf_bs2048_10iter_shapes.csv"))
     groups = frame.group_by("module", "op", "kernel", "shapes", maintain_order=True)
     sums = groups.agg(pl.col("count").sum(), pl.col("runtime_us").sum())
@@ -82,7 +82,7 @@ def read_trace() -> list[dict[str, Any]]:
 
 
 def _moved(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Class and traffic of a kernel that only moves data [B]; no class where the trace does not say what it moves."""
+    """Class and traffic of a kernel that only moves data [B]; an empty class if the trace does not give the traffic."""
     passes = {
         "aten::relu": 8, "ReluBackward0": 12, "Optimizer.step#SGD.step": 12, "Optimizer.zero_grad#SGD.zero_grad": 4,
         "torch::autograd::AccumulateGrad": 12,
@@ -103,14 +103,14 @@ def _rates(device: Device) -> dict[str, Any]:
 
 
 def _fit_moves(rows: Sequence[Mapping[str, Any]], kind: str, device: Device) -> Fit:
-    """Kernels of the trace that only move data."""
+    """Fit of the kernels of the trace that only move data."""
     found = [(nbytes, row["seconds"]) for row in rows for name, nbytes in [_moved(row)] if name == kind]
     nbytes, seconds = np.array(found).T
     return fit_roofline(0.0, nbytes, seconds, **_rates(device), source=_TRACE, date=DATE)
 
 
 def _fit_products(device: Device) -> Fit:
-    """Unbatched products of the trace."""
+    """Fit of the unbatched products of the trace."""
     frame = pl.read_csv(find_shared_data("kernels_v100", "gemm_v100_fp32_from_trace.csv")).filter(pl.col("B") == 1)
     m, n, k, micros = (frame[name].to_numpy().astype(float) for name in ("M", "N", "K", "mean_us"))
     work = {"flops": gemm_flops(m, n, k), "nbytes": gemm_bytes(m, n, k)}
@@ -119,7 +119,7 @@ def _fit_products(device: Device) -> Fit:
 
 
 def _tile(gemm: Fit, moves: Fit) -> Fit:
-    """Small batched products: the shares of peak and bandwidth that large products and copies reach, in whole tiles."""
+    """Small batched products in whole tiles, with the shares of peak and bandwidth of large products and copies."""
     parameters = {
         "launch": moves["launch"], "compute_efficiency": gemm["compute_efficiency"],
         "memory_efficiency": moves["memory_efficiency"], "sharpness": 2.0, **_TILE,
@@ -131,12 +131,12 @@ def _tile(gemm: Fit, moves: Fit) -> Fit:
 
 
 def _carry(fit: Fit, note: str) -> Fit:
-    """A class that the trace does not show."""
+    """An assumed fit for a class that is not in the trace."""
     return replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.3), n=0, notes=(note,))
 
 
 def _time_at_full_rate(platform: Platform, model: EagerDLRM, name: str, moves: Fit) -> float:
-    """Seconds that the operations of a name would take at the full bandwidth, launches aside [s]."""
+    """Time of the operations of one name at the full bandwidth, without launches [s]."""
     full = replace(moves, parameters={**moves, "memory_efficiency": 1.0, "launch": 1e-12})
     graph = model.graphs()[0]
     own = [label[0] == name for label in graph.labels]
@@ -145,7 +145,7 @@ def _time_at_full_rate(platform: Platform, model: EagerDLRM, name: str, moves: F
 
 
 def _fit_share(shares: Sequence[float], moves: Fit) -> Fit:
-    """A class that moves data at a share of the bandwidth: the geometric mean of what was seen, at most all of it."""
+    """Fit of a class that moves data at a share of the bandwidth: the geometric mean of these, at most 1."""
     logs = np.log(shares)
     reached, off = min(float(np.exp(logs.mean())), 1.0), float(np.abs(np.expm1(logs - logs.mean())).max())
     few = f"{len(shares)} kernel{'s' * (len(shares) > 1)}" + (f", each {off:.0%} from their mean" if off else "")
@@ -156,7 +156,7 @@ def _fit_share(shares: Sequence[float], moves: Fit) -> Fit:
 
 
 def fit_kernels() -> dict[str, Fit]:
-    """Kernel models of the V100: fitted to its kernel trace, or carried over from a class of the trace."""
+    """Kernel models of the V100, fitted to its kernel trace or taken from another class of the trace."""
     device, rows = _device("v100-locked-1"), read_trace()
     moves = {kind: _fit_moves(rows, kind, device) for kind in ("elementwise", "copy")}
     kernels = {"gemm": _fit_products(device), **moves}
@@ -191,7 +191,7 @@ def fit_kernels() -> dict[str, Fit]:
 
 
 def build(name: str) -> Platform:
-    """One of the three GPUs: its own rates, the kernels of the V100, the published host overheads."""
+    """One of the three GPUs, with its own rates, the kernels of the V100, and the published host overheads."""
     hardware, own = _read_hardware(NAMES[name][0]), name == "v100-locked-1"
     shared_rates = "the V100: the same shares of peak and bandwidth"
     kernels = {
@@ -212,9 +212,9 @@ def build(name: str) -> Platform:
 
 
 def read_traces() -> pl.DataFrame:
-    """Mean overhead by set, term and operation [s], and how often an iteration calls the operation.
+    """Mean overhead by set, term and operation [s], and calls of the operation in an iteration [-].
 
-    Those of training, with the classes that they stand for, are reference_data/published/host_overheads.csv.
+    Those of training are in reference_data/published/host_overheads.csv, with the class of each operation.
     """
     folder, calls = find_shared_data("kernels_v100"), pl.col("count").fill_null(1.0)
     late = pl.read_csv(folder / "overheads_t1_t2_2022.csv").with_columns(set=pl.lit("2022"))

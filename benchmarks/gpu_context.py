@@ -1,11 +1,11 @@
-"""Whole steps that others published, and how far they are from predictions with scales fitted to some of them.
+"""Whole steps that others published, predicted with scales that were fitted to other published steps.
 
-    python -m benchmarks.gpu_context [--write] [--json OUT]
+    python -m benchmarks.gpu_context [--write]
 
-Rows of reference_data/published/gpu_steps.csv; --write fits reference_data/published/gpu_scales.csv, from which
-`benchmarks.gallery` makes the context of GPUs. Nothing is judged by scales that were fitted to it: half of the groups
-(model, device and precision) in ten splits, one model left out, or one source left out. Scales of a generation come
-from steps on it and, as a prior, from those on others.
+The steps are those of reference_data/published/gpu_steps.csv. --write fits reference_data/published/gpu_scales.csv,
+from which `benchmarks.gallery` makes the context of GPUs. A step is never judged by scales that were fitted to it: half
+of the groups (model, device and precision) in ten splits, one size, one group, or one source is left out. Scales of a
+generation are fitted to steps on it, with the steps on other generations as a prior.
 """
 
 from collections import defaultdict
@@ -17,26 +17,26 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from benchmarks import OUT, WRITE, Row, command, judge, lay_out, read_csv, save_rows, widen, write_csv
+from benchmarks import WRITE, Row, command, judge, lay_out, read_csv, widen, write_csv
 from perfkit.calibration.published import Scales, Step, fit_scales, predict_steps, split_step
 from perfkit.ground.files import find_reference, write_text
 from perfkit.readers.datasheets import read_datasheet
 
-#: Single node of the gallery that stands for a device, by the first part of its name.
+#: Node of the gallery for a device, by the first part of its name.
 NODES = {"v100": "v100-sxm-8", "a100": "a100-sxm-8", "h100": "h100-sxm-8", "b200": "b200-sxm-8", "gb200": "gb200-4"}
-#: Generations that get scales; to the last three no step is fitted.
+#: Generations with scales; no step is fitted on the last three.
 GENERATIONS = ("v100", "a100", "h100", "blackwell", "ada", "others")
-#: That of a GPU by the first part of its name.
+#: Generation of a GPU, by the first part of its name.
 GENERATION = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100", "l4": "ada", "l40s": "ada"}
 GENERATION |= dict.fromkeys(("b200", "b300", "gb200"), "blackwell")
-#: What is fitted to, but for steps in fp8.
+#: Sources whose steps are fitted, except steps in fp8.
 _FITTED = ("mpt", "vtrain", "flash_gpt", "dle_bert", "megatron")
 _SIZES = ("layers", "hidden", "heads", "vocabulary", "kv_heads", "inner")
-#: What Llama has and GPT has not.
+#: Settings of Llama that differ from GPT.
 LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
-#: Share of what recomputing whole layers adds that `selective` checkpoints do: every other product, no attention.
+#: Time that `selective` checkpoints add, over that of recomputing whole layers: every other product, no attention [-].
 _SELECTIVE = {"product": 0.5, "memory": 1.0, "memory.fused": 1.0, "host": 1.0}
-#: Steps on four GPUs with copies of the weights: stated, and in no group.
+#: Steps on four data-parallel GPUs; they are in no group and listed one by one.
 _STATED = "neusight_dp4"
 #: Largest mean error [%] by what is judged and how.
 BARS = {
@@ -61,10 +61,10 @@ def read_rows() -> list[dict[str, str]]:
 
 @cache
 def find_platform(device: str, ranks: int, bandwidth: str, link: str) -> pk.Platform:
-    """A cluster of a device, with a memory bandwidth and a link between nodes where the source states them [B/s]."""
+    """A cluster of a device; memory bandwidth and the link between nodes as the source states them [B/s]."""
     node = pk.load_platform(NODES.get(device.partition("-")[0], f"{device}-8"))
     found = node
-    if device == "gb200":  # 72 of them share their links
+    if device == "gb200":  # one NVLink domain has 72 GPUs
         found = replace(node, network=replace(node.network, ranks_per_node=max(ranks, node.network.ranks)))
     elif ranks > node.network.ranks:
         found = pk.load_platform(f"{node.name}x{-(-ranks // node.network.ranks)}")
@@ -77,7 +77,7 @@ def find_platform(device: str, ranks: int, bandwidth: str, link: str) -> pk.Plat
 
 
 def build_workload(row: Row, accumulate: int) -> pk.Transformer:
-    """The workload of a row, with another number of micro-batches."""
+    """The workload of a row with a given number of micro-batches."""
     given: dict[str, Any] = {name: int(row[name] or 0) for name in (*_SIZES, "sequence")}
     given |= {name: row[name] for name in ("dtype", "attention", "parallel")} | (LLAMA if row["inner"] else {})
     given |= {name: row[name] == "yes" for name in ("mixed", "overlap")}
@@ -88,7 +88,7 @@ def build_workload(row: Row, accumulate: int) -> pk.Transformer:
 
 
 def list_steps(rows: Sequence[Row]) -> list[Step]:
-    """Rows with their parts: of several micro-batches as many times what a second one adds, of a micro step that."""
+    """Rows with the parts of their time; micro-batches after the first take what the second one adds."""
     steps = []
     for row in rows:
         count, ranks = int(row["accumulate"]), int(row["ranks"])
@@ -126,7 +126,7 @@ def _name_group(step: Step) -> str:
 
 
 def _split(steps: Sequence[Step], how: str) -> Iterator[list[bool]]:
-    """Which steps are judged, time after time: by half of the groups in ten splits, or by one size, group or source."""
+    """Which steps are left out and judged, split by split: half of the groups, or one size, group or source."""
     groups = [_name_group(step) for step in steps]
     if how == "half of the groups":
         parts = sorted({step.source + step.generation for step in steps})
@@ -145,7 +145,7 @@ def _split(steps: Sequence[Step], how: str) -> Iterator[list[bool]]:
 
 
 def judge_steps(steps: Sequence[Step], how: str) -> list[dict[str, Any]]:
-    """Errors [%] of steps that nothing was fitted to, by source and generation, and how many intervals hold them."""
+    """Errors of steps that were left out, by source and generation, and the share inside the 80 % interval [%]."""
     found: dict[str, list[Row]] = defaultdict(list)
     for judged in _split(steps, how):
         fitted = [s for s, own in zip(steps, judged, strict=True) if not own and is_fitted(s)]
@@ -160,13 +160,13 @@ def judge_steps(steps: Sequence[Step], how: str) -> list[dict[str, Any]]:
 
 
 def state_steps(rows: Sequence[Row], scales: Scales) -> list[dict[str, Any]]:
-    """Steps that belong to no group, one by one, by scales to which they add nothing [s]."""
+    """Predict steps that were not fitted, one by one [s]."""
     priced = zip(rows, *predict_steps(list_steps(rows), scales), strict=True)
     return [{**row, **widen(time, spread, float(row["seconds"]))} for row, time, spread in priced]
 
 
 def tabulate_scales(scales: Scales) -> str:
-    """The fitted scales as a table that perfkit ships."""
+    """The fitted scales as the text of a table."""
     return write_csv([
         {"class": name, "generation": generation, "logarithm": f"{value:.4f}", "stderr": f"{error:.3f}",
          "configurations": count, "kind": "fitted" if count else "assumed"}
@@ -175,7 +175,7 @@ def tabulate_scales(scales: Scales) -> str:
 
 
 def read_scales() -> Scales:
-    """Fitted scales by class and generation, as `perfkit.calibration.published.fit_scales` gives them."""
+    """The committed scales, in the form of `perfkit.calibration.published.fit_scales`."""
     return {
         (row["class"], row["generation"]): (float(row["logarithm"]), float(row["stderr"]), int(row["configurations"]))
         for row in read_csv(find_reference("published", "gpu_scales.csv"))
@@ -191,7 +191,7 @@ _STEPS = {
 }  # fmt: skip
 
 
-@command({**OUT, **WRITE})
+@command(WRITE)
 def main(given: Any) -> None:
     """Published steps of GPUs, judged by scales fitted to others."""
     rows = read_rows()
@@ -203,4 +203,3 @@ def main(given: Any) -> None:
     print(lay_out(stated, _STEPS))
     if given.write:
         write_text(find_reference("published") / "gpu_scales.csv", tabulate_scales(scales))
-    save_rows(given.json, [*figures, *stated])

@@ -1,32 +1,34 @@
 """Iterations of DLRMs on single GPUs as others measured them, against predictions that were never fitted to them.
 
-    python -m benchmarks.gpu_iterations [--json OUT] [--write]
+    python -m benchmarks.gpu_iterations [--write]
 
 36 iterations of Lin et al. (arXiv 2201.07821, version 2): three DLRMs at four batch sizes on V100, TITAN Xp and P100,
-read off a plot (0.12 ms). They lie in reference_data/published/dlrm_single_gpu.csv beside what perfkit predicts, which
---write brings up to date. No parameter was fitted to them, and no form chosen on them; what was decided, and on what:
+read off a plot (0.12 ms). They are in reference_data/published/dlrm_single_gpu.csv beside the predictions, which
+--write updates. No parameter was fitted to them, and no form was chosen with them. The sources of each choice:
 
-- Operations and kernels of an iteration; that inputs, labels and the indices of the interaction are copied from
-  pageable memory while the host waits, and loss and predictions read between forward and backward: from the kernel
-  trace of DLRM-MLPerf (batch 2048, V100), which lists every kernel in order. So are 4-byte indices: 53,248 of them are
-  copied in 20 us, which PCIe 3.0 could not do with 8 bytes each.
-- Kernels of a call: from the published launches of DLRM-default. Calls of an iteration then come to 73 and 87; the
-  published traces have 76 and 89 gaps between calls (batch 256, before outliers are taken out).
+- Operations and kernels of an iteration: from the kernel trace of DLRM-MLPerf (batch 2048, V100), which lists every
+  kernel in order. Inputs, labels and the indices of the interaction are copied from pageable memory while the host
+  waits; loss and predictions are read between forward and backward. Indices have 4 bytes: 53,248 of them are copied in
+  20 us, which is too fast for 8 bytes over PCIe 3.0.
+- Kernels of a call: from the published launches of DLRM-default. An iteration then has 73 or 87 calls; the published
+  traces have 76 and 89 gaps between calls (batch 256, with outliers).
 - Layer lists start with the input (512-512-64 has two layers): 12 and 16 weights are updated in the traces.
-- Times of kernels: products, element-wise kernels, copies, gather and fused lookups fitted to the kernel trace, see
-  `benchmarks.gallery_v100`. Rates of memory, L2 and PCIe: measured ones of the study. Peaks: locked clocks.
-- Host: T1 to T5 of the published tables, profiler cost removed as far as the tables and their authors tell; see
+- Times of kernels: products, element-wise kernels, copies, gather and fused lookups were fitted to the kernel trace,
+  see `benchmarks.gallery_v100`. Rates of memory, L2 and PCIe were measured by the study. Peaks are those of locked
+  clocks.
+- Host: T1 to T5 of the published tables, without the cost of the profiler as far as it is known; see
   `perfkit.readers.datasheets`. One table for all three machines.
-- TITAN Xp and P100 reach the shares of peak and bandwidth that the V100 reaches.
+- TITAN Xp and P100 reach the same shares of peak and bandwidth as the V100.
 
-The iterations were compared when all this stood. One change came later, for the sake of two kernels of the trace: rows
-that L2 serves overlap with rows from memory. It moved the figures of no GPU by more than 0.2.
+The iterations were compared after all these choices. One change was made later, because of two kernels of the trace:
+rows from L2 overlap with rows from memory. It changed the figures of no GPU by more than 0.2.
 
-The published GPU active time follows from two published errors of the study's own prediction of it; it is shown to tell
-wrong kernels from a wrong host, and enters nothing. What remains: the host is 0.4 to 1.2 ms too slow where it sets the
-pace, as its overheads were measured under a profiler whose cost is only partly known; on TITAN Xp and P100 kernels are
-too fast, as these reach smaller shares of their peaks than the V100 does; and short kernels are, as the published
-active time (5.06 ms at batch 2048 of DLRM-MLPerf on the V100) exceeds the kernels of the study's own trace (4.58 ms).
+The published GPU active time follows from two published errors of the study's prediction of it. It separates errors of
+kernels from errors of the host, and is not used otherwise. What remains: the host is 0.4 to 1.2 ms too slow where it
+limits the time, because its overheads were measured under a profiler whose cost is only partly known. Kernels on TITAN
+Xp and P100 are too fast, because these GPUs reach smaller shares of their peaks than the V100. Short kernels are too
+fast as well: the published active time (5.06 ms at batch 2048 of DLRM-MLPerf on the V100) is longer than the kernels of
+the trace of the study (4.58 ms).
 """
 
 import math
@@ -36,14 +38,14 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from benchmarks import OUT, WRITE, Row, command, judge, lay_out, read_published, save_rows, state, write_published
+from benchmarks import WRITE, Row, command, judge, lay_out, read_published, state, write_published
 from benchmarks.eager import EagerDLRM
 from perfkit.platform.estimates import keep_quiet
 
-#: Most geometric-mean error [%], by GPU; "all" pools the three.
+#: Largest geometric-mean error by GPU [%]; "all" pools the three.
 BARS = {"V100": 12.0, "all": 15.0}
-#: Geometric-mean errors [%] that the study states for its own predictions: with the overheads of each iteration, and
-#: with those of all iterations of a machine together (arXiv 2201.07821v2, table and notebook output).
+#: Geometric-mean errors that the study states for its own predictions [%]: with the overheads of each iteration, and
+#: with those of all iterations of a machine (arXiv 2201.07821v2, table and notebook output).
 STUDY = {"V100": (7.56, 6.92), "TITAN Xp": (6.97, 12.52), "P100": (9.59, 12.09), "all": (7.96, 10.15)}
 PLATFORMS = {"V100": "v100-locked-1", "TITAN Xp": "titan-xp-1", "P100": "p100-1"}
 TABLE = "dlrm_single_gpu.csv"
@@ -68,7 +70,7 @@ def divide(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Errors by GPU and over all [%], the study's own beside them, and what the mean signed error is made of."""
+    """Errors by GPU and over all beside those of the study, and the parts of the bias from kernels and host [%]."""
     out = []
     for gpu, part in divide(rows).items():
         keys = ("measured", "predicted", "predicted_active", "published_active")
@@ -93,7 +95,7 @@ _FIGURES = {
 }  # fmt: skip
 
 
-@command({**OUT, **WRITE})
+@command(WRITE)
 def main(given: Any) -> int:
     """Published DLRM iterations on single GPUs."""
     rows = predict_rows()
@@ -102,5 +104,4 @@ def main(given: Any) -> int:
     print(f"\nerrors [%]\n{lay_out(figures, _FIGURES)}")
     if given.write:
         write_published(TABLE, rows)
-    save_rows(given.json, figures, iterations=rows)
     return int(any(row["geomean"] > row["bar"] for row in figures))

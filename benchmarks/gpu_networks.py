@@ -1,21 +1,21 @@
 """Iterations of convolutional nets on single GPUs as others measured them, against predictions of captured modules.
 
-    python -m benchmarks.gpu_networks [--json OUT]
+python -m benchmarks.gpu_networks
 
 18 iterations of Lin et al. (arXiv 2201.07821): ResNet-50 and Inception-v3 at three batch sizes on V100, TITAN Xp and
 P100 at locked clocks, fp32. The nets are captured from the modules below; no parameter was fitted to the iterations.
-What the source does not say is taken to be as usual: images of 224 and 299 pixels, no auxiliary classifier, plain SGD.
-No convolution of these GPUs was measured either: a product stands in for each, see `perfkit.platform.kernels`.
+The source does not state everything; usual values are assumed: images of 224 and 299 pixels, no auxiliary classifier,
+plain SGD. No convolution was measured on these GPUs; each is priced as a product, see `perfkit.platform.kernels`.
 
-They were predicted before they were compared, then with the loop of that time (gradients zeroed, weights updated one by
-one), which moved the mean error from 19.3 to 18.6 %. What remains, as seen then:
+They were predicted before they were compared. Then the training loop of that time was used (gradients zeroed, weights
+updated one by one), which changed the mean error from 19.3 to 18.6 %. What remained then:
 
-- Measured times have a part that does not grow with the batch: 15 ms for ResNet-50 on the V100. Iterations that start
-  with an empty device, as where the loss is read in each, are predicted 8 to 14 ms longer: ResNet-50 on the V100 is
-  then 5, 0 and 2 % off instead of 17, 7 and 1 %. The source does not say whether it reads the loss.
-- Inception-v3 at batch 64 on the V100 took 1.3 times as long as at 32, and 1.85 times on both other GPUs: a library
-  that found another algorithm there, since all predictions err there by 12 to 66 %.
-- TITAN Xp and P100 reach smaller shares of their peaks than the V100, whose shares they were given; DLRMs say the same.
+- Measured times have a part that does not grow with the batch: 15 ms for ResNet-50 on the V100. If each iteration
+  starts with an idle device, as when the loss is read in each, predictions are 8 to 14 ms longer, and ResNet-50 on the
+  V100 is 5, 0 and 2 % off instead of 17, 7 and 1 %. The source does not say whether it reads the loss.
+- Inception-v3 at batch 64 took 1.3 times as long as at 32 on the V100, and 1.85 times on the other GPUs. The library
+  probably chose another algorithm there: all predictions of it err by 12 to 66 %.
+- TITAN Xp and P100 reach smaller shares of their peaks than the V100, whose shares they have here; so with DLRMs.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import perfkit as pk
-from benchmarks import OUT, Row, command, find_shared_data, judge, lay_out, read_csv, save_rows, state
+from benchmarks import Row, command, find_shared_data, judge, lay_out, read_csv, state
 from benchmarks.gpu_iterations import PLATFORMS, divide
 from perfkit.platform.estimates import keep_quiet
 from perfkit.recording.convolutions import Branches, Residual
@@ -61,7 +61,7 @@ class ResNet50(nn.Sequential):
 
 
 def _chain(inputs: int, *units: tuple[int, Any]) -> nn.Sequential:
-    """Units of one way at full resolution: channels and window of each."""
+    """Units of one branch at full resolution: channels and window of each."""
     layers = []
     for outputs, kernel in units:
         pad = tuple(k // 2 for k in kernel) if isinstance(kernel, tuple) else kernel // 2
@@ -104,12 +104,12 @@ class InceptionV3(nn.Sequential):
 
 #: Nets by the name the source gives them, and pixels along an edge of their images.
 NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {"ResNet50": (ResNet50, 224), "Inception-V3": (InceptionV3, 299)}
-#: Columns of the source that hold absolute errors of other predictions of the same iterations [%].
+#: Columns of the source with absolute errors of other predictions of the same iterations [%].
 STUDY = ("abs_err_ours_pct", "abs_err_habitat_pct", "abs_err_mlpredict_pct")
 
 
 def capture_net(name: str, batch: int) -> pk.Graph:
-    """One iteration of training as PyTorch ran it until 1.12: gradients zeroed and added to, weights one by one."""
+    """One training iteration as in PyTorch until 1.12: gradients are zeroed, then added to; weights one by one."""
     build, size = NETS[name]
 
     def make_step() -> Callable[[], None]:
@@ -127,9 +127,9 @@ def capture_net(name: str, batch: int) -> pk.Graph:
 
 
 def predict_rows(names: Sequence[str] = tuple(NETS), batches: Sequence[int] = (16, 32, 64)) -> list[dict[str, Any]]:
-    """Published iterations, predicted ones with 80 % interval, time kernels run, and the parts of these by class [s].
+    """Published and predicted iterations with 80 % interval, and the time of kernels by class [s].
 
-    Beside their errors [-] are those of other predictions [%].
+    Errors of other predictions are beside them [%].
     """
     source = {(row["gpu"], row["model"], int(row["batch"])): row
               for row in read_csv(find_shared_data("end_to_end", "e2e_single_gpu_cnn.csv"))}  # fmt: skip
@@ -172,9 +172,7 @@ def format_rows(rows: Sequence[Row]) -> str:
     return f"{lay_out(rows, _ROWS)}\n\nerrors [%]\n{lay_out(figures, _FIGURES)}"
 
 
-@command(OUT)
+@command({})
 def main(given: Any) -> None:
     """Published iterations of nets on single GPUs."""
-    rows = predict_rows()
-    print(format_rows(rows))
-    save_rows(given.json, rows)
+    print(format_rows(predict_rows()))

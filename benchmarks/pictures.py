@@ -1,4 +1,4 @@
-"""Pictures of docs/: a report of each kind, as a headless browser draws it.
+"""Pictures of docs/: a report of each kind, drawn by a headless browser.
 
 python -m benchmarks.pictures [--out docs] [--browser chromium-headless-shell]
 """

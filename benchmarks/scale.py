@@ -1,9 +1,9 @@
-"""Published steps of ranks that share layers, sequences and stages, beside predictions without any run of their source.
+"""Published steps with tensor, context, expert and pipeline parallelism, beside predictions.
 
-    python -m benchmarks.scale [--json OUT]
+    python -m benchmarks.scale
 
 Rows come from the folder that PERFKIT_SHARED_DATA names: vTrain (single node), torchtitan, recipes of NVIDIA, the table
-of Megatron-core, and arXiv:2205.05198, table 5. Scales are fitted to reference_data/published/gpu_steps.csv but for the
+of Megatron-core, and arXiv:2205.05198, table 5. Scales are fitted to reference_data/published/gpu_steps.csv without the
 steps of the source that is judged.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import OUT, command, find_shared_data, gpu_context, judge, lay_out, read_csv, save_rows, widen
+from benchmarks import command, find_shared_data, gpu_context, judge, lay_out, read_csv, widen
 from perfkit.calibration.published import add_published, fit_scales
 from perfkit.calibration.runs import tune
 from perfkit.models.partitions import CHUNKED, SCHEDULES
@@ -30,16 +30,16 @@ from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import PRESETS, Transformer
 
-#: Largest mean error [%] without any run of the source.
+#: Largest mean error without any run of the source [%].
 BARS = {"vtrain": 12.0, "torchtitan": 15.0, "nvidia": 18.0, "megatron": 15.0, "seqsel": 8.0}
 _HALVES = "half of the models"
-#: The same where the platform was tuned to at most 30 runs of other models of the source.
+#: The same if the platform was tuned to at most 30 runs of other models of the source.
 TUNED = {("vtrain", _HALVES): 8.0, ("vtrain", "one left out"): 11.0, ("nvidia", _HALVES): 12.0}
 _LLAMA = gpu_context.LLAMA
 _HALF: dict[str, Any] = {"dtype": "bf16", "mixed": True, "fused": True}
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "inner", "vocabulary")
-#: Shapes of the models that sources name, by `_SIZES`: arXiv:2402.16819 and 2406.11704 (Nemotron), NeMo's of 5b,
-#: 20b, 8b and 22b, with its vocabulary GPT-3 (arXiv:2005.14165), and perfkit's own of Llama.
+#: Sizes of the models that sources name, by `_SIZES`: Nemotron (arXiv:2402.16819 and 2406.11704), 5b, 20b, 8b and 22b
+#: as in NeMo, GPT-3 (arXiv:2005.14165) with the vocabulary of NeMo, and the presets of perfkit for Llama.
 _SHAPES: dict[str, tuple[int, ...]] = {
     "gpt3-5b": (24, 4096, 32, 0, 0, 51200), "gpt3-20b": (44, 6144, 48, 0, 0, 51200),
     "gpt3-175b": (96, 12288, 96, 0, 0, 51200), "nemotron-8b": (32, 4096, 32, 0, 0, 256000),
@@ -47,7 +47,7 @@ _SHAPES: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 _SHAPES |= {name.replace("llama-", "llama"): tuple(sizes[key] for key in _SIZES)
             for name, sizes in PRESETS.items() if "llama" in name}  # fmt: skip
-#: The same of experts, with their number and how many a token has, and the width of a head: Qwen3 (arXiv:2505.09388).
+#: Sizes, number of experts, experts of a token and width of a head: Qwen3 (arXiv:2505.09388).
 _EXPERTS = {
     "qwen3-30b-a3b": (48, 2048, 32, 4, 768, 151936, 128, 8, 128),
     "qwen3-235b-a22b": (94, 4096, 64, 4, 1536, 151936, 128, 8, 128),
@@ -55,9 +55,9 @@ _EXPERTS = {
 
 
 class Row(NamedTuple):
-    """A published step: its source, the model it is ranked in, device and ranks, what ran and how, and its time [s].
+    """A published step: source, group whose steps are ranked, device, model, strategy, execution and time [s].
 
-    Also the memory that was reserved [B], and whether every other product was kept, with attention.
+    `reserved` is the memory [B]; `selective` means that every other product and attention were not recomputed.
     """
 
     source: str
@@ -81,16 +81,16 @@ def _make(name: str, batch: int, sequence: int, shape: Sequence[int], **about: A
 
 
 def _share(n: Mapping[str, int], chunks: int, **about: Any) -> Strategy:
-    """Sharing by the counts that are known; tokens are shared as products are, and stages of chunks interleave."""
+    """A strategy from the counts that are known, sequence-parallel with tensor parallelism; chunks are interleaved."""
     ways: dict[str, Any] = {key: n[key] for key in ("tp", "pp", "dp", "cp", "ep", "micro_batch") if key in n}
     ways |= {"schedule": "interleaved" if chunks > 1 else "1f1b", "chunks": chunks}
     return Strategy(**{**ways, "sequence_parallel": n["tp"] > 1, "tiled": n["tp"] > 1, **about})
 
 
 def list_vtrain(*, alone: bool = False) -> Iterator[Row]:
-    """Megatron-DeepSpeed on a node of A100; with `alone` those without sharing too, which are fitted to elsewhere.
+    """Megatron-DeepSpeed on a node of A100; with `alone` also the data-parallel runs, which the scales are fitted to.
 
-    Nothing is computed again: what a micro-batch adds is the same for layers of one stage and of several.
+    There is no recomputation: a micro-batch adds the same time with one stage and with several.
     """
     for row in _read("vtrain_singlenode_a100_half.csv"):
         n = {key: int(row[key]) for key in list(row)[:10]}
@@ -105,10 +105,10 @@ def list_vtrain(*, alone: bool = False) -> Iterator[Row]:
 
 
 def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
-    """Tables 2, 4, 5 and 6: Llama 3.1 with fp8 products, compiled; with `alone` those of one kind of sharing too.
+    """Tables 2, 4, 5 and 6: Llama 3.1 with fp8 products, compiled; with `alone` also runs with FSDP alone.
 
-    Their pipelines have as many micro-batches as ranks, as by default until January 2025 (torchtitan, pull 781). In
-    tables 1 and 3, whose checkpoints are selective, all is computed again here; `count_kept` says what they keep.
+    Pipelines have as many micro-batches as ranks, the default until January 2025 (torchtitan, pull 781). Tables 1 and 3
+    have selective checkpoints; here everything is recomputed, and `count_kept` gives the memory that they keep.
     """
     for row in _read("torchtitan_h100.csv"):
         words = row["parallelism"].split()
@@ -127,9 +127,9 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
 
 
 def list_recipes(*, stated: bool = False) -> Iterator[Row]:
-    """Recipes of NVIDIA in fp8, by NeMo and Megatron-Bridge: of dense models on H100, or `stated` others.
+    """Recipes of NVIDIA in fp8, by NeMo and Megatron-Bridge, of dense models on H100; the first setting of two.
 
-    Those have experts or run on Blackwell, and no bar names them; the first setting where there are two.
+    With `stated` those without a bar: models with experts, and runs on Blackwell.
     """
     for row in _read("nvidia_recipes.csv"):
         name, device = row["model"].lower().replace("_", "-"), row["system"].partition("-")[2].lower()
@@ -177,7 +177,7 @@ def list_megatron() -> Iterator[Row]:
 
 
 def list_recomputed() -> Iterator[Row]:
-    """arXiv:2205.05198, table 5: all of a layer computed again, and attention with sequence parallelism."""
+    """arXiv:2205.05198, table 5: layers recomputed, or attention recomputed with sequence parallelism."""
     for row in _read("seqsel_iteration_times.csv"):
         n = {k: int(row[k]) for k in ("layers", "hidden", "heads", "tp", "pp", "dp", "global_batch", "interleave_m")}
         shape = (n["layers"], n["hidden"], n["heads"], 0, 0, int(row["vocab"]))
@@ -191,11 +191,11 @@ def list_recomputed() -> Iterator[Row]:
 
 @cache
 def _find_platform(device: str, ranks: int, source: str) -> Platform:
-    """A cluster whose context is fitted to the steps of all other sources."""
+    """A cluster with scales that are fitted to the steps of all other sources."""
     name, bandwidth, link = [*device.split(), "", ""][:3]
     steps = [step for step in _list_steps() if step.source != source]
     scales, generation = fit_scales(steps, gpu_context.GENERATIONS), name.partition("-")[0]
-    if generation not in gpu_context.GENERATIONS:  # nothing but NVIDIA's recipes ran on it
+    if generation not in gpu_context.GENERATIONS:  # only recipes of NVIDIA ran on it
         local = load_platform(gpu_context.NODES[generation])
         if generation == "gb200":  # NVLink of 72 GPUs
             local = local.with_link("inter", bandwidth=9e11, latency=2e-6)
@@ -211,7 +211,7 @@ def _list_steps() -> list[Any]:
 
 
 def price_row(row: Row) -> dict[str, float]:
-    """A row as predicted: parts and memory, and its time with an 80 % interval beside the published one [s]."""
+    """Predict a row: parts [s], memory [B], and its time with an 80 % interval beside the published one [s]."""
     platform = _find_platform(row.device, row.strategy.ranks, row.source)
     many = Strategy.stack([row.strategy])
     found = {name: float(own[0]) for name, own in price_strategies(row.model, platform, many, row.execution).items()}
@@ -222,14 +222,14 @@ def price_row(row: Row) -> dict[str, float]:
 
 
 def count_kept(row: Row) -> float:
-    """What selective checkpoints of torchtitan keep: every other product of a layer, and attention [B]."""
+    """Memory of selective checkpoints of torchtitan: every other product of a layer, and attention [B]."""
     m, s = row.model, row.strategy
     numbers = m.hidden * 3 + m.hidden // m.heads * m.kv_heads + m.inner  # queries, values, attention, gate and output
     return row.selective * m.layers * s.micro_batch * m.sequence * numbers * 2.0
 
 
 def judge_rows(rows: Sequence[Row]) -> dict[str, Any]:
-    """Errors [%] of a source, how many intervals hold them, and how many pairs of a model are ranked rightly."""
+    """Errors of a source and the share inside the 80 % interval [%]; pairs of a group, and those in right order [-]."""
     found = [price_row(row) for row in rows]
     pairs = [(a, b) for (one, a), (other, b) in combinations(zip(rows, found, strict=True), 2)
              if one.group == other.group and abs(np.log(one.seconds / other.seconds)) > 0.05]  # fmt: skip
@@ -239,7 +239,7 @@ def judge_rows(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def list_runs(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows as `perfkit.calibration.runs.tune` takes them."""
+    """Rows in the form of `perfkit.calibration.runs.tune`."""
     sizes = ("batch", "sequence", "positions", "layers", "hidden", "heads", "kv_heads", "inner", "vocabulary", "norm",
              "gated", "rotary", "tie", "bias")  # fmt: skip
     about = ({name: getattr(row.model, name) for name in sizes} | vars(row.strategy) for row in rows)
@@ -247,10 +247,10 @@ def list_runs(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def judge_tuned(rows: Sequence[Row], how: str) -> dict[str, Any]:
-    """Errors [%] of runs of models that a platform was not tuned to, by at most 30 runs of the others.
+    """Errors of models that are left out when a platform is tuned to at most 30 runs of the others [%].
 
-    Those are of half of the models in ten draws, or of all but one. Rows are of one device; the platform is fitted to
-    all other sources.
+    Half of the models are left out in ten draws, or one at a time. All rows are of one device, and the platform has
+    scales of all other sources.
     """
     runs, models = list_runs(rows), [f"{row.model.layers} {row.model.hidden} {row.model.name}" for row in rows]
     platform = _find_platform(rows[0].device, max(row.strategy.ranks for row in rows), rows[0].source)
@@ -268,7 +268,7 @@ def judge_tuned(rows: Sequence[Row], how: str) -> dict[str, Any]:
     return about | judge(judged) | {"bar": TUNED[rows[0].source, how]}
 
 
-#: What is judged, each a source.
+#: The sources that are judged.
 LISTS = (list_vtrain, list_torchtitan, list_recipes, list_megatron, list_recomputed)
 _FIGURES = {name: f"{{{name}:.1f}}" for name in ("geomean", "mean", "p95", "bias", "inside")}
 
@@ -278,16 +278,15 @@ def _print_errors(title: str, rows: Sequence[Mapping[str, Any]], columns: Mappin
     print(f"\n{title}: {mean:.1%} off in mean\n{lay_out(rows, columns)}")
 
 
-def _print_tuned() -> list[dict[str, Any]]:
+def _print_tuned() -> None:
     vtrain, recipes = list(list_vtrain(alone=True)), list(list_recipes())
     figures = [judge_tuned(*asked) for asked in ((vtrain, _HALVES), (vtrain, "one left out"), (recipes, _HALVES))]
     columns = {"steps": "{steps}", "judged": "{judged}", **_FIGURES, "expected": "{expected:.1f}", "bar": "{bar:g}"}
     print(f"\nTuned to at most 30 runs of other models\n{lay_out(figures, columns)}")
-    return figures
 
 
 def time_layers() -> list[dict[str, Any]]:
-    """arXiv:2205.05198, table 4: a layer of the 22B model on 8 A100, published and predicted [s], as two less one."""
+    """arXiv:2205.05198, table 4: a layer of the 22B model on 8 A100 [s], predicted as two layers minus one."""
     out, about = [], {**_HALF, "dtype": "fp16", "attention": "eager", "dropout": 0.1}
     for row in _read("seqsel_layer_times_22B.csv"):
         name, real, taken = row["experiment"], float(row["combined_ms"]) / 1e3, list[float]()
@@ -303,10 +302,10 @@ def time_layers() -> list[dict[str, Any]]:
 
 
 def time_updates() -> list[tuple[int, float, float]]:
-    """Fused all_reduce and Adam over one after the other, by numbers that are summed: published and predicted ratio.
+    """Time of a fused all_reduce and Adam over that of the two after each other, by size: published and predicted [-].
 
-    CoCoNet (arXiv:2105.05720) on 8 DGX-2, whose 16 V100 share 8 links of 100 Gb/s. Here two groups of 8 ranks stand for
-    a node. Fused, a rank updates its part, 28 B a number, while the sum goes on.
+    CoCoNet (arXiv:2105.05720) on 8 DGX-2, where 16 V100 share 8 links of 100 Gb/s; here a node is two groups of 8
+    ranks. In the fused kernel a rank updates its part, 28 B a number, during the reduction.
     """
     rows = {(row["op"], int(row["elements"])): float(row["iter_ms"])
             for row in _read("coconet_allreduce_adam_128gpu.csv") if row["nccl_algo"] == "Default"}  # fmt: skip
@@ -322,10 +321,10 @@ def time_updates() -> list[tuple[int, float, float]]:
 
 
 def time_exchanges() -> list[tuple[int, float, float]]:
-    """Tutel, table 2: share of all_to_all in a layer of experts on so many A100, published and predicted [-].
+    """Tutel, table 2: share of all_to_all in a layer of experts by number of A100, published and predicted [-].
 
-    Its precision and experts a token are not stated; fp32 (with TF32) and two, as by default in its program, came
-    nearest to its times.
+    Precision and experts of a token are not stated; fp32 (with TF32) and two, the defaults of its program, came nearest
+    to its times.
     """
     out = []
     for row in _read("tutel_table2_a2a.csv"):
@@ -339,7 +338,7 @@ def time_exchanges() -> list[tuple[int, float, float]]:
 
 
 def find_crossing(nbytes: float) -> int:
-    """Least power of two of A100 on which tokens that are gathered in each node first arrive earlier [-].
+    """Smallest power of two of A100 on which a two-level all_to_all is faster than a flat one [-].
 
     Tutel, table 6 (without pipelining): between 128 and 256, on average over 243 layers.
     """
@@ -350,7 +349,7 @@ def find_crossing(nbytes: float) -> int:
                               for way in (None, "two_level"))  # fmt: skip
         if gathered < flat:
             return ranks
-    raise ValueError(f"no number of ranks gains at {nbytes:g} B; take a smaller message")
+    raise ValueError(f"two levels are never faster at {nbytes:g} B; take a smaller message")
 
 
 def _print_experts() -> None:
@@ -398,8 +397,9 @@ def _print_torchtitan() -> None:
 
 
 def draw_strategies(count: int, seed: int = 7) -> list[tuple[Transformer, str, Strategy, str]]:
-    """Strategies that can be and fit: on 2 to 128 GPUs, of six models, some with experts; weights and gradients are
-    shared where there are no stages.
+    """Random strategies that are valid and fit in memory: 2 to 128 GPUs, six models, some with experts.
+
+    ZeRO stages 2 and 3 are drawn only without pipeline stages.
     """
     rng, found = np.random.default_rng(seed), list[tuple[Transformer, str, Strategy, str]]()
     names = ("gpt2-medium", "gpt3-1.3b", "gpt3-2.7b", "gpt3-6.7b", "llama-2-7b", "llama-3-8b")
@@ -430,7 +430,7 @@ def draw_strategies(count: int, seed: int = 7) -> list[tuple[Transformer, str, S
 
 
 def compare_events(drawn: Sequence[tuple[Transformer, str, Strategy, str]]) -> list[float]:
-    """Time of the event loop over that of the closed forms [-]."""
+    """Time of the simulation over that of the closed forms [-]."""
     ratios = []
     for model, where, strategy, execution in drawn:
         found = price_strategies(model, load_platform(where), Strategy.stack([strategy]), execution)
@@ -447,7 +447,7 @@ def _print_agreement() -> None:
           f"bias {errors.mean():+.1%}, 95 % within {np.quantile(abs(errors), 0.95):.1%}")  # fmt: skip
 
 
-@command(OUT)
+@command({})
 def main(given: Any) -> None:
     """Published steps of ranks that share layers and stages, beside predictions."""
     figures = [judge_rows(list(each())) for each in LISTS]
@@ -457,5 +457,4 @@ def main(given: Any) -> None:
     _print_experts()
     _print_torchtitan()
     _print_agreement()
-    figures += _print_tuned()
-    save_rows(given.json, figures)
+    _print_tuned()

@@ -1,14 +1,14 @@
-"""Lookups and updates of tables on a V100, by shares of bandwidth that were assumed: nothing is fitted to them.
+"""Lookups and updates of tables on a V100, predicted with assumed shares of the bandwidth: nothing was fitted to them.
 
-    python -m benchmarks.v100_embeddings [--json OUT]
+python -m benchmarks.v100_embeddings
 
-Fused kernels of Lin et al. (arXiv 2404.12674): of DLRM-MLPerf at batch 2048, and 20 that were counted one by one, the
-last half of either kind with indices in shared memory.
+Fused kernels of Lin et al. (arXiv 2404.12674): those of DLRM-MLPerf at batch 2048, and 20 that were profiled alone; in
+the second half of each kind of these, indices are in shared memory.
 """
 
 from typing import Any
 
-from benchmarks import OUT, command, find_shared_data, lay_out, read_csv, save_rows
+from benchmarks import command, find_shared_data, lay_out, read_csv
 from benchmarks.gallery_v100 import read_trace
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.cost import price
@@ -16,7 +16,7 @@ from perfkit.workloads.dlrm import DLRM
 
 
 def predict_kernels() -> list[dict[str, Any]]:
-    """Phase, tables, measured and predicted time of every kernel [s]."""
+    """Phase, tables, batch, measured and predicted time of every kernel [s]."""
     model = DLRM("dlrm-mlperf", batch=2048, embedding="fused")
     names = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
     cases = [(names[row["op"]], "MLPerf", model, row["seconds"]) for row in read_trace() if row["op"] in names]
@@ -37,7 +37,7 @@ def predict_kernels() -> list[dict[str, Any]]:
     return found
 
 
-@command(OUT)
+@command({})
 def main(given: Any) -> None:
     """Lookups and updates on a V100 that nothing was fitted to."""
     rows = predict_kernels()
@@ -45,4 +45,3 @@ def main(given: Any) -> None:
     columns = {"measured": "{measured_s:time}", "predicted": "{predicted_s:time}", "error": "{error:+.0%}"}
     print(lay_out(rows, {head: f"{{{head}}}" for head in heads} | columns))
     print(f"{sum(abs(row['error']) <= 0.15 for row in rows)} of {len(rows)} within 15 %")
-    save_rows(given.json, rows)

@@ -1,4 +1,4 @@
-"""How far a question goes: functions and files of perfkit that one prediction of a DLRM on 8 ranks passes through.
+"""Number of functions and files of perfkit that one prediction of a DLRM on 8 ranks calls.
 
 python -m benchmarks.walk [--list]
 """
@@ -14,7 +14,7 @@ from perfkit.workloads.dlrm import DLRM
 
 
 def walk() -> set[tuple[str, str]]:
-    """Files and functions, named ones only: no lambda, no comprehension, and no class that is only created."""
+    """Files and functions that are called; without lambdas, comprehensions and classes that are only created."""
     platform, model, seen = load_platform("h100-sxm-8x4"), DLRM("dlrm-default", batch=2049 * 8), set[tuple[str, str]]()
 
     def note(frame: FrameType, event: str, _: Any) -> None:

@@ -17,7 +17,7 @@ from perfkit.platform.platform import Platform
 from perfkit.sharding import costs, planner, problem, search
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY
 from perfkit.sharding.planner import BASELINES, InfeasibleError, list_options, price_plan, read_constraints, shard
-from perfkit.sharding.problem import Curve, Problem, set_up
+from perfkit.sharding.problem import set_up
 from perfkit.sharding.result import ShardingResult, find_price, price_placements
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Placement, Plan
@@ -92,14 +92,6 @@ def test_parts_of_a_table_add_up(cluster: Platform) -> None:
     assert get["columns"]["lookup"] > whole["lookup"] > 0.9 * get["copies"]["lookup"] - 16e-5
 
 
-def test_rows_are_shared_unevenly_if_one_is_popular() -> None:
-    tables = [EmbeddingTable(100_000, 64, 20.0, s, name=str(s)) for s in (0.0, 1.2)]
-    problem = set_up(TableSet(tables, batch=65536, embedding="fused"), "h100-sxm-8", 8, None, "iteration", "local")
-    (even, skewed), (little, more) = problem.costs.shards(np.arange(2), "row_wise")
-    assert little[AT["lookup"]] < 0.01 * even[AT["lookup"]]
-    assert more[AT["indices"]] > skewed[AT["indices"]], "a fifth of the lookups go to one row"
-
-
 @pytest.mark.parametrize(("optimizer", "numbers"), [("sgd", 0), ("rowwise_adagrad", 1 / 64), ("adam", 2)])
 def test_optimizer_state_takes_memory_and_time(optimizer: str, numbers: float) -> None:
     tables = TableSet([EmbeddingTable(10_000, 64, 5.0)], batch=1024, optimizer=optimizer)
@@ -116,18 +108,6 @@ def test_tables_take_no_scales_that_transformers_gave() -> None:
     a100, plan = load_platform("a100-sxm-8"), Plan.from_owners([n % 8 for n in range(len(TABLES))], ranks=8)
     bare = replace(a100, context=replace(a100.context, kernels={}))
     assert (price_plan(TABLES, a100, plan).costs == price_plan(TABLES, bare, plan).costs).all()
-
-
-def test_curves_never_lie_above_their_tangents() -> None:
-    nbytes = np.geomspace(64, 1e9, 200)
-    curve = Curve(nbytes, (2e-5**0.6 + (nbytes / 1e11) ** 0.6) ** (1 / 0.6))
-    start, slope = curve.line_below(1e5, 1e8)
-    inside, below = nbytes[(nbytes >= 1e5) & (nbytes <= 1e8)], nbytes[nbytes < 1e8]
-    assert (start + slope * inside <= curve(inside) * (1 + 1e-9)).all()
-    assert (curve.slope_below(1e8) * below <= curve(below) * (1 + 1e-9)).all()
-    assert curve(np.array([0.0, 64.0])).tolist() == [0.0, curve.seconds[0]]
-    loads = Problem(None, None, "iteration", 0.0, 0.0).loads(np.eye(len(COLUMNS)))  # type: ignore[arg-type]
-    assert loads.sum(axis=1).tolist() == [1.0] * len(COLUMNS), "every cost is one resource"
 
 
 @pytest.mark.parametrize("platform", ["a100-sxm-8", "zen5-2"])
@@ -293,44 +273,54 @@ def test_constraints_are_kept() -> None:
 
 
 ODD = TableSet([EmbeddingTable(10_000, 17, 2.0)], batch=64)
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tables": 3}, "workload is 3; it must be a DLRM or a TableSet"),
-    ({"ranks": 16}, "ranks is 16; platform 'h100-sxm-8' has 8"),
-    ({"ranks": 3}, "batch is 16384; it must divide by the 3 ranks"),
-    ({"objective": "cost"}, "objective is 'cost'; known are iteration, additive"),
-    ({"inputs": "remote"}, "inputs is 'remote'; known are local, exchanged"),
-    ({"memory": -1}, "memory is -1"),
-    ({"pin": {40: 0}}, "table of pin is 40; it must be a whole number of 0 or more, at most 39"),
-    ({"pin": {"tabel 4": 0}}, "table of pin is 'tabel 4'; known are .* did you mean 'table 4'"),
-    ({"pin": {0: 8}}, "rank of 'table 0' is 8; it must be a whole number of 0 or more, at most 7"),
-    ({"together": [0, 1]}, "together has 0; it must be groups of at least two tables"),
-    ({"forbid": 3}, "forbidden kind is 3; known are"),
-]
-INFEASIBLE: list[tuple[dict[str, Any], str]] = [
-    ({"pin": {0: 1, 2: 3}, "together": [(0, 2)]}, "pin puts 'table 2' on rank 3 and a table that must share"),
-    ({"together": [(0, 1), (1, 2)], "apart": [(0, 2)]}, "'table 0' and 'table 2' must be apart, but together or pin"),
-    ({"pin": {0: 1, 2: 1}, "apart": [(0, 2)]}, "must be apart, but together or pin puts them on one rank"),
-    ({"apart": [tuple(range(9))]}, "9 tables must be apart on 8 ranks"),
-    ({"forbid": KINDS}, "no kind is left for 'table 0': constraints rule out some of .*, and the others do not fit"),
-    (
-        {"pin": {4: 0}, "forbid": {4: "table_wise"}},
-        "no kind is left for 'table 4': constraints rule out some of table_wise, ",
-    ),
-    ({"memory": 80}, "memory: nothing is left for tables; of the 80 B of a rank, .*; give more bytes"),
-    ({"memory": 1e8}, "memory: .* on one rank; of the 100 MB of a rank, .* ranks would do"),
-    ({"memory": 2e8}, "memory: all tables together need .* 8 ranks hold .* ranks would do; the largest are"),
-    ({"memory": 1.5e9, "pin": dict.fromkeys(range(36), 2)}, "memory: no placement was found that fits; .* constraints"),
-    ({"tables": ODD, "forbid": ("table_wise", "data_parallel", "row_wise")}, "no kind is left for 'table 0'"),
-]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"), REFUSED + INFEASIBLE, ids=lambda v: v[:50] if isinstance(v, str) else ""
+BAD = (
+    ValueError,
+    [
+        ({"tables": 3}, "workload is 3; it must be a DLRM or a TableSet"),
+        ({"ranks": 16}, "ranks is 16; platform 'h100-sxm-8' has 8"),
+        ({"ranks": 3}, "batch is 16384; it must divide by the 3 ranks"),
+        ({"objective": "cost"}, "objective is 'cost'; known are iteration, additive"),
+        ({"inputs": "remote"}, "inputs is 'remote'; known are local, exchanged"),
+        ({"memory": -1}, "memory is -1"),
+        ({"pin": {40: 0}}, "table of pin is 40; it must be a whole number of 0 or more, at most 39"),
+        ({"pin": {"tabel 4": 0}}, "table of pin is 'tabel 4'; known are .* did you mean 'table 4'"),
+        ({"pin": {0: 8}}, "rank of 'table 0' is 8; it must be a whole number of 0 or more, at most 7"),
+        ({"together": [0, 1]}, "together has 0; it must be groups of at least two tables"),
+        ({"forbid": 3}, "forbidden kind is 3; known are"),
+    ],
 )
-def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
-    kind = InfeasibleError if (change, message) in INFEASIBLE else ValueError
-    with pytest.raises(kind, match=".*".join(map(re.escape, message.split(".*")))):
-        find(**change)
+INFEASIBLE = (
+    InfeasibleError,
+    [
+        ({"pin": {0: 1, 2: 3}, "together": [(0, 2)]}, "pin puts 'table 2' on rank 3 and a table that must share"),
+        (
+            {"together": [(0, 1), (1, 2)], "apart": [(0, 2)]},
+            "'table 0' and 'table 2' must be apart, but together or pin",
+        ),
+        ({"pin": {0: 1, 2: 1}, "apart": [(0, 2)]}, "must be apart, but together or pin puts them on one rank"),
+        ({"apart": [tuple(range(9))]}, "9 tables must be apart on 8 ranks"),
+        (
+            {"forbid": KINDS},
+            "no kind is left for 'table 0': constraints rule out some of .*, and the others do not fit",
+        ),
+        ({"pin": {4: 0}, "forbid": {4: "table_wise"}}, "no kind is left for 'table 4': constraints rule out some"),
+        ({"memory": 80}, "memory: nothing is left for tables; of the 80 B of a rank, .*; give more bytes"),
+        ({"memory": 1e8}, "memory: .* on one rank; of the 100 MB of a rank, .* ranks would do"),
+        ({"memory": 2e8}, "memory: all tables together need .* 8 ranks hold .* ranks would do; the largest are"),
+        (
+            {"memory": 1.5e9, "pin": dict.fromkeys(range(36), 2)},
+            "memory: no placement was found that fits; .* constraints",
+        ),
+        ({"tables": ODD, "forbid": ("table_wise", "data_parallel", "row_wise")}, "no kind is left for 'table 0'"),
+    ],
+)
+
+
+@pytest.mark.parametrize(("error", "cases"), [BAD, INFEASIBLE], ids=["bad input", "infeasible"])
+def test_what_cannot_be_placed_is_refused(error: type[ValueError], cases: list[tuple[dict[str, Any], str]]) -> None:
+    for change, message in cases:
+        with pytest.raises(error, match=".*".join(map(re.escape, message.split(".*")))):
+            find(**change)
 
 
 def test_the_ranks_that_would_do_do() -> None:
@@ -367,8 +357,8 @@ def test_kinds_without_a_model_of_their_messages_are_left_out() -> None:
 
 def test_a_result_explains_itself() -> None:
     result, text = (found := find()), found.explain()
-    assert re.fullmatch(r"ShardingResult\(40 tables on 8 ranks of h100-.*s, at most .*% above the best\)", repr(result))
-    words = r"PlanPrice\(.*s \(.*–.*\), memory .* of .*; .*% of the time\)"
-    assert re.fullmatch(words, repr(result.prediction)) and text in html.unescape(result._repr_html_())
-    assert "no plan can take less than" in text and "times as long" in text
+    assert repr(result).startswith("ShardingResult(40 tables on 8 ranks of h100-sxm-8: ") and "PlanPrice(" in repr(
+        result.prediction
+    )
+    assert text in html.unescape(result._repr_html_()) and "times as long" in text
     assert result.table()["memory_bytes"].sum() == pytest.approx(result.prediction.memory.sum())

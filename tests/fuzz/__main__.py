@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz``: run the fuzzers, print what became of the inputs, and how to see each failure again."""
+"""``python -m tests.fuzz``: run the fuzzers, count the results, and print how to repeat each failure."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ from tests.fuzz.harness import deal, gather, prepare, run, run_one
 
 
 def main() -> int:
-    """Run what was asked for; 1 where something failed."""
+    """Run the fuzzers; returns 1 if an input failed."""
     entries = gather()
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=100_000, help="over all entries")
@@ -27,19 +27,18 @@ def main() -> int:
             verdict, reason, error = run_one(name, entries[name], given.seed, given.input)
             print(name, verdict, reason, *traceback.format_exception(error), sep="\n")
         return 0
-    # One thread each: those of every process would wait for each other's, and burn as much time again.
+    # One thread in each process: more threads would wait for each other.
     os.environ |= {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
     tasks = []
-    for name, count in deal(given.inputs, given.entry).items():  # in parts, so that all processes end together
+    for name, count in deal(given.inputs, given.entry).items():  # in parts, so that no process ends much later
         step = max(1, -(-count // 8))
         tasks += [(name, min(step, count - i), given.seed, i) for i in range(0, count, step)]
     with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn"), initializer=prepare) as pool:
         rows = pl.DataFrame([row for part in pool.map(run, *zip(*tasks, strict=True)) for row in part])
-    verdicts = [(pl.col("verdict") == each).sum().alias(each) for each in ("taken", "refused", "failure")]
-    costs = pl.sum("seconds"), pl.max("seconds").alias("slowest"), pl.max("bytes")
-    whole = pl.concat([rows, rows.with_columns(entry=pl.lit("all"))]).group_by("entry", maintain_order=True)
+    counts = rows.pivot("verdict", index="entry", values="seconds", aggregate_function="len")
+    costs = rows.group_by("entry").agg(pl.sum("seconds"), pl.max("seconds").alias("slowest"), pl.max("bytes"))
     with pl.Config(tbl_rows=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True, float_precision=2):
-        print(whole.agg(pl.len().alias("inputs"), *verdicts, *costs))
+        print(counts.join(costs, on="entry", maintain_order="left"))
     failures = rows.filter(verdict="failure")["reason"]
     print(*failures, sep="\n")
     return 1 if len(failures) else 0
