@@ -58,7 +58,7 @@ def test_a_workload_is_predicted_on_both() -> None:
 
 def test_what_changed_is_asked_of_platforms() -> None:
     a, b = (pk.predict(BERT, platform) for platform in (A100, H100))
-    with pytest.raises(ValueError, match="is of no platforms, whose numbers change; see table"):
+    with pytest.raises(ValueError, match="compares no platforms, whose numbers change; use table"):
         pk.compare(a, b).changes()
     assert pk.compare(A100, A100).changes().is_empty()
 

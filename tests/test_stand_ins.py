@@ -15,6 +15,7 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import TURNS, UNALIGNED, find_kernel, find_stand_in
 from perfkit.platform.platform import Context
 from perfkit.prediction.cost import price
+from perfkit.prediction.uncertainty import find_unmeasured
 from perfkit.workloads.graph import FEATURES, Graph
 
 CPU, GPU = load_platform("zen5-2"), load_platform("h100-sxm-8")
@@ -88,13 +89,16 @@ def test_tf32_reaches_less_of_its_peak_than_half_precision() -> None:
 def test_products_with_odd_rows_on_tensor_cores_take_longer_and_say_why() -> None:
     even, odd = PRODUCT, PRODUCT | {"n": 257, "flops": 2.0 * 4096 * 257 * 1152}
     for platform, dtype in ((GPU, "bf16"), (GPU, "tf32"), (GPU, "fp32"), (CPU, "fp32")):
-        two = [price([make_graph(("mm", "gemm", "nt"), **sizes)], platform, dtype=dtype)[0] for sizes in (even, odd)]
+        graphs = [make_graph(("mm", "gemm", "nt"), **sizes) for sizes in (even, odd)]
+        two = [price([graph], platform, dtype=dtype)[0] for graph in graphs]
+        notes = [find_unmeasured(graph, costs, platform)[1] for graph, costs in zip(graphs, two, strict=True)]
         longer, unsure = two[1].seconds[0] > 1.3 * two[0].seconds[0], two[1].spread[0] > two[0].spread[0] + 0.05
-        assert longer == unsure == (dtype != "fp32") == any("pad" in note for note in two[1].stand_ins)
-        assert not two[0].stand_ins
+        assert longer == unsure == (dtype != "fp32") == any("pad" in note for note in notes[1])
+        assert not notes[0]
     rows = make_graph(("mm", "gemm", "tn"), **(PRODUCT | {"m": 4097}))  # of a gradient the first factor is turned
     inner = make_graph(("mm", "gemm", "tn"), **(PRODUCT | {"k": 1153}))  # and rows do not have the inner size
-    assert price([rows], GPU, dtype="bf16")[0].stand_ins and not price([inner], GPU, dtype="bf16")[0].stand_ins
+    odd, even = (find_unmeasured(graph, price([graph], GPU, dtype="bf16")[0], GPU)[1] for graph in (rows, inner))
+    assert odd and not even
     unknown = replace(GPU, device=replace(GPU.device, capability=None))
     with pytest.warns(UserWarning, match="may take twice as long: none was measured"):
         assert unknown.gemm(4096, 50257, 1024, dtype="bf16").spread > 0.7
@@ -124,7 +128,7 @@ def test_functions_that_were_not_measured_take_the_middle_of_their_class() -> No
     bare = {key: fit for key, fit in CPU.kernels.items() if key.startswith("elementwise")}
     costs = price([graph], replace(CPU, kernels=bare, context=Context()))[0]
     assert costs.seconds[0] == pytest.approx(costs.seconds[1], rel=1.0)
-    assert not costs.unmodelled
+    assert not find_unmeasured(graph, costs, GPU)[0]
     assert costs.spread[0] > 0.5 > costs.spread[1]
     assert find_stand_in(bare, "pooling", variant="max_pool2d_with_indices") is not None
     assert find_stand_in(bare, "embedding_forward", variant="fused") is None
@@ -133,7 +137,9 @@ def test_functions_that_were_not_measured_take_the_middle_of_their_class() -> No
 def test_other_operations_are_traffic_and_are_named() -> None:
     graph = make_graph(("fft", "other", "fft"), ("fft", "other", "fft_r2c"), ("sort", "other", "sort"))
     costs = price([graph], GPU)[0]
-    assert costs.unmodelled == pytest.approx({"fft": costs.seconds[:2].sum(), "sort": costs.seconds[2]})
+    assert find_unmeasured(graph, costs, GPU)[0] == pytest.approx(
+        {"fft": costs.seconds[:2].sum(), "sort": costs.seconds[2]}
+    )
     assert costs.seconds == pytest.approx(12e6 / float(GPU.device.bandwidth(1e12)))
 
 

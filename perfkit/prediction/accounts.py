@@ -12,23 +12,24 @@ from perfkit.ground.units import check_choice, check_positive, rank_largest
 from perfkit.prediction.simulation import Lane, measure_overlap
 from perfkit.workloads.graph import PHASES, Graph
 
-#: What classes of operations are bound by, in words: memory where none is given.
+#: Bottleneck that a class of operations counts to; memory for the classes that are not listed.
 BOUND = {
     "gemm": "GEMM", "bmm": "GEMM", "attention": "attention", "convolution": "convolution", "transfer": "transfer",
     "embedding_forward": "embedding", "embedding_backward": "embedding", "embedding_update": "embedding",
     "collective": "communication", "host": "host", "handover": "host", "waiting": "imbalance",
 }  # fmt: skip
-#: The host sets the pace where an iteration takes so much longer than its device alone [-].
+#: The host sets the pace where an iteration takes this many times as long as its device alone [-].
 PACE = 1.02
-#: An operation, and how much later than the one shown its iteration is [s].
+#: Position of an operation, and how much later its iteration is than the one shown [s].
 Place: TypeAlias = tuple[int, float]
-#: Two times are the same when they differ by less than this part of the period [-].
+#: Two times are equal if they differ by less than this share of the period [-].
 _EQUAL = 1e-9
 
 
 def split_period(lane: Lane) -> dict[tuple[str, str], tuple[int, float]]:
-    """Operations and time of one rank by phase and class, with waiting, host time and what is added to what was
-    simulated [s]; the times sum to the period.
+    """Number and time [s] of the operations of one rank, by phase and class.
+
+    Waiting, host time and time that was not simulated are parts of their own; all parts sum to the period.
     """
     graph, parts = lane.graph, dict[tuple[str, str], tuple[int, float]]()
     sums = (np.bincount(graph.classes[1], weights).tolist() for weights in (None, lane.times.seconds))
@@ -36,7 +37,7 @@ def split_period(lane: Lane) -> dict[tuple[str, str], tuple[int, float]]:
         count, total = parts.get((phase, kind), (0, 0.0))
         parts[phase, kind] = (count + more, total + seconds)
     spent = {phase: 0.0 for phase, kind in parts if kind == "collective"}
-    for place, number in dict(lane.times.awaited).items():  # what is exposed counts in the phase of the collective
+    for place, number in dict(lane.times.awaited).items():  # exposed time counts in the phase of the collective
         spent[graph.labels[graph.collectives[number]][3]] += float(lane.exposed[place])
     for place in np.flatnonzero(lane.stolen).tolist():
         phase = graph.labels[place][3]
@@ -58,13 +59,8 @@ def sum_kinds(parts: Mapping[tuple[str, str], tuple[int, float]], *kinds: str) -
 
 
 def sum_idle(lane: Lane) -> dict[str, float]:
-    """Time in which a compute stream works, and is idle, by cause; all together are the period.
-
-    Gives busy_s; stolen_s (what collectives in flight took from operations on the same core); host_s (nothing was
-        launched); communication_s (a collective that had to end was in flight); waiting_s (it waited for other ranks)
-        [s].
-    """
-    late: Any = lane.graph.kernels.get(("host", "host"), [])  # what stages take longer because of their hosts
+    """Busy and idle time of a compute stream by cause, see `Prediction.idle`; the times sum to the period [s]."""
+    late: Any = lane.graph.kernels.get(("host", "host"), [])  # time that hosts add to the stages of a pipeline
     parts = (np.delete(lane.times.seconds, late), lane.stolen, lane.exposed, lane.stalls - lane.exposed)
     busy, stolen, exposed, waiting = (float(seconds.sum()) for seconds in parts)
     times = {"busy_s": busy, "stolen_s": stolen, "host_s": lane.period - busy - stolen - exposed - waiting}
@@ -73,10 +69,7 @@ def sum_idle(lane: Lane) -> dict[str, float]:
 
 
 def sum_communication(lane: Lane) -> dict[str, float]:
-    """Time of a rank in collectives, and its part that operations hide.
-
-    Gives total_s, exposed_s, overlapped_s, waiting_s [s]; exposed_share, waiting_share of the iteration [-].
-    """
+    """Time of a rank in collectives [s], and shares of the iteration [-], see `Prediction.communication`."""
     flights = np.stack([lane.starts, lane.ends], axis=1)[lane.graph.collectives]
     total = float(measure_overlap(flights, np.array([-np.inf]), np.array([np.inf]))[0])
     stalled = float(lane.exposed.sum())
@@ -86,7 +79,7 @@ def sum_communication(lane: Lane) -> dict[str, float]:
 
 
 def list_operations(lanes: Sequence[Lane]) -> Table:
-    """The interval table: every operation of one steady-state iteration in program order, see `Prediction.timeline`."""
+    """Start and end of every operation in program order, see `Prediction.timeline`."""
     import polars
 
     schema = {"rank": polars.Int64, "stream": polars.String, "operation": polars.Int64}
@@ -112,9 +105,9 @@ def cut_path(depth: int | None) -> Any:
 
 
 def list_spans(operations: Table, level: str, depth: int | None = None) -> Table:
-    """When each module, or each stage, is at work on the compute streams, from its first operation to its last.
+    """Start and end of each module or stage on the compute streams, from its first operation to its last.
 
-    Gives rank, stream (the level), phase, module, operations [-], start_s, end_s [s]; spans of a rank do not overlap.
+    Columns rank, stream (the level), phase, module, operations [-], start_s, end_s [s]; spans of a rank do not overlap.
     """
     import polars
 
@@ -130,8 +123,9 @@ def list_spans(operations: Table, level: str, depth: int | None = None) -> Table
 
 
 def _list_idle(lane: Lane) -> Iterator[tuple[int, float]]:
-    """Times [s] in which the compute stream is idle: for the collective that ended last, or before an operation; -1 is
-    between two iterations.
+    """Idle times of the compute stream [s], each with the position of the collective or operation it counts to.
+
+    Position -1 is the time between two iterations.
     """
     ends = lane.ends[lane.compute]
     since = ends[-1:] - lane.period + sum(lane.added.values())
@@ -146,12 +140,11 @@ def _list_idle(lane: Lane) -> Iterator[tuple[int, float]]:
 
 
 def sum_modules(lane: Lane, depth: int | None) -> Table:
-    """Time of every module: forward, backward and update, with the idle time of the compute stream before it.
+    """Time of every module in program order, see `Prediction.modules`.
 
-    In program order; the three sum to the period. Idle time between two iterations belongs to no module. An update
-    belongs to the modules whose parameters and gradients it reads and writes, by their bytes; one of several modules
-    counts as an operation of each. What is added to what was simulated has rows of its own, as if it were idle time of
-    the update.
+    Idle time between two iterations belongs to no module. The time of an update is shared among the modules whose
+    parameters and gradients it reads and writes, by their bytes; it counts as an operation of each. Time that was not
+    simulated has its own rows, as idle time of the update.
     """
     import polars
 
@@ -174,7 +167,7 @@ def sum_modules(lane: Lane, depth: int | None) -> Table:
 
 
 def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
-    """Shares of modules in the updates that name none, by the bytes of the parameters and gradients that are theirs."""
+    """Shares of modules in each update without a module, by the bytes of their parameters and gradients [-]."""
     owner: dict[float, str] = {}
     touched: dict[int, list[tuple[float, float]]] = {}
     for place, buffer, nbytes in graph.accesses[:, :3].tolist():
@@ -183,7 +176,7 @@ def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
             owner.setdefault(buffer, module)
         elif phase == "update" and kind != "collective":
             touched.setdefault(int(place), []).append((buffer, nbytes))
-    for _ in range(2):  # what the optimizer keeps belongs with what it is used with
+    for _ in range(2):  # states of the optimizer belong to the module of the parameters they are used with
         for buffers in touched.values():
             known = {owner[buffer] for buffer, _ in buffers if buffer in owner}
             if len(known) == 1:
@@ -199,13 +192,13 @@ def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
 
 
 def _precede(places: np.ndarray, place: int, period: float) -> list[Place]:
-    """The last of some positions that comes before one, in this iteration or the one before; none where none does."""
+    """The last of some positions before a given one, in this iteration or the one before, if there are any."""
     number = int(np.searchsorted(places, place)) - 1
     return [(int(places[number]), 0.0 if number >= 0 else -period)] if len(places) else []
 
 
 def _find_held(lane: Lane, place: int) -> list[Place]:
-    """The last to end of the collectives that held an operation of the compute stream up, or its host."""
+    """The collective that ended last, of those that an operation of the compute stream or its host waited for."""
     near, found = _EQUAL * lane.period, lane.stalled.get(lane.find_next(place), ())
     shifted = [(one, -lane.period * ((wait > place) + before)) for wait, one, before in found]
     over = [(one, shift) for one, shift in shifted if lane.ends[one] + shift <= lane.starts[place] + near]
@@ -214,7 +207,7 @@ def _find_held(lane: Lane, place: int) -> list[Place]:
 
 
 def _launch(lane: Lane, place: int) -> tuple[Place, float, Place | None]:
-    """What the host launched before an operation, when it was free again [s], and what it waited for, if at all."""
+    """What the host launched before an operation, when it was free again [s], and the operation it waited for."""
     ((last, shift),) = _precede(np.arange(len(lane.starts)), place, lane.period)
     kind, held = lane.graph.labels[last][1], [] if lane.device else _find_held(lane, place)
     freed, found = float(lane.issued[last]) + shift, None
@@ -226,7 +219,10 @@ def _launch(lane: Lane, place: int) -> tuple[Place, float, Place | None]:
 
 
 def _find_last(lanes: Sequence[Lane], lane: Lane, place: int) -> tuple[Lane, int]:
-    """The rank that was ready last for a collective, and its position there: parts of it run at the same time."""
+    """The rank that was ready last for a collective, and the position of the collective there.
+
+    All ranks run their part of a collective at the same time.
+    """
     near, parts = _EQUAL * lane.period, []
     for other in lanes:
         at = other.graph.collectives
@@ -236,7 +232,7 @@ def _find_last(lanes: Sequence[Lane], lane: Lane, place: int) -> tuple[Lane, int
 
 
 def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, float]]:
-    """Lane, stream, operation, start and end [s] of what everything waited for, the last first; without a gap."""
+    """Lane, stream, operation, start and end [s] of the steps of the critical path, the last first, without a gap."""
     period, near = lanes[0].period, _EQUAL * lanes[0].period
     lane = lanes[rank_largest([lane.ends.max(initial=-np.inf) for lane in lanes], slack=near)[0]]
     place, shift = rank_largest(lane.ends, slack=near)[0], 0.0
@@ -261,15 +257,14 @@ def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, f
 
 
 def find_critical_path(lanes: Sequence[Lane]) -> Table:
-    """The chain of operations that sets the time: each starts when the previous one ends, on any rank and stream.
+    """The chain of operations that sets the time, see `Prediction.critical_path`.
 
-    The path is followed backward from the last operation. It is recorded after one whole period, so that a delay of a
-    rank at the end of an iteration, which the next one absorbs, is left out. Steps before the iteration belong to the
-    previous one. What the period has beyond what was simulated follows at the end.
+    The path is followed backward from the last operation over two periods, and the earlier one is shown: a delay at the
+    end of an iteration that the next one absorbs is left out. Time that was not simulated follows at the end.
     """
     import polars
 
-    lanes = [replace(lane, period=lane.period - sum(lane.added.values())) for lane in lanes]  # in which they follow
+    lanes = [replace(lane, period=lane.period - sum(lane.added.values())) for lane in lanes]  # the simulated period
     period, near = lanes[0].period, _EQUAL * lanes[0].period
     last = max(float(lane.ends.max(initial=-np.inf)) for lane in lanes)
     edges, rank = (last + np.cumsum([0.0, *lanes[0].added.values()])).tolist(), lanes[0].times.kind.ranks[0]
@@ -287,7 +282,7 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
 
 
 def find_throughput(prediction: Any) -> dict[str, float]:
-    """Iterations, samples and tokens a second, as far as the workload has a batch and a sequence [1/s]."""
+    """Iterations per second, and samples and tokens per second if the workload has a batch and a sequence [1/s]."""
     batch, sequence = (getattr(prediction.workload, name, 0) for name in ("batch", "sequence"))
     counts = {"iterations": 1, "samples": batch, "tokens": batch * sequence}
     return {name: count / prediction.time for name, count in counts.items() if count}
@@ -302,14 +297,14 @@ def sum_resources(lane: Lane) -> tuple[float, float, np.ndarray]:
 
 
 def find_mfu(prediction: Any) -> float | None:
-    """Share of the peak of its format that a model reaches, see `Graph.model_flops`; None without products [-]."""
+    """Model FLOP utilization: `Graph.model_flops` of all ranks over their peak [-]; None without products."""
     flops = sum(len(lane.times.kind.ranks) * lane.graph.model_flops for lane in prediction._timeline.lanes)
     peak = prediction.platform.device.peaks[prediction.workload.dtype].value
     return flops / (prediction.time * prediction.ranks * peak) or None
 
 
 def find_cost(prediction: Any, price_per_gpu_hour: float, power: float = 0.0, **amount: float) -> dict[str, float]:
-    """What training takes and costs.
+    """Hours, price and energy of a training run.
 
     Parameters
     ----------
@@ -318,7 +313,7 @@ def find_cost(prediction: Any, price_per_gpu_hour: float, power: float = 0.0, **
     price_per_gpu_hour : float
         Price of one rank for an hour, in any currency [1/h].
     power : float, optional
-        What one rank draws, with its share of what else counts, such as the node and the cooling [W].
+        Power of one rank, with its share of the node and the cooling [W].
     **amount : float
         One of ``samples``, ``tokens`` and ``iterations``: how many [-].
 
@@ -330,7 +325,7 @@ def find_cost(prediction: Any, price_per_gpu_hour: float, power: float = 0.0, **
     Raises
     ------
     ValueError
-        For several amounts, or one that the workload does not count.
+        For several amounts, or one that the workload does not have.
     """
     unit, count = next(iter(amount.items())) if len(amount) == 1 else (", ".join(amount), 0.0)
     rate = prediction.throughput[check_choice("amount, as in samples=1e6,", unit, prediction.throughput)]

@@ -1,4 +1,4 @@
-"""Configurations of one structure, priced together on a GPU: closed sums over arrays in place of the event loop."""
+"""Configurations of one structure, priced together on a GPU: sums over arrays in place of the event loop."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,18 +11,18 @@ from perfkit.prediction.accounts import BOUND, PACE
 from perfkit.prediction.cost import join_host, price
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, cast_ranks, time_collectives, time_rank
-from perfkit.prediction.uncertainty import CONTEXT, find_host_error, find_spread
+from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, Graph
 from perfkit.workloads.sizes import count_configurations, select_sizes
 
-_TOGETHER = 2000  # configurations in one pass: calls of numpy weigh little, and what they fill stays near
-#: The largest block whose release makes the memory manager of Linux keep what is freed later, up to twice as much [B]:
-#: without it half of the time goes into pages that each pass gets anew.
+_TOGETHER = 2000  # configurations in one pass: few calls of numpy, and arrays that fit into the cache
+#: Bytes of a block whose release makes the memory manager of Linux keep memory that is freed later [B]. Without it half
+#: of the time goes into getting the same pages again in each pass.
 _KEPT = 2**25 - 2**16
-#: Sizes that times on a GPU depend on.
+#: Sizes that the times on a GPU depend on.
 _TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes", "table", "launches")
-#: Sizes that on several ranks decide on what is sent together.
+#: Sizes that decide, on several ranks, which gradients are sent together.
 _WEIGHTS = ("hidden", "heads", "vocabulary", "positions")
 
 
@@ -38,36 +38,36 @@ def price_configurations(
     platform : Platform
         Where it runs.
     ranks : int
-        Ranks that take part, all of which do the same [-].
+        Ranks that take part; all of them do the same [-].
     execution : str, optional
-        See `predict`; not compiled.
+        See `predict`; not ``compiled``.
 
     Returns
     -------
     columns : dict of str to array
-        ``time`` from one iteration to the next [s], ``spread`` of its logarithm [-], ``bottleneck`` and ``needs``, the
-        memory [B], as `predict` finds them for each.
+        ``time`` from one iteration to the next [s], ``spread`` of its logarithm [-], ``bottleneck``, and ``needs``, the
+        memory [B]: as `predict` finds them for each configuration.
 
     Raises
     ------
     ValueError
-        On a CPU, where the order of operations decides, and for ranks that differ: there one configuration is priced
-        after the other.
+        On a CPU, where times depend on the order of operations, and for ranks that differ: there configurations are
+        priced one after the other.
 
     Notes
     -----
-    Host and device set the pace as in `join_host`. A device waits for collectives as in `simulate`, and as long where
-    the host is slower.
+    The time follows from host and device as in `join_host`. A device waits for collectives as in `simulate`; it is
+    assumed to wait as long if the host is slower.
     """
     if platform.device.kind == "cpu":
         raise ValueError("sizes are arrays; on a CPU configurations are priced one after the other")
-    np.empty(_KEPT, dtype=np.uint8)  # freed at once
+    np.empty(_KEPT, dtype=np.uint8)  # is freed at once
     found: dict[str, np.ndarray] = {}
     count = max(count_configurations(workload), 1)
     sizes: Any = {name: np.broadcast_to(getattr(workload, name, 1), count) for name in _WEIGHTS}
-    width = sizes["hidden"] / sizes["heads"]  # which decides on the kernel of attention
+    width = sizes["hidden"] / sizes["heads"]  # decides on the kernel of attention
     shared = sizes["heads"] * (getattr(workload, "kv_heads", 0) > 0)
-    alike = _WEIGHTS if ranks > 1 else ()  # numbers, as messages are
+    alike = _WEIGHTS if ranks > 1 else ()  # messages are the same for all configurations of a pass
     order = np.lexsort(settings := [width, shared, *(sizes[name] for name in alike)])
     differs = np.any([np.diff(own[order]) for own in settings], axis=0)
     for members in np.split(order, np.flatnonzero(differs) + 1):
@@ -85,12 +85,12 @@ def price_configurations(
 
 
 class _Structure:
-    """What configurations of one structure share, on the ranks of a platform.
+    """What configurations of one structure have in common, on the ranks of a platform.
 
-    Different numbers in features and accesses are `values`; less than zero, those of sizes that are open. Of operations
-    that are alike the `first` is priced, which comes so `often`; `work` is how many there are in each piece. `sums` has
-    a row for the traffic of each of these, for the bytes of all buffers, and for what is held when memory may be
-    fullest: how often each value is in it.
+    `values` are the different numbers in features and accesses; negative ones are numbers of open sizes. Of operations
+    that are equal only the `first` is priced, with how `often` it comes; `work` is how many there are in each piece.
+    `sums` is how often each value is in a sum: the traffic of each operation, the bytes of all buffers, and the bytes
+    held at each moment that may need the most memory.
     """
 
     def __init__(self, graph: Graph, platform: Platform, workload: Workload, ranks: int) -> None:
@@ -102,7 +102,7 @@ class _Structure:
         features, touched = np.split(places, [graph.features.size])
         features, traffic = features.reshape(graph.features.shape), np.zeros((len(graph), len(self.values)))
         np.add.at(traffic, (operations, touched), 1.0)
-        has = (one.column(name) > 0 for name in ("flops", "lookups"))  # neighbours are priced in one go
+        has = (one.column(name) > 0 for name in ("flops", "lookups"))  # `price` takes neighbours together
         formats = np.unique(graph.dtypes or [""] * len(graph), return_inverse=True)[1]
         timed = features[:, [COLUMN[name] for name in _TIMED]]
         keys = np.column_stack([*has, graph.classes[1], formats, timed, traffic])
@@ -113,7 +113,7 @@ class _Structure:
             self.size(graph)[:, 0],
         )
         order = np.lexsort([example[touched], buffers])
-        kinds[buffers[order]] = touched[order]  # the last one, what all of a buffer takes
+        kinds[buffers[order]] = touched[order]  # the last one, the bytes of the whole buffer
         whole = np.bincount(kinds[np.unique(buffers)], minlength=len(example))
         self.sums = csr_array(np.concatenate([traffic[first], [whole], list_peaks(one, kinds, example)]))
         self.time_host(ranks, self.features[:, COLUMN["nbytes"]])
@@ -123,11 +123,15 @@ class _Structure:
         self.work = csr_array(work)
 
     def time_host(self, ranks: int, messages: np.ndarray) -> None:
-        """Time the host and the collectives, which all configurations share; their messages are numbers of values."""
+        """Time the host and the collectives, which are the same for all configurations.
+
+        `messages` are the numbers of the message sizes among the values.
+        """
         one, platform = self.one, self.platform
         [kind, *others] = cast_ranks([one], ranks, {})
         if others or len({*kind.communicators}) > 1 or len(one.transfers) or (self.values[messages] < 0).any():
-            raise ValueError("sizes are arrays and ranks wait for more; configurations are priced one after the other")
+            fault = "sizes are arrays, and ranks differ or wait for more than collectives of fixed size"
+            raise ValueError(f"{fault}; configurations are priced one after the other")
         self.whole, overlap = platform.context.find_iteration(self.workload.family, ranks), platform.context.overlap
         [durations], _ = time_collectives([kind], platform, self.whole)
         self.rank = time_rank(kind, np.zeros(len(one)), durations, platform, self.whole)
@@ -156,13 +160,13 @@ class _Structure:
         return found, sums[count + 1 :].max(axis=0) + sum(tables) + WORKSPACE
 
     def wait(self, seconds: Array) -> Array:
-        """Time that collectives add to operations of these times, or to what they slow down [s], see `simulate`."""
+        """Time that collectives add to an iteration with these operation times [s], see `simulate`."""
         work, pieces = self.work @ seconds, self.rank.pieces[2:].T.tolist()
         durations, share = self.rank.durations, self.contention
         count = len(durations)
         front = begin = network = np.zeros(work.shape[1])
         ended, before = [front] * count, [front] * count
-        for _ in range(1 + 2 * any(wait < 0 for wait, _ in pieces)):  # what is waited for later ends in a next one
+        for _ in range(1 + 2 * any(wait < 0 for wait, _ in pieces)):  # a collective may end in the next iteration
             ended, before, begin = [front] * count, ended, front
             for own, (wait, launched) in zip(work, pieces, strict=True):
                 if wait != count:
@@ -180,7 +184,7 @@ class _Structure:
         graph, needs = self.reduce(many)
         [cost] = price([graph], self.platform, dtype=self.workload.dtype)
         if "additive" in cost.models.numbers["form"]:
-            raise ValueError("sizes are arrays; of kernels in terms one configuration is priced after the other")
+            raise ValueError("sizes are arrays and kernels are sums of terms; configurations are priced one by one")
         whole, host, error = self.whole, self.host, find_host_error(self.platform)
         scale = whole["scale"] if whole else 1.0
         times, waits = scale * cost.totals, np.zeros(len(needs))
@@ -193,14 +197,15 @@ class _Structure:
             spread = np.full(len(time), whole.spread)
         else:
             slower = np.log(join_host(device, host * error, whole) / join_host(device, host / error, whole)) / 2
-            spread = np.hypot(find_spread(cost, times, waits, time, whole.spread if whole else CONTEXT), slower)
+            around = (whole.spread if whole else CONTEXT) * np.minimum(busy / time, 1.0)
+            spread = np.hypot(join_errors(cost.spread * times / time, cost.assumed, waits / time, around), slower)
         kinds = [key[0] for key in cost.models.classes]
         bottleneck = _find_bottleneck([*kinds, "collective"], [*times, waits], np.maximum(device, host))
         return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}
 
 
 def _find_bottleneck(kinds: list[str], times: list[Array], whole: Array) -> np.ndarray:
-    """What sets the pace of each configuration, see `Prediction.bottleneck`; what kinds do not take is the host's."""
+    """What sets the pace of each configuration, see `Prediction.bottleneck`; the host takes what is left of `whole`."""
     busy = np.sum(times, axis=0)
     names = [f"{BOUND.get(kind, 'memory')}-bound" for kind in kinds] + ["host-bound"]
     totals = {name: np.zeros(len(whole)) for name in names}

@@ -1,4 +1,4 @@
-"""One platform against another: datasheets, kernels, collectives and whole iterations side by side."""
+"""Comparison of two platforms, predictions or plans, quantity by quantity."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from perfkit.prediction.ranks import Workload
 from perfkit.prediction.result import predict
 from perfkit.workloads.placement import Plan
 
-#: Matrix products that stand for others: a large square, a feed-forward layer of BERT-large on 4,096 tokens, a layer of
-#: a DLRM on 2,048 samples, and one that only moves weights.
+#: Examples of matrix products: a large square, a feed-forward layer of BERT-large on 4,096 tokens, a layer of a DLRM on
+#: 2,048 samples, and one that only moves weights.
 GEMMS = ((8192, 8192, 8192), (4096, 4096, 1024), (2048, 1024, 512), (16, 4096, 4096))
-#: Collectives and message sizes [B] that stand for others.
+#: Examples of collectives and message sizes [B].
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 SIZES = (64 * 2**10, 4 * 2**20, 256 * 2**20)
 
@@ -31,11 +31,11 @@ class PlatformComparison(Tabular):
     Parameters
     ----------
     a, b : Platform, Prediction or PlanPrice
-        Those of one kind [-].
+        What is compared; both of one kind [-].
     rows : tuple of dict
         Quantity by quantity, see `table` [-].
     warnings : tuple of str
-        What makes some of the numbers less sure [-].
+        What makes some of the numbers less certain [-].
 
     Examples
     --------
@@ -57,7 +57,7 @@ class PlatformComparison(Tabular):
         -------
         table : polars.DataFrame
             group, quantity, unit, a, b [unit], ratio (b over a) [-], and for estimates the 80 % intervals a_low,
-            a_high, b_low, b_high [unit]; null where a platform lacks the quantity.
+            a_high, b_low, b_high [unit]; null if a platform does not have the quantity.
         """
         import polars
 
@@ -66,40 +66,40 @@ class PlatformComparison(Tabular):
         return polars.DataFrame(list(self.rows), schema=schema, orient="row")
 
     def changes(self, errors: float = 3.0) -> Table:
-        """What became slower or faster beyond its error, as of a platform and its calibration of a month later.
+        """Numbers that changed by more than their error, as between a platform and its calibration of a month later.
 
         Parameters
         ----------
         errors : float, optional
-            Least change, in standard errors of the two numbers together [-].
+            Smallest change to list, in joint standard errors of the two numbers [-].
 
         Returns
         -------
         table : polars.DataFrame
             group and name of every fitted or measured number that changed so much, a, b [unit], unit, slower: how many
-            times as slow the second platform is by this number, and errors [-]; the largest changes first.
+            times slower the second platform is by this number, and errors [-]; the largest changes first.
 
         Raises
         ------
         ValueError
-            For what is compared by its parts, not by numbers with errors: predictions and priced plans.
+            For predictions and priced plans, whose parts have no errors.
         """
         import polars as pl
 
         if not isinstance(self.a, Platform):
-            raise ValueError(f"{self!r} is of no platforms, whose numbers change; see table() for parts of the time")
+            raise ValueError(f"{self!r} compares no platforms, whose numbers change; use table()")
         ours, theirs = (each.numbers().rename({"value": side}) for each, side in ((self.a, "a"), (self.b, "b")))
         both = ours.join(theirs, on=("group", "name", "unit"), suffix="_b").select(
             "group", "name", "a", "b", "unit",
             slower=(pl.col("b") / pl.col("a")).pow(pl.when(pl.col("unit").str.starts_with("s")).then(1).otherwise(-1)),
             errors=(pl.col("b") - pl.col("a")).abs() / (pl.col("stderr") ** 2 + pl.col("stderr_b") ** 2).sqrt(),
         )  # fmt: skip
-        moved = (pl.col("a") != pl.col("b")) & (pl.col("errors") >= errors)  # no number is sure of itself by 0 over 0
+        moved = (pl.col("a") != pl.col("b")) & (pl.col("errors") >= errors)  # equal numbers without error give 0 / 0
         found = both.filter(moved, ~pl.col("name").str.contains("sharpness|_weight$"))
         return found.sort(-pl.col("slower").log().abs().round(9), "group", "name")
 
     def chart(self) -> Picture:
-        """How many times better the second platform is, quantity by quantity.
+        """Draw how many times better the second platform is, quantity by quantity.
 
         Returns
         -------
@@ -122,7 +122,7 @@ class PlatformComparison(Tabular):
         return "\n".join([format_table(self._write()), *(f"warning: {text}" for text in self.warnings)])
 
     def _write(self) -> list[Sequence[str]]:
-        """Every quantity of both as text, with heads."""
+        """Rows of text with every quantity of both, the heads first."""
         lines: list[Sequence[str]] = [("quantity", *self._names, "ratio")]
         for row in self.rows:
             shown = [write_cell("", row[side], row["unit"]) for side in "ab"]
@@ -141,7 +141,7 @@ class PlatformComparison(Tabular):
 
     @property
     def _names(self) -> list[str]:
-        """What the sides are called: platforms by name, predictions by what is computed where, if not the same."""
+        """Names of the two: of platforms their names, of predictions the workload or platform in which they differ."""
         if not hasattr(self.a, "workload"):
             return [getattr(each, "name", side) for each, side in ((self.a, "a"), (self.b, "b"))]
         what, where = zip(*((each.workload.description, each.platform.name) for each in (self.a, self.b)), strict=True)
@@ -157,13 +157,13 @@ def compare(
     Parameters
     ----------
     a, b : two of one kind
-        Platforms, names of the gallery or files: datasheets, kernels, collectives and, with a workload, whole
-        iterations. Workloads or plans, which are predicted on `platform`. Predictions, priced plans or results of
-        `shard`: time and its parts. Traces, or a trace and a prediction, see `Trace.compare`.
+        Platforms, names of the gallery or files: their datasheets, kernels, collectives and, with a workload, whole
+        iterations. Workloads or plans: both are predicted on `platform`. Predictions, priced plans or results of
+        `shard`: their time and its parts. Traces, or a trace and a prediction: see `Trace.compare`.
     workload : Workload, optional
         An iteration to predict on both platforms, or with both plans.
     ranks : int, optional
-        Ranks that take part on either; by default all that each platform has, and those that `predict` takes [-].
+        Ranks that take part; by default all ranks of each platform, and for workloads the default of `predict` [-].
     platform : Platform, str or Path, optional
         Where workloads and plans are predicted.
 
@@ -175,8 +175,8 @@ def compare(
     Raises
     ------
     ValueError
-        For two that cannot be compared, an unknown platform, more ranks than one of them has, or a workload that one
-        cannot price.
+        For two that cannot be compared, an unknown platform, more ranks than a platform has, or a workload that a
+        platform cannot price.
     """
     if hasattr(a, "compare") and not hasattr(a, "prediction"):
         return a.compare(b)
@@ -194,7 +194,7 @@ def compare(
 
 
 def _predict_side(given: Any, workload: Any, platform: Named | None, ranks: int | None) -> Any:
-    """A result: the one that is given, or that of a workload or plan."""
+    """The result that is given, or the prediction of a workload or plan."""
     result = getattr(given, "prediction", given)
     if hasattr(result, "parts"):
         return result
@@ -208,7 +208,7 @@ def _predict_side(given: Any, workload: Any, platform: Named | None, ranks: int 
 
 
 def _list_parts(a: Any, b: Any) -> Iterator[tuple[str, str, str, list[Any]]]:
-    """Parts of the time of two results, and the time."""
+    """Parts of the time of two results, then the time."""
     for part in dict.fromkeys([*a.parts, *b.parts]):
         name = " ".join(filter(None, part)) if isinstance(part, tuple) else part
         found = [result.parts.get(part) for result in (a, b)]
@@ -217,7 +217,7 @@ def _list_parts(a: Any, b: Any) -> Iterator[tuple[str, str, str, list[Any]]]:
 
 
 def _put_together(pair: tuple[Any, Any], found: Sequence[tuple[str, str, str, list[Any]]]) -> PlatformComparison:
-    """A comparison of quantities that both sides, or one, have."""
+    """The comparison of two from the quantities found."""
     rows = []
     for group, quantity, unit, items in found:
         one, other = (getattr(item, "value", getattr(item, "time", item)) for item in items)
@@ -235,9 +235,9 @@ def _put_together(pair: tuple[Any, Any], found: Sequence[tuple[str, str, str, li
 def _list_quantities(
     pair: tuple[Platform, Platform], counts: Sequence[int], workload: Workload | None
 ) -> Iterator[tuple[str, str, str, list[Any]]]:
-    """Group, quantity and unit, and what both platforms have of it: datasheets, estimates and a predicted iteration.
+    """Group, name and unit of every quantity, and its value on both platforms.
 
-    Products are in the workload's number format, else in bf16, else in the first one that both have.
+    Products are in the number format of the workload, or bf16 without one, else in the first one that both have.
     """
     for dtype in DTYPES:
         yield "peak", f"{dtype} peak", "FLOP/s", [platform.device.peaks.get(dtype) for platform in pair]
@@ -262,7 +262,7 @@ def _list_quantities(
 
 
 def _attempt(estimate: Callable[..., Estimate], *sizes: Any, **settings: Any) -> Estimate | None:
-    """An estimate, or nothing where the platform has no model for it."""
+    """An estimate, or None if the platform has no model for it."""
     try:
         return estimate(*sizes, **settings)
     except ValueError:

@@ -1,7 +1,6 @@
-"""From operations to seconds: what every operation of a graph costs on a platform, on its device and on its host."""
+"""From operations to seconds: the time of every operation of a graph on the device and on the host of a platform."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -51,12 +50,10 @@ class Costs:
 
     By operation, in program order: `seconds`, the time inside an iteration; `hot`, the time of the isolated kernel with
     all operands near; `cold`, what distant operands add [s]; `page_walks`, lookups whose page address is not cached;
-    `classes`, the number of its operation class [-]. By class: `totals`, its time [s]; `spread` of the logarithm of
-    this time, as the operations of a class have a common error [-].
+    `classes`, the number of its operation class [-]. By class, whose operations have a common error: `totals`, its time
+    [s]; `spread` of the logarithm of this time; `assumed`, whether it rests on an assumption or another machine alone.
     """
 
-    graph: Graph
-    platform: Platform
     models: Models
     seconds: Array
     hot: Array
@@ -65,48 +62,13 @@ class Costs:
     classes: np.ndarray
     totals: Array
     spread: Array
-
-    @property
-    def assumed(self) -> np.ndarray:
-        """Whether a class rests on an assumption or another machine alone."""
-        return self.models.numbers["assumed"] > 0
-
-    @property
-    def fixed(self) -> float:
-        """Time that kernels take whatever their size [s]."""
-        return float(self.models.numbers["launch"][self.classes] @ self.graph.column("launches"))
-
-    @property
-    def unmodelled(self) -> dict[str, float]:
-        """Time of operations that are timed by the bytes they move, by name [s]."""
-        found = defaultdict[str, float](float)
-        for index, ((kind, *_), fit) in enumerate(zip(self.models.classes, self.models.fits, strict=True)):
-            for place in np.flatnonzero(self.classes == index) if fit is None and kind not in _UNTIMED else ():
-                found[self.graph.labels[place][0]] += float(self.hot[place])
-        return found
-
-    @property
-    def stand_ins(self) -> dict[str, float]:
-        """Time of operations that nobody measured on this machine, by the note that says what is known instead [s]."""
-        found, sizes = defaultdict[str, float](float), {name: self.graph.column(name) for name in "mnk"}
-        for index, ((kind, variant, dtype), fit, context) in enumerate(zip(*self.models[:3], strict=True)):
-            unaligned = isolated.find_unaligned(self.platform, kind, variant, dtype, sizes) & (self.classes == index)
-            if unaligned.any():
-                slow = self.seconds * unaligned
-                module = self.graph.labels[int(slow.argmax())][4]
-                found[isolated.say_unaligned(self.platform, dtype, module)] += float(slow.sum())
-            if fit and fit.stands_for and kind not in _UNTIMED:
-                found["".join(fit.notes[:1]) or f"{kind} was not measured"] += float(self.totals[index])
-            if context and context.kind == "assumed" and kind not in _UNTIMED:
-                note = "".join(context.notes[:1]) or f"{kind} was not measured in iterations"
-                found[note] += float(self.totals[index])
-        return found
+    assumed: np.ndarray
 
 
 def _size_rows(
     graph: Graph, capacities: tuple[float, float], entries: float, granularity: float, itemsize: float
 ) -> dict[str, Array]:
-    """Embedding rows by operation: bytes touched, distinct ones, bytes from behind each cache, and page walks."""
+    """Embedding rows by operation: bytes touched, distinct bytes, bytes from beyond each cache, and page walks."""
     names, lookups = ("row_bytes", "unique_bytes", "page_walks", "rows_l2", "rows_l3"), graph.column("lookups")
     touched = np.flatnonzero(lookups.any(axis=tuple(range(1, lookups.ndim))))
     if not len(touched):
@@ -117,7 +79,7 @@ def _size_rows(
     out["row_bytes"][touched] = counts * row_traffic(dim, itemsize, granularity)
     distant = miss_share(graph.traffic / PAGE, capacity=entries)  # rows of a gradient that was zeroed just before
     kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
-    words = variants == "dense_rows"  # looked up by another operation, and taken as uniform
+    words = variants == "dense_rows"  # another operation looked them up; assumed to be uniform
     if words.any() and entries < math.inf:
         even = [Uniform(int(rows)) for rows in graph.column("rows")[touched[words]]]
         out["page_walks"][touched[words]] = distant[touched[words]] * distinct_rows(even, counts[words])
@@ -273,13 +235,14 @@ def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", r
     columns = [np.split(values, ends) for values in (number, seconds, *alone.values())]
     found = []
     for graph, number, seconds, hot, cold, walks in zip(graphs, *columns, strict=True):
-        sums = _add_up_classes(graph, platform, models, number, seconds, hot)
-        found.append(Costs(graph, platform, models, seconds, hot, cold, walks, number, *sums))
+        totals, spread = _add_up_classes(graph, platform, models, number, seconds, hot)
+        assumed = models.numbers["assumed"] > 0
+        found.append(Costs(models, seconds, hot, cold, walks, number, totals, spread, assumed))
     return found
 
 
 def find_members(chosen: Any) -> Any:
-    """Places of what is chosen: a slice of neighbours, which nobody copies, or their numbers."""
+    """Positions of the chosen members: a slice if they are neighbours, which needs no copy, else their numbers."""
     places = np.flatnonzero(chosen)
     begin, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
     return slice(begin, end) if end - begin == len(places) else places
@@ -289,7 +252,7 @@ def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Ar
     """Time of isolated kernels with near operands, and what distant operands add: nothing under a roofline [s]."""
     hot = np.zeros(sizes["nbytes"].shape)
     cold = np.zeros(hot.shape if "additive" in sizes["form"] else sizes["timed"].shape)
-    # of configurations apart by what they have: nothing is computed for what has none
+    # operations of configurations are split by the work they have: nothing is computed for work that they lack
     has = [sizes[name].any(axis=1) for name in ("flops", "row_bytes") if hot.ndim > 1]
     keys: list[Any] = [*zip(sizes["form"].ravel().tolist(), *(own.tolist() for own in has), strict=True)]
     for key in dict.fromkeys(keys):

@@ -13,16 +13,14 @@ from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import PHASES, Graph
 from perfkit.workloads.tables import EmbeddingTable
 
-#: Workspaces of cuBLAS, of a handle for each way [B]; docs/formulas.md, table 9.2.
+#: Workspaces of cuBLAS, one for the forward and one for the backward pass [B]; docs/formulas.md, table 9.2.
 WORKSPACE = 2 * 32 * 2.0**20
-
-
-#: What memory is held for: trained weights but for embedding tables; gradients; what the optimizer keeps; inputs
-#: and what is computed from them; tables; what collectives send and fill; and what libraries and optimizers work with.
+#: Uses of memory: weights without embedding tables; gradients; states of the optimizer; inputs and what is computed
+#: from them; tables; what collectives send and receive; workspaces of libraries and optimizers.
 PARTS = ("parameters", "gradients", "states", "activations", "tables", "communication", "workspace")
-#: Those of a strategy, of whose ranks nothing else is known.
+#: Uses that are known of the ranks of a strategy.
 HELD = ("parameters", "gradients", "states", "activations", "communication")
-#: Operations around collectives of sharded weights.
+#: Operations that copy sharded weights before and after their collectives.
 _PACKING = ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
 _AT = {name: number for number, name in enumerate(PARTS)}
 
@@ -34,9 +32,9 @@ class Memory(Shown):
     Parameters
     ----------
     parts : mapping of str to float
-        Bytes by what they are held for, see `PARTS` [B].
+        Bytes by use, see `PARTS` [B].
     capacity : float or None
-        Memory of the device; None where it is not known [B].
+        Memory of the device; None if it is not known [B].
     """
 
     parts: Mapping[str, float]
@@ -49,7 +47,7 @@ class Memory(Shown):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device has as much; None where its memory is not known."""
+        """Whether the device has enough memory; None if its memory is not known."""
         return None if self.capacity is None else self.total <= self.capacity
 
     def __repr__(self) -> str:
@@ -58,13 +56,13 @@ class Memory(Shown):
 
 
 def find_capacity(platform: Platform) -> float | None:
-    """Memory of one rank, None where it is not known; ranks of a CPU share that of their node [B]."""
+    """Memory of one rank [B], None if it is not known; ranks of a CPU share that of their node."""
     whole = platform.device.memory[-1].capacity if platform.device.memory else None
     return whole.value / (platform.network.ranks_per_node if platform.device.kind == "cpu" else 1) if whole else None
 
 
 def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
-    """Number of the part in `PARTS` that each buffer counts among, from the operations that touch it."""
+    """Use of each buffer as its number in `PARTS`, from the operations that touch it."""
 
     def mark(chosen: np.ndarray) -> np.ndarray:
         """Whether each buffer is among those chosen."""
@@ -74,7 +72,7 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
     operations, (first, places) = operations.astype(int), np.unique(buffers, return_index=True)
     phases = np.array([phase for *_, phase in graph.classes[0]], dtype=str)[graph.classes[1]][operations]
     forward, backward, update = (mark(buffers[phases == name]) for name in PHASES)
-    made = mark(first[writes[places] == 1.0])  # in every iteration; what is read first is kept
+    made = mark(first[writes[places] == 1.0])  # in every iteration; a buffer that is read first is kept
     trained, own = mark(graph.weights[:, 0]), update & ~forward & ~backward
     part = np.full(count, _AT["activations"])
     part[own] = _AT["workspace"]
@@ -88,16 +86,16 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
 
 
 def _find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
-    """Buffers from the operation that makes them to the last that touches them: begin, end, buffer and bytes.
+    """Lives of buffers, from the operation that makes them to the last that touches them: begin, end, buffer, bytes.
 
-    Operations begin at even and end at odd numbers. What is written whole lives anew. What is read first is kept from
-    one iteration to the next, and so are buckets of gradients, which are reduced in place; gradients are kept to the
-    end.
+    Operations begin at even and end at odd numbers. A buffer that is written as a whole begins a new life. Buffers that
+    are read first are kept from one iteration to the next, and so are buckets of gradients, which are reduced in place.
+    Gradients are kept to the end.
     """
     reduces = [n for n in graph.kernels.get(("collective", "all_reduce"), ()) if graph.labels[n][3] == "backward"]
     buckets = graph.accesses[np.isin(graph.accesses[:, 0], reduces), 1]
     sorts = np.isin(graph.accesses[:, 0], graph.kernels.get(("embedding_backward", "exact"), ()))
-    rows = graph.accesses[~sorts]  # one operand of theirs stands for traffic
+    rows = graph.accesses[~sorts]  # one of their operands only represents traffic
     operations, buffers, nbytes, writes = rows[np.argsort(rows[:, 1], kind="stable")].T
     opens = np.diff(buffers, prepend=-1.0) > 0
     starts, number = np.flatnonzero(opens), np.cumsum(opens) - 1
@@ -112,16 +110,17 @@ def _find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
 
 
 def _list_events(lives: np.ndarray) -> np.ndarray:
-    """What lives allocate and release: buffer and bytes, less than zero where they are released."""
+    """Allocations and releases in order: buffer, and bytes, which are negative where they are released."""
     made, released = lives[[0, 2, 3]], lives[[1, 2, 3]] * [[1], [1], [-1]]
     events = np.concatenate([made, released[:, np.isfinite(released[0])]], axis=1)
     return events.T[np.argsort(events[0], kind="stable"), 1:]
 
 
 def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array) -> Array:
-    """Moments of an iteration one of which is the fullest, whatever the sizes: how many buffers of each kind are held.
+    """Moments of an iteration, one of which needs the most memory whatever the sizes are.
 
-    `kinds` are those of all buffers, which have the same size whatever it is, and `sizes` one example of it [B].
+    Each is the number of buffers held of every kind. Buffers of one of the `kinds` always have the same size; `sizes`
+    is an example of the size of each kind [B].
     """
     lives = _find_lives(graph, _sort_buffers(graph, len(kinds)))
     lives[3] = 1.0
@@ -142,7 +141,7 @@ def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array) -> Array:
 
 
 def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable], optimizer: str) -> list[Any]:
-    """Tables whose rows are looked up and updated one by one, and what the optimizer keeps of them [B]."""
+    """Bytes of the tables that are only looked up and updated row by row, and of their optimizer states [B]."""
     numbers = graph.weights[graph.weights[:, 1] == 1, 0].tolist()
     met = set(graph.accesses[:, 1].tolist())
     own = [table for table, number in zip(tables, numbers, strict=False) if number not in met]
@@ -151,27 +150,27 @@ def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable], optimizer: str
 
 
 def measure_memory(graphs: Sequence[Graph], platform: Platform, optimizer: str) -> Memory:
-    """Memory of the rank that needs most at the fullest moment of an iteration.
+    """Memory of the rank that needs most, at the fullest moment of an iteration.
 
     Parameters
     ----------
     graphs : sequence of Graph
-        What ranks execute.
+        What the ranks execute.
     platform : Platform
-        Where.
+        Where they run.
     optimizer : str
-        What updates rows of tables that are looked up, a key of `perfkit.models.embedding.STATE`.
+        Optimizer of the rows of embedding tables, a key of `perfkit.models.embedding.STATE`.
 
     Returns
     -------
     memory : Memory
-        By what it holds.
+        Bytes by use.
     """
     return max((_measure(graph, platform, optimizer) for graph in graphs), key=lambda found: found.total)
 
 
 def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
-    """Memory of a rank, see `measure_memory`; what was captured and then compiled allocates less."""
+    """Memory of a rank; a captured graph that is compiled allocates less than it recorded."""
     buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
     part = np.append(_sort_buffers(graph, int(buffers.max(initial=0.0)) + 1), [_AT[name] for name in HELD])
     # buffers below 0 are the parts of a strategy
@@ -186,7 +185,7 @@ def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
 
 
 def find_shortage(graphs: Sequence[Graph], platform: Platform, optimizer: str) -> tuple[str, ...]:
-    """What to warn of where a rank has not the memory; looked into where all its buffers together would not fit."""
+    """The warning if a rank has too little memory; first checks whether all its buffers together would fit."""
     capacity, each = find_capacity(platform), 1.0 + STATE.get(optimizer, 0.0)
     most = max(graph.footprint + each * sum(table.nbytes for table in graph.tables) for graph in graphs)
     if capacity is None or most + WORKSPACE <= capacity or (found := measure_memory(graphs, platform, optimizer)).fits:

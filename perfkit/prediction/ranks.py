@@ -27,7 +27,7 @@ class Workload(Protocol):
 
     @property
     def family(self) -> str:
-        """What it counts among."""
+        """Family of workloads that it belongs to."""
 
     @property
     def dtype(self) -> str:
@@ -124,7 +124,7 @@ class RankTimes:
 def find_graphs(
     workload: Work, platform: Platform, ranks: int | None, plan: Plan | None, execution: str | None = None
 ) -> tuple[Workload | Graph, Sequence[Graph], int]:
-    """What is priced, its graphs, and the ranks that take part."""
+    """What is priced, its graphs, and how many ranks take part; a ValueError names arguments that do not fit."""
     listed: Sequence[Any] = workload if isinstance(workload, list | tuple) else [workload]
     given = None if ranks is None else int(check_positive("ranks", ranks, integer=True))
     captured = bool(listed) and all(isinstance(graph, Graph) for graph in listed)
@@ -134,7 +134,7 @@ def find_graphs(
         known = "a DLRM, a Transformer, a Net or captured graphs, such as Transformer.bert(batch=8)"
         raise ValueError(f"workload is {show(what)}; it must be {known}")
     if captured and plan is not None:
-        raise ValueError("plan is given beside graphs, in which every table has its place; leave it out")
+        raise ValueError("plan is given with graphs, which already have a place for every table; leave it out")
     found = {graph.ranks for graph in listed} if captured else {count}
     if found != {given or count} or (captured and len(listed) not in (1, count)):
         held = f"workload holds {len(listed)} graphs of {', '.join(map(str, sorted(found)))} ranks"
@@ -153,36 +153,34 @@ def find_graphs(
 
 
 def find_peers(group: Ranks, rank: int) -> Ranks:
-    """Ranks of the communicator that another rank has in place of this one, as in a mesh of ranks.
+    """Ranks of the communicator that a rank has in place of this one, as in a mesh of ranks.
+
+    Evenly spaced ranks are a range: two ranges are compared at once, however long they are.
 
     Examples
     --------
     >>> find_peers((0, 1, 2, 3), 6), find_peers((0, 4), 6)
     (range(4, 8), range(2, 10, 4))
     """
+    if not isinstance(group, range):
+        step = group[1] - group[0] if len(group) > 1 else 1
+        spaced = range(group[0], group[0] + step * len(group), step) if step > 0 else range(0)
+        group = spaced if [*spaced] == [*group] else group
     if rank in group:
         return group
-    spaced = _space(group)
-    if not isinstance(spaced, range):
+    if not isinstance(group, range):
         fault = f"which are not evenly spaced, so that the communicator of rank {rank} is not known"
         raise ValueError(f"groups has {group}, {fault}; give one graph for each rank")
-    block = spaced.step * len(spaced)
-    first = rank // block * block + rank % spaced.step
-    return range(first, first + block, spaced.step)
-
-
-def _space(group: Ranks) -> Ranks:
-    """The same ranks as a range where they are evenly spaced: ranges are compared at once, however long they are."""
-    step = group[1] - group[0] if len(group) > 1 else 1
-    spaced = range(group[0], group[0] + step * len(group), step) if step > 0 else range(0)
-    return spaced if list(spaced) == list(group) else group
+    block = group.step * len(group)
+    first = rank // block * block + rank % group.step
+    return range(first, first + block, group.step)
 
 
 def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float]) -> list[Kind]:
-    """Find which ranks are alike: graphs of one content, the same speed, communicators with the same kinds of ranks.
+    """Kinds of ranks, in order of their first ranks: equal graphs and speed, and equal kinds of ranks to meet.
 
-    Takes a graph per rank, or one for all, and by rank how many times longer its operations take [-]; gives the kinds
-    in order of their first ranks. A ValueError names a rank that does not exist.
+    `graphs` are one for each rank, or one for all; `slowdown` is how many times longer the operations of a rank take,
+    by rank [-]. A ValueError names a rank that does not exist.
     """
     for rank, factor in slowdown.items():
         if rank not in range(ranks):
@@ -191,8 +189,10 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
     own = list(graphs) * (ranks if len(graphs) == 1 else 1)
     named = dict[int, dict[int, Ranks]]()
     for graph in graphs:
-        used = np.unique(graph.features[graph.collectives, _GROUP]).astype(int).tolist()
-        named[id(graph)] = {n: _space(graph.groups[n]) if graph.groups else range(ranks) for n in used}
+        named[id(graph)] = {}
+        for number in np.unique(graph.features[graph.collectives, _GROUP]).astype(int).tolist():
+            group: Ranks = graph.groups[number] if graph.groups else range(ranks)
+            named[id(graph)][number] = find_peers(group, group[0])
     several = len(graphs) > 1
     colours = _number((graph.content if several else 0, slowdown.get(rank, 1.0)) for rank, graph in enumerate(own))
     groups = [
@@ -223,17 +223,17 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
 
 
 def _number(values: Iterable[object]) -> list[int]:
-    """Numbers of values, from 0 in order of first appearance."""
+    """Number of each value, from 0 in order of first appearance."""
     found: dict[object, int] = {}
     return [found.setdefault(value, len(found)) for value in values]
 
 
 def price_group(where: Platform, operation: str, nbytes: Array, count: int, nodes: int, most: int) -> CollectiveTime:
-    """Price collectives of so many ranks on nodes of which each holds at most some of them.
+    """Price collectives of `count` ranks that are spread over some nodes, at `most` so many ranks on one node.
 
-    Where nobody timed pairs, both of them gather what both send.
+    A message between two ranks that was not measured is priced as an all_gather of the two.
     """
-    if operation == "send_recv":  # neighbours among them
+    if operation == "send_recv":  # between two neighbours
         nodes, most = 3 - min(most, 2), min(most, 2)
         if not any(key.startswith(operation) for key in where.collectives):
             operation, nbytes, count = "all_gather", 2.0 * nbytes, 2

@@ -371,25 +371,27 @@ def predict(
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
     cost, lane = costs[slowest], timeline.measure(slowest)
     parts = accounts.split_period(lane)
+    fixed = float(cost.models.numbers["launch"][cost.classes] @ lane.graph.column("launches"))
     busy, hosts, moving = accounts.sum_resources(lane)
     notes += tuple(dict.fromkeys(note for kind in kinds for note in kind.graph.notes))
-    notes += uncertainty.list_notes(where, what.family, count, cost)
+    found, unmodelled = uncertainty.list_notes(lane.graph, cost, where, what.family, count)
+    notes += found
     notes += find_shortage([kind.graph for kind in kinds], where, getattr(what, "optimizer", "sgd"))
     warn_once(notes, 3)
     if natural > accounts.PACE * timeline.device_time and {q.kind for q in where.host.values()} & {"assumed"}:
         notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device_time)}",)
     spread = whole.spread if whole else uncertainty.CONTEXT if device or not where.context else 0.0
     if not whole or (device and "per_operation" not in whole):  # the host was not fitted
-        sums = np.bincount(cost.classes, lane.times.seconds, len(cost.totals)).astype(float)
-        around = uncertainty.find_spread(
-            cost, sums, accounts.sum_kinds(parts, "waiting", "collective"), timeline.period, spread
-        )
+        errors = cost.spread * np.bincount(cost.classes, lane.times.seconds, len(cost.spread)) / timeline.period
+        waits = accounts.sum_kinds(parts, "waiting", "collective") / timeline.period
+        whole_spread = spread * min(float(lane.times.seconds.sum()) / timeline.period, 1.0)
+        around = uncertainty.join_errors(errors, cost.assumed, waits, whole_spread)
         late = accounts.sum_kinds(parts, "host") / timeline.period * math.log(error) * (strategy is not None)
         spread = math.hypot(around, late, uncertainty.spread_host(timeline, error, loading, free, whole))
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
         lower_bound=min(max(busy, float(moving.max()), hosts if device else 0.0, loading), timeline.period),
         serial=busy + float(moving.sum()) + hosts + loading, latency=timeline.latency + loading,
-        device_time=timeline.device_time, fixed_time=cost.fixed, execution=lane.graph.execution,
-        unmodelled=cost.unmodelled, warnings=notes, _timeline=timeline, _again=again,
+        device_time=timeline.device_time, fixed_time=fixed, execution=lane.graph.execution,
+        unmodelled=unmodelled, warnings=notes, _timeline=timeline, _again=again,
     )  # fmt: skip

@@ -148,6 +148,10 @@ class Timeline:
     `added` is what makes the period longer than the simulated one, by name.
     """
 
+    period: float
+    latency: float
+    device_time: float
+
     def __init__(self, ranks: Sequence[RankTimes], device: bool, contention: float) -> None:
         self.ranks, self.device, self.contention = ranks, device, contention
         self.added: dict[str, float] = {}
@@ -249,29 +253,6 @@ class Timeline:
                 heapq.heappush(queue, (meeting.end, rank))
             meeting.parked = []
 
-    def settle(self) -> None:
-        """Run iterations until they repeat, then the one that is shown.
-
-        Hosts that wait for nothing are far ahead of their devices, unless a host is slower than all devices together.
-        """
-        self.run()
-        self.latency, slowest = float(self.front.max()), self.hosts.max()
-        if self.device:
-            self.clock[~self.held] = -np.inf
-        fresh = self.device or any(meeting.earlier for meeting in self.found.values())
-        self.period = self.device_time = self.repeat([] if fresh else [np.zeros(len(self.front))])
-        if slowest > (1 + _EQUAL) * self.device_time:
-            leads, late = self.hosts >= (1 - _EQUAL) * slowest, self.front.max() + _FAR * slowest
-            self.held |= leads
-            self.clock = np.where(leads, 0.0, self.clock - late)
-            self.front -= late  # devices have done all that was launched
-            for meeting in self.found.values():
-                meeting.start, meeting.end = meeting.start - late, meeting.end - late
-            self.period = self.repeat([])
-        far = np.isinf(self.clock)  # all is launched before the device begins
-        self.clock[far] = (self.front - self.hosts)[far]
-        self.run()
-
     def repeat(self, seen: list[Array]) -> float:
         """Run iterations until all ranks advance by the same time, or each by the same as before; the longest of these.
 
@@ -361,6 +342,23 @@ def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.
     that advances by less than the period is ahead of the others: its host waits for nothing and has launched everything
     before.
     """
-    found = Timeline(ranks, device, contention)
-    found.settle()
-    return found
+    timeline = Timeline(ranks, device, contention)
+    timeline.run()
+    timeline.latency, slowest = float(timeline.front.max()), timeline.hosts.max()
+    meetings = timeline.found.values()
+    if device:  # hosts that wait for nothing are far ahead of their devices
+        timeline.clock[~timeline.held] = -np.inf
+    fresh = device or any(meeting.earlier for meeting in meetings)
+    timeline.period = timeline.device_time = timeline.repeat([] if fresh else [np.zeros(len(ranks))])
+    if slowest > (1 + _EQUAL) * timeline.device_time:  # a host is slower than all devices together
+        leads, late = timeline.hosts >= (1 - _EQUAL) * slowest, timeline.front.max() + _FAR * slowest
+        timeline.held |= leads
+        timeline.clock = np.where(leads, 0.0, timeline.clock - late)
+        timeline.front -= late  # devices have done all that was launched
+        for meeting in meetings:
+            meeting.start, meeting.end = meeting.start - late, meeting.end - late
+        timeline.period = timeline.repeat([])
+    far = np.isinf(timeline.clock)  # all is launched before the device begins
+    timeline.clock[far] = (timeline.front - timeline.hosts)[far]
+    timeline.run()  # the iteration that is shown
+    return timeline

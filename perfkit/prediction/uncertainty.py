@@ -1,6 +1,7 @@
 """How certain a prediction is, what a reader should know before trusting it, and which resources it depends on."""
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,24 +9,27 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.results import Picture, Table, Tabular
-from perfkit.ground.units import Array, check_positive, format_bytes, format_time
+from perfkit.ground.units import check_positive, format_bytes, format_time
 from perfkit.platform.estimates import find_transfers, keep_quiet
+from perfkit.platform.kernels import find_unaligned, say_unaligned
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
 from perfkit.prediction.cost import Costs, join_host
 from perfkit.prediction.simulation import Timeline, simulate
+from perfkit.workloads.graph import Graph
 
-#: Spread of isolated kernels inside an iteration, without calibrated iterations [-]; docs/formulas.md, table 9.1.
+#: Spread of an iteration around the sum of its isolated kernels, without calibrated iterations [-]; docs/formulas.md,
+#: table 9.1.
 CONTEXT = 0.08
-#: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1. What
-#: was fitted to steps of other machines is no surer than hosts of one generation are alike.
+#: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1. For
+#: overheads fitted to other machines it is the least: hosts of one generation differ by this much.
 _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.15, "measured": 0.1}
-#: How much more of a resource an elasticity is taken over [-].
+#: How many times as much of a resource an elasticity is taken over [-].
 _STEP = 1.01
 
 
 def find_host_error(platform: Platform) -> float:
-    """How many times longer host overheads may be [-]: they are wrong together."""
+    """How many times longer all host overheads together may be [-]: they have a common error."""
     numbers = platform.host.values()
     known = [q.stderr if q.stderr is not None else _UNCERTAIN[q.kind] * q.value for q in numbers]
     errors = sum(
@@ -33,17 +37,6 @@ def find_host_error(platform: Platform) -> float:
     )
     total = sum(q.value for q in numbers)
     return 1 + (errors / total if total else _UNCERTAIN["assumed"])
-
-
-def find_spread(costs: Costs, times: Array, waits: Any, period: Any, whole: float) -> Any:
-    """Spread of the logarithm of the time of an iteration whose host was not calibrated, the host aside [-].
-
-    It joins the errors of the operation classes, from their `times`; 30 % of the `waits` for collectives and other
-    ranks; and the spread of `whole` iterations around the sum of their kernels. Times [s] may be arrays over
-    configurations.
-    """
-    busy = np.minimum(times.sum(axis=0) / period, 1.0)
-    return join_errors(costs.spread * times / period, costs.assumed, waits / period, whole * busy)
 
 
 def join_errors(errors: Any, assumed: np.ndarray, waits: Any, whole: Any) -> Any:
@@ -68,10 +61,34 @@ def spread_host(timeline: Timeline, error: float, loading: float, free: bool, wh
     return math.log(times[0] / times[1]) / 2
 
 
-def list_notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tuple[str, ...]:
-    """What a reader should know before trusting the number."""
+def find_unmeasured(graph: Graph, costs: Costs, platform: Platform) -> tuple[dict[str, float], dict[str, float]]:
+    """Time of operations without a model, by name, and of those priced by a stand-in, by the note that says so [s]."""
+    unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
+    sizes = {name: graph.column(name) for name in "mnk"}
+    for index, ((kind, variant, dtype), fit, context) in enumerate(zip(*costs.models[:3], strict=True)):
+        own, total = costs.classes == index, float(costs.totals[index])
+        if kind in ("collective", "host"):
+            continue
+        if fit is None:
+            for place in np.flatnonzero(own):
+                unmodelled[graph.labels[place][0]] += float(costs.hot[place])
+        unaligned = find_unaligned(platform, kind, variant, dtype, sizes) & own
+        if unaligned.any():
+            slow = costs.seconds * unaligned
+            stand_ins[say_unaligned(platform, dtype, graph.labels[int(slow.argmax())][4])] += float(slow.sum())
+        if fit and fit.stands_for:
+            stand_ins["".join(fit.notes[:1]) or f"{kind} was not measured"] += total
+        if context and context.kind == "assumed":
+            stand_ins["".join(context.notes[:1]) or f"{kind} was not measured in iterations"] += total
+    return unmodelled, stand_ins
+
+
+def list_notes(
+    graph: Graph, costs: Costs, platform: Platform, family: str, ranks: int
+) -> tuple[tuple[str, ...], dict[str, float]]:
+    """What a reader should know before trusting the time of a graph; the time of operations without a model [s]."""
+    unmodelled, stand_ins = find_unmeasured(graph, costs, platform)
     notes, kind, context, total = [], family or "such", platform.context, float(costs.seconds.sum())
-    graph, unmodelled = costs.graph, costs.unmodelled
     if context and family not in context.iterations:
         notes.append(f"{platform.name} was never calibrated with {kind} iterations; the interval is wider")
     elif context and ranks > 1 and family not in context.parallel:
@@ -80,7 +97,7 @@ def list_notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tup
         notes.append(f"captured with device={graph.device!r}; on {platform.name} other kernels run; capture for it")
     if sum(unmodelled.values()) > 0.02 * total:
         notes.append(f"{', '.join(unmodelled)} have no model and are timed as memory traffic")
-    notes += [note for note, seconds in costs.stand_ins.items() if seconds > 0.05 * total]
+    notes += [note for note, seconds in stand_ins.items() if seconds > 0.05 * total]
     notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
     size, timed = graph.footprint + sum(table.nbytes for table in graph.tables), platform.largest_timed
     if platform.device.never_left_cache and size > timed:
@@ -88,19 +105,19 @@ def list_notes(platform: Platform, family: str, ranks: int, costs: Costs) -> tup
             f"a rank works on {format_bytes(size)}; the largest working set timed on {platform.name} was "
             f"{format_bytes(timed)} and never left the caches, so that main memory may be slower than predicted"
         )
-    return tuple(notes)
+    return tuple(notes), unmodelled
 
 
 @dataclass(frozen=True)
 class Sensitivity(Tabular):
-    """What more of each resource brings.
+    """How much faster an iteration gets with more of each resource.
 
     Parameters
     ----------
     frame : polars.DataFrame
         See `table`.
     time : float
-        Time of an iteration as the platform is [s].
+        Time of an iteration on the platform as it is [s].
     summary : str
         What was predicted, in one line.
     """
@@ -110,13 +127,13 @@ class Sensitivity(Tabular):
     summary: str
 
     def table(self) -> Table:
-        """A row for every resource, that which brings most first.
+        """A row for every resource, the most important one first.
 
         Returns
         -------
         table : polars.DataFrame
             resource, see `Platform.with_scale`; elasticity: by how many per cent the time changes with 1 % more of it
-            [-]; gain_s: what 1 % more saves [s]; less_s and more_s: the time with the swing less and more of it [s].
+            [-]; gain_s: time that 1 % more saves [s]; less_s and more_s: the time with less and with more of it [s].
         """
         return self.frame
 
@@ -138,20 +155,19 @@ class Sensitivity(Tabular):
 
 
 def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
-    """What more of each resource brings, each scaled alone and the iteration predicted again.
+    """Predict the iteration again with less and with more of each resource, one at a time.
 
     Parameters
     ----------
     prediction : Prediction
         Of one iteration.
     swing : float, optional
-        How much less and more of a resource the chart shows: 0.2 is a platform with 1 / 1.2 and one with 1.2 times as
-        much of it [-].
+        How much less and more of a resource the chart shows: 0.2 is 1 / 1.2 and 1.2 times as much [-].
 
     Returns
     -------
     sensitivity : Sensitivity
-        Table and tornado chart; resources that the platform does not know are left out.
+        Table and tornado chart of the resources that the platform knows.
     """
     import polars
 
