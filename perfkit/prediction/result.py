@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from perfkit.ground.files import write_text
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, check_type, format_time, rank_largest
@@ -370,28 +368,26 @@ def predict(
     timeline.extend(loading=loading)
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
     cost, lane = costs[slowest], timeline.measure(slowest)
-    parts = accounts.split_period(lane)
     fixed = float(cost.models.numbers["launch"][cost.classes] @ lane.graph.column("launches"))
+    parts = accounts.split_period(lane)
     busy, hosts, moving = accounts.sum_resources(lane)
-    notes += tuple(dict.fromkeys(note for kind in kinds for note in kind.graph.notes))
+    recorded = dict.fromkeys(note for kind in kinds for note in kind.graph.notes)
     found, unmodelled = uncertainty.list_notes(lane.graph, cost, where, what.family, count)
-    notes += found
-    notes += find_shortage([kind.graph for kind in kinds], where, getattr(what, "optimizer", "sgd"))
+    short = find_shortage([kind.graph for kind in kinds], where, getattr(what, "optimizer", "sgd"))
+    notes = (*notes, *recorded, *found, *short)
     warn_once(notes, 3)
     if natural > accounts.PACE * timeline.device_time and {q.kind for q in where.host.values()} & {"assumed"}:
         notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device_time)}",)
     spread = whole.spread if whole else uncertainty.CONTEXT if device or not where.context else 0.0
     if not whole or (device and "per_operation" not in whole):  # the host was not fitted
-        errors = cost.spread * np.bincount(cost.classes, lane.times.seconds, len(cost.spread)) / timeline.period
         waits = accounts.sum_kinds(parts, "waiting", "collective") / timeline.period
-        whole_spread = spread * min(float(lane.times.seconds.sum()) / timeline.period, 1.0)
-        around = uncertainty.join_errors(errors, cost.assumed, waits, whole_spread)
         late = accounts.sum_kinds(parts, "host") / timeline.period * math.log(error) * (strategy is not None)
+        around = uncertainty.find_spread(cost, lane, waits, spread)
         spread = math.hypot(around, late, uncertainty.spread_host(timeline, error, loading, free, whole))
     return Prediction(
         workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
         lower_bound=min(max(busy, float(moving.max()), hosts if device else 0.0, loading), timeline.period),
         serial=busy + float(moving.sum()) + hosts + loading, latency=timeline.latency + loading,
-        device_time=timeline.device_time, fixed_time=fixed, execution=lane.graph.execution,
-        unmodelled=unmodelled, warnings=notes, _timeline=timeline, _again=again,
+        device_time=timeline.device_time, fixed_time=fixed, execution=lane.graph.execution, unmodelled=unmodelled,
+        warnings=notes, _timeline=timeline, _again=again,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from perfkit.platform.kernels import find_unaligned, say_unaligned
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
 from perfkit.prediction.cost import Costs, join_host
-from perfkit.prediction.simulation import Timeline, simulate
+from perfkit.prediction.simulation import Lane, Timeline, simulate
 from perfkit.workloads.graph import Graph
 
 #: Spread of an iteration around the sum of its isolated kernels, without calibrated iterations [-]; docs/formulas.md,
@@ -37,6 +37,16 @@ def find_host_error(platform: Platform) -> float:
     )
     total = sum(q.value for q in numbers)
     return 1 + (errors / total if total else _UNCERTAIN["assumed"])
+
+
+def find_spread(costs: Costs, lane: Lane, waits: float, around: float) -> float:
+    """Spread of the logarithm of the time of an iteration, the host aside [-].
+
+    `waits` is the share of waiting and collectives, `around` the spread of iterations around the sum of their kernels.
+    """
+    shares = lane.times.seconds / lane.period
+    errors = costs.spread * np.bincount(costs.classes, shares, len(costs.spread))
+    return float(join_errors(errors, costs.assumed, waits, around * min(float(shares.sum()), 1.0)))
 
 
 def join_errors(errors: Any, assumed: np.ndarray, waits: Any, whole: Any) -> Any:
