@@ -114,7 +114,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Plan.from_json(file(entry={"kind": "whole"})), "tables[0]: kind is 'whole'; known are data_parallel"),
     (lambda: Plan.from_json(file(entry={"ranks": [0, "x"]})), "tables[0].ranks[1] is 'x'; it must be a whole number"),
     (lambda: Plan.from_json(file(entry={"ranks": [0, 1]})), "tables[0]: a table_wise table must be on one rank"),
-    (lambda: Plan.from_torchrec({"m": {"z": {}}}, TABLES[:1], ranks=2), "'a' is in the tables alone"),
+    (lambda: Plan.from_torchrec({"m": {"z": {}}}, TABLES[:1], ranks=2), "'a' is in the tables only"),
     (lambda: Plan.from_torchrec({"m": {"a": {"sharding_type": "grid_shard", "ranks": [0]}}}, TABLES[:1], ranks=2),
      "m.a: kind is 'grid_shard'; known are data_parallel"),
 ]  # fmt: skip

@@ -347,7 +347,7 @@ def test_bad_sizes_are_refused(build: Callable[[], object], name: str) -> None:
     (model(optimizer="adagrad"), "optimizer is 'adagrad' .* take embedding='exact'"),
     (model(cross=(3,)), r"cross is \(3,\); it must be the number of layers and their rank"),
     (graphs(Transformer.bert(**TINY), 2, Plan.round_robin(2, ranks=2)), "plan is given; this workload has no tables"),
-    (model(pooling=[1, 2]), "pooling has 2 entries; the model has 3 tables; give one number or one a table"),
+    (model(pooling=[1, 2]), "pooling has 2 entries; the model has 3 tables; give one number, or one for each table"),
     (model(exponent=[0.1]), "exponent has 1 entries; the model has 3 tables"),
     (model(rows=[]), "rows is empty; .* at least one table"),
     (bert(attention="flash"), "attention is 'flash'; known are eager, math, fused, .*did you mean 'flash3'"),

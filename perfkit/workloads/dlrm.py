@@ -69,7 +69,7 @@ def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[Em
             raise ValueError("rows is empty; a DLRM needs at least one table; give the rows of each table")
         if len(values) != count:
             fault = f"{name} has {len(values)} entries; the model has {count} tables"
-            raise ValueError(f"{fault}; give one number or one a table")
+            raise ValueError(f"{fault}; give one number, or one for each table")
         columns.append(values)
     return tuple(
         EmbeddingTable(rows, width, pooling, exponent, itemsize, f"table {i}")

@@ -232,12 +232,6 @@ class Graph(Tabular):
         starts = np.flatnonzero(np.diff(self.accesses[order, 1], prepend=-1))
         return np.maximum.reduceat(self.accesses[order, 2], starts).sum()
 
-    @cached_property
-    def _holes(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Places of open sizes, and the numbers of these, in features and in accesses."""
-        flat = [array.ravel() for array in (self.features, self.accesses)]
-        return [(places, (-1.0 - v[places]).astype(np.intp)) for v in flat for places in [np.flatnonzero(v < 0)]]
-
     def fill(self, sizes: np.ndarray) -> "Graph":
         """Fill in open sizes.
 
@@ -252,9 +246,9 @@ class Graph(Tabular):
             The same operations with these sizes.
         """
         filled = []
-        for array, (places, numbers) in zip((self.features, self.accesses), self._holes, strict=True):
-            filled.append(array.copy())
-            filled[-1].ravel()[places] = sizes[numbers]
+        for array in (self.features, self.accesses):
+            numbers = -1 - np.minimum(array, -1.0)  # of open sizes; 0 elsewhere
+            filled.append(np.where(array < 0, sizes[numbers.astype(np.intp)], array))
         found = replace(self, features=filled[0], accesses=filled[1], sizes=None)
         vars(found).update({name: getattr(self, name) for name in _STRUCTURE})
         return found

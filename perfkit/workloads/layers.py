@@ -35,7 +35,7 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 
 
 def mlp(tape: Tape, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Tensor:
-    """Linear layers with a rectifier after each, and after the last one if `last_relu`."""
+    """Linear layers with rectifiers between them, and behind the last one if `last_relu`."""
     for index, width in enumerate(widths):
         x = linear(tape, x, tape.parameter(width, x.shape[-1]), tape.parameter(width))
         if last_relu or index + 1 < len(widths):
@@ -68,7 +68,7 @@ def bmm(tape: Tape, a: Tensor, b: Tensor, layout: str = "") -> Tensor:
 
 
 def count_views(tape: Tape, count: int) -> None:
-    """Count views of a tensor: calls without a kernel, forward and as many backward."""
+    """Count views of tensors: so many calls without a kernel forward, and as many backward."""
 
     def backward() -> None:
         tape.bare += count - 1  # the node itself is one more

@@ -78,7 +78,7 @@ class Placement:
             raise ValueError(f"a table_wise table must be on one rank, not on {self.ranks}; choose another kind")
         if self.columns and (self.kind not in SPLIT_BY_COLUMNS or len(self.columns) != len(self.ranks)):
             fault = f"columns {self.columns} do not belong to a {self.kind} placement on {len(self.ranks)} ranks"
-            raise ValueError(f"{fault}; give one number a rank, to column_wise and table_column_wise only")
+            raise ValueError(f"{fault}; give one number for each rank, to column_wise and table_column_wise only")
         for width in self.columns:
             check_positive("columns of a shard", width, integer=True)
 
@@ -150,7 +150,7 @@ class Plan:
         check_type("owners", self.owners, Sequence)
         check_type("names", self.names, Sequence[str])
         if self.names and len(self.names) != len(self.owners):
-            raise ValueError(f"names has {len(self.names)} entries for {len(self.owners)} tables; give one a table")
+            raise ValueError(f"names has {len(self.names)} entries for {len(self.owners)} tables; give one for each")
         owners: list[Any] = [owner.item() if isinstance(owner, np.generic) else owner for owner in self.owners]
         for table, owner in enumerate(owners):
             placed = isinstance(owner, Placement)
@@ -347,7 +347,7 @@ class Plan:
         entries = {name: (f"{module}.{name}", entry) for module, part in plan.items() for name, entry in part.items()}
         names = name_tables(tables)
         if odd := set(names) ^ set(entries):
-            raise ValueError(f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} alone")
+            raise ValueError(f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} only")
         owners = []
         for name in names:
             place, entry = entries[name]
@@ -374,6 +374,6 @@ class _File:
 
 
 def _place(entry: _Entry, place: str) -> Placement:
-    """The placement that an entry of a file describes."""
+    """The placement in an entry of a file."""
     with reading(place, "compare with Plan.to_json"):
         return Placement(entry.kind, entry.ranks, entry.columns)

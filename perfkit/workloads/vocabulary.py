@@ -20,7 +20,6 @@ VIEWS = frozenset(
     "_assert_async _assert_scalar lift is_pinned".split()
 )
 
-_TREES = (list, tuple, dict)
 _Sizes = dict[str, float]
 
 
@@ -37,14 +36,11 @@ def walk_tensors(tree: Any) -> Iterator[Any]:
     tensor : torch.Tensor
         One tensor after the other.
     """
-    if isinstance(tree, _TREES):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            if hasattr(item, "untyped_storage"):
-                yield item
-            elif isinstance(item, _TREES):
-                yield from walk_tensors(item)
-    elif hasattr(tree, "untyped_storage"):
+    if hasattr(tree, "untyped_storage"):
         yield tree
+    elif isinstance(tree, list | tuple | dict):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from walk_tensors(item)
 
 
 def count_bytes(tensor: Any) -> float:
