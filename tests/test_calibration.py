@@ -1,4 +1,4 @@
-"""Calibration: a platform whose parameters are known is measured in numbers only, fitted, and found again."""
+"""Calibration: times are computed from a platform with known parameters, and a fit has to find the parameters again."""
 
 import copy
 import warnings
@@ -54,7 +54,7 @@ def shake(rng: np.random.Generator, times: Any) -> Any:
 
 
 def operands(case: Case) -> float:
-    """Bytes that one call touches; which they are exactly is the business of the measuring code."""
+    """Bytes of the operands of one call; a rough count is enough here."""
     s = case.sizes
     if case.kind in ("gemm", "bmm", "attention"):
         return 4.0 * s["batch"] * (s["m"] * s["k"] + s["k"] * s["n"] + s["m"] * s["n"])
@@ -126,7 +126,7 @@ def platform(measurements: Mapping[str, Any]) -> Platform:
 
 
 def refit(platform: Platform, measurements: Mapping[str, Any]) -> Platform:
-    """Another fit of the iterations alone: kernels, caches and collectives are the same ones."""
+    """Fit only the iterations again; kernels, caches and collectives stay."""
     return add_context(replace(platform, context=Context(caches=platform.context.caches)), measurements)
 
 
@@ -179,7 +179,7 @@ def test_iterations_are_found_again(platform: Platform, truth: Platform, measure
 
 
 def test_iterations_that_scatter_widen_the_interval(measurements: Raw, platform: Platform) -> None:
-    """The spread is that of iterations left out: noise that the fit has seen cannot hide in it."""
+    """The spread comes from left-out iterations, so a fit cannot hide the noise."""
     rng, noisy = np.random.default_rng(5), copy.deepcopy(measurements)
     for row in noisy["iterations"]:
         factor = float(np.exp(0.5 * rng.standard_normal()))
@@ -209,7 +209,7 @@ def test_spread_of_normal_errors(estimate: Callable[[list[float]], float]) -> No
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
 def test_waiting_and_computing_longer_are_kept_apart(measurements: Raw, platform: Platform, share: float) -> None:
-    """Of what collectives cost more inside iterations, only as much counts as communication as ranks waited."""
+    """Only the measured waiting of ranks counts as communication; the other extra time is computing."""
     delay, rows, rng = 1e-3, copy.deepcopy(measurements), np.random.default_rng(9)
     more = {"per_collective": share * delay, "per_resume": (1.0 - share) * delay}
     fit = Fit("iteration", {**platform.context.parallel["dlrm"], **more}, kind="assumed", source="test")
@@ -258,7 +258,7 @@ def test_what_cannot_be_fitted_is_refused(measurements: Raw, platform: Platform)
 
 
 def test_repeated_batches_of_indices_stay_near() -> None:
-    """A large table whose few batches take turns: their rows fit, fresh ones would not."""
+    """A few batches rotate on a large table: their rows fit into caches, rows of new batches do not."""
     sizes = {"table_rows": 10**6, "dim": 64, "lookups": 400, "bags": 400, "exponent": 0.0}
     row = {"kind": "embedding_update", "variant": "sparse", "nbytes": 1e5}
 

@@ -1,4 +1,4 @@
-"""Campaigns: what is finished is kept, what fails says why, and no process or half-written file is left behind."""
+"""Campaigns keep finished measurements, errors say why, and no process or partly written file remains."""
 
 import errno
 import json
@@ -51,7 +51,7 @@ refuse = raise_error(OSError(errno.ENOSPC, "No space left on device"))
 
 @pytest.fixture
 def children(monkeypatch: Patch) -> Iterator[Children]:
-    """Every process that a measurement starts; none may outlive the test."""
+    """Every process that a measurement starts; all must have ended after the test."""
     started: Children = []
 
     class Watched(subprocess.Popen):  # type: ignore[type-arg]
@@ -78,7 +78,7 @@ def torch() -> Any:
     return pytest.importorskip("torch", reason="measuring needs torch: pip install 'perfkit[measure]'")
 
 
-# What is finished is kept.
+# Finished measurements are kept.
 
 
 def jobs(calls: list[str], error: BaseException | None = None) -> dict[str, Callable[[], Any]]:
@@ -106,7 +106,7 @@ def test_a_rerun_continues_where_the_last_one_stopped(tmp_path: Path) -> None:
 
 
 def test_campaigns_are_kept_by_options_versions_and_machine(cache: Path, monkeypatch: Patch) -> None:
-    """Equal nodes may share one home."""
+    """Several nodes may share one home folder."""
     files = [open_quietly("calibrate", "cpu", quick).file for quick in (True, True, False)]
     for holder, name, value in ((folders, "list_versions", {"torch": "0"}), (folders.system, "node", "node2")):
         monkeypatch.setattr(holder, name, lambda value=value: value)
@@ -154,7 +154,7 @@ sys.stdin.read()
 
 
 def test_a_second_process_gets_a_campaign_of_its_own(cache: Path) -> None:
-    """Its measurements are not mixed with those of the first, and the end of one takes nothing from the other."""
+    """Two processes do not mix their measurements, and the end of one removes nothing of the other."""
     with subprocess.Popen([sys.executable, "-c", OTHER], stdin=-1, stdout=-1, text=True, env=os.environ) as other:
         theirs = Path(other.stdout.readline().strip())
         with pytest.warns(UserWarning, match=f"process {other.pid} on .* since .* measures the same; .* both disturb"):
@@ -186,7 +186,7 @@ def test_a_full_cache_is_named_and_measuring_continues(cache: Path, monkeypatch:
         assert kept.run("kernels", jobs([])) == EVERY
 
 
-# Measuring processes end with their parent, and leave nothing behind.
+# Measuring processes end with their parent and leave no files.
 
 CHILD = START.split("    from")[0] + "    print('bound', flush=True)\n    import signal; signal.pause()"
 PARENT = """
@@ -210,7 +210,7 @@ def test_a_measuring_process_ends_with_its_parent_and_begins_nothing_without_it(
 
 @pytest.fixture
 def python(tmp_path: Path, monkeypatch: Patch) -> Callable[[str], Path]:
-    """Put a script in the place of the interpreter of measuring processes."""
+    """Replace the interpreter of measuring processes by a script."""
 
     def stand_in(text: str) -> Path:
         script = tmp_path / "python"
@@ -230,7 +230,7 @@ SLOW = 'if [ "$RANK" = "1" ]; then kill -9 $$; fi\nexec sleep 300'
 def test_a_signal_that_asks_to_end_leaves_no_process_and_no_folder(name, python, children, monkeypatch, tmp_path):
     number, script = getattr(signal, name), python(SLOW)
     usual = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
-    found = signal.signal(number, usual)  # a shell starts what runs in its background deaf to interrupts
+    found = signal.signal(number, usual)  # background jobs of a shell ignore interrupts
     monkeypatch.setattr(processes.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(processes.time, "sleep", lambda seconds: signal.raise_signal(number))
     try:
@@ -271,7 +271,7 @@ def test_ranks_without_a_place_are_refused(ranks, device, words, torch, children
     assert not children
 
 
-# What fails says why.
+# Errors say why.
 
 
 def test_the_last_line_of_a_process_is_in_the_error(children: Children) -> None:
@@ -316,7 +316,7 @@ def test_bad_calibrations_are_refused_before_measuring(arguments, message, cache
     with pytest.raises(ValueError, match="seed is -1"):
         check("h100-sxm-8", seed=-1)
     monkeypatch.setattr(campaign, "launched_ranks", lambda: (0, 2, 2))
-    with pytest.raises(ValueError, match="device is 'cpu' under a launcher"):
+    with pytest.raises(ValueError, match="device is 'cpu' under a launcher; it starts its own ranks"):
         calibrate()
     monkeypatch.setattr(results.os, "access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(ValueError, match=r"json is .*its folder cannot be written to; choose another"):
@@ -429,7 +429,7 @@ def test_an_unsteady_run_is_measured_once_more(spreads, core_share, kept, flagge
     assert (result["halves"][1], result["flagged"], results) == (kept, flagged, [])
 
 
-# The real thing, very small.
+# Real measurements, very small.
 
 
 def test_a_tiny_campaign_has_the_structure_that_fits_need(tmp_path, monkeypatch, torch, children):

@@ -1,4 +1,4 @@
-"""The command line: every bad line ends with one clear sentence and exit code 2; predicting needs no torch."""
+"""The command line: every bad line gives one clear sentence and exit code 2; predictions need no torch."""
 
 import io
 import json
@@ -27,7 +27,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Warnings are shown in another way, files are written to a folder, nothing is measured: none outlives a test."""
+    """Commands write to a folder of the test, measure nothing, and leave the display of warnings as it was."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     measure = "perfkit.calibration.campaign.run_processes"
     monkeypatch.setattr(measure, lambda *_, **__: pytest.fail("something was measured"))
@@ -87,7 +87,7 @@ def test_a_bad_line_ends_with_one_sentence_and_code_2(line: str, capsys: Capture
 
 @pytest.mark.filterwarnings("always")
 def test_a_platform_calibrated_for_other_operations(toy: Platform, capsys: Capture) -> None:
-    """It has no collectives: several ranks cannot be predicted; one rank can, and says what it did not know."""
+    """Without collectives, several ranks cannot be predicted; one rank can, and lists unknown operations."""
     replace(toy, collectives={}, kernels={k: f for k, f in toy.kernels.items() if k[:5] == "gemm."}).save("other.toml")
     line = "predict --model bert-base --batch 2 --platform other.toml"
     for more, said in ((" --ranks 2", "no model for the collective 'all_reduce'"), (" --dtype bf16", "known are fp32")):

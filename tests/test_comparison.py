@@ -1,4 +1,4 @@
-"""Comparisons of stored runs: files, parts of them, their figures and their text."""
+"""Comparisons of stored runs: their files, figures and text."""
 
 import json
 import math

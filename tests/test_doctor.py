@@ -1,4 +1,4 @@
-"""Each check of the doctor can fail: it is shown a machine that would spoil a calibration, and one that would not."""
+"""Each check of the doctor sees a machine that would disturb a calibration, and one that would not."""
 
 import os
 import sys
@@ -88,7 +88,7 @@ def test_malloc_settings_have_an_effect(monkeypatch: Patch) -> None:
 
 
 def test_what_is_measured(monkeypatch: Patch) -> None:
-    """A machine that changes its speed, other programs on its core, and processes that cannot meet."""
+    """A machine that changes its speed, other programs on its core, and processes that cannot connect."""
     answers: list[Any] = []
 
     def run(*_: Any, **__: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a machine says of itself: read from a folder that stands for its root, believed only where it can be true."""
+"""Facts of a machine, read from a folder that replaces its root; implausible ones are unknown."""
 
 import os
 from pathlib import Path

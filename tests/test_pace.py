@@ -1,4 +1,4 @@
-"""A machine that changes its speed by known weights: they are found, and times at its usual pace are found again."""
+"""A machine changes its speed with known weights; the fit has to find them, and the times at the usual pace."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ WEIGHTS = np.array([0.8, 0.0, 0.4])
 
 
 def make_run(rng: np.random.Generator, seconds: float, drift: float, noise: float = 0.03) -> dict[str, Any]:
-    """Blocks of iterations between references, whose pace wanders within and between runs."""
+    """Blocks of iterations between references; the pace changes within and between runs."""
     pace = drift * (0.7 * rng.standard_normal(3) + np.cumsum(0.3 * rng.standard_normal((41, 3)), axis=0))
     references = USUAL * np.exp(pace + noise * rng.standard_normal(pace.shape))
     middle = (pace[1:] + pace[:-1]) / 2

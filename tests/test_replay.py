@@ -1,4 +1,4 @@
-"""Unlike machines are replayed from raw measurements: fitted, saved, loaded, predicted, reported."""
+"""Raw measurements of different machines are fitted, saved, loaded, predicted and reported."""
 
 import json
 import warnings
@@ -23,7 +23,7 @@ from tests.machines import MACHINES, thin
 
 
 def judge(platform: Platform, rows: list[Mapping[str, Any]]) -> dict[str, float]:
-    """Logarithmic error of each iteration that was measured, at the usual pace."""
+    """Logarithmic error of each measured iteration, at the usual pace."""
     errors = {}
     for row in rows:
         ranks = len(row["runs"])
@@ -40,7 +40,7 @@ def judge(platform: Platform, rows: list[Mapping[str, Any]]) -> dict[str, float]
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Any]:
-    """Measurements of a real machine, without kernels that only nets run, of which it timed no iterations."""
+    """Measurements of a real machine, without the kernels of nets, since it timed no iterations of nets."""
     raw: dict[str, Any] = json.loads(find_reference("measured", "xeon-2.measurements.json").read_text())
     known = load_platform("zen5-2").kernels
     return thin({**raw, "kernels": [row for row in raw["kernels"] if f"{row['kind']}.{row['variant']}" in known]}, 6)
@@ -48,7 +48,7 @@ def real() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def fitted(real: dict[str, Any]) -> Callable[[str], Platform]:
-    """The platform of an unlike machine, fitted once."""
+    """The platform of a machine, fitted once."""
     return cache(lambda name: fit_platform(MACHINES[name][0](real), name="replayed"))
 
 

@@ -1,4 +1,4 @@
-"""The placement study: what is drawn and proposed, what becomes of measured times, and the command around them."""
+"""The placement study: models, proposed placements, figures of measured times, and the command."""
 
 import json
 import re
@@ -33,7 +33,7 @@ Factor = Callable[[Plan, int], float]
 
 
 def pretend(price: Callable[[DLRM, Plan], float], factor: Factor, jobs: list[dict[str, Any]]) -> Callable[..., Any]:
-    """A machine that takes `factor` times what is predicted."""
+    """A machine whose times are `factor` times the predicted ones."""
 
     def run(job: dict[str, Any], *, ranks: int) -> list[Any]:
         jobs.append(job)
@@ -240,7 +240,7 @@ def test_the_study_is_put_beside_its_bars(study: Any, tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize("name", ["zen5-2.sharding-0", "zen3-2.sharding-1"])
 def test_the_committed_study_meets_its_bars(name: str) -> None:
-    """With today's predictions, which the page of accuracy shows; test_readme.py makes them again."""
+    """The page of accuracy has today's predictions; test_readme.py computes them again."""
     trials, shown = Trials.load(find_reference("measured", f"{name}.json")), PAGE.read_text(encoding="utf-8")
     bars = shown.split(f"measured/{name}.json")[1].split("```")[1].split("met\n")[1].splitlines()
     assert len(bars) == 3 and all(line.endswith("yes") for line in bars)

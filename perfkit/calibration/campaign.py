@@ -165,8 +165,8 @@ def measure_platform(
     MeasurementError
         If a measuring process fails.
     """
-    facts, pause = gather_facts(), 0.1 if quick else 0.2
-    collectives = measure_collectives(campaign, ranks=ranks, seconds=pause) if ranks > 1 else []
+    facts = gather_facts()
+    collectives = measure_collectives(campaign, ranks=ranks, seconds=0.1 if quick else 0.2) if ranks > 1 else []
     largest = min(LARGEST, (facts["free_memory"].value or LARGEST) / 4)
     job = {"task": "ladder", "largest": largest / (2 if quick else 1)}
     ladder = campaign.run("memory", {"ladder": lambda: run_processes(job)[0]})["ladder"]
@@ -175,8 +175,8 @@ def measure_platform(
     density, seconds = (0.4, 0.015) if quick else (1.0, 0.03)
     kernels = measure_kernels(campaign, density=density, seconds=seconds, cache=cache)
     samples = draw_calibration(quick=quick, hybrid=ranks == 2, models=models)
-    pause, operations = (0.3, 3) if quick else (0.6, 5)
-    iterations = measure_samples(campaign, samples, device="cpu", seconds=pause, operations=operations)
+    seconds, operations = (0.3, 3) if quick else (0.6, 5)
+    iterations = measure_samples(campaign, samples, device="cpu", seconds=seconds, operations=operations)
     for row in iterations:
         row["runs"] = [{key: value for key, value in run.items() if key != "names"} for run in row.pop("passes")[0]]
     machine, versions, day = describe_machine(), list_versions(), campaign.day
@@ -192,7 +192,7 @@ def _count_ranks(device: str, ranks: int | None) -> int:
     """Ranks that were asked for; by default those of the launcher, two on two cores, or all GPUs."""
     place = launched_ranks()
     if place and device == "cpu":
-        raise ValueError("device is 'cpu' under a launcher; calibrate starts the ranks of a CPU itself; leave it out")
+        raise ValueError("device is 'cpu' under a launcher; it starts its own ranks; run it without torchrun or srun")
     if ranks is not None:
         return check_processors(int(check_positive("ranks", ranks, integer=True)), device)
     if device == "cpu":

@@ -78,11 +78,11 @@ def compare_run(
     slowest = [max(results, key=lambda r: r["median"]) for results in passes]
     times = np.array([[r[key] for key in ("median", "q1", "q3")] for r in slowest])
     related = [relate_run(results, sample.family, paces) for results in passes]
-    usual = [max(r["median"] for r in results) for results in related]
+    measured, usual = times[:, 0].tolist(), [max(r["median"] for r in results) for results in related]
     run = {
         "family": sample.family, "name": sample.name, "config": dump(sample.workload), "ranks": sample.ranks,
         **state_prediction(prediction), **dict(zip(_MEASURED, times.mean(axis=0).tolist(), strict=True)),
-        "flagged": any(r.get("flagged", False) for r in slowest), "passes_s": (measured := times[:, 0].tolist()),
+        "flagged": any(r.get("flagged", False) for r in slowest), "passes_s": measured,
         "noise": max(measured) / min(measured) - 1, "relative_noise": max(usual) / min(usual) - 1,
     }  # fmt: skip
     if sample.plan:
@@ -166,7 +166,7 @@ class Comparison(Tabular):
                 for key in [*TIMES, *({"relative_s"} & run.keys())]:
                     check_positive(f"runs[{i}].{key}", run[key])
             found = cls(tuple(data["runs"]), data["platform"], data["machine"], data["versions"])
-            _ = found.as_text(), found.table(), found.to_dict()
+            _ = found.as_text(), found.table(), found.to_dict()  # raise errors of bad content here
         return replace(found, runs=found.runs + cls.load(*more).runs) if more else found
 
     def at_usual_pace(self) -> "Comparison":

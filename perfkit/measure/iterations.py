@@ -1,7 +1,7 @@
 """Time whole training iterations and the operations inside them, with references between the iterations."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.measure.operations import count_operands
 from perfkit.measure.samples import load
-from perfkit.measure.timing import LEAST, MOST, Reference, clock, summarize_samples
+from perfkit.measure.timing import LEAST, MOST, Reference, clock, round_times, summarize_samples
 from perfkit.recording.modules import build_step
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.vocabulary import VIEWS
@@ -46,11 +46,6 @@ class OperationTimer(TorchDispatchMode):
         self.names.append(name)
         self.nbytes.append(count_operands((args, kwargs)) + count_operands(out))
         return out
-
-
-def _round(times: Iterable[float]) -> list[float]:
-    """Round times to four digits, which is finer than their noise."""
-    return [float(f"{t:.4g}") for t in times]
 
 
 def find_ranks() -> tuple[int, int]:
@@ -190,7 +185,7 @@ def time_step(
 
     def look(count: int) -> list[float]:
         """Times of the references: of one call, or the median of three after a long step, where they cost little."""
-        return _round(np.median([reference() for _ in range(3 if count == 1 else 1)], axis=0))
+        return round_times(np.median([reference() for _ in range(3 if count == 1 else 1)], axis=0))
 
     paces = [look(1)]
     (result,) = time_in_turns([step], seconds=seconds, device=device, after=lambda count: paces.append(look(count)))
@@ -204,7 +199,7 @@ def time_step(
         rows.append(timer.seconds)
         inside.append(look(each))
         result["names"] = timer.names
-    result |= {"references": paces, "operation_seconds": _round(np.median(rows, axis=0)) if rows else []}
+    result |= {"references": paces, "operation_seconds": round_times(np.median(rows, axis=0)) if rows else []}
     result |= {"operation_references": inside} if rows else {}
     return {**result, "core_share": reference.core_share}
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from perfkit.measure.kernels import FUNCTIONS, INDEX_BATCHES, Case
-from perfkit.measure.timing import Reference, find_disagreement, time_calls
+from perfkit.measure.timing import Reference, find_disagreement, round_times, time_calls
 from perfkit.recording.modules import draw_rows
 from perfkit.workloads.vocabulary import find_entry
 
@@ -271,7 +271,6 @@ def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float) -> list[dict
         if find_disagreement(timing) > 0.1:
             timing = min(timing, time_calls(calls, seconds=seconds), key=find_disagreement)
         after = reference()
-        around = [float(f"{t:.4g}") for t in np.sqrt(before * after)]
-        rows.append({"nbytes": nbytes, **timing, "reference": around})
+        rows.append({"nbytes": nbytes, **timing, "reference": round_times(np.sqrt(before * after))})
         before = after
     return rows

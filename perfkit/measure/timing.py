@@ -57,6 +57,11 @@ def find_disagreement(timing: Mapping[str, Any]) -> float:
     return float(max(timing["halves"]) / min(timing["halves"]) - 1.0)
 
 
+def round_times(times: Iterable[float]) -> list[float]:
+    """Round times to four digits, which is finer than their noise."""
+    return [float(f"{t:.4g}") for t in times]
+
+
 def clock(calls: Iterable[Callable[[], Any]], device: str = "cpu") -> float:
     """Time calls that run one after another.
 
