@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfkit.calibration.activity import list_work
 from perfkit.calibration.collectives import list_collectives
@@ -82,7 +81,7 @@ class _Step:
     """Recording of one step, operation by operation in the order of the host."""
 
     def __init__(self, file: TraceFile, work: pl.DataFrame, number: int) -> None:
-        self.recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), True)
+        self.recorder = Recorder(accelerator=True)
         self.recorder.leading, self.args, self.ranks = True, file.args, file.ranks or 1
         columns = ("cat", "name", "ts", "parent", "index_correlation", "iteration")
         cats, self.names, self.ts, parents, self.launches, own = (file.events[name].to_list() for name in columns)

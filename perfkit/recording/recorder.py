@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy.optimize import brentq
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.models.distributions import Zipf, unique_rows
@@ -70,15 +70,13 @@ class Recorder(TorchDispatchMode):
 
     Parameters
     ----------
-    fake : FakeTensorMode
-        The mode of tensors without values.
     accelerator : bool
         Whether the step is recorded as it runs on a GPU.
     """
 
-    def __init__(self, fake: FakeTensorMode, accelerator: bool) -> None:
+    def __init__(self, accelerator: bool) -> None:
         super().__init__()
-        self.values, self.exchanges, self.accelerator = Values(fake), Exchanges(self), accelerator
+        self.values, self.exchanges, self.accelerator = Values(), Exchanges(self), accelerator
         self.on = False  # whether operations are appended
         self.agreeing = False  # whether ranks agree on whole numbers, which is no work of the step
         self.phase, self.leading = "forward", False  # leading: a backward pass was called and has not begun yet

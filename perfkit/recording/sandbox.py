@@ -295,10 +295,13 @@ def _list_patches(recorder: Any) -> list[Any]:
         devices = "_get_capturable_supported_devices"
         patches += [(each, {devices: lambda **_: ["cpu"]}) for each in [*sys.modules.values()]
                     if devices in getattr(each, "__dict__", ())]  # fmt: skip
-    if not dist.is_available():
-        return patches
+    return patches
+
+
+def _list_rank_patches(recorder: Any) -> list[Any]:
+    """Patches of torch.distributed, as those of `_list_patches`."""
     private: Any = torch._C._distributed_c10d
-    wait, agree = private.Work.wait, private.Reducer._rebuild_buckets
+    wait, agree, make = private.Work.wait, private.Reducer._rebuild_buckets, DeviceMesh.__init__
 
     def note(work: Any, *args: Any, **kwargs: Any) -> Any:
         recorder.exchanges.wait(work)
@@ -309,15 +312,15 @@ def _list_patches(recorder: Any) -> list[Any]:
             return agree(own)
 
     def mesh(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        known = [getattr(each, "constant", each) for each in (*args, *kwargs.values())]  # of ranks
+        known = [getattr(each, "constant", each) for each in (*args, *kwargs.values())]  # numbers of ranks
         with _disable_current_modes():
             make(self, "cpu", *known[: len(args)], **dict(zip(kwargs, known[len(args) :], strict=True)))
 
-    make, nothing = DeviceMesh.__init__, lambda *_, **__: None
+    asked = ("_verify_param_shape_across_processes", "_sync_module_states")  # of other ranks
     return [
-        *patches, (DeviceMesh, {"__init__": mesh}), (private.Work, {"wait": note}),
+        (DeviceMesh, {"__init__": mesh}), (private.Work, {"wait": note}),
         (private.Reducer, {"_rebuild_buckets": agreed}),
-        (distributed, {"_verify_param_shape_across_processes": nothing, "_sync_module_states": nothing}),
+        (distributed, dict.fromkeys(asked, lambda *_, **__: None)),
     ]  # fmt: skip
 
 
@@ -373,9 +376,9 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
     with _ALONE, ExitStack() as stack:
         stack.enter_context(_keep_settings())
         stack.enter_context(_keep_objects())
-        for owner, values in _list_patches(recorder):
+        for owner, values in [*_list_patches(recorder), *_list_rank_patches(recorder)]:
             stack.enter_context(patch.multiple(owner, create=True, **values))
-        if dist.is_available() and (ranks > 1 or dist.is_initialized()):
+        if ranks > 1 or dist.is_initialized():
             stack.enter_context(_fake_ranks(ranks, rank))
         try:
             yield

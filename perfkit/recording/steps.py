@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch._dynamo import eval_frame
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -229,7 +229,7 @@ def capture(
         raise ValueError(f"amp is {amp!r}, and inputs are not given; write torch.autocast({device!r}) into the step")
     check_choice("device", device, ("cpu", "cuda"))
     ranks = int(check_positive("ranks", ranks, integer=True))
-    recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), device != "cpu")
+    recorder = Recorder(accelerator=device != "cpu")
     with open_sandbox(recorder, ranks, rank), _follow(recorder), recorder.values.fake, recorder, _Calls(recorder):
         step = make_step()
         if not callable(step):

@@ -61,16 +61,10 @@ class Storages:
 
 
 class Values:
-    """Finds the results of the operations of a step.
+    """Finds the results of the operations of a step."""
 
-    Parameters
-    ----------
-    fake : FakeTensorMode
-        The mode of tensors without values.
-    """
-
-    def __init__(self, fake: FakeTensorMode) -> None:
-        self.fake = fake
+    def __init__(self) -> None:
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)  # tensors without values
         self.laws: dict[int, Any] = {}  # distribution of lookups, by the rows of the table
         self.notes: dict[str, None] = {}  # assumptions, in the order they were made
         self.storages = Storages()
