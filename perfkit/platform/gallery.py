@@ -31,9 +31,9 @@ def load_platform(platform: Named) -> Platform:
     Parameters
     ----------
     platform : str, Path or Platform
-        Name from `platforms`, or a datasheet with the ranks of a node, such as ``mi300x-8`` (see
-        `Platform.from_datasheet`); both with any number of nodes, such as ``h100-sxm-8x4`` for four. Or the path of a
-        TOML file, or a platform, which is returned as it is [-].
+        Name from `platforms`, or a datasheet (see `Platform.from_datasheet`): of one rank, such as ``rtx-4090``, or with
+        the ranks of a node, such as ``mi300x-8``. With any number of nodes, such as ``h100-sxm-8x4`` for four. Or the
+        path of a TOML file, or a platform, which is returned as it is [-].
 
     Returns
     -------
@@ -47,11 +47,13 @@ def load_platform(platform: Named) -> Platform:
 
     Examples
     --------
-    >>> load_platform("a100-sxm-8").network.ranks, load_platform("a100-sxm-8x4").network.ranks
-    (8, 32)
+    >>> [load_platform(name).network.ranks for name in ("a100-sxm-8", "a100-sxm-8x4", "rtx-4090")]
+    [8, 32, 1]
     """
     if isinstance(platform, Platform):
         return platform
+    if isinstance(platform, str) and platform in list_datasheets():
+        return Platform.from_datasheet(platform)
     name, nodes = platform, None
     if isinstance(platform, str) and platform not in (known := list_gallery()) and (match := _NODE.fullmatch(platform)):
         node, nodes = f"{match[1]}-{match[2]}", int(match[3]) if match[3] else None
