@@ -201,7 +201,7 @@ def find_file(platform: str | Path) -> Path:
         try:
             return gallery[check_choice("platform", platform, gallery)]
         except ValueError as error:
-            raise PlatformError(f"{error}; a file needs its .toml ending, and datasheets have names such as rtx-4090") from None
+            raise PlatformError(f"{error}; files end in .toml, datasheets are named as rtx-4090 is") from None
     with reading(platform, f"gallery: {', '.join(gallery)}", error=PlatformError, most=LARGEST_FILE):
         return Path(platform)
 
