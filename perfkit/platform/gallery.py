@@ -31,7 +31,7 @@ def load_platform(platform: Named) -> Platform:
     Parameters
     ----------
     platform : str, Path or Platform
-        Name from `platforms`, or a datasheet (see `Platform.from_datasheet`): of one rank, such as ``rtx-4090``, or with
+        Name from `platforms`, or a datasheet (see `Platform.from_datasheet`): of one rank (``rtx-4090``), or with
         the ranks of a node, such as ``mi300x-8``. With any number of nodes, such as ``h100-sxm-8x4`` for four. Or the
         path of a TOML file, or a platform, which is returned as it is [-].
 
