@@ -1,7 +1,6 @@
 """Fits: known parameters are found again, honest errors, outliers tamed, and a report a person can read."""
 
 import math
-from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -123,15 +122,6 @@ def test_a_report_can_be_read() -> None:
     assert Fit("none", {}).report().startswith("[none]") and Fit("none", {"a": 0.0}, stderr={"a": 1.0}).report()
     hostile = Fit(HOSTILE, {HOSTILE: 1.0}, source=HOSTILE, notes=(HOSTILE,), units={HOSTILE: HOSTILE})._repr_html_()
     assert "<script>" not in hostile and hostile.count("&lt;script&gt;") >= 4
-
-
-def test_a_fit_is_a_mapping_and_a_value() -> None:
-    fit = Fit("additive", {"launch": 1e-6})
-    assert dict(fit) == {"launch": 1e-6} and len(fit) == 1 and fit.get("nbytes", 0.0) == 0.0
-    with pytest.raises(FrozenInstanceError):
-        fit.n = 3  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        fit["launch"] = 2.0  # type: ignore[index]
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, 0.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf], [[1.0], [2.0]], [1.0]])

@@ -4,9 +4,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,6 @@ from perfkit.fitting import Fit
 from perfkit.ground import units
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES, KINDS, MemoryLevel, Quantity
-from perfkit.models import collectives
 from perfkit.platform.estimates import Estimate, ExtrapolationWarning
 from perfkit.platform.file import LARGEST, LIMITS, PlatformError, encode, format_toml, list_numbers
 from perfkit.platform.gallery import load_platform
@@ -70,24 +67,6 @@ def test_a_file_keeps_every_bit(data: st.DataObject) -> None:
     assert again.to_toml() == platform.to_toml()
 
 
-def find_gaps(platform: Platform) -> list[str]:
-    """What a reader could not trace: fits without origin, parameters without standard error or a reason, bases."""
-    found = []
-    for group, fits in (("kernel", platform.kernels), ("collective", platform.collectives)):
-        for key, fit in fits.items():
-            defaults = signature(getattr(collectives, fit.form, lambda: None)).parameters
-            fixed = {name for name in fit if name in defaults and defaults[name].default == fit[name]}
-            known = set(fit) if fit.notes or fit.kind != "fitted" else {*fit.stderr, *fit.at_bounds, *fixed}
-            missing = sorted(set(fit) - known) + ["n"] * (fit.kind == "fitted" and fit.n < 1)
-            missing += [name for name in ("source", "date") if not getattr(fit, name)]
-            found += [f"{group} {key} {name}" for name in missing]
-    for number in list_numbers(platform):
-        basis = number.basis or platform.device.kind == "cpu"  # whose sizes the operating system tells, in bytes
-        if number.kind == "datasheet" and not (basis and number.source and number.date):
-            found.append(f"{number.group} {number.name}")
-    return found
-
-
 @pytest.mark.parametrize("name", GALLERY)
 def test_gallery_entries_are_whole(name: str) -> None:
     platform = load_platform(name)
@@ -97,9 +76,15 @@ def test_gallery_entries_are_whole(name: str) -> None:
     table = platform.numbers()
     assert table["source"].str.len_chars().min() > 5 and table["date"].str.len_chars().min() == 10
     assert set(table["kind"]) <= set(KINDS) and table["value"].is_finite().all()
-    assert not find_gaps(platform)
+    for number in list_numbers(platform):
+        basis = number.basis or platform.device.kind == "cpu"  # whose sizes the operating system tells, in bytes
+        assert number.kind != "datasheet" or (basis and number.source and number.date), number
     for key, fit in {**platform.kernels, **platform.collectives}.items():
         assert all(math.isfinite(error) and fit.units[name] for name, error in fit.stderr.items()), key
+        assert fit.source and fit.date and (fit.n or fit.kind != "fitted"), key
+        fixed = {"sharpness"} if key in platform.collectives else set()
+        unsure = {*fit} - {*fit.stderr, *fit.at_bounds} - fixed
+        assert not unsure or fit.notes or fit.kind != "fitted", f"{key}: no standard error of {unsure}, and no reason"
     for source in {fit.source for fit in platform.kernels.values() if fit.kind == "fitted"}:
         assert any(name in source for name in ("aiconfigurator", "perfkit", "arXiv", "NeuSight"))
 
@@ -200,19 +185,6 @@ def test_numbers_that_no_machine_has_are_refused_wherever_they_come_from(message
     raw.__dict__.update(vars(H100) | change)
     with pytest.raises(PlatformError, match=f"h100.toml: .*{message}"):
         Platform.from_toml(format_toml({"format": 2, **encode(raw)}), origin="h100.toml")
-
-
-WRONG: tuple[Callable[[], object], ...] = (
-    lambda: Quantity("fast", "B/s", "assumed", "x"), lambda: replace(H100.device, peaks=5),
-    lambda: replace(H100.network, nodes=2.5), lambda: replace(H100, kernels={"gemm": None}),
-    lambda: replace(GEMM, parameters={"launch": "1"}), lambda: replace(GEMM, notes="one"),
-)  # fmt: skip
-
-
-def test_parts_of_another_type_are_refused() -> None:
-    for make in WRONG:
-        with pytest.raises(ValueError, match=r"^\w+\.[\w.]+ is .*; it must be "):
-            make()
 
 
 OLD = """format = 1

@@ -1,12 +1,14 @@
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import check_choice, check_positive, format_bytes, format_rate, format_time, significant
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import predict
@@ -71,6 +73,7 @@ def test_a_misspelt_name_gets_its_neighbour_suggested() -> None:
 
 
 H100 = load_platform("h100-sxm-8")
+GEMM = H100.kernels["gemm"]
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     PREDICTED = predict(DLRM(), H100)
@@ -80,13 +83,16 @@ CALLS: tuple[Callable[[], object], ...] = (
     lambda: H100.kernel_time("gemm", 5), lambda: H100.kernel_time("gemm", {"flops": 1e9}, dtype="bf16"),
     lambda: H100.lookup([5], batch=8), lambda: H100.kernel_time([], {}), lambda: H100.collective([], 1e6, ranks=2),
     lambda: predict(DLRM(), "h100-sxm-8", slowdown=5), lambda: PREDICTED.timeline("module", depth="x"),
-    lambda: PREDICTED.modules(rank=[]),
+    lambda: PREDICTED.modules(rank=[]), lambda: Quantity("fast", "B/s", "assumed", "x"),
+    lambda: replace(H100.device, peaks=5), lambda: replace(H100.network, nodes=2.5),
+    lambda: replace(H100, kernels={"gemm": None}), lambda: replace(GEMM, parameters={"launch": "1"}),
+    lambda: replace(GEMM, notes="one"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
 def test_arguments_of_other_types_are_refused_by_their_names(call: Callable[[], object]) -> None:
-    with warnings.catch_warnings(), pytest.raises(ValueError, match=r"^[\w ]+ (is|has|names) .*; ") as caught:
+    with warnings.catch_warnings(), pytest.raises(ValueError, match=r"^[\w. ]+ (is|has|names) .*; ") as caught:
         warnings.simplefilter("ignore")
         call()
     assert "\n" not in str(caught.value)

@@ -168,8 +168,15 @@ def price_collective(
         return CollectiveTime(np.zeros(sizes.shape), formula="a single rank has nothing to exchange")
     if algorithm == "rail":
         return _price_rail(platform, operation, sizes, ranks)
+    least = _find_least(platform, operation, sizes, ranks)
     if match := find_match(platform, operation, ranks, algorithm):
-        return _flag(platform, match.price(sizes), operation, sizes, ranks)
+        found, name = match.price(sizes), "intra" if ranks <= local else "inter"
+        link = network.links.get(name)
+        if link and link.bandwidth.kind == "datasheet" and np.any(found.time < 0.98 * least):
+            rate = format_rate(link.bandwidth.value, "B/s")
+            fault = f"{operation} on {ranks} ranks: the fit is faster than the {rate} of the {name} link"
+            return replace(found, notes=(*found.notes, f"{fault}; check its sizes"))
+        return found
     if ranks > local:
         if ranks % local:
             raise ValueError(f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node")
@@ -179,7 +186,7 @@ def price_collective(
         raise _lacks(platform, operation, f"model for the collective {operation!r} on {levels}")
     else:
         found = _price_textbook(platform, operation, sizes, ranks, algorithm)
-    time = np.maximum(found.time, _find_least(platform, operation, sizes, ranks))
+    time = np.maximum(found.time, least)
     if np.all(time == found.time):
         return found
     return replace(found, time=time, terms={**found.terms, "limit of the link": time - found.time})
@@ -217,18 +224,6 @@ def _find_least(platform: Any, operation: str, nbytes: Array, ranks: int) -> Arr
     factor = forms.bus_factor(operation, ranks if inside else ranks // local) / reduced / together
     link = platform.network.links.get("intra" if inside else "inter")
     return nbytes * (factor / link.bandwidth.value if link else 0.0)
-
-
-def _flag(platform: Any, found: CollectiveTime, operation: str, nbytes: Array, ranks: int) -> CollectiveTime:
-    """Warn where a fit is faster than the datasheet of the link allows."""
-    name = "intra" if ranks <= platform.network.ranks_per_node else "inter"
-    link = platform.network.links.get(name)
-    stated = link is not None and link.bandwidth.kind == "datasheet"
-    if not stated or np.all(found.time >= 0.98 * _find_least(platform, operation, nbytes, ranks)):
-        return found
-    rate = format_rate(link.bandwidth.value, "B/s")
-    note = f"{operation} on {ranks} ranks: the fit is faster than the {rate} of the {name} link; check its sizes"
-    return replace(found, notes=(*found.notes, note))
 
 
 def _price_form(form: Callable[[Array], Array], nbytes: Array, formula: str, **more: Any) -> CollectiveTime:
