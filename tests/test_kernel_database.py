@@ -19,7 +19,7 @@ from perfkit.readers.kernel_database import (
     read_gemms,
 )
 
-WITNESS = "seconds collector collector_version kernel repeat file"
+WITNESS = "seconds collector collector_version kernel file"
 Rows = list[dict[str, Any]]
 Add = Callable[..., Path]
 
@@ -66,7 +66,7 @@ def test_messages_are_bytes_and_times_seconds(add: Add) -> None:
     rows = sweep("2.29.2") + sweep("2.29.2", nccl_dtype="int8", op_name="alltoall", num_gpus=2)
     path = add("h/nccl/2.27.3", "nccl", rows)
     frame = read_collectives("h")
-    names = "system operation ranks nodes dtype nbytes seconds algbw busbw library library_version repeat file"
+    names = "system operation ranks nodes dtype nbytes seconds algbw busbw library library_version file"
     assert frame.columns == names.split()
     first, second = frame.rows(named=True)
     assert first["dtype"] == "fp16" and first["nbytes"] == 2048 and first["seconds"] == pytest.approx(1e-5)
@@ -85,7 +85,7 @@ def test_the_version_of_the_rows_counts_not_that_of_the_folder(add: Add) -> None
     add("h/nccl/2.29.2", "nccl", sweep("2.29.2", 0.03))
     newest = read_collectives("h")
     assert newest["seconds"].to_list() == pytest.approx([1e-5, 2e-5, 3e-5])
-    assert newest["repeat"].to_list() == [0, 1, 2] and set(newest["library_version"]) == {"2.29.2"}
+    assert set(newest["library_version"]) == {"2.29.2"}
 
 
 @pytest.mark.parametrize(("older", "newer"), [
@@ -103,8 +103,8 @@ def test_each_collector_has_its_newest_version(add: Add) -> None:
     add("h/vllm/0.24.0", "gemm", [product(0.1, framework="VLLM", version="0.24.0")])
     frame = read_gemms("h")
     assert frame.columns == ["system", "dtype", *"mnk", *WITNESS.split()]
-    rows = frame.select("collector", "collector_version", "seconds", "repeat").rows()
-    assert rows == [("sglang", "0.5.14", pytest.approx(3e-4), 0), ("vllm", "0.24.0", pytest.approx(1e-4), 0)]
+    rows = frame.select("collector", "collector_version", "seconds").rows()
+    assert rows == [("sglang", "0.5.14", pytest.approx(3e-4)), ("vllm", "0.24.0", pytest.approx(1e-4))]
 
 
 def test_number_formats(add: Add) -> None:
@@ -264,5 +264,5 @@ def test_real_systems_are_complete(release: str, database: Path) -> None:
         warnings.simplefilter("error")
         collectives, products = read_collectives(release), read_gemms(release)
     assert set(collectives["operation"]) == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
-    assert set(products["collector"]) == {"sglang", "trtllm", "vllm"} and products["repeat"].max() == 0
+    assert set(products["collector"]) == {"sglang", "trtllm", "vllm"}
     assert not products.null_count().sum_horizontal().item()

@@ -28,7 +28,7 @@ def make_steps(generation: str, count: int, memory: float = 1.0) -> list[Step]:
         parts["host"] *= 10.0 if number % 3 == 0 else 0.1
         device = sum(TRUE[name] * value for name, value in parts.items() if name != "host") + TRUE["exchange"] * flight
         seconds = float(smooth_maximum(device, TRUE["host"] * parts["host"], sharpness=4.0))
-        known = {"rest": 0.0, "flight": flight, "exposed": 0.0, "update": 0.0, "doubt": 0.0}
+        known = {"rest": 0.0, "flight": flight, "exposed": 0.0, "update": 0.0, "uncertainty": 0.0}
         steps.append(Step(f"source {number % 2}", generation, str(number), seconds, parts | known))
     return steps
 

@@ -139,7 +139,7 @@ def list_work(file: TraceFile) -> Table:
         exchange, index of the operator that launched a collective, -1 for none [-]; name of the operator; kind, as in
         `Graph`; phase, module.
     """
-    events, find = file.events, _find_places(file)
+    events, find, meets = file.events, _find_places(file), cache(COLLECTIVE.search)
     device = events.filter(pl.col("cat").is_in(DEVICE))
     if device.is_empty():
         device = _find_workers(events.filter(pl.col("cat") == "cpu_op"), find)
@@ -148,7 +148,7 @@ def list_work(file: TraceFile) -> Table:
     for index, iteration, cat, kernel, stream, launch, start in device.select(columns).iter_rows():
         place = find(launch)
         owner = names[place.owner] if place.owner >= 0 else ""
-        collective = COLLECTIVE.search(kernel) if cat == "kernel" else cat == "cpu_op" and place.exchange >= 0
+        collective = meets(kernel) if cat == "kernel" else cat == "cpu_op" and place.exchange >= 0
         if collective or "Collective name" in file.args.get(index, {}):
             exchanged = names[place.exchange] if place.exchange >= 0 else ""
             role, kind, name = "communication", "collective", spell_operation(exchanged, kernel)
@@ -156,9 +156,8 @@ def list_work(file: TraceFile) -> Table:
             role, name = "compute" if cat in ("kernel", "cpu_op") else "copies", owner.removeprefix("aten::") or kernel
             kind = _classify(owner if place.known and role == "compute" else kernel) or _classify(owner, last=True)
         launched = ends[launch] if launch not in (-1, index) else -1
-        times = (start, ends[index], launched)
-        place_of = (place.owner, place.exchange, name, kind or "other", place.phase, place.module)
-        rows.append((file.rank, index, iteration, role, stream, *times, kernel, *place_of))
+        about = (place.owner, place.exchange, name, kind or "other", place.phase, place.module)
+        rows.append((file.rank, index, iteration, role, stream, start, ends[index], launched, kernel, *about))
     return pl.DataFrame(rows, _WORK, orient="row").sort("start", "index")
 
 

@@ -51,7 +51,7 @@ _OTHERS, _WORTH, _FEW = 0.1, 6, 3
 _FORMATS = ("bf16", "fp16")
 #: A scale counts as fitted if its standard error is below this share of the deviation of its prior [-].
 _SAID = 0.8
-_BESIDE = ("rest", "host", "flight", "exposed", "update", "doubt")  # parts without a scale of their own
+_BESIDE = ("rest", "host", "flight", "exposed", "update", "uncertainty")  # parts without a scale of their own
 _MEMORY = ("elementwise", "rowwise", "copy")
 _CLASSES = {"gemm": "product", "bmm": "product", **dict.fromkeys(_MEMORY, "memory")}
 #: Logarithm of each scale, its standard error, and the configurations that it was fitted to, by class and generation
@@ -92,7 +92,7 @@ def split_step(
     parts : dict of str to float
         Device time by class, ``rest`` for classes without a scale; time of the ``host``; total time of collectives,
         ``flight``, and the part of it that nothing hides, ``exposed``; ``update``, which is part of ``memory`` too; and
-        ``doubt``, the uncertainty of products that are not in half precision [s].
+        ``uncertainty``, the uncertainty of products that are not in half precision [s].
     """
     bare = replace(platform, context=Context(), host=read_overheads())
     with keep_quiet():
@@ -110,9 +110,12 @@ def split_step(
         if kind == "attention":
             name = f"attention.{kernels[0]}"
             own *= BACKWARD[kernels[0]] if variant.startswith("backward") else 1.0
-        doubt = own * spread * (name == "product" and dtype not in _FORMATS)
-        for part, value in ((name, own), ("host", host), ("update", own * (phase == "update")), ("doubt", doubt)):
-            parts[part] = parts.get(part, 0.0) + float(value)
+        parts[name] = parts.get(name, 0.0) + float(own)
+        parts["host"] += float(host)
+        if phase == "update":
+            parts["update"] += float(own)
+        if name == "product" and dtype not in _FORMATS:
+            parts["uncertainty"] += float(own * spread)
     row = found.communication().row(0, named=True)
     return parts | {"flight": row["total_s"], "exposed": row["exposed_s"]}
 
@@ -130,7 +133,7 @@ def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
     tables, logs = _tabulate(steps, keys), np.log([step.seconds for step in steps])
     often = Counter((step.source, step.generation) for step in steps)
     trust, few = (np.array([min(1.0, n / often[s.source, s.generation]) for s in steps]) for n in (_MOST, _FEW))
-    usual = np.hypot(_USUAL, tables["doubt"] / np.exp(logs))
+    usual = np.hypot(_USUAL, tables["uncertainty"] / np.exp(logs))
     found, covariance, _, errors, _ = fit_logs(
         lambda values: np.log(_time(tables, matrix @ values)), logs, mean, width, usual=usual, trust=trust
     )
@@ -201,7 +204,7 @@ def predict_steps(steps: Sequence[Step], scales: Scales) -> tuple[Array, Array]:
     shares = np.stack([_time(tables, logs + step) / times - 1 for step in 1e-4 * np.eye(len(keys))], axis=1) / 1e-4
     whole = [scales["spread", step.generation][0] for step in steps]
     scaled = np.sqrt(np.square(shares) @ np.square(errors))
-    return times, np.hypot(np.hypot(whole, scaled), tables["doubt"] / times)
+    return times, np.hypot(np.hypot(whole, scaled), tables["uncertainty"] / times)
 
 
 def add_published(platform: Platform, scales: Scales, generation: str, *, source: str, date: str) -> Platform:

@@ -1,1 +1,1 @@
-"""Readers of what other people's tools have measured: text logs and databases become tidy frames."""
+"""Readers of files that other tools write: logs, traces, databases and sets of tables become tidy frames."""

@@ -12,6 +12,8 @@ from perfkit.ground.units import check_choice
 
 #: Terms of the tables of overheads by the names of a platform's host overheads.
 _TERMS = {"T1": "gap", "T2": "before_launch", "T3": "after_launch", "T4": "launch", "T5": "between_launches"}
+#: Published sets of rows that are used, by term; of T4 all.
+_SETS = {"T1": "2022", "T2": "2022", "T3": "2021", "T5": "2021"}
 #: Profiler cost inside the published T4 [s]; docs/formulas.md, table 6.1.
 _RECORDING = 6e-6
 #: Relative uncertainty of the overheads of another machine, all together [-]; docs/formulas.md, table 6.1.
@@ -149,14 +151,13 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     shrinkage, spread = _find_shrinkage(rows)
     found: dict[str, list[tuple[float, float, float]]] = {}
     for row in rows:
-        value, calls = float(row["mean"]), float(row["calls"])
-        old = (row["term"], row["set"]) in (("T3", "2021"), ("T5", "2021"))
-        if not row["class"] or ((row["set"] == "2021") != old and row["term"] != "T4"):
+        term, value, error, calls = row["term"], *(float(row[key]) for key in ("mean", "deviation", "calls"))
+        if not row["class"] or row["set"] != _SETS.get(term, row["set"]):
             continue
-        if row["term"] == "T4":
+        if term == "T4":
             value, error = value - _RECORDING, _RECORDING / 3
-        else:
-            value, error = (value * shrinkage, value * spread) if old else (value, float(row["deviation"]))
+        elif term in ("T3", "T5"):
+            value, error = value * shrinkage, value * spread
         for name in row["class"].split():
             term = "bare" if name == "bare" else _TERMS[row["term"]]
             keys = (term,) if name in ("bare", "all") else (f"{term}.{name}", term)

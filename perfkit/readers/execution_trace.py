@@ -53,15 +53,12 @@ class ExecutionTrace:
         The operations.
     groups : mapping of str to tuple of int
         Ranks of each process group by its name, where the trace lists them; empty for all ranks.
-    schema : str
-        Version of the format.
     source : str
         Name of the file.
     """
 
     nodes: tuple[Node, ...]
     groups: Mapping[str, tuple[int, ...]]
-    schema: str
     source: str
 
 
@@ -98,7 +95,7 @@ def read_execution(path: str | Path) -> ExecutionTrace:
         marks = (node.inputs.values[:1] for node in made if node.name == "## process_group:init ##")
         listed = (each for values in marks for text in values for each in json.loads(text))
         groups = {str(each["pg_name"]): tuple(map(int, each["ranks"])) for each in listed}
-        return ExecutionTrace(made, groups, facts["schema"], Path(path).name)
+        return ExecutionTrace(made, groups, Path(path).name)
 
 
 def _read_node(item: Any) -> Node:

@@ -111,7 +111,7 @@ def read_collectives(system: str) -> pl.DataFrame:
     rows : polars.DataFrame
         ``system``, ``operation``, ``ranks``, ``nodes`` (null: not recorded), ``dtype``, ``nbytes`` in the nccl-tests
         convention [B], ``seconds`` [s], ``algbw`` and ``busbw`` [B/s], ``library``, ``library_version`` (null where
-        none is recorded), ``repeat`` (number of a repeated sweep), ``file``.
+        none is recorded), ``file``. Repeated sweeps are more rows.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def read_gemms(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     -------
     rows : polars.DataFrame
         ``system``, ``dtype``, ``m``, ``n``, ``k``, ``seconds`` [s], ``collector``, ``collector_version``, ``kernel``,
-        ``repeat``, ``file``.
+        ``file``.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def read_attention(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     rows : polars.DataFrame
         ``system``, ``dtype``, ``kv_dtype`` (of keys and values in memory), ``causal``, ``batch``, ``sequence`` (queries
         of a sample), ``past`` (earlier keys of it), ``heads``, ``kv_heads``, ``head_dim``, ``window``
-        (keys a query sees, 0 for all), ``seconds`` [s], ``collector``, ``collector_version``, ``kernel``, ``repeat``,
+        (keys a query sees, 0 for all), ``seconds`` [s], ``collector``, ``collector_version``, ``kernel``,
         ``file``.
 
     Raises
@@ -220,7 +220,7 @@ def read_casts(system: str) -> pl.DataFrame:
     -------
     rows : polars.DataFrame
         ``system``, ``dtype`` (written), ``rows``, ``columns``, ``nbytes`` (two read and one written per element [B]),
-        ``seconds`` [s], ``collector``, ``collector_version``, ``kernel``, ``repeat``, ``file``.
+        ``seconds`` [s], ``collector``, ``collector_version``, ``kernel``, ``file``.
 
     Raises
     ------
@@ -266,10 +266,7 @@ def _read(system: str, table: str, dtype: tuple[str, str | None], names: _Names,
         text = f"{len(lost)} of {len(rows)} rows have no positive time and are left out"
         warnings.warn(f"{text}; the first is in {escape(lost['file'][0])}", stacklevel=4)
     whole = (numeric() - by_name("seconds")).cast(pl.Int64)
-    tidy = _choose_newest(rows.filter(~untimed)).select("system", *columns, "file").with_columns(whole)
-    keys = [name for name in tidy.columns if name not in ("seconds", "file")]
-    repeat = pl.int_range(pl.len(), dtype=pl.Int64).over(keys).alias("repeat")
-    return tidy.select(pl.exclude("file"), repeat, "file")
+    return _choose_newest(rows.filter(~untimed)).select("system", *columns, "file").with_columns(whole)
 
 
 def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:

@@ -29,7 +29,7 @@ _BESIDE = ("gpu_user_annotation", "cuda_sync", "overhead")
 _PLAIN = ("kernel", "Kernel", "cuda_runtime", "Runtime", "cuda_driver", "gpu_memset", "Memset")
 #: Columns of a frame of events: members of an event, then members of its arguments.
 _OWN = ("cat", "name", "ts", "dur", "pid", "tid")
-_NUMBERS = ("pid", "tid", "stream", "correlation", "external_id")
+_NUMBERS = ("pid", "tid", "stream", "correlation")
 _ADVICE = "pass the file that torch.profiler wrote with export_chrome_trace, whole"
 #: Largest time since the epoch [ns]: the year 2116.
 _LATEST = 2**62
@@ -48,10 +48,9 @@ class TraceFile:
     events : polars.DataFrame
         One row per event, sorted by time. Columns have the names of HolisticTraceAnalysis: index [-]; cat, in today's
         names; name; ts, since the epoch where the trace says when it was recorded, and dur [ns]; pid and tid, below -1
-        for names [-]; stream, -1 on the host; correlation and external_id, -1 for none; index_correlation: the launch
-        of an event on a device, or the first event that a launch started, -1 for none; parent: the innermost event
-        around it on its host thread, -1 for none; iteration: number of the step mark around it or around its launch,
-        -1 outside of steps.
+        for names [-]; stream, -1 on the host; correlation, -1 for none; index_correlation: the launch of an event on a
+        device, or the first event that a launch started, -1 for none; parent: the innermost event around it on its host
+        thread, -1 for none; iteration: number of the step mark around it or around its launch, -1 outside of steps.
     args : mapping of int to mapping
         Other facts of an event by its index: sizes and types of operands, collectives.
     rank, ranks : int or None
@@ -103,8 +102,7 @@ def read_kineto(path: str | Path) -> TraceFile:
         args = each.get("args") or {}
         if type(args) is not dict:
             raise ValueError(f"event {show(each, 60)} has arguments of another type")
-        external = args.get("External id", args.get("external id"))
-        rows.append((*map(each.get, _OWN, repeat("")), args.get("stream"), args.get("correlation"), external))
+        rows.append((*map(each.get, _OWN, repeat("")), args.get("stream"), args.get("correlation")))
         # arguments of kernels matter only for collectives, those of driver calls never
         sized = "Input type" in args or each.get("cat") not in _PLAIN or "Collective name" in args
         kept.append(args if sized else None)
@@ -278,23 +276,23 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
     Returns
     -------
     frame : polars.DataFrame
-        One row per mark: iteration; ts and dur of the mark on the host [ns]; kernels, and begin and end of the work of
-        the device for it [ns]; period, from its kernels to the same kernels of the next step, median over kernels that
-        run once in a step [ns], null where there are none; allocations, calls that take or return device memory, which
-        stop everything else [-].
+        One row per mark: iteration; ts and dur of the mark on the host [ns]; kernels [-]; begin of its work on the
+        device [ns]; period, from its kernels to the same kernels of the next step, median over kernels that run once in
+        a step [ns], null where there are none; allocations, calls that allocate or free device memory, which stop
+        everything else [-].
     """
     marks = events.filter(_MARK).unique("iteration", maintain_order=True).select("iteration", "ts", "dur")
     device = events.filter(pl.col("cat").is_in(DEVICE) & (pl.col("iteration") >= 0))
-    ends = {"begin": pl.col("ts").min(), "end": (pl.col("ts") + pl.col("dur")).max()}
-    work = device.group_by("iteration").agg(kernels=(pl.col("cat") == "kernel").sum().cast(pl.Int64), **ends)
+    kernels = (pl.col("cat") == "kernel").sum().cast(pl.Int64)
+    work = device.group_by("iteration").agg(kernels=kernels, begin=pl.min("ts"))
     slow = events.filter(pl.col("name").str.contains("^(cuda|hip)(Malloc|Free)$"))
     slow = slow.group_by("iteration").agg(allocations=pl.len())
     frame = marks.join(work, on="iteration", how="left").join(slow, on="iteration", how="left").sort("ts")
     frame = frame.with_columns(pl.col("kernels", "allocations").fill_null(0))
-    kernels = device.filter(pl.col("cat") == "kernel").select("iteration", "name", "ts")
-    kernels = kernels.filter(pl.len().over("iteration", "name") == 1)
-    pairs = kernels.join(frame.select("iteration", after=pl.col("iteration").shift(-1)), on="iteration")
-    pairs = pairs.join(kernels, left_on=["after", "name"], right_on=["iteration", "name"])
+    single = device.filter(pl.col("cat") == "kernel").select("iteration", "name", "ts")
+    single = single.filter(pl.len().over("iteration", "name") == 1)
+    pairs = single.join(frame.select("iteration", after=pl.col("iteration").shift(-1)), on="iteration")
+    pairs = pairs.join(single, left_on=["after", "name"], right_on=["iteration", "name"])
     periods = pairs.group_by("iteration").agg(period=(pl.col("ts_right") - pl.col("ts")).median())
     return frame.join(periods.filter(pl.col("period") > 0), on="iteration", how="left", maintain_order="left")
 
