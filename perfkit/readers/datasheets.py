@@ -1,6 +1,6 @@
 """Published numbers of machines: datasheets of GPUs, and host overheads T1 to T5 of PyTorch training loops."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -106,15 +106,6 @@ def read_datasheet(system: str) -> Datasheet:
     return Datasheet(system, device, links, found.get(("power", "")))
 
 
-def _find_shrinkage(rows: Sequence[dict[str, str]]) -> tuple[float, float]:
-    """Ratio of T2 in 2022 to T2 in 2021: median over operations, and its robust spread."""
-    by_set = {year: {r["operation"]: float(r["mean"]) for r in rows if (r["term"], r["set"]) == ("T2", year)}
-              for year in ("2021", "2022")}  # fmt: skip
-    ratios = [by_set["2022"][name] / by_set["2021"][name] for name in by_set["2021"].keys() & by_set["2022"].keys()]
-    middle = median(ratios)
-    return middle, 1.4826 * median(abs(ratio - middle) for ratio in ratios)
-
-
 def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     """Read host overheads of a PyTorch training loop by class of operation, without the known cost of the profiler.
 
@@ -148,7 +139,11 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     True
     """
     rows = read_rows("published", "host_overheads.csv")
-    shrinkage, spread = _find_shrinkage(rows)
+    old, new = ({row["operation"]: float(row["mean"]) for row in rows if (row["term"], row["set"]) == ("T2", year)}
+                for year in ("2021", "2022"))  # fmt: skip
+    ratios = [new[name] / old[name] for name in old.keys() & new.keys()]
+    shrinkage = median(ratios)
+    spread = 1.4826 * median(abs(ratio - shrinkage) for ratio in ratios)
     found: dict[str, list[tuple[float, float, float]]] = {}
     for row in rows:
         term, value, error, calls = row["term"], *(float(row[key]) for key in ("mean", "deviation", "calls"))
@@ -159,16 +154,14 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
         elif term in ("T3", "T5"):
             value, error = value * shrinkage, value * spread
         for name in row["class"].split():
-            term = "bare" if name == "bare" else _TERMS[row["term"]]
-            keys = (term,) if name in ("bare", "all") else (f"{term}.{name}", term)
-            for key in keys:
+            kept = "bare" if name == "bare" else _TERMS[term]
+            for key in (kept,) if name in ("bare", "all") else (f"{kept}.{name}", kept):
                 found.setdefault(key, []).append((value, error, calls))
-    return {key: _quantity(values, kind) for key, values in sorted(found.items())}
-
-
-def _quantity(values: Sequence[tuple[float, float, float]], kind: str) -> Quantity:
-    mean, error, calls = np.array(values).T
-    if kind == "assumed":
-        error = np.maximum(error, _ELSEWHERE * mean)
-    value, stderr = (float(f"{np.average(part, weights=calls):.3g}") for part in (mean, error))
-    return Quantity(value, "s", kind, _SOURCE, "2022-02-01", stderr)
+    overheads = {}
+    for key, values in sorted(found.items()):
+        mean, errors, weights = np.array(values).T
+        if kind == "assumed":
+            errors = np.maximum(errors, _ELSEWHERE * mean)
+        value, stderr = (float(f"{np.average(part, weights=weights):.3g}") for part in (mean, errors))
+        overheads[key] = Quantity(value, "s", kind, _SOURCE, "2022-02-01", stderr)
+    return overheads

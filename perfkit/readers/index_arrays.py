@@ -22,7 +22,7 @@ from perfkit.workloads.tables import EmbeddingTable
 _NAMES = ("indices", "offsets", "lengths")
 #: Largest file of recorded indices [B]; a published trace of 856 tables has a tenth of this size.
 _LARGEST = 2**34
-#: Largest ratio of unpacked to packed size [-], and unpacked size that is always allowed [B]; indices have 10.
+#: Largest ratio of unpacked to packed size, about 10 for indices [-]; and unpacked size that is always allowed [B].
 _GROWTH, _ALLOWED = 50, 2**26
 #: Most recorded tables [-]; published traces have up to 856.
 _MOST_TABLES = 10_000

@@ -244,7 +244,10 @@ def _rename(column: str) -> pl.Expr:
 
 
 def _read(system: str, table: str, dtype: tuple[str, str | None], names: _Names, library: str = "") -> pl.DataFrame:
-    """Rows of a table with the columns `names`, whose column `dtype[0]` holds the number format `dtype[1]`."""
+    """Rows of the newest version of each collector with the columns `names`, in the number format `dtype[1]`.
+
+    `dtype[0]` is the recorded column of number formats.
+    """
     tables, folder, (column, wanted) = list_tables(system), find_database(), dtype
     check_choice(f"table of {system}", table, tables["table"].unique(maintain_order=True))
     columns = [(old if isinstance(old, pl.Expr) else pl.col(old or new)).alias(new) for new, old in names.items()]
@@ -266,7 +269,11 @@ def _read(system: str, table: str, dtype: tuple[str, str | None], names: _Names,
         text = f"{len(lost)} of {len(rows)} rows have no positive time and are left out"
         warnings.warn(f"{text}; the first is in {escape(lost['file'][0])}", stacklevel=4)
     whole = (numeric() - by_name("seconds")).cast(pl.Int64)
-    return _choose_newest(rows.filter(~untimed)).select("system", *columns, "file").with_columns(whole)
+    rows, version = rows.filter(~untimed), pl.col("collector_version")
+    pairs = rows.select("collector", version).unique().sort(pl.all()).rows()
+    newest = {who: max((each for other, each in pairs if other == who), key=_order) for who, _ in pairs}
+    rows = rows.filter(version.eq_missing(pl.col("collector").replace(newest)))
+    return rows.select("system", *columns, "file").with_columns(whole)
 
 
 def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
@@ -280,13 +287,6 @@ def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
         raise ValueError(f"{path} has no column {', '.join(missing)}; it has {', '.join(names[:40])}")
     optional = (pl.col(name) if name in names else pl.lit(None, pl.String).alias(name) for name in _OPTIONAL)
     return scan.select(*needed, *optional).collect()
-
-
-def _choose_newest(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows of the newest version of each collector."""
-    pairs = frame.select("collector", "collector_version").unique().sort(pl.all()).rows()
-    newest = {who: max((v for other, v in pairs if other == who), key=_order) for who, _ in pairs}
-    return frame.filter(pl.col("collector_version").eq_missing(pl.col("collector").replace(newest)))
 
 
 def _order(version: str | None) -> tuple[tuple[int, int], ...]:

@@ -192,7 +192,7 @@ def _agrees(rows: pl.DataFrame, operation: str, ranks: int) -> np.ndarray:
 
 
 def _fits(rows: pl.DataFrame, operation: str, ranks: int) -> bool:
-    """Whether most of the rows that tell a bus factor have the one of so many ranks."""
+    """Whether the bus factor of most rows is that of so many ranks."""
     telling = np.isfinite(rows["high"].to_numpy())
     return bool(not telling.any() or _agrees(rows, operation, ranks)[telling].mean() > 0.5)
 
