@@ -50,7 +50,7 @@ def test_a_workload_is_predicted_on_both() -> None:
     assert row["group"] == "iteration" and row["quantity"].endswith("8 ranks")  # type: ignore[attr-defined]
     prediction = pk.predict(BERT, A100, ranks=8)
     assert row["a"] == prediction.time and (row["a_low"], row["a_high"]) == prediction.interval()
-    assert ", time x " in repr(comparison) and "bert-base" in comparison.explain()
+    assert ", time x " in repr(comparison) and "\n" not in repr(comparison) and "bert-base" in comparison.explain()
     single = pk.compare(A100, H100, BERT, ranks=1)
     assert find(single, "bert-base")["quantity"].endswith("1 rank")  # type: ignore[attr-defined]
     assert "collective" not in set(single.table()["group"])
@@ -92,12 +92,6 @@ def test_what_one_platform_lacks_is_left_empty() -> None:
         pk.compare("h100-smx-8", H100)
 
 
-def test_names_are_text_in_a_notebook() -> None:
-    comparison = pk.compare(replace(H100, name="<script>"), A100)
-    assert "<script>" not in comparison._repr_html_() and "&lt;script&gt;" in comparison._repr_html_()
-    assert "\n" not in repr(comparison)
-
-
 def test_a_comparison_is_quiet_in_its_own_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Midway through a comparison Python's filters are as they were, and another thread's prediction still warns."""
     h200 = H100.with_datasheet("h200-sxm")
@@ -105,9 +99,9 @@ def test_a_comparison_is_quiet_in_its_own_thread_alone(monkeypatch: pytest.Monke
         warnings.simplefilter("always")
         before, seen = list(warnings.filters), []
 
-        def look(*args: object, **settings: object) -> pk.Prediction:
+        def look(*args: Any, **settings: Any) -> pk.Prediction:
             count = len(caught)
-            found = pk.predict(*args, **settings)  # type: ignore[arg-type]
+            found = pk.predict(*args, **settings)
             quiet = len(caught) - count
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(pk.predict, BERT, h200).result()
@@ -116,9 +110,8 @@ def test_a_comparison_is_quiet_in_its_own_thread_alone(monkeypatch: pytest.Monke
 
         monkeypatch.setattr(contrast, "predict", look)
         comparison = pk.compare(A100, h200, BERT)
-        assert seen == [(0, 1, True)] * 2
-        assert [str(one.message) for one in caught[2:]] == ["; ".join(comparison.warnings)]
-        assert list(warnings.filters) == before
+    assert seen == [(0, 1, True)] * 2
+    assert [str(one.message) for one in caught[2:]] == ["; ".join(comparison.warnings)]
 
 
 DLRM = pk.DLRM(rows=[10**5] * 8, dim=32, batch=1024)

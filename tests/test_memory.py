@@ -63,17 +63,15 @@ def test_bytes_live_from_the_first_write_to_the_last_use(operations: Any, expect
     (BERT("bert-large", batch=100_000, sequence=512), "v100-sxm-8", 1),
 ])  # fmt: skip
 def test_what_does_not_fit_is_said(workload: Any, platform: str, ranks: int) -> None:
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with pytest.warns(UserWarning, match="does not fit"):
         found = pk.predict(workload, platform, ranks=ranks)
     assert found.fits is False
     assert all(": does not fit" in text for text in (repr(found), found.explain(), " ".join(found.warnings)))
-    assert any("does not fit" in str(one.message) for one in said)
 
 
 def test_what_fits_and_what_is_not_known_is_said_too() -> None:
     found, device = pk.predict(SMALL, GPU), pk.load_platform(GPU).device
-    assert found.fits and "does not fit" not in found.explain() + repr(found) and "of 80 GB" in found.explain()
+    assert found.fits and "does not fit" not in found.explain() and "of 80 GB" in found.explain()
     unknown = replace(device, memory=(*device.memory[:-1], replace(device.memory[-1], capacity=None)))
     found = pk.predict(SMALL, replace(pk.load_platform(GPU), device=unknown))
     assert found.fits is None and "needs" in found.explain()

@@ -1,7 +1,7 @@
 """The simulation of ranks, streams and their meetings, by hand and against an oracle, and the views of its timeline."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.prediction import accounts
-from perfkit.prediction.events import list_events
 from perfkit.prediction.ranks import Kind, RankTimes
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.workloads.graph import FEATURES, Graph
@@ -66,6 +65,7 @@ BUCKETS, AFTER = [4, "a", 4, "a", 4, "a", 2], {"waits": [(6, 0), (6, 1), (6, 2)]
     ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {}, 17, 17),
     ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 1.0}, 12 + 9 + 2, 23),  # a shared core hides nothing
     ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 0.5}, 4 + 5.5 + 5.5 + 3 + 2, None),
+    ([make([4, "a", "b", 4], waits=[(4, 0), (4, 1)])], [2, 2], {"contention": 0.5}, 10, 10),  # two at once take it all
     ([make(BUCKETS, **AFTER)], [6, 6, 6], {"device": True}, 4 + 18 + 2, None),  # one after another
     ([make([4, "a", 4, "b", 4, "a", 2], **AFTER)], [6, 6, 6], {"device": True}, 18 + 2, None),  # on two streams
     ([make([1, "a", 1], 10.0, waits=[(2, 0)])], [8.0], {"device": True}, 30, 31),  # under what is launched late
@@ -100,8 +100,7 @@ def test_starts_stalls_and_stolen_time_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "message"), [
-    ([make([1, "a", 1], waits=[(1, 0)])], "has operation 1 wait for collective 0; it must be one"),
-    ([make([1, "a", 1], waits=[(2, 1)])], "wait for collective 1; it must be one of the 1"),
+    ([make([1, "a", 1], waits=[(1, 0)])], "ranks 0 wait for one another: operation 1 of rank 0 waits for collective 0"),
     ([make(["a", "a"]), make(["a"])], "has 2 ranks and 1 launch its collective 1"),
     ([make(["a", "b"]), make(["b", "a"])], "ranks 0, 1 wait for one another: operation 1 of rank 0 waits for coll"),
 ])  # fmt: skip
@@ -114,114 +113,84 @@ def test_what_cannot_run_is_refused(ranks: list[RankTimes], message: str) -> Non
 
 
 class Machine:
-    """One clock for all ranks: what happens next happens next, in fractions, one event after the other."""
+    """Hosts, streams and collectives in fractions, one event after the other."""
 
     def __init__(self, ranks: list[RankTimes], device: bool, contention: float) -> None:
-        self.ranks, self.device, self.contention = ranks, device, contention
-        self.now = Fraction(0)
-        every = range(len(ranks))
-        self.issuing = [[0, 0, None] for _ in every]  # iteration, operation, and what is left to do for it
-        self.running = [[0, 0, None] for _ in every]
-        self.launched: set[tuple[int, int, int]] = set()
-        self.ready: dict[tuple[int, int, int], set[int]] = {}
-        self.flying: dict[tuple[int, int, int], Fraction] = {}
-        self.landed: set[tuple[int, int, int]] = set()
-        self.done: list[list[Fraction]] = [[] for _ in every]
+        self.ranks, self.device, self.contention, self.now = ranks, device, Fraction(contention), Fraction(0)
+        self.passed: set[tuple] = set()  # what was launched, has ended and has landed
+        self.ready: dict[tuple, set[int]] = {}
+        self.flying: dict[tuple, Fraction] = {}
+        self.done: list[list[Fraction]] = [[] for _ in ranks]
 
-    def members(self, communicator: int) -> set[int]:
-        return {r for r, mine in enumerate(self.ranks) if communicator in mine.kind.communicators}
+    def members(self, key: tuple) -> set[int]:
+        return {rank for rank, mine in enumerate(self.ranks) if key[0] in mine.kind.communicators}
 
-    def key(self, rank: int, iteration: int, number: int) -> tuple[int, int, int]:
+    def key(self, rank: int, iteration: int, number: int) -> tuple:
         keys = self.ranks[rank].kind.communicators
-        return keys[number], iteration, list(keys[: number % len(keys)]).count(keys[number])
+        return keys[number], iteration - (number < 0), keys[: number % len(keys)].count(keys[number])
 
-    def blocked(self, rank: int, iteration: int, operation: int) -> bool:
-        """Whether an operation has to wait; the first one of an iteration for the end of the one before."""
-        needed = [
-            (number, iteration - (number < 0)) for place, number in self.ranks[rank].awaited if place == operation
-        ]
-        return any(self.key(rank, when, number) not in self.landed for number, when in needed if when >= 0)
+    def host(self, rank: int, iterations: int) -> Iterator:
+        """Seconds that the host of a device works, and what it waits for."""
+        for iteration in range(iterations):
+            for place, work in enumerate(self.ranks[rank].host):
+                yield Fraction(work)
+                self.passed.add(("launched", rank, iteration, place))
+                if place in self.ranks[rank].kind.graph.transfers:
+                    yield "ended", rank, iteration, place
 
-    def settle(self, iterations: int) -> bool:
-        """Do all that takes no time; returns whether anything was done."""
-        moved = False
-        for rank, mine in enumerate(self.ranks):
-            for agent in (self.issuing, self.running)[not self.device :]:
-                moved |= self.step(rank, mine, agent, iterations)
-        for key, ranks in list(self.ready.items()):
+    def stream(self, rank: int, iterations: int) -> Iterator:
+        """Seconds that a compute stream works, and what it waits for."""
+        mine, places = self.ranks[rank], self.ranks[rank].kind.graph.collectives.tolist()
+        for iteration in range(iterations):
+            for place in range(len(mine.seconds) + 1):
+                yield from (self.key(rank, iteration, number) for wait, number in mine.awaited if wait == place)
+                if place < len(mine.seconds):
+                    if self.device:
+                        yield "launched", rank, iteration, place
+                    yield Fraction(mine.seconds[place] + (0 if self.device else mine.host[place]))
+                    self.passed.add(("ended", rank, iteration, place))
+                if place in places:
+                    self.ready.setdefault(self.key(rank, iteration, places.index(place)), set()).add(rank)
+            self.done[rank].append(self.now)
+
+    def meet(self) -> None:
+        for key in list(self.ready):
             first = not any(other[0] == key[0] and other[1:] < key[1:] for other in self.ready)
-            if ranks == self.members(key[0]) and first and key not in self.flying:
-                pairs = [(r, n) for r in ranks for n in range(len(self.ranks[r].kind.communicators))]
-                same = [self.ranks[r].durations[n] for r, n in pairs if self.key(r, key[1], n) == key]
+            if self.ready[key] == self.members(key) and first and key not in self.flying:
+                pairs = [(rank, n) for rank in self.ready[key] for n in range(len(self.ranks[rank].durations))]
+                same = [self.ranks[rank].durations[n] for rank, n in pairs if self.key(rank, key[1], n) == key]
                 self.flying[key] = self.now + Fraction(max(same))
-                moved = True
-        for key, end in list(self.flying.items()):
-            if end <= self.now:
+            if self.flying.get(key, self.now + 1) <= self.now:
                 del self.flying[key], self.ready[key]
-                self.landed.add(key)
-                moved = True
-        return moved
-
-    def step(self, rank: int, mine: RankTimes, agent: list, iterations: int) -> bool:
-        iteration, operation, left = agent[rank]
-        n, host = len(mine.seconds), agent is self.issuing
-        cpu = not self.device
-        if iteration == iterations:
-            return False
-        if operation == n:
-            if not host and self.blocked(rank, iteration, n):
-                return False
-            if not host:
-                self.done[rank].append(self.now)
-            agent[rank] = [iteration + 1, 0, None]
-            return True
-        if left is None:
-            if host:
-                work = mine.host[operation]
-            else:
-                if not cpu and (rank, iteration, operation) not in self.launched:
-                    return False
-                if self.blocked(rank, iteration, operation):
-                    return False
-                work = mine.seconds[operation] + (mine.host[operation] if cpu else 0)
-            agent[rank][2] = Fraction(work)
-            return True
-        if left > 0:
-            return False
-        if host:
-            self.launched.add((rank, iteration, operation))
-            reached = self.running[rank][:2] > [iteration, operation]
-            if operation in mine.kind.graph.transfers and not reached:
-                return False
-        elif operation in mine.kind.graph.collectives:
-            number = mine.kind.graph.collectives.tolist().index(operation)
-            self.ready.setdefault(self.key(rank, iteration, number), set()).add(rank)
-        agent[rank] = [iteration, operation + 1, None]
-        return True
-
-    def rate(self, rank: int, agent: list) -> Fraction:
-        beside = sum(1 for key in self.flying if rank in self.members(key[0]))
-        rate = max(Fraction(1) - Fraction(self.contention) * beside, Fraction(0))
-        return rate if agent is self.running else Fraction(1)
+                self.passed.add(key)
 
     def run(self, iterations: int) -> list[Fraction]:
         """When each iteration is done on all ranks."""
+        for rank, mine in enumerate(self.ranks):  # nothing is left from before the first iteration
+            self.passed |= {self.key(rank, -1, number) for number in range(len(mine.durations))}
+        agents = [(self.stream(rank, iterations), rank) for rank in range(len(self.ranks))]
+        agents += [(self.host(rank, iterations), -1) for rank in range(len(self.ranks)) if self.device]
+        wants: dict[Iterator, Any] = dict.fromkeys(agent for agent, _ in agents)
         while True:
-            while self.settle(iterations):
-                pass
-            steps = [end - self.now for end in self.flying.values()]
-            active = [
-                (agent, rank, self.rate(rank, agent))
-                for agent in (self.issuing, self.running)
-                for rank in range(len(self.ranks))
-                if agent[rank][2]
-            ]
-            steps += [agent[rank][2] / rate for agent, rank, rate in active if rate]
+            moved = True
+            while moved:
+                before = len(self.passed), len(self.flying)
+                self.meet()
+                free = [agent for agent, want in wants.items() if not want or want in self.passed]
+                wants |= {agent: next(agent, ("over",)) for agent in free}
+                moved = bool(free) or before != (len(self.passed), len(self.flying))
+            active = []
+            for agent, rank in agents:
+                beside = sum(rank in self.members(key) for key in self.flying)
+                rate = max(1 - self.contention * beside, 0)
+                if rate and isinstance(wants[agent], Fraction):
+                    active.append((agent, rate))
+            steps = [end - self.now for end in self.flying.values()] + [wants[agent] / rate for agent, rate in active]
             if not steps:
                 assert all(len(done) == iterations for done in self.done), "nothing moves"
                 return [max(ends) for ends in zip(*self.done, strict=True)]
-            for agent, rank, rate in active:
-                agent[rank][2] -= min(steps) * rate
+            for agent, rate in active:
+                wants[agent] -= min(steps) * rate
             self.now += min(steps)
 
 
@@ -305,7 +274,7 @@ def test_the_critical_path_has_no_gap_and_slices_of_a_trace_do_not_overlap(mesh)
         assert sum(end - start for start, end in steps) == pytest.approx(timeline.period, rel=1e-6, abs=1e-6)
         assert all(before[1] == pytest.approx(after[0], abs=1e-6) for before, after in pairwise(steps))
     threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for event in json.loads(json.dumps(list_events(timeline.lanes, {0: 0}))):
+    for event in json.loads(json.dumps(accounts.list_events(timeline.lanes, {0: 0}))):
         if event["ph"] == "X":
             assert event["dur"] >= 0
             threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
@@ -371,7 +340,7 @@ def test_updates_belong_to_the_modules_whose_parameters_they_change() -> None:
 def test_a_trace_shows_ranks_streams_and_sizes() -> None:
     ranks = [make([w, "a", 0.5, "b", 1.0], waits=[(4, 0), (5, 1)], rank=r) for r, w in ((0, 1.0), (1, 4.0))]
     lanes = run(ranks, [2.0, 0.25]).lanes
-    events = list_events(lanes, {0: 0, 1: 1, 5: 1})
+    events = accounts.list_events(lanes, {0: 0, 1: 1, 5: 1})
     assert {event["pid"] for event in events} == {0, 1, 5}
     names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e["args"]}
     assert names[1, None] == "rank 1" and names[1, 3] == "communication 0" and names[1, 4] == "communication 1"

@@ -16,7 +16,6 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts, uncertainty
 from perfkit.prediction.cost import join_host, list_attention, price
-from perfkit.prediction.events import list_events
 from perfkit.prediction.memory import Memory, find_shortage, measure_memory
 from perfkit.prediction.micro_batches import join_hosts
 from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives, time_rank
@@ -205,7 +204,7 @@ class Prediction(Tabular):
         order = sorted(
             (n, rank, index) for index, lane in enumerate(lanes) for n, rank in enumerate(lane.times.kind.ranks)
         )
-        events = list_events(lanes, dict(sorted(row[1:] for row in order[:most])))
+        events = accounts.list_events(lanes, dict(sorted(row[1:] for row in order[:most])))
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
         return write_text(path, f'{{"displayTimeUnit": "ms", "otherData": {notes}, "traceEvents": [\n{lines}\n]}}\n')
