@@ -334,10 +334,11 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
 def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor:
     """Record the layers of one rank from its dense `inputs` and its tables; returns the logits."""
     receive = _look_up(tape, model, held) if tape.overlap else []  # rows are exchanged while the bottom MLP works
-    tape.module = "bottom"
+    tape.module, known = "bottom", len(tape.trained)
     dense = layers.mlp(tape, inputs, model.bottom, last_relu=True)
+    bottom = tape.trained[known:]
     receive = receive or _look_up(tape, model, held)
-    tape.trained.sort(key=lambda weight: tape.modules[weight] == "embeddings")  # in the order of the modules
+    tape.trained.sort(key=lambda weight: weight in tape.tables)  # in the order of the modules
     tape.module = "interaction"
     vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
     if model.interaction == "cross":
@@ -349,7 +350,8 @@ def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor
     logits = layers.mlp(tape, joined, model.top, last_relu=False)
     if tape.overlap:
         own = [weight for weight in tape.trained if weight not in tape.local]
-        tape.buckets = {weight: {"bottom": 1, "embeddings": 2}.get(tape.modules[weight], 0) for weight in own}
+        copies = [weight for weight in own if weight in tape.tables]
+        tape.buckets = dict.fromkeys(own, 0) | dict.fromkeys(bottom, 1) | dict.fromkeys(copies, 2)
     return logits
 
 

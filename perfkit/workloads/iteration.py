@@ -105,7 +105,8 @@ def average(tape: Tape) -> None:
 def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False) -> None:
     """Update the weights: one after the other, in lists, or all by one fused kernel; of some tables single rows."""
     tape.module = ""
-    weights = [tape.shards.get(weight, weight) for weight in tape.trained if weight not in tape.updated]
+    own = (tape.shards.get(weight, weight) for weight in tape.trained)
+    weights = [weight for weight in own if weight in tape.gradients]  # others were updated by the backward pass
     groups = [[weight] for weight in weights]
     if lists or fused:  # single rows come last, in the order in which their gradients were computed
         rows = [[weight] for weight in reversed(weights) if weight in tape.sparse]

@@ -219,8 +219,6 @@ def embedding_bags(
             tape.local.add(weight)
         if sparse:
             tape.sparse[weight] = {**sizes, "rows": lookups}
-        if updated:
-            tape.updated.add(weight)
         if fused and pooled:  # the kernel of the first table does this one too
             sizes |= {"launches": 0, "calls": 0}
         reads = [tape.tensor(size, itemsize=tape.index) for size in (lookups, bags)]

@@ -103,12 +103,10 @@ class Tape:
         # Weights, in the order of their first use, and what is known of some of them.
         self.trained: list[Tensor] = []
         self.drawn = 0  # how many were used since the first layer; a layer that is recorded again uses the same ones
-        self.modules: dict[Tensor, str] = {}
         self.tables: dict[Tensor, EmbeddingTable] = {}
         self.shards: dict[Tensor, Tensor] = {}  # the part of a weight that this rank stores
         self.local: set[Tensor] = set()  # their gradients are not averaged over ranks
         self.sparse: dict[Tensor, dict[str, Any]] = {}  # sizes of an update of single rows
-        self.updated: set[Tensor] = set()  # the backward pass updates them itself
         self.buckets: dict[Tensor, int] = {}  # number of the module in whose buckets the gradient is reduced
         self.narrowed: dict[Tensor, Tensor] = {}  # the copy that autocast makes for products
         # Operations: label, sizes, layer, and for each tensor its storage, bytes, 1 for a write, and layer.
@@ -142,7 +140,6 @@ class Tape:
             return self.trained[self.drawn - 1]
         weight = self.tensor(*shape, itemsize=itemsize or self.wide, grad=True)
         self.trained.append(weight)
-        self.modules[weight] = self.module
         self.due[weight] = 0
         return weight
 
