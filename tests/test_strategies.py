@@ -317,3 +317,15 @@ def test_a_slower_stage_slows_the_pipeline() -> None:
 def test_what_no_model_and_no_platform_can_run(ask: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         ask()
+
+
+def test_replicas_send_fewer_bytes_of_narrower_gradients() -> None:
+    slow = load_platform("a100-sxm-8").with_link("inter", bandwidth=2e9, latency=5e-6).with_nodes(2)
+    strategy, times = Strategy(dp=16, zero=3), []
+    for name in ("", "bf16"):
+        model = Transformer.gpt2(batch=64, sequence=512, dtype="bf16", mixed=True, reduce_dtype=name)
+        found = explore(model, slow, strategies=[strategy]).table()["time"][0]
+        loop = predict(model, slow, strategy=strategy).time
+        assert found == pytest.approx(loop, rel=0.05)
+        times.append(found)
+    assert times[1] < 0.9 * times[0]

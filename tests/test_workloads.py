@@ -451,3 +451,17 @@ def test_tables_may_have_another_data_type() -> None:
     assert {t.itemsize for t in half.tables} == {4}
     graph = half.graphs(2)[0]
     assert graph.column("nbytes")[graph.collectives[0]] == 64 * 2 * 16 * 2, "pooled rows are as wide as activations"
+
+
+def test_gradients_of_shards_are_summed_up_in_the_format_that_is_named() -> None:
+    """As PyTorch's MixedPrecisionPolicy: weights stay fp32, gathered and reduced in bf16."""
+    make = partial(Transformer.gpt2, batch=8, sequence=64, layers=2, dtype="bf16", mixed=True)
+    sent = {}
+    for name in ("", "bf16"):
+        graph = make(parallel="fsdp", reduce_dtype=name).graphs(8)[0]
+        kinds, nbytes = [label[0] for label in graph.labels], graph.column("nbytes")
+        sent[name] = {kind: sum(nbytes[i] for i, own in enumerate(kinds) if own == kind) for kind in set(kinds)}
+    assert sent[""]["reduce_scatter"] == 2 * sent["bf16"]["reduce_scatter"]
+    assert sent[""]["all_gather"] == sent["bf16"]["all_gather"]
+    with pytest.raises(ValueError, match=r"reduce_dtype is 'bf16' and parallel 'ddp', .*take parallel='fsdp'"):
+        make(reduce_dtype="bf16").graphs(8)

@@ -36,9 +36,10 @@ class Sizes:
     def __init__(self, model: Transformer, s: Strategy) -> None:
         #: Micro-batches of a replica [-].
         self.micro = model.batch / (s.dp * s.micro_batch)
-        #: Bytes of an activation or a weight in use, and of a sum of gradients [B].
+        #: Bytes of an activation or a weight in use, of a sum of gradients, and of one while ranks reduce it [B].
         self.itemsize = ITEMSIZE.get(model.dtype, 2)
         self.wide = 4 if model.mixed else self.itemsize
+        self.summed = ITEMSIZE.get(model.reduce_dtype, self.wide)
         #: One number of each token of a rank, and the activations between stages [B].
         self.column = self.itemsize * s.micro_batch * model.sequence / s.cp
         self.between = self.column * model.hidden / s.rows

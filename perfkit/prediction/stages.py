@@ -191,7 +191,7 @@ class _Maker:
         whole, experts = self.weights[region], float(sizes.experts) * (region == "layers")
         name, when = "layers.0" if region == "layers" else region, "backward" if reduces else phase
         operation = "all_gather" if not reduces else "reduce_scatter" if s.zero else "all_reduce"
-        itemsize = sizes.wide if reduces else sizes.itemsize
+        itemsize = sizes.summed if reduces else sizes.itemsize
         groups = s.dp * s.cp // self.owners
         sends = [(operation, whole - experts, self.owners, _REPLICAS), (operation, experts, self.sharers, _ROUTED)]
         if reduces:

@@ -233,9 +233,9 @@ class _Iterations:
         put_off = (s.schedule == "zero_bubble") & (s.pp > 1)  # gradients of weights, which come one after another
         forward, backward = (stretch * self.gather(name)[0] for name in ("forward", "backward"))
         backward = np.where(put_off, stretch * self.layers * self.parts["delayed"], backward)
-        scatter, add = (_send(self, name, sizes.wide, weights, ranks) for name in ("reduce_scatter", "all_reduce"))
+        scatter, add = (_send(self, name, sizes.summed, weights, ranks) for name in ("reduce_scatter", "all_reduce"))
         groups = s.dp * s.cp // ranks  # hybrid sharding: groups add up what each of them has summed up
-        across = _send(self, "all_reduce", sizes.wide, weights, groups, ranks, np.where(s.zero > 0, ranks, 1))
+        across = _send(self, "all_reduce", sizes.summed, weights, groups, ranks, np.where(s.zero > 0, ranks, 1))
         reduce = np.where(s.zero > 0, scatter, add) + across
         gather, regather = (_send(self, "all_gather", sizes.itemsize, weights, ranks, ends=own) for own in (1.0, 0.0))
         # of several chunks the last one has a single micro-batch to hide behind

@@ -190,12 +190,14 @@ class Units:
     parallel : str
         ``zero1`` gathers weights once and reduces gradients with the last micro-batch. ``zero2`` gathers and reduces
         with each. ``fsdp`` also frees weights after the forward pass and gathers them again in the backward pass.
-    itemsize : int
+    itemsize, summed : int
         Bytes of a number in a shard, and of a gradient while it is reduced [B].
     """
 
-    def __init__(self, tape: Tape, trained: list[Tensor], ranks: int, parallel: str, itemsize: int) -> None:
-        self.tape, self.ranks, self.parallel, self.itemsize = tape, ranks, parallel, itemsize
+    def __init__(
+        self, tape: Tape, trained: list[Tensor], ranks: int, parallel: str, itemsize: int, summed: int
+    ) -> None:
+        self.tape, self.ranks, self.parallel, self.itemsize, self.summed = tape, ranks, parallel, itemsize, summed
         tape.trained, tape.due = trained, dict.fromkeys(trained, 0)
         self.weights = {own.layer: [each for each in trained if each.layer == own.layer] for own in trained}
         self.buffers: dict[int, Tensor] = {}
@@ -253,10 +255,11 @@ class Units:
             return
         shards, rows = [tape.shards[weight] for weight in weights], self.ranks * len(weights)
         count = sum(shard.numel for shard in shards)
-        flat, own = (tape.tensor(count * size, itemsize=self.itemsize) for size in (self.ranks, 1))
+        flat, own = (tape.tensor(count * size, itemsize=self.summed) for size in (self.ranks, 1))
         parts = [tape.gradients.pop(weight) for weight in weights]
         tape.emit("chunk_cat", "copy", parts, [flat], "cat", elements=flat.numel, rows=rows)
         tape.emit("reduce_scatter", "collective", [flat], [own], nbytes=flat.nbytes)
+        own = layers.cast(tape, own, self.itemsize)
         for shard in shards:
             tape.gradients[shard] = own.view(*shard.shape)
             accumulate(tape, shard)

@@ -41,7 +41,7 @@ _LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": F
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 _CHOICES = {
     "attention": (*UNFUSED, "fused", *ATTENTION), "dtype": (*ITEMSIZE, "fp8"), "optimizer": ("adamw", "sgd"),
-    "parallel": PARALLEL, "norm": ("layer", "rms"),
+    "parallel": PARALLEL, "norm": ("layer", "rms"), "reduce_dtype": ("", *ITEMSIZE),
 }  # fmt: skip
 _SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias", "qk_norm")
 
@@ -54,7 +54,7 @@ class Transformer:
     vocabulary and positions are numbers, or arrays with a number for each of several configurations.
 
     Weights are sharded as PyTorch's `fully_shard` does it: each layer is a unit, and the rest is another one. If
-    `mixed`, weights are cast before they are gathered, layers work in `dtype`, and gradients are reduced in fp32.
+    `mixed`, weights are cast before they are gathered, and layers work in `dtype`.
 
     Parameters
     ----------
@@ -130,6 +130,9 @@ class Transformer:
     capacity : float
         Rows in the padded buffer of an expert over the tokens that it gets; 1 where nothing is dropped or padded
         (MegaBlocks, arXiv:2211.15841) [-].
+    reduce_dtype : str
+        Data type in which gradients of sharded weights, or of a `Strategy`, are summed up over ranks, as that of
+        PyTorch's ``MixedPrecisionPolicy``, which takes `dtype` unless told; here by default fp32 if `mixed`.
     family : str
         Workload family; platforms are calibrated by family.
 
@@ -177,6 +180,7 @@ class Transformer:
     experts: int = 0
     top_k: int = 1
     capacity: float = 1.0
+    reduce_dtype: str = ""
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
@@ -333,7 +337,12 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
     open_unit: Any = nullcontext
     if sharded:
         record_forward(probe, model, cut, most, nullcontext)
-        open_unit = Units(tape, probe.trained, ranks, model.parallel, 4 if model.mixed else tape.itemsize).open
+        wide = 4 if model.mixed else tape.itemsize
+        summed = ITEMSIZE.get(model.reduce_dtype, wide)
+        open_unit = Units(tape, probe.trained, ranks, model.parallel, wide, summed).open
+    elif model.reduce_dtype and ranks > 1:
+        fault = f"reduce_dtype is {model.reduce_dtype!r} and parallel 'ddp', whose gradients are summed up as they are"
+        raise ValueError(f"{fault}; leave it out, or take parallel='fsdp'")
     for number in range(model.accumulate):
         if number:
             tape.backward()
