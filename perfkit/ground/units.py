@@ -393,4 +393,4 @@ class Typed:
 
     def __post_init__(self) -> None:
         for name, hint in find_hints(type(self)).items():
-            check_type(f"{type(self).__name__}.{name}", getattr(self, name), hint)
+            decode(hint, getattr(self, name), f"{type(self).__name__}.{name}", read=False)
