@@ -58,18 +58,14 @@ def toy() -> Platform:
     def quantity(value: float, unit: str) -> Quantity:
         return Quantity(value, unit, "assumed", "invented for tests")
 
-    kernels = {}
+    kernels, invented = {}, {"kind": "assumed", "source": "invented for tests"}
     for kind, variant in sorted({(case.kind, case.variant) for case in draw_cases(0, density=0.1)}):
         terms = {name: COSTS.get(name, 1e-11) for name in term_names(kind, variant)}
-        about = {"kind": "assumed", "source": "invented for tests", "units": dict.fromkeys(terms, "s")}
-        kernels[f"{kind}.{variant}"] = Fit("additive", terms, spread=0.05, **about)
+        units = dict.fromkeys(terms, "s")
+        kernels[f"{kind}.{variant}"] = Fit("additive", terms, spread=0.05, **invented, units=units)
     names = "all_reduce all_gather reduce_scatter all_to_all broadcast".split()
-    about = {
-        "kind": "assumed",
-        "source": "invented for tests",
-        "units": {"alpha": "s", "beta": "s/B", "sharpness": "-"},
-    }
-    curve = Fit("pipelined", {"alpha": 5e-5, "beta": 4e-10, "sharpness": 0.6}, spread=0.05, **about)
+    units = {"alpha": "s", "beta": "s/B", "sharpness": "-"}
+    curve = Fit("pipelined", {"alpha": 5e-5, "beta": 4e-10, "sharpness": 0.6}, spread=0.05, **invented, units=units)
     near = MemoryLevel("L2", quantity(2.0**20, "B"), quantity(120e9, "B/s"))
     middle = MemoryLevel("L3", quantity(2.0**25, "B"), quantity(80e9, "B/s"))
     far = MemoryLevel("DRAM", quantity(2.5e10, "B"), quantity(20e9, "B/s"))

@@ -27,17 +27,6 @@ def refresh() -> ModuleType:
     return module
 
 
-def code_cell(source: str, **other: Any) -> dict[str, Any]:
-    return {
-        "cell_type": "code",
-        "source": source,
-        "metadata": {},
-        "outputs": [],
-        "execution_count": 1,
-        "id": "x",
-    } | other
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_fresh(path: Path, refresh: ModuleType) -> None:
     text = path.read_text(encoding="utf-8")
@@ -52,26 +41,22 @@ def test_notebook_is_fresh(path: Path, refresh: ModuleType) -> None:
 
 
 def test_tidy_removes_what_one_session_leaves(refresh: ModuleType) -> None:
+    cell = {"cell_type": "code", "source": "1 + 1", "outputs": [], "execution_count": 1, "id": "x"}
     timing = {"execution": {"iopub.execute_input": "2026-01-01"}, "tags": ["nbval-skip"]}
-    cells = [code_cell("1 + 1", metadata=timing), code_cell("1 + 1", outputs=[{"metadata": {"isolated": True}}])]
-    cells.append(code_cell("2", metadata={"tags": ["answer"]}))
-    language = {"name": "python", "version": "3.11.7"}
-    once = refresh.tidy(
-        {"cells": cells, "metadata": {"widgets": {}, "kernelspec": {"name": "mine"}, "language_info": language}}
-    )
+    kept = ({"tags": ["nbval-skip"]}, {}, {"tags": ["answer"], "jupyter": dict.fromkeys(
+        ("source_hidden", "outputs_hidden"), True)})  # fmt: skip
+    cells = [{**cell, "metadata": metadata} for metadata in (timing, {}, {"tags": ["answer"]})]
+    cells[1]["outputs"] = [{"metadata": {"isolated": True}}]
+    about = {"kernelspec": {"name": "mine"}, "language_info": {"name": "python", "version": "3.11.7"}}
+    once = refresh.tidy({"cells": cells, "metadata": {"widgets": {}, **about}})
     assert once["metadata"]["kernelspec"]["name"] == "python3" and "widgets" not in once["metadata"]
     assert once["metadata"]["language_info"] == {"name": "python"}
-    assert [cell["metadata"] for cell in once["cells"]] == [
-        {"tags": ["nbval-skip"]},
-        {},
-        {"tags": ["answer"], "jupyter": {"source_hidden": True, "outputs_hidden": True}},
-    ]
+    assert tuple(cell["metadata"] for cell in once["cells"]) == kept
     assert len({cell["id"] for cell in once["cells"]}) == 3
     assert refresh.tidy(json.loads(json.dumps(once))) == once
 
 
-#: Lessons are the notebooks that have exercises. Those that capture or measure need torch.
-LESSONS = NOTEBOOKS
+#: Notebooks that capture or measure need torch.
 TORCH = {"07_any_module", "10_read_a_trace", "11_calibrate_this_machine"}
 UNITS = r"(%|times|x|[munµ]?s|[kMGT]i?B(?:/s)?|[kMGT]FLOP(?:/s)?)"
 NUMBER = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?{UNITS}(?![\w/]))?")
@@ -123,19 +108,14 @@ def test_numbers_in_prose_are_looked_for_in_outputs():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_prose_says_what_outputs_show(path: Path) -> None:
-    cells = read_cells(path)
-    outputs = "\n".join(read_outputs(cell) for _, _, cell in cells)
-    assert find_unproved("\n".join(source for kind, source, _ in cells if kind == "markdown"), outputs) == []
-    assert " at 0x" not in outputs, "nobody reads the address of an object"
-
-
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_lesson_has_the_shape_of_lessons(path: Path) -> None:
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_lesson_has_the_shape_of_lessons_and_its_prose_says_what_outputs_show(path: Path) -> None:
     cells = read_cells(path)
     before = list(takewhile(lambda cell: not cell[1].startswith("## Exercises"), cells))
     prose = "\n".join(source for kind, source, _ in cells if kind == "markdown")
+    outputs = "\n".join(read_outputs(cell) for _, _, cell in cells)
+    assert find_unproved(prose, outputs) == []
+    assert " at 0x" not in outputs, "nobody reads the address of an object"
     assert len(before) <= 15
     assert cells[0][1].startswith(f"# {int(path.name[:2])}. ")
     assert all(f"**{word}" in cells[0][1] for word in ("Goal", "Before this", "Minutes"))
@@ -158,7 +138,7 @@ def test_lesson_has_the_shape_of_lessons(path: Path) -> None:
 
 def test_lessons_start_without_torch() -> None:
     starts = []
-    for path in (path for path in LESSONS if path.stem not in TORCH):
+    for path in (path for path in NOTEBOOKS if path.stem not in TORCH):
         starts += [source for kind, source, _ in read_cells(path) if kind == "code"][:2]
     script = "\n".join([*starts, "import sys", "assert 'torch' not in sys.modules"])
     run = subprocess.run([sys.executable, "-c", script], cwd=FOLDER, capture_output=True, text=True)
