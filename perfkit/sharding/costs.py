@@ -14,7 +14,7 @@ from perfkit.workloads import layers
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.iteration import average, make_graph, step
-from perfkit.workloads.placement import BY_ROWS
+from perfkit.workloads.placement import BY_ROWS, Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, share_lookups
 from perfkit.workloads.tape import ITEMSIZE, Tape
 
@@ -42,11 +42,17 @@ class Costs:
     """
 
     def __init__(self, workload: DLRM | TableSet, platform: Platform, ranks: int) -> None:
-        self.workload, self.platform, self.ranks, self.footprint = workload, platform, ranks, 0.0
+        self.workload, self.platform, self.ranks = workload, platform, ranks
         #: What real iterations add (a fit, if there is one); ranks that take part in a node; whether they have a GPU.
         self.iteration: Fit | None = platform.context.find_iteration("dlrm", ranks)
         self.node, self.accelerated = min(platform.network.ranks_per_node, ranks), platform.device.kind != "cpu"
         self.fused = workload.embedding != "separate"
+        #: Work of a rank without tables: the first one, with all tables of a DLRM on the others.
+        self.rest: Graph | None = None
+        if isinstance(workload, DLRM) and ranks > 1:
+            others = Plan.from_owners([1 + n % (ranks - 1) for n in range(len(workload.tables))], ranks=ranks)
+            self.rest = workload.graphs(ranks, others, accelerator=self.accelerated)[0]
+        self.footprint = self.rest.footprint if self.rest else 0.0
         #: Tables sorted by size, so that their order in the workload does not matter; which tables may be copied.
         self.order = np.lexsort(np.array([(t.exponent, t.pooling, t.dim, t.rows) for t in workload.tables]).T)
         self.worth = np.array([t.rows <= COPIED * workload.batch for t in workload.tables])

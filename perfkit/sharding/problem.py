@@ -315,11 +315,10 @@ def set_up(
     if capacity is None:
         raise ValueError(f"platform {where.name!r} states no memory; give memory in bytes")
     costs, sent, dense, host = Costs(workload, where, ranks), 0.0, 0.0, 0.0
-    if isinstance(workload, DLRM) and ranks > 1:  # the first rank, while the tables are on the others
-        others = Plan.from_owners([1 + n % (ranks - 1) for n in range(len(workload.tables))], ranks=ranks)
-        rest = workload.graphs(ranks, others, accelerator=costs.accelerated)[0]
-        costs.footprint, dense, host = rest.footprint, float(costs.seconds(rest).sum()), float(costs.issue(rest).sum())
-        dense, host = (dense, host) if costs.accelerated else (dense + host, 0.0)
+    if (rest := costs.rest) is not None:
+        dense, host = float(costs.seconds(rest).sum()), float(costs.issue(rest).sum())
+        if not costs.accelerated:  # the host computes as well
+            dense, host = dense + host, 0.0
         collectives = [rest[int(place)] for place in rest.collectives]
         sent = sum(each.features["nbytes"] for each in collectives if each.name == "all_reduce")
     pooled = 2 * workload.batch / ranks * sum(t.dim * t.itemsize for t in workload.tables)
