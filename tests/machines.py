@@ -80,6 +80,7 @@ def _shake(raw: Raw, noise: float, drift: float) -> Raw:
 #: By name: what makes the file, and how much noise it adds [-].
 MACHINES: dict[str, tuple[Callable[[Raw], Raw], float]] = {
     "no L3": (lambda raw: _say(raw, L3=None), 0.0),
+    "L2 and L3 of 0": (lambda raw: _say(raw, L2=0.0, L3=0.0), 0.0),
     "L3 of 480 MiB": (lambda raw: _say(raw, L3=480 * 2.0**20), 0.0),
     "L3 of 1.15 GB": (lambda raw: _say(raw, L3=1.15e9), 0.0),
     "no ladder": (lambda raw: {**raw, "ladder": []}, 0.0),

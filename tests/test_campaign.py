@@ -143,6 +143,17 @@ def test_a_campaign_has_the_date_of_its_first_measurement_and_an_end(cache: Path
     assert calls == ["a", "b", "c", "a"] and kept.day > first
 
 
+@pytest.mark.parametrize("days", [29, 31])
+def test_campaigns_that_nobody_continues_are_removed(cache: Path, days: int) -> None:
+    cache.mkdir()
+    paths = [cache / "0123456789abcdef-1.jsonl", cache / "other.txt"]
+    for path in paths:
+        path.write_text("[]")
+        os.utime(path, (path.stat().st_mtime - days * DAY,) * 2)
+    open_quietly("x").close()
+    assert [path.exists() for path in paths] == [days == 29, True]
+
+
 OTHER = """
 import sys
 from perfkit.measure.folders import open_campaign

@@ -7,6 +7,7 @@ import platform as system
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from perfkit.measure.machine import describe_machine, list_versions
 
 _KEEP = 7 * 86400.0  # a finished measurement is used for this time; later the machine may have changed [s]
+_UNUSED = 30 * 86400.0  # a campaign that nobody continues is removed after this time [s]
 #: Files that this process has locked, with the descriptor of the lock. A program that left a campaign by an error can
 #: open it again.
 _HELD: dict[Path, int] = {}
@@ -141,7 +143,12 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
     key = hashlib.sha256(facts.encode()).hexdigest()[:16]
     holders: list[str] = []
     try:
-        while not _lock(file := find_cache() / f"{key}-{len(holders) + 1}.jsonl"):
+        folder = find_cache()
+        for old in folder.glob("*.jsonl"):
+            with suppress(OSError):  # another process may have removed it
+                if time.time() - old.stat().st_mtime > _UNUSED:
+                    old.unlink()
+        while not _lock(file := folder / f"{key}-{len(holders) + 1}.jsonl"):
             holders.append(Campaign(file).done.get("owner", (0.0, "another process"))[1])
     except (ImportError, OSError, RuntimeError) as error:
         text = f"finished measurements cannot be kept ({error}); name a folder for them in XDG_CACHE_HOME"
