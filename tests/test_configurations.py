@@ -74,11 +74,6 @@ def test_ranks_that_do_the_same_wait_as_in_the_event_loop(platform, ranks, execu
     assert np.mean(found["bottleneck"] == [r.bottleneck for r in alone]) >= 0.9
 
 
-def test_ranks_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match="ranks differ; configurations are priced one after the other"):
-        price_configurations(DLRM(batch=np.array([64, 128]), rows=[1000] * 3), load_platform("h100-sxm-8"), 2)
-
-
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 48), (2, 48), (1, 2**62)])
 @pytest.mark.parametrize(
     "build", [partial(Transformer.gpt2, layers=5), DLRM, partial(DLRM, "dlrm-dcnv2", overlap=True)]
@@ -97,20 +92,20 @@ def test_a_structure_that_is_met_again_gives_the_same_graphs(build: Callable[...
     assert look() == first
 
 
-@pytest.mark.parametrize(("build", "message"), [
+H100, PAIR = load_platform("h100-sxm-8"), np.array([1, 2])
+
+
+@pytest.mark.parametrize(("ask", "message"), [
     (lambda: Transformer.bert(batch=np.array([2, 0])), "batch is 0; it must be a whole number above 0"),
     (lambda: Transformer.bert(sequence=np.array([2.5])), "sequence is 2.5; it must be a whole number above 0"),
     (lambda: Transformer.bert(hidden=np.array([768, 770])), "heads is 12; it must divide hidden"),
     (lambda: DLRM(pooling=[np.array([1.0, -1.0])] * 8), "pooling is -1.0; it must be a number above 0"),
+    (lambda: predict(Transformer.bert(batch=PAIR), H100), "sizes are arrays; find their times"),
+    (lambda: price_configurations(Transformer.bert(batch=PAIR, sequence=np.array([8, 16, 32]), heads=1), H100),
+     "sizes are of 2 and 3 configurations"),
+    (lambda: price_configurations(DLRM(batch=64 * PAIR, rows=[1000] * 3), H100, 2),
+     "ranks differ; configurations are priced one after the other"),
 ])  # fmt: skip
-def test_bad_arrays_are_refused(build: Callable[[], object], message: str) -> None:
+def test_bad_arrays_are_refused(ask: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build()
-
-
-def test_arrays_must_be_of_as_many_configurations() -> None:
-    model = Transformer.bert(batch=np.array([1, 2]), sequence=np.array([8, 16, 32]), heads=1)
-    with pytest.raises(ValueError, match="sizes are of 2 and 3 configurations"):
-        price_configurations(model, load_platform("h100-sxm-8"))
-    with pytest.raises(ValueError, match="sizes are arrays; find their times"):
-        predict(Transformer.bert(batch=np.array([1, 2])), "h100-sxm-8")
+        ask()

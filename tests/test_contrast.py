@@ -4,7 +4,6 @@ import json
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -126,8 +125,8 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_results_are_compared_part_by_part(name: str, tmp_path: Path) -> None:
-    """The parts of either side add up to its time, which stands in the last row with its interval."""
+def test_results_are_compared_part_by_part(name: str) -> None:
+    """The parts of each side add up to its time; the last row has the time with its interval."""
     found = PAIRS[name]()
     *parts, whole = found.table().to_dicts()
     for side in "ab":
@@ -135,7 +134,6 @@ def test_results_are_compared_part_by_part(name: str, tmp_path: Path) -> None:
         assert whole[f"{side}_low"] < whole[side] < whole[f"{side}_high"]
     assert whole["ratio"] == whole["b"] / whole["a"] and f"time x {whole['ratio']:.3g}" in repr(found)
     assert "time of an iteration" in found.explain() and found.chart().to_dict()["description"]
-    assert pk.report(found, path=tmp_path / "pair.html").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(("given", "settings"), [

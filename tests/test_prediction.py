@@ -101,8 +101,7 @@ def consistent(prediction: Prediction) -> None:
 def test_parts_sum_and_bounds_hold(platform, workload, ranks, data):
     plan = None
     if isinstance(workload, DLRM) and ranks == 2:
-        count = len(workload.tables)
-        plan = Plan.from_owners(data.draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)), ranks=2)
+        plan = Plan.from_owners([data.draw(st.integers(0, 1)) for _ in workload.tables], ranks=2)
     consistent(predict(workload, platform, ranks=ranks, plan=plan))
 
 
@@ -161,18 +160,16 @@ def test_data_that_come_late_set_the_pace(toy: Platform) -> None:
         consistent(late)
 
 
-def test_what_host_and_device_wait_for_one_another_is_a_piece_of_its_own() -> None:
+def test_time_that_host_and_device_wait_for_each_other_is_a_part_of_its_own() -> None:
     r = predict(Transformer.bert("bert-base", batch=64, sequence=512, dtype="bf16"), H100, ranks=8)
     consistent(r)
-    more = r.parts["", "handover"][1]
-    assert r.bottleneck == "host-bound" and 0.02 * r.time < more < 0.19 * r.time
+    more = pytest.approx(r.parts["", "handover"][1])
+    assert r.bottleneck == "host-bound" and 0.02 * r.time < more.expected < 0.19 * r.time
     last = r.timeline().sort("end_s").row(-1, named=True)
-    assert (last["name"], last["operation"]) == ("handover", None)
-    assert last["end_s"] == pytest.approx(r.time, rel=1e-9) and last["end_s"] - last["start_s"] == pytest.approx(more)
+    assert (last["name"], last["operation"], last["end_s"]) == ("handover", None, pytest.approx(r.time))
     modules = {row["module"]: row for row in r.modules().to_dicts()}
-    assert modules["handover"]["idle_s"] == pytest.approx(more) == modules["handover"]["update_s"]
-    assert modules["embeddings"]["share"] < 0.05 < modules[""]["idle_s"] / r.time, "the host's pauses are no module's"
-    assert r.timeline("stage")["phase"].unique().sort().to_list() == ["backward", "forward", "update"]
+    assert last["end_s"] - last["start_s"] == modules["handover"]["idle_s"] == modules["handover"]["update_s"] == more
+    assert modules["embeddings"]["share"] < 0.05 < modules[""]["idle_s"] / r.time, "pauses of the host have no module"
 
 
 def test_overheads_of_a_class_come_before_those_of_all() -> None:

@@ -30,12 +30,13 @@ _STEP = 1.01
 
 def find_host_error(platform: Platform) -> float:
     """How many times longer all host overheads together may be [-]: they have a common error."""
-    numbers = platform.host.values()
-    known = [q.stderr if q.stderr is not None else _UNCERTAIN[q.kind] * q.value for q in numbers]
-    errors = sum(
-        max(e, _UNCERTAIN["fitted"] * q.value * (q.kind == "fitted")) for e, q in zip(known, numbers, strict=True)
-    )
-    total = sum(q.value for q in numbers)
+    errors, total = 0.0, sum(q.value for q in platform.host.values())
+    for q in platform.host.values():
+        least = _UNCERTAIN[q.kind] * q.value
+        if q.stderr is None:
+            errors += least
+        else:
+            errors += max(q.stderr, least) if q.kind == "fitted" else q.stderr
     return 1 + (errors / total if total else _UNCERTAIN["assumed"])
 
 
