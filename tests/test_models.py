@@ -1,6 +1,5 @@
 """Models of the package transformers, from configurations alone; skipped where it is not installed."""
 
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,14 +30,6 @@ def test_a_model_is_captured_for_training(name: str, device: str) -> None:
         assert products == [128] * (2 * 6 + 2) and not graph.notes
     found = predict(graph, "a100-sxm-8")
     assert sum(found.unmodelled.values()) < 0.02 * found.time and {*graph.notes} <= {*found.warnings}
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_captures_in_threads_and_again_are_the_same() -> None:
-    make, inputs = build("mixtral", **{**SMALL, "layers": 1})
-    with ThreadPoolExecutor(2) as pool:
-        graphs = list(pool.map(lambda _: capture(make, inputs), range(2)))
-    assert {graph.content for graph in graphs} == {capture(make, inputs).content}
 
 
 def test_a_configuration_is_a_model(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class _Tables:
     ) -> None:  # fmt: skip
         self.buckets = buckets = join_buckets(distributions)
         rates = buckets.rates * np.repeat(np.asarray(lookups, dtype=float), buckets.sizes)
-        self.rows = np.where(rates > 1e-280, buckets.rows, 0.0)  # a table nobody looks into takes no room
+        self.rows = np.where(rates > 1e-280, buckets.rows, 0.0)  # a table without lookups takes no room
         self.rates = np.maximum(rates, 1e-280)
         numbers = np.zeros(len(buckets.sizes), dtype=int) if groups is None else np.asarray(groups)
         self.first = np.searchsorted(numbers, np.arange(numbers[-1] + 1))  # first table of each group

@@ -267,7 +267,7 @@ def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> A
     Warns
     -----
     UserWarning
-        Where a reuse histogram is asked for more than twice its own lookups.
+        For a reuse histogram and more than twice its own lookups.
 
     Notes
     -----

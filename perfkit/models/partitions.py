@@ -291,9 +291,9 @@ def activation_bytes(
     kv_share : float or array, optional
         Heads of keys and values for each head of queries [-].
     width : int or array, optional
-        Width of all heads of queries; that of the layer unless given [-].
+        Width of all heads of queries; by default that of the layer [-].
     inner : int or array, optional
-        Width between the products of a layer; four times the width unless given [-].
+        Width between the two products of the feed-forward part; by default four times the width of the layer [-].
     gated : bool, optional
         Whether a product gates another one [-].
     fused : bool, optional

@@ -31,7 +31,7 @@ _CALL = np.isin(FEATURES, ("calls", "launches")).astype(float)[np.newaxis]
 
 
 class Sizes:
-    """Sizes of a micro-batch and of the messages of its ranks; arrays where the strategy stands for many."""
+    """Sizes of a micro-batch and of the messages of its ranks; arrays if the strategy holds many."""
 
     def __init__(self, model: Transformer, s: Strategy) -> None:
         #: Micro-batches of a replica [-].
@@ -136,7 +136,7 @@ def join_hosts(rank: RankTimes, whole: Fit | None) -> RankTimes:
     marks, own = graph.kernels["host", "host"], graph.collectives
     groups, begins, busy = graph.column("group")[own], np.append(0, marks[:-1] + 1), seconds.copy()
     work = np.delete(np.arange(len(graph)), own)
-    beside = seconds[work[np.searchsorted(work, own)]]  # keys go round beside the next kernel
+    beside = seconds[work[np.searchsorted(work, own)]]  # keys on the ring run beside the next kernel
     hides = [graph.labels[place][0] == "send_recv" for place in own]
     busy[own] = np.where(groups < PASSED, np.maximum(rank.durations - np.where(hides, beside, 0.0), 0.0), 0.0)
     device, host = (np.add.reduceat(each, begins) for each in (busy, rank.host + rank.spacing))

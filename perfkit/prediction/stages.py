@@ -171,7 +171,7 @@ class _Maker:
             if s.cp > 1 and not s.ulysses and gap == 1:  # a kernel for each part of the keys
                 kernels = [table.copy(kernels[0], phase, 1.0 / s.cp)] * s.cp
             start = len(found) + len(before)
-            if not s.ulysses:  # each message goes round beside a kernel
+            if not s.ulysses:  # each message on the ring runs beside a kernel
                 waits |= {len(found) + n: start + min(gap * (n + 1), len(kernels)) for n in range(len(before))}
             found += [*before, *kernels, *before[: len(before) * s.ulysses // 3]]
         return table.make_block([*found, *rows[done:]], waits)
@@ -211,7 +211,7 @@ class _Maker:
         program.ready.clear()
 
     def list_units(self, place: int) -> list[_Unit]:
-        """Units of a chunk by its place among those of all stages: regions and layers, which are spread evenly."""
+        """Units of a chunk, by its position among the chunks of all stages; layers are spread evenly."""
         s, count = self.s, self.s.pp * self.s.chunks
         stated = {0: s.first_layers, count - 1: s.last_layers}
         free = [own for own in range(count) if not stated.get(own)]
@@ -227,7 +227,7 @@ class _Maker:
         steps = list_steps(s.schedule, stage, stages=s.pp, micro_batches=self.micro, chunks=s.chunks)
         passes = [step for step in steps if step.phase != "weights"]
         following = dict(pairwise(passes))
-        for unit in [unit for own in units for unit in own] if s.zero == 1 else ():  # the first pass hides it
+        for unit in [unit for own in units for unit in own] if s.zero == 1 else ():  # hidden by the first pass
             program.given[unit] = self.share(program, unit, "forward")
         ahead = s.chunks > 1 and s.pp > 1
         program.given[passes[0]] = self.move(program, passes[0], stage, gives=False)
@@ -282,7 +282,7 @@ class _Maker:
                     self.reduce(program)
 
     def move(self, program: _Program, step: Step, stage: int, *, gives: bool) -> list[int]:
-        """Launch the message that a pass gives to another stage, or that it waits for: its number, if there is one."""
+        """Launch the message that a pass sends to another stage (`gives`) or receives; return its number, if any."""
         s, place, forward = self.s, step.chunk * self.s.pp + stage, step.phase == "forward"
         way = 1 if forward == gives else -1
         if s.pp == 1 or step.phase == "weights" or not 0 <= place + way < s.pp * s.chunks:

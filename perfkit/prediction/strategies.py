@@ -59,7 +59,7 @@ def price_strategies(
     forms of `predict`, once for all strategies that cut a layer into the same sizes.
     """
     if platform.device.kind == "cpu":
-        raise ValueError(f"platform {platform.name!r} is a CPU; strategies are priced on GPUs; take one, as h100-sxm-8")
+        raise ValueError(f"platform {platform.name!r} is a CPU; strategies are priced on GPUs, such as h100-sxm-8")
     return _Iterations(model, platform, strategies, _price_parts(model, platform, strategies, execution)).add_up()
 
 
@@ -151,8 +151,8 @@ class _Iterations:
         return np.asarray(np.where(self.s.pp > 1, apart, together) - copied - sum(devices))
 
     def count_passes(self) -> tuple[Array, Array]:
-        """Passes of a micro-batch through a stage, in passes of the largest chunk; and how many times the work of a
-        stage on a micro-batch all others wait for, until the first micro-batch comes round again.
+        """Chunks of a stage, in units of the largest one; and for how many micro-batches of a stage the pipeline waits
+        until the first micro-batch returns to its next chunk.
         """
         longest = np.ceil(self.layers / self.s.chunks)
         known = np.where(self.s.schedule == "interleaved", np.minimum(self.micro, self.s.pp), self.micro)
@@ -215,7 +215,7 @@ class _Iterations:
         slowest = work + tensor + shared + late + open_ends
         passes, around = self.count_passes()
         total = total + message * (s.pp - 1) * passes - _find_slack(self)
-        # each chunk waits until the first micro-batch has come round, but for what a stage has to do meanwhile
+        # a chunk starts when the first micro-batch has passed all stages; a stage works on others in the meantime
         round_trip = around * between + (s.chunks - 1) * s.pp * message
         bubble = np.where(s.pp > 1, np.maximum(round_trip, 0.0), 0.0) + partitions.bubble_time(
             total, slowest=slowest, stages=s.pp, chunks=passes, micro_batches=self.micro,
@@ -227,42 +227,47 @@ class _Iterations:
     def share_replicas(self, weights: Array, stretch: Array, kernels: Array) -> Array:
         """Exposed messages of gradients and weights among replicas, with the copies around them [s].
 
-        A pass takes `stretch` times its kernels, which are a share `kernels` of it.
+        A pass takes `stretch` times as long as its kernels alone; `kernels` is their share of it, with the host.
         """
         s, sizes, ranks, layer = self.s, self.sizes, self.s.owners, self.parts["layers.weights"]
-        put_off = (s.schedule == "zero_bubble") & (s.pp > 1)  # gradients of weights, which come one after another
+        put_off = (s.schedule == "zero_bubble") & (s.pp > 1)  # weight gradients, which only their own pass hides
         forward, backward = (stretch * self.gather(name)[0] for name in ("forward", "backward"))
         backward = np.where(put_off, stretch * self.layers * self.parts["delayed"], backward)
         scatter, add = (_send(self, name, sizes.summed, weights, ranks) for name in ("reduce_scatter", "all_reduce"))
-        groups = s.dp * s.cp // ranks  # hybrid sharding: groups add up what each of them has summed up
+        groups = s.dp * s.cp // ranks  # with hybrid sharding, the sums of each group are added up over groups
         across = _send(self, "all_reduce", sizes.summed, weights, groups, ranks, np.where(s.zero > 0, ranks, 1))
         reduce = np.where(s.zero > 0, scatter, add) + across
         gather, regather = (_send(self, "all_gather", sizes.itemsize, weights, ranks, ends=own) for own in (1.0, 0.0))
-        # of several chunks the last one has a single micro-batch to hide behind
+        # breadth-first: the gradients of a chunk hide behind all passes of the next one, those of the last do not
         window = (np.where(s.schedule == "breadth_first", self.micro * (s.chunks - 1), 0.0) + 1) / s.chunks
         passes, around = self.count_passes()
-        late = (s.pp - 1) / passes + np.where(self.micro == 1, around, 0.0)  # what the last pass does in other stages
+        # the last passes of the other stages, one after another, which messages of replicas make longer
+        late = (s.pp - 1) / passes + np.where(self.micro == 1, around, 0.0)
         reduced, gathered, again = self.count_rounds()
         ends = np.array([self.parts["embeddings.weights"], self.parts["head.weights"]])
-        ends = np.where(s.zero > 1, ends.sum(axis=0), ends.max(axis=0))  # one hides behind a layer, no more, if at all
+        ends = np.where(s.zero > 1, ends.sum(axis=0), ends.max(axis=0))  # the largest piece: ends are not cut in layers
         pieces = weights / np.maximum(layer, ends)
         one, none = np.ones(len(weights)), np.zeros(len(weights))
 
         def cover(time: Array, passed: Array, *copies: Array) -> Array:
-            """Exposed time beside passes and copies; the latter are kernels alone."""
+            """Exposed time of messages beside a pass and its copies, which are all kernels."""
             copied = self.copy(none, *copies) * weights
             share = (kernels * passed + copied) / (passed + copied)
             return self.hide(time, passed + copied, pieces, s.overlap, share)
 
-        both = reduce + np.where(s.zero > 2, regather, 0.0)  # one after the other
+        # beside the backward pass gradients are reduced and, with stage 3, weights are gathered again; beside the
+        # forward pass weights are gathered; other stages repeat both gathers
+        both = reduce + np.where(s.zero > 2, regather, 0.0)
         time = reduced * cover(both, window * backward, one, none, np.where(s.zero > 2, 1.0, 0.0))
-        more = late * (s.zero > 1), late * (s.zero > 2)  # gradients are summed up after messages to other stages
+        more = late * (s.zero > 1), late * (s.zero > 2)
         time += (gathered + more[0]) * cover(gather, forward, none, one, none)
         time += more[1] * cover(regather, window * backward, none, none, one)
-        slows = np.where(s.overlap & (s.zero < 2) & ~put_off, late, 0.0)  # the last pass of every other stage
+        # copies around messages, and in the last passes of other stages the copies of a layer
+        slows = np.where(s.overlap & (s.zero < 2) & ~put_off, late, 0.0)
         time += self.copy(reduced, reduced, gathered + more[0], again + more[1]) * weights
         time += self.copy(slows, slows, none, none) * self.layers * layer
-        beside = np.maximum(1.0 - passes / pieces, 0.0)  # nothing is sent while the first piece of a pass is made
+        # the slowdown of the last passes of other stages; nothing is sent before the first piece is complete
+        beside = np.maximum(1.0 - passes / pieces, 0.0)
         window = window * backward / (1.0 - self.contention)
         time += slows * self.contention * beside * kernels * np.minimum(reduce, window)
         return np.asarray(time)
