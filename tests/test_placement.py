@@ -102,6 +102,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Plan(2, (Placement("column_wise", (0, 2)),)), "table 0 is placed on rank 2; ranks go from 0 to 1"),
     (lambda: Plan(3, (0, Placement("row_wise", (0, 1)))), "table 1 is row_wise on 2 of 3 ranks; it must name all"),
     (lambda: Plan(2, (0, 1), ("a",)), "names has 1 entries for 2 tables"),
+    (lambda: Plan.round_robin(-1, ranks=2), "tables is -1; it must be a whole number above 0"),
+    (lambda: Plan.round_robin(2**62, ranks=2), "tables is 4611686018427387904; it must be .* at most 1e+07"),
+    (lambda: Plan.from_owners([0, True], ranks=2), "table 1 is placed on rank True; ranks go from 0 to 1"),
+    (lambda: Plan.from_owners(["1"], ranks=2), "table 0 is placed on rank '1'"),  # type: ignore[list-item]
+    (lambda: Plan.from_owners([-1], ranks=2), "table 0 is placed on rank -1"),
+    (lambda: Plan.from_owners(3, ranks=2), "owners is 3; it must be a sequence"),  # type: ignore[arg-type]
     (lambda: MIXED.tables_of(0), "table 1 is column_wise; here every table must be whole on one rank"),
     (lambda: MIXED.cut(TABLES[:5]), "plan places 6 tables; there are 5"),
     (lambda: Plan(3, (Placement("column_wise", (0, 1, 2)),)).cut(TABLES[:1]), "'a' has 64 columns; 3 equal shards"),

@@ -221,8 +221,6 @@ def test_a_plan_places_tables() -> None:
     plan = Plan.from_owners([1, 1, 0], ranks=2)
     graphs = model.graphs(2, plan)
     assert [[table.rows for table in graph.tables] for graph in graphs] == [[300], [1000, 50]]
-    assert Plan.round_robin(5, ranks=2).owners == (0, 1, 0, 1, 0)
-    assert Plan.from_owners(np.array([1, 1, 0]), ranks=2) == plan
     collectives = [[graph[int(i)].name for i in graph.collectives] for graph in graphs]
     assert collectives[0] == collectives[1] == ["all_to_all", "all_to_all", "all_reduce"]
     nbytes = [[graph[int(i)].features["nbytes"] for i in graph.collectives] for graph in graphs]
@@ -314,10 +312,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (model(batch=None), "batch"),
     (bert(layers=10**9), "layers"),
     (lambda: EmbeddingTable(10, 4, itemsize=0), "itemsize"),
-    (lambda: Plan(0, ()), "ranks"),
-    (lambda: Plan.round_robin(-1, ranks=2), "tables"),
-    (lambda: Plan.round_robin(2, ranks=0), "ranks"),
-    (lambda: Plan.round_robin(2**62, ranks=2), "tables"),
     (graphs(FOUR, 0), "ranks"),
     (graphs(FOUR, "2"), "ranks"),
     (graphs(Transformer.bert(**TINY), True), "ranks"),
@@ -361,11 +355,6 @@ def test_bad_sizes_are_refused(build: Callable[[], object], name: str) -> None:
     (graphs(FOUR, 2, Plan.round_robin(3, ranks=4)), "plan places 3 tables on 4 ranks; .*2 ranks"),
     (graphs(FOUR, 2, Plan.round_robin(4, ranks=2)), "plan places 4 tables .* 3 tables .*make a plan"),
     (graphs(FOUR, 2, [0, 1, 0]), r"plan is \[0, 1, 0\]; it must be a Plan"),
-    (lambda: Plan.from_owners([0, 2], ranks=2), "table 1 is placed on rank 2; ranks go from 0 to 1"),
-    (lambda: Plan.from_owners([-1], ranks=2), "table 0 is placed on rank -1"),
-    (lambda: Plan.from_owners([True], ranks=2), "table 0 is placed on rank True"),
-    (lambda: Plan.from_owners(["1"], ranks=2), "table 0 is placed on rank '1'"),  # type: ignore[list-item]
-    (lambda: Plan.from_owners(3, ranks=2), "owners is 3; it must be a sequence"),  # type: ignore[arg-type]
 ], ids=lambda value: re.sub(r"[^a-z0-9 -]", "", value)[:40] if isinstance(value, str) else "")  # fmt: skip
 def test_other_bad_input_is_refused(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
