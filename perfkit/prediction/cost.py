@@ -302,11 +302,12 @@ def _add_up_classes(
     for index, ((kind, variant, own), fit, context) in enumerate(zip(*models[:3], strict=True)):
         members = find_members(number == index)
         fitted = context and (not context.dtypes or own in context.dtypes)  # to iterations in this format
-        often = 1.0 if graph.repeats is None else graph.repeats[members, None]
-        times, alone = often * seconds[members], np.asarray(fit.spread if fit else float(kind != "host"))
-        totals[index] = times.sum(axis=0)
+        times, weights = seconds[members], hot[members]
+        if graph.repeats is not None:
+            often = graph.repeats[members, None]
+            times, weights = often * times, often * weights
+        totals[index], alone = times.sum(axis=0), np.asarray(fit.spread if fit else float(kind != "host"))
         if fit and not fitted and fit.spread_time is not None:
-            weights = often * hot[members]
             whole, mean = weights.sum(axis=0), (fit.spread_at(hot[members]) * weights).sum(axis=0)
             alone = np.divide(mean, whole, out=np.full(np.shape(whole), 1.0 * fit.spread), where=whole > 0)
         spreads[index] = np.hypot(context.spread if context else 0.0, 0.0 if fitted else alone)
@@ -315,8 +316,9 @@ def _add_up_classes(
             slow = times * isolated.find_unaligned(platform, kind, variant, own, sizes)
             share = slow.sum(axis=0) / np.maximum(totals[index], _TINY)
             spreads[index] = np.hypot(spreads[index], isolated.list_unaligned(platform)[2] * share)
-        if kind not in _UNTIMED:
-            check_time(f"{kind} on {platform.name!r}", float(totals[index].max()), float(spreads[index].max()), ())
+    largest = found.max(axis=tuple(range(2, found.ndim)))  # over configurations
+    for (kind, *_), time, spread in zip(models.classes, *largest.tolist(), strict=True):
+        check_time(f"{kind} on {platform.name!r}", time, spread, ())
     return found
 
 

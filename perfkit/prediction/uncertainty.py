@@ -77,16 +77,17 @@ def find_unmeasured(graph: Graph, costs: Costs, platform: Platform) -> tuple[dic
     unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
     sizes = {name: graph.column(name) for name in "mnk"}
     for index, ((kind, variant, dtype), fit, context) in enumerate(zip(*costs.models[:3], strict=True)):
-        own, total = costs.classes == index, float(costs.totals[index])
         if kind in ("collective", "host"):
             continue
+        total = float(costs.totals[index])
         if fit is None:
-            for place in np.flatnonzero(own):
+            for place in np.flatnonzero(costs.classes == index):
                 unmodelled[graph.labels[place][0]] += float(costs.hot[place])
-        unaligned = find_unaligned(platform, kind, variant, dtype, sizes) & own
-        if unaligned.any():
+        if kind in ("gemm", "bmm"):
+            unaligned = find_unaligned(platform, kind, variant, dtype, sizes) & (costs.classes == index)
             slow = costs.seconds * unaligned
-            stand_ins[say_unaligned(platform, dtype, graph.labels[int(slow.argmax())][4])] += float(slow.sum())
+            if slow.any():
+                stand_ins[say_unaligned(platform, dtype, graph.labels[int(slow.argmax())][4])] += float(slow.sum())
         if fit and fit.stands_for:
             stand_ins["".join(fit.notes[:1]) or f"{kind} was not measured"] += total
         if context and context.kind == "assumed":
