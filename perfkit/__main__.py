@@ -54,11 +54,16 @@ def _calibrate(given: _Given) -> _Answer:
     based = given.base and given.device != "cuda" and not given.traces
     if given.from_nccl_logs or given.from_kernel_database or based:
         return _assemble(given)
+    from perfkit.calibration.campaign import measure_collectives
+    from perfkit.measure.folders import Campaign
     from perfkit.measure.processes import launched_ranks
 
     place = launched_ranks()
-    if place and place[0] > 0:  # only rank 0 writes the platform
-        pk.calibrate(**_pick(given, "device base"))
+    if place and place[0] > 0:  # only rank 0 writes the platform; of a CPU the others take part in collectives alone
+        if given.device == "cuda":
+            pk.calibrate(**_pick(given, "device base"))
+        else:
+            measure_collectives(Campaign(None), ranks=place[1], seconds=0.1 if given.quick else 0.2)
         return _Answer("", None)
     platform = pk.calibrate(out=given.out, **_pick(given, "device base ranks quick models measurements traces"))
     note = "" if given.measurements or given.traces else ", its raw measurements are in the same folder"

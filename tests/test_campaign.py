@@ -326,9 +326,6 @@ def test_bad_calibrations_are_refused_before_measuring(arguments, message, cache
         calibrate(**arguments)
     with pytest.raises(ValueError, match="seed is -1"):
         check("h100-sxm-8", seed=-1)
-    monkeypatch.setattr(campaign, "launched_ranks", lambda: (0, 2, 2))
-    with pytest.raises(ValueError, match="device is 'cpu' under a launcher; it starts its own ranks"):
-        calibrate()
     monkeypatch.setattr(results.os, "access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(ValueError, match=r"json is .*its folder cannot be written to; choose another"):
         check_target("json", cache / "x.json")
@@ -480,3 +477,19 @@ def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) ->
     assert [(row["operation"], row["nbytes"]) for row in rows] == pairs
     slowest = np.maximum(*(result[0]["samples"] for result in results))
     assert [rows[0]["median"], rows[0]["mean"]] == pytest.approx([np.median(slowest), np.mean(slowest)])
+
+
+def test_ranks_of_a_launcher_time_collectives_together(torch: Any, tmp_path: Path) -> None:
+    """As under torchrun, also without two cores: how long it takes is of no interest here."""
+    code = (
+        "import json, sys; from perfkit.calibration import campaign; campaign.COLLECTIVES = ('all_reduce',);"
+        "from perfkit.measure.folders import Campaign;"
+        "rows = campaign.measure_collectives(Campaign(None), ranks=2, seconds=0.001);"
+        "json.dump(rows, open(sys.argv[1], 'w'))"
+    )
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    command = [*words, sys.executable, "-c", code, str(tmp_path / "rows.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert len(rows) == 15 and all(row["operation"] == "all_reduce" and row["median"] > 0 for row in rows)

@@ -20,7 +20,7 @@ from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
-from perfkit.measure.processes import MeasurementError, check_processors, launched_ranks, run_processes
+from perfkit.measure.processes import MeasurementError, check_processors, join_ranks, launched_ranks, run_processes
 from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check
 from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.platform.gallery import Named, find_similar, load_platform
@@ -63,7 +63,7 @@ def measure_kernels(
 
 
 def measure_collectives(campaign: Campaign, *, ranks: int, seconds: float = 0.35) -> list[dict[str, Any]]:
-    """Time collectives over gloo between ranks of this machine.
+    """Time collectives over gloo, between ranks of this machine or those that a launcher has started.
 
     Parameters
     ----------
@@ -81,7 +81,10 @@ def measure_collectives(campaign: Campaign, *, ranks: int, seconds: float = 0.35
     """
     sizes = [int(4 * 2**power) for power in range(8, 23)]
     job = {"task": "collectives", "operations": COLLECTIVES, "sizes": sizes, "seconds": seconds}
-    (by_rank,) = campaign.run("collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}).values()
+    if launched_ranks():  # all ranks take part, and only one of them could use a kept measurement
+        by_rank = join_ranks(job)
+    else:
+        (by_rank,) = campaign.run("collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}).values()
     rows = []
     for same in zip(*by_rank, strict=True):
         slowest, share = np.max([row["samples"] for row in same], axis=0), min(row["core_share"] for row in same)
@@ -182,7 +185,7 @@ def measure_platform(
     machine, versions, day = describe_machine(), list_versions(), campaign.day
     return {
         "format": 1, "id": f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
-        "device": "cpu", "ranks": ranks, "date": day, "ranks_per_node": ranks,
+        "device": "cpu", "ranks": ranks, "date": day, "ranks_per_node": (launched_ranks() or (0, ranks, ranks))[2],
         "machine": machine, "versions": versions, "facts": {name: asdict(fact) for name, fact in facts.items()},
         "ladder": ladder, "kernels": kernels, "collectives": collectives, "iterations": iterations,
     }  # fmt: skip
@@ -190,15 +193,12 @@ def measure_platform(
 
 def _count_ranks(device: str, ranks: int | None) -> int:
     """Ranks that were asked for; by default those of the launcher, two on two cores, or all GPUs."""
-    place = launched_ranks()
-    if place and device == "cpu":
-        raise ValueError("device is 'cpu' under a launcher; it starts its own ranks; run it without torchrun or srun")
     if ranks is not None:
         return check_processors(int(check_positive("ranks", ranks, integer=True)), device)
+    if place := launched_ranks():
+        return place[1]
     if device == "cpu":
         return min(2, count_cores())
-    if place:
-        return place[1]
     import torch
 
     return max(1, torch.cuda.device_count())

@@ -245,7 +245,12 @@ def join_ranks(job: dict[str, Any]) -> list[Any]:
     results : list
         One per rank; every rank returns all of them.
     """
-    return _run(job, "env://", int(os.environ["LOCAL_RANK"]))
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    try:
+        return _run(job, "env://", int(os.environ["LOCAL_RANK"]))
+    finally:
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
 
 
 def work_in(folder: str) -> NoReturn:
