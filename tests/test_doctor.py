@@ -29,6 +29,7 @@ def look(name: str, root: Path = Path("/")) -> Finding:
     return finding
 
 
+GOVERNOR = {f"{CPU}/cpufreq/cpuinfo_max_freq": "3700000\n"}
 MEMORY = "MemTotal: 24654548 kB\nMemFree: 1 kB\nMemAvailable: {} kB\nHugePages_Total: 0\n"
 #: Check, cores that the process may use, files of the machine, what is found and said.
 MACHINES: list[tuple[str, int, dict[str, str], bool | None, str]] = [
@@ -40,6 +41,9 @@ MACHINES: list[tuple[str, int, dict[str, str], bool | None, str]] = [
     ("memory", 2, {"proc/meminfo": MEMORY.format(20_000_000)}, True, "20.5 GB free"),
     ("memory", 2, {}, None, "cannot be read"),
     ("load", 2, {}, None, "not readable here"),
+    ("frequency", 2, {}, True, "not readable"),
+    ("frequency", 2, GOVERNOR | {f"{CPU}/cpufreq/scaling_governor": "powersave\n"}, None, "powersave, up to 3.70 GHz"),
+    ("frequency", 2, GOVERNOR | {f"{CPU}/cpufreq/scaling_governor": "performance\n"}, True, "governor performance"),
 ]
 
 

@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -460,3 +461,18 @@ def test_measurements_are_met(name: str, version: str, shared_data: Path) -> Non
     asked = data.select(pl.col("op").replace("alltoall", "all_to_all"), *keys[1:]).iter_rows()
     times = [float(platform.collective_time(name, nbytes, ranks=ranks)) for name, ranks, nbytes in asked]
     check_errors(np.array(times), data["latency_us"], 5, 8, 24)  # DESIGN
+
+
+def test_former_names_of_methods_still_work_and_warn() -> None:
+    one = load_platform("h100-sxm-8")
+    calls = {
+        "table()": one.table,
+        "bandwidth()": partial(one.bandwidth, 1e9),
+        "find_kernel()": partial(one.find_kernel, "gemm"),
+    }
+    answers = []
+    for old, call in calls.items():
+        with pytest.warns(DeprecationWarning, match=re.escape(f"Platform.{old} will go; use platform.")):
+            answers.append(call())
+    assert answers[0].equals(one.numbers()) and answers[1] == one.device.bandwidth(1e9)
+    assert answers[2] == ("gemm", one.kernels["gemm"])

@@ -141,6 +141,10 @@ def test_files_of_more_tables_than_any_model_has(write, monkeypatch: pytest.Monk
             read_tables(write(name, content))
 
 
+def test_tables_of_mlperf_run_as_one_kernel() -> None:
+    assert {read_tables(f"mlperf-dlrm-{name}").embedding for name in ("v1", "dcnv2")} == {"fused"}
+
+
 def test_published_tables_are_those_of_the_validation_data(shared_data: Path) -> None:
     with open(shared_data / "embedding" / "mlperf_dlrm_tables.csv", newline="") as file:
         rows = list(csv.DictReader(file))

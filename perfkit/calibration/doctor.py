@@ -107,6 +107,14 @@ def _load(root: Path) -> _Found:
     return (True if recent <= max(1.0, 0.5 * cores) else None), detail
 
 
+def _frequency(root: Path) -> _Found:
+    clock, governor = gather_facts(root)["clock"].value, root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+    if clock is None or not governor.is_file():
+        return True, "not readable, as in most virtual machines"
+    name = governor.read_text().strip()
+    return (True if name == "performance" else None), f"governor {name}, up to {clock / 1e9:.2f} GHz"
+
+
 def _steadiness(root: Path) -> _Found:
     """How much the speed of the machine changes within some seconds, and the accuracy to expect."""
     found = run_processes({"task": "references", "seconds": _WATCHED}, timeout=90)[0]
@@ -164,6 +172,7 @@ CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
     ("memory", _memory, f"close programs until {format_bytes(MEMORY)} are free, or the machine will swap"),
     ("disk", _disk, "free 1 GB in both, or name other folders in XDG_CACHE_HOME and TMPDIR"),
     ("load", _load, "stop other programs (see top); if other virtual machines disturb this one, calibrate later"),
+    ("frequency", _frequency, "steadier: cpupower frequency-set -g performance"),
     ("steadiness", _steadiness, "close other programs; a check also gives errors at the usual pace, without the drift"),
     ("malloc", _malloc, "another allocator replaces that of glibc; unset LD_PRELOAD"),
     ("gloo", _gloo, "check that the loopback interface is up: ip link"),

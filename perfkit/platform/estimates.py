@@ -241,3 +241,13 @@ def warn_once(messages: tuple[str, ...], stacklevel: int) -> tuple[str, ...]:
     if messages and not _QUIET.get():
         warnings.warn("; ".join(messages), ExtrapolationWarning, stacklevel=stacklevel)
     return messages
+
+
+def rename(old: str, new: str, find: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
+    """A method of a platform under its former name, which warns."""
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        warnings.warn(f"Platform.{old} will go; use platform.{new}", DeprecationWarning, stacklevel=2)
+        return find(self)(*args, **named)
+
+    return call
