@@ -468,7 +468,7 @@ def test_former_names_of_methods_still_work_and_warn() -> None:
     calls = {
         "table()": one.table,
         "bandwidth()": partial(one.bandwidth, 1e9),
-        "find_kernel()": partial(one.find_kernel, "gemm"),
+        "find_kernel()": partial(one.find_kernel, "gemm", dtype="bf16"),
     }
     answers = []
     for old, call in calls.items():
