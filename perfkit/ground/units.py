@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -289,6 +290,7 @@ _WORDS: Mapping[Any, str] = {
     bool: "True or False", str: "text", int: "a whole number", float: "a number", Mapping: "a mapping",
     Sequence: "a sequence", tuple: "a sequence",
 }  # fmt: skip
+_HALF = re.compile("[\ud800-\udfff]")  # of a character, which no encoding of text writes
 #: Types of the fields of a dataclass, by name.
 find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
 
@@ -332,6 +334,8 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     ...
     ValueError: file.sizes[1] is '2'; it must be a number
     """
+    if type(value) is str and not value.isascii() and _HALF.search(value):
+        raise ValueError(f"{place} is {show(value)}; it must be text of whole characters, which a file can hold")
     if type(value) is hint and (not read or hint in (str, float)):
         return value
     (parts, kind, known), union = _take_apart(hint), isinstance(hint, UnionType)
