@@ -40,7 +40,7 @@ _Group = tuple[Transformer, str | None, Strategy, Array]
 
 def fit_logs(
     evaluate: Callable[[Array], Array], logs: Array, mean: Array, width: Array, *, usual: Any, trust: Any = 1.0,
-    step: float = 1e-5, within: float = 1e-5,
+    step: float = 1e-5, within: float = 1e-5, most: int = 30,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Fit parameters of a model to measured times by least squares in logarithms, with a prior of each parameter.
 
@@ -60,6 +60,8 @@ def fit_logs(
         Change of a parameter that slopes are computed with [-].
     within : float, optional
         Change of all parameters at which the fit ends [-].
+    most : int, optional
+        Largest number of changes [-].
 
     Returns
     -------
@@ -68,7 +70,7 @@ def fit_logs(
         weights of the times [-].
     """
     found, before = mean.astype(float), np.diag(1 / np.square(width))
-    for _ in range(30):
+    for _ in range(most):
         errors, slopes = evaluate(found) - logs, find_slopes(evaluate, found, step)
         weights = trust * np.minimum(1.0, _FAR * usual / np.maximum(np.abs(errors), 1e-9)) / np.square(usual)
         covariance = np.linalg.inv(slopes.T @ (slopes * weights[:, None]) + before)
@@ -208,7 +210,7 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
     names, width = list(widths), np.array([*widths.values()])
     evaluate = partial(_evaluate, list(_group(model, rows)), where, names)
     found, covariance, slopes, _, weights = fit_logs(
-        evaluate, logs, np.zeros(len(names)), width, usual=_USUAL, step=_STEP, within=3e-3
+        evaluate, logs, np.zeros(len(names)), width, usual=_USUAL, step=_STEP, within=3e-3, most=8
     )
     leverage = np.minimum(weights * np.einsum("ij,jk,ik->i", slopes, covariance, slopes), 0.99)
     times = evaluate(found)

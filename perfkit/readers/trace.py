@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import repeat
+from operator import itemgetter
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from perfkit.ground.files import reading
@@ -30,6 +32,7 @@ _PLAIN = ("kernel", "Kernel", "cuda_runtime", "Runtime", "cuda_driver", "gpu_mem
 #: Columns of a frame of events: members of an event, then members of its arguments.
 _OWN = ("cat", "name", "ts", "dur", "pid", "tid")
 _NUMBERS = ("pid", "tid", "stream", "correlation")
+_GET, _NOTHING = itemgetter(*_OWN), dict.fromkeys(_OWN, "")
 _ADVICE = "pass the file that torch.profiler wrote with export_chrome_trace, whole"
 #: Largest time since the epoch [ns]: the year 2116.
 _LATEST = 2**62
@@ -102,7 +105,11 @@ def read_kineto(path: str | Path) -> TraceFile:
         args = each.get("args") or {}
         if type(args) is not dict:
             raise ValueError(f"event {show(each, 60)} has arguments of another type")
-        rows.append((*map(each.get, _OWN, repeat("")), args.get("stream"), args.get("correlation")))
+        try:
+            own = _GET(each)
+        except KeyError:  # some lack a column
+            own = _GET(_NOTHING | each)
+        rows.append((*own, args.get("stream"), args.get("correlation")))
         # arguments of kernels matter only for collectives, those of driver calls never
         sized = "Input type" in args or each.get("cat") not in _PLAIN or "Collective name" in args
         kept.append(args if sized else None)
@@ -113,7 +120,10 @@ def read_kineto(path: str | Path) -> TraceFile:
         if "nodes" in facts or not kept:
             held = "nodes of an execution trace" if "nodes" in facts else "no events"
             raise ValueError(f"it holds {held}; a Kineto trace has events with times")
-        frame = _make_frame(rows, facts.get("baseTimeNanoseconds", 0))
+        base = facts.get("baseTimeNanoseconds", 0)
+        if type(base) is not int or not 0 <= base < _LATEST // 2:
+            raise ValueError(f"baseTimeNanoseconds is {show(base)}; it must be nanoseconds since the epoch")
+        frame = _make_frame(rows, base)
         args = {index: found for index, row in enumerate(frame["row"].to_list()) if (found := kept[row])}
         return _describe(facts, _link(frame.drop("row")), args, Path(path).name)
 
@@ -171,14 +181,19 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()  # counts as old from here on, so that nothing soon searches through it again
         if enabled:
             gc.enable()
 
 
 def _read_time(value: Any, name: str) -> int:
     """Whole nanoseconds of microseconds, which are a number or text with all digits."""
+    if type(value) is int and abs(value) < _LATEST // 1000:
+        return 1000 * value
     with suppress(ArithmeticError):
-        number = Decimal(value if type(value) in (int, str) and len(str(value)) < 40 else "nan")
+        number = Decimal(value if type(value) is str and len(value) < 40 else "nan")
         if abs(number) < _LATEST // 1000:
             return round(number * 1000)
     raise ValueError(f"event {show(name, 60)} has a time of {show(value, 40)}; it must be microseconds")
@@ -198,10 +213,21 @@ def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
     if {*map(type, columns["cat"]), *map(type, columns["name"])} != {str}:
         raise ValueError("it holds events whose name or category is no text")
     for name in ("ts", "dur"):
-        columns[name] = [_read_time(*each) for each in zip(columns[name], columns["name"], strict=True)]
+        values = columns[name]
+        whole = {*map(type, values)} == {int} and -_LATEST < 1000 * min(values) <= 1000 * max(values) < _LATEST
+        pairs = zip(values, columns["name"], strict=True)
+        columns[name] = 1000 * np.array(values) if whole else [_read_time(*each) for each in pairs]
     threads: dict[str, int] = {}
-    for name in _NUMBERS:
-        columns[name] = [_read_number(value, threads) for value in columns[name]]
+    for name in _NUMBERS:  # most are whole numbers, and few texts differ
+        kinds, values = {*map(type, columns[name])}, columns[name]
+        if kinds <= {int, NoneType}:
+            columns[name] = pl.Series(values, dtype=pl.Int64, strict=False).fill_null(-1)
+            continue
+        if kinds <= {int, str, NoneType}:
+            known = {own: _read_number(own, threads) for own in dict.fromkeys(values)}
+            columns[name] = [known[own] for own in values]
+        else:
+            columns[name] = [_read_number(own, threads) for own in values]
     types = {name: pl.String if name in ("cat", "name") else pl.Int64 for name in columns}
     lower = pl.col("cat").str.to_lowercase().replace(_CATEGORIES)
     frame = pl.DataFrame(columns, types).with_columns(lower).with_row_index("row").filter(pl.col("cat") != "trace")
@@ -253,15 +279,19 @@ def _describe(
     facts: Mapping[str, Any], events: pl.DataFrame, args: Mapping[int, Mapping[str, Any]], source: str
 ) -> TraceFile:
     """A trace with the ranks, devices and observers that its head names."""
-    about = facts.get("distributedInfo") or {}
-    said = map(about.get, ("rank", "world_size"))
+
+    def tables(value: Any) -> list[dict[str, Any]]:
+        return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+    own, *_ = [*tables([facts.get("distributedInfo")]), {}]
+    said = map(own.get, ("rank", "world_size"))
     rank, ranks = (each if type(each) is int and 0 <= each < 2**31 else None for each in said)
-    listed = [each for each in about.get("pg_config") or () if isinstance(each.get("ranks"), list)]
-    groups = {str(each.get("pg_name")): tuple(map(int, each["ranks"])) for each in listed}
+    listed = [each for each in tables(own.get("pg_config")) if isinstance(each.get("ranks"), list)]
+    groups = {str(each.get("pg_name")): tuple(r for r in each["ranks"] if type(r) is int) for each in listed}
     stacks = "python_function" in events["cat"] or any(each.get("Call stack") for each in args.values())
     seen = {"shapes": any("Input Dims" in each for each in args.values()), "stacks": stacks,
             "memory": bool(facts.get("profile_memory"))}  # fmt: skip
-    devices, observers = tuple(facts.get("deviceProperties") or ()), tuple(name for name, on in seen.items() if on)
+    devices, observers = tuple(tables(facts.get("deviceProperties"))), tuple(name for name, on in seen.items() if on)
     return TraceFile(events, args, rank, ranks, devices, groups, observers, source)
 
 
