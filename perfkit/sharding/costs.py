@@ -81,12 +81,15 @@ class Costs:
         `part` is the share of the columns that a shard holds; costs are by `COLUMNS`.
         """
         if kind not in BY_ROWS:
-            split = ("copies", 1.0) if kind == "data_parallel" else ("columns", part)
-            cost = self._price(*split)[numbers]
+            copies = kind == "data_parallel"  # those worth copying share the caches, and so do all others
+            split, sizes = ("copies", self.worth[numbers]) if copies else ("columns", part + 0 * numbers)
+            cost = np.zeros((len(numbers), len(COLUMNS)))
+            for size in np.unique(sizes):
+                cost[sizes == size] = self._price(numbers[sizes == size], split, size)
             return cost, np.zeros_like(cost)
         over = self.ranks if kind == "row_wise" else self.node
-        cost = self._price("rows", over)[numbers]
-        hot = np.maximum(self._price("first rows", over)[numbers] - cost, 0.0)
+        cost = self._price(numbers, "rows", over)
+        hot = np.maximum(self._price(numbers, "first rows", over) - cost, 0.0)
         hot[:, [AT["pooled"], AT["weights"], AT["state"]]] = 0.0
         sums = cost[:, AT["pooled"]].copy()
         if kind == "row_wise":
@@ -95,28 +98,30 @@ class Costs:
             cost[:, AT["partial"]], cost[:, AT["pooled"]] = sums, sums / over
         return cost, hot
 
-    def _price(self, split: str, size: float) -> Array:
-        """Costs of one shard of every table, where all tables are split in this way; computed once."""
-        if (known := self._known.get((split, size))) is not None:
-            return known
-        given, bags, scale, copied = self.workload.tables, self.workload.batch, float(self.ranks), split == "copies"
-        known = self._known[split, size] = np.zeros((len(given), len(COLUMNS)))
-        worth = self.worth[self.order]
-        for members in (self.order[worth], self.order[~worth]) if copied else (self.order,):  # each shares the caches
-            tables = [given[n] for n in members]
-            if copied:
-                bags, scale = max(self.workload.batch // self.ranks, 1), 1.0
-            elif split == "columns":
-                tables, scale = [replace(t, dim=max(round(t.dim * size), 1)) for t in tables], scale * size
-            else:
-                over, first = int(size), split == "first rows"
-                pooling, scale = [share_lookups(t, over, first=first) for t in tables], scale / over
-                tables = [replace(t, rows=-(-t.rows // over), pooling=p) for t, p in zip(tables, pooling, strict=True)]
-            if tables:
-                known[members] = _size(self.workload, tables, bags, copied)
-                seconds, _ = self._time(tables, bags, copied, scale)
-                known[members, : len(SECONDS)] = steady(seconds)  # so that every processor finds the same plan
-        return known
+    def _price(self, numbers: np.ndarray, split: str, size: float) -> Array:
+        """Costs of one shard of these tables, where all tables are split in this way; computed once."""
+        given, bags, scale = self.workload.tables, self.workload.batch, float(self.ranks)
+        known = self._known.setdefault((split, size), np.full((len(given), len(COLUMNS)), np.nan))
+        missing = np.unique(numbers[np.isnan(known[numbers, 0])])
+        if not len(missing):
+            return known[numbers]
+        # Under a fused kernel of a GPU no table depends on the others; else those split alike compete for the caches.
+        copied = split == "copies"
+        alike = self.order[self.worth[self.order] == size] if copied else self.order
+        members = missing if self.fused and self.accelerated else alike
+        tables = [given[n] for n in members]
+        if copied:
+            bags, scale = max(bags // self.ranks, 1), 1.0
+        elif split == "columns":
+            tables, scale = [replace(t, dim=max(round(t.dim * size), 1)) for t in tables], scale * size
+        else:
+            over, first = int(size), split == "first rows"
+            pooling, scale = [share_lookups(t, over, first=first) for t in tables], scale / over
+            tables = [replace(t, rows=-(-t.rows // over), pooling=p) for t, p in zip(tables, pooling, strict=True)]
+        known[members] = _size(self.workload, tables, bags, copied)
+        seconds, _ = self._time(tables, bags, copied, scale)
+        known[members, : len(SECONDS)] = steady(seconds)  # so that every processor finds the same plan
+        return known[numbers]
 
     def _time(self, tables: Sequence[EmbeddingTable], bags: int, copied: bool, scale: float) -> tuple[Array, Array]:
         """Seconds of each table by `SECONDS`, and the time to start kernels that work on all of them [s]."""
