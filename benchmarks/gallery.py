@@ -27,6 +27,7 @@ from perfkit.ground.files import find_reference, write_text
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.units import check_choice
 from perfkit.models.collectives import OPERATIONS, bus_factor
+from perfkit.models.roofline import gemm_flops
 from perfkit.platform.file import format_toml
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_stand_in
@@ -85,17 +86,29 @@ def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
     return fit_gemms(tidy, platform.device, source=text, date=DATE)
 
 
-def _products_fp32(name: str, sheet: str, platform: Platform) -> dict[str, Fit]:
-    """Fit of products in fp32 without TF32, on the PCIe card of the same chip; most sizes are unaligned."""
-    frame = pl.read_csv(find_shared_data("kernels_neusight", f"linear_{name}.csv")).select(
+def read_products(name: str) -> pl.DataFrame:
+    """Products in fp32 that sitar-lab/NeuSight timed on a device; most sizes are unaligned."""
+    return pl.read_csv(find_shared_data("kernels_neusight", f"linear_{name}.csv")).select(
         "n", "k", m=pl.col("m") * pl.col("b"), dtype=pl.lit("fp32"), seconds=pl.col("latency_ms") * 1e-3
     )
-    text = f"sitar-lab/NeuSight (MIT), half of the rows of linear, {name}, shares of the datasheet {sheet}"
-    fit = fit_gemms(frame, read_datasheet(sheet).device, source=text, date=DATE)["gemm.fp32"]
+
+
+def _read_squares() -> pl.DataFrame:
+    """Published products in fp32, most of them square, on an A100 whose power does not limit them."""
+    seconds = gemm_flops(pl.col("m"), pl.col("n"), pl.col("k")) / pl.col("tflops") / 1e12
+    return pl.read_csv(find_reference("published", "gemm_fp32.csv")).with_columns(dtype=pl.lit("fp32"), seconds=seconds)
+
+
+def _products_fp32(
+    read: Callable[[], pl.DataFrame], sheet: str, text: str, more: float, platform: Platform
+) -> dict[str, Fit]:
+    """Fit of products in fp32 without TF32 on the PCIe card of the same chip, with more spread."""
+    text = f"{text}, shares of the datasheet {sheet}"
+    fit = fit_gemms(read(), read_datasheet(sheet).device, source=text, date=DATE)["gemm.fp32"]
     note = f"a call of the framework took {fit['launch'] * 1e6:.0f} µs there; the launch is that of gemm"
     errors = {key: error for key, error in fit.stderr.items() if key != "launch"}
-    own = {**fit, "launch": platform.kernels["gemm"]["launch"]}
-    return {"gemm.fp32": replace(fit, parameters=own, stderr=errors, notes=(*fit.notes, note))}
+    own, spread = {**fit, "launch": platform.kernels["gemm"]["launch"]}, math.hypot(fit.spread, more)
+    return {"gemm.fp32": replace(fit, parameters=own, stderr=errors, spread=spread, notes=(*fit.notes, note))}
 
 
 def _database(system: str, parts: Sequence[str], platform: Platform) -> dict[str, Fit]:
@@ -174,7 +187,8 @@ def _from_shared(system: str, log: tuple[str, str], *more: str) -> Recipe:
     """A node with shared collectives and products; the other fits are from the database."""
     parts = [partial(_shared_collectives, system), partial(_log, *log), partial(_shared_gemms, system)]
     if system == "a100_sxm":
-        parts.append(partial(_products_fp32, "nvidia_a100_pcie_40gb", "a100-pcie-40gb"))
+        text = "triton-lang/triton issue 2491 and Yinghan-Li/YHs_Sample issue 4, NVIDIA A100 80GB PCIe"
+        parts.append(partial(_products_fp32, _read_squares, "a100-pcie", text, DEVICE_SPREAD))
     return Recipe(DATASHEETS[system], 8, [*parts, partial(_database, system, more)])
 
 
@@ -186,6 +200,7 @@ _A100_PAIR = _LOGS.format(
     "2 p4de.24xlarge, EFA of 4 x 100 Gb/s a node", "aws-samples/awsome-distributed-training@9bfddb3 (MIT-0)"
 )
 
+_VOLTA_PRODUCTS = "sitar-lab/NeuSight (MIT), half of the rows of linear, tesla_v100_pcie_32gb"
 #: Ranks of the nodes whose measurements are all in the kernel database.
 _IN_DATABASE = {"h200_sxm": 8, "b200_sxm": 8, "b300_sxm": 8, "gb200": 4, "l40s": 8, "rtx_pro_6000_server": 8}
 RECIPES: Mapping[str, Recipe] = {
@@ -197,7 +212,8 @@ RECIPES: Mapping[str, Recipe] = {
        for system, ranks in _IN_DATABASE.items()},
     "v100-sxm-8": Recipe(
         "v100-sxm", 8,
-        [_volta_collectives, _volta_kernels, partial(_products_fp32, "tesla_v100_pcie_32gb", "v100-pcie")],
+        [_volta_collectives, _volta_kernels,
+         partial(_products_fp32, partial(read_products, "tesla_v100_pcie_32gb"), "v100-pcie", _VOLTA_PRODUCTS, 0.0)],
     ),
     "a100-sxm-efa-8x8": Recipe(
         "a100-sxm", 8, nodes=8, node="a100-sxm-8", rails=4, fabric="EFA, 4 x 100 Gb/s a node (AWS p4de)",

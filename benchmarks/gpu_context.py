@@ -36,6 +36,8 @@ _SIZES = ("layers", "hidden", "heads", "vocabulary", "kv_heads", "inner")
 LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
 #: Time that `selective` checkpoints add, over that of recomputing whole layers: every other product, no attention [-].
 _SELECTIVE = {"product": 0.5, "memory": 1.0, "memory.fused": 1.0, "host": 1.0}
+#: Products in fp32 on the PCIe card of A100, whose power limits its clock: the fit to sitar-lab/NeuSight's sizes [-].
+PCIE = {"compute_efficiency": 0.760814, "memory_efficiency": 0.59574, "sharpness": 2.01633}
 #: Steps on four data-parallel GPUs; they are in no group and listed one by one.
 _STATED = "neusight_dp4"
 #: Largest mean error [%] by what is judged and how.
@@ -70,6 +72,10 @@ def find_platform(device: str, ranks: int, bandwidth: str, link: str) -> pk.Plat
         found = pk.load_platform(f"{node.name}x{-(-ranks // node.network.ranks)}")
         found = found.with_link("inter", bandwidth=float(link)) if link else found
     found = replace(found, device=read_datasheet(device).device)
+    if device == "a100-pcie":
+        fit = found.kernels["gemm.fp32"]
+        slow = replace(fit, parameters={**fit, **PCIE}, spread=0.129)
+        found = replace(found, kernels={**found.kernels, "gemm.fp32": slow})
     *near, main = found.device.memory
     if bandwidth and main.bandwidth:
         main = replace(main, bandwidth=replace(main.bandwidth, value=float(bandwidth)))

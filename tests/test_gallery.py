@@ -6,11 +6,11 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from benchmarks import find_shared_data
-from benchmarks.gallery import NAMES, RECIPES, TYPICAL, build, find_differences, finish, main, read_parts
+from benchmarks.gallery import NAMES, RECIPES, TYPICAL, build, find_differences, finish, main, read_parts, read_products
+from benchmarks.gpu_context import PCIE
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.models.collectives import bus_factor
@@ -127,22 +127,23 @@ def test_cards_without_a_plug_multiply_slowly_in_fp32() -> None:
     assert "gemm.fp32" not in larger.kernels
 
 
-def test_the_share_of_cards_without_a_plug_is_that_of_published_products() -> None:
-    """Products in fp32 on T4 and P4 (sitar-lab/NeuSight): the geometric mean of what the two fits reach."""
+def test_power_limits_products_in_fp32_as_published() -> None:
+    """sitar-lab/NeuSight: the geometric mean of the fits of T4 and P4, and the fit of A100 as a PCIe card."""
     try:
-        data = find_shared_data() / "kernels_neusight"
+        find_shared_data()
     except ValueError as missing:
         pytest.skip(str(missing))
     t4, reached = read_datasheet("t4").device, []
     for name, peak, rate in (("p4", 5.5e12, 192e9), ("t4", t4.peaks["fp32"].value, t4.main_bandwidth)):
         level = replace(t4.memory[-1], bandwidth=replace(t4.memory[-1].bandwidth, value=rate))
         device = replace(t4, peaks={"fp32": replace(t4.peaks["fp32"], value=peak)}, memory=(level,))
-        table = pl.read_csv(data / f"linear_tesla_{name}.csv").select(
-            "n", "k", m=pl.col("m") * pl.col("b"), dtype=pl.lit("fp32"), seconds=pl.col("latency_ms") * 1e-3
-        )
-        fit = fit_gemms(table, device, source="NeuSight", date="2026-11-24")["gemm.fp32"]
+        fit = fit_gemms(read_products(f"tesla_{name}"), device, source="NeuSight", date="2026-11-24")["gemm.fp32"]
         reached.append(fit["compute_efficiency"])
     assert (reached[0] * reached[1]) ** 0.5 == pytest.approx(SLOT_SHARE, abs=0.005) and max(reached) < 0.45
+    table = read_products("nvidia_a100_pcie_40gb")
+    fit = fit_gemms(table, read_datasheet("a100-pcie-40gb").device, source="NeuSight", date="2026-11-25")["gemm.fp32"]
+    assert {name: fit[name] for name in PCIE} == pytest.approx(PCIE, rel=1e-4)
+    assert PCIE["compute_efficiency"] < 0.85 * load_platform("a100-sxm-8").kernels["gemm.fp32"]["compute_efficiency"]
 
 
 @pytest.fixture(scope="module")
