@@ -1,8 +1,9 @@
-"""Questions that perfkit and two published closed-form tools answer in a second: the same ones, in one run.
+"""Questions that perfkit and published closed-form tools answer in a second: the same ones, in one run.
 
-python -m benchmarks.peers
+    python -m benchmarks.peers [--calculon DIR]
 
-pip installs llm-analysis and mlsysim into a temporary folder; neither is a part of perfkit.
+pip installs llm-analysis and mlsysim into a temporary folder. Calculon is on no package index: name a checkout of it.
+Then its answers to published steps are judged too, beside those of perfkit. None of them is a part of perfkit.
 """
 
 import logging
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import cycle, islice, product, starmap
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
@@ -21,7 +23,8 @@ import numpy as np
 import polars as pl
 
 import perfkit as pk
-from benchmarks import command, lay_out
+from benchmarks import AbsentError, command, lay_out
+from benchmarks.calculon import compare_answers, load_calculon
 from perfkit.prediction.strategies import price_strategies
 
 #: Arguments of pip; llm-analysis needs its dependency transformers only for downloads.
@@ -47,11 +50,16 @@ def _ask_perfkit(questions: Sequence[tuple[int, int]]) -> Sequence[float]:
     return pk.sweep(pk.Transformer.gpt2, pl.DataFrame(grid), "a100-sxm-8", progress=False).frame["time"].to_list()
 
 
+def _state(tp: Any, pp: Any, micro: Any) -> tuple[pk.Transformer, pk.Strategy]:
+    """GPT-3 175B, and a strategy of `WAYS` or an array of them."""
+    gpt = pk.Transformer.preset("gpt3-175b", batch=_BATCH, dtype="bf16", mixed=True, fused=True)
+    dp = _RANKS // (tp * pp)
+    return gpt, pk.Strategy(tp=tp, pp=pp, dp=dp, micro_batch=micro, zero=1, sequence_parallel=tp > 1)
+
+
 def ask_strategies(questions: Sequence[tuple[int, int, int]]) -> Sequence[float]:
     """Times of an iteration [s]; pricing also finds parts, spread and memory."""
-    gpt = pk.Transformer.preset("gpt3-175b", batch=_BATCH, dtype="bf16", mixed=True, fused=True)
-    tp, pp, micro = np.array(questions, dtype=float).T
-    ways = pk.Strategy(tp=tp, pp=pp, dp=_RANKS / (tp * pp), micro_batch=micro, zero=1, sequence_parallel=tp > 1)
+    gpt, ways = _state(*np.array(questions, dtype=float).T)
     found = price_strategies(gpt, pk.load_platform("a100-sxm-8x128"), ways.select(slice(None)))  # each field an array
     return list(found["time"])
 
@@ -98,6 +106,18 @@ def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
     yield "mlsysim 0.3.0", {"configurations": _each(step), "strategies": _each(solve)}
 
 
+def _list_calculon(ask: Callable[..., float]) -> Iterator[tuple[str, Mapping[str, _Ask]]]:
+    """The same for Calculon; what is made of a question for it is not timed."""
+    stated: dict[Any, Any] = {own: _state(*own) for own in WAYS}
+    for batch, length in _SIZES:
+        stated[batch, length] = pk.Transformer.gpt2(batch=batch, sequence=length), pk.Strategy(micro_batch=batch)
+
+    def price(questions: Sequence[Any]) -> Sequence[float]:
+        return [ask(*stated[own]) for own in questions]
+
+    yield "Calculon", {"configurations": price, "strategies": price}
+
+
 def time_peers(peers: Mapping[str, Mapping[str, _Ask]], rounds: int = _ROUNDS) -> list[dict[str, Any]]:
     """Questions in a second of processor time (the best of all rounds), and the answer to one of each kind [s]."""
     best: dict[tuple[str, str], float] = {}
@@ -119,9 +139,10 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-@command({})
+@command({"--calculon": {"type": Path, "metavar": "DIR", "help": "checkout of Calculon, to ask it as well"}})
 def main(given: Any) -> None:
-    """Configurations a second of perfkit and of two published tools."""
+    """Configurations a second of perfkit and of published tools."""
+    calculon = given.calculon and load_calculon(given.calculon)
     with TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder]
         for packages in _PACKAGES:
@@ -131,10 +152,15 @@ def main(given: Any) -> None:
         sys.path.append(folder)
         logging.disable(logging.WARNING)  # a peer logs a page for each question
         try:
-            rows = time_peers(
-                {"perfkit": {"configurations": _ask_perfkit, "strategies": ask_strategies}, **dict(_list_peers())}
-            )
+            others = dict(_list_peers()) | dict(_list_calculon(calculon) if calculon else ())
+            ours: dict[str, _Ask] = {"configurations": _ask_perfkit, "strategies": ask_strategies}
+            rows = time_peers({"perfkit": ours, **others})
         finally:
             sys.path.remove(folder)
             logging.disable(logging.NOTSET)
     print(lay_out(rows, _COLUMNS, numbers=True))
+    if calculon:
+        try:
+            print(f"\nPublished steps on A100, errors in %\n{compare_answers(calculon)}")
+        except AbsentError as error:
+            print(f"published steps are left out: {error}")

@@ -301,25 +301,6 @@ def time_layers() -> list[dict[str, Any]]:
     return out
 
 
-def time_updates() -> list[tuple[int, float, float]]:
-    """Time of a fused all_reduce and Adam over that of the two after each other, by size: published and predicted [-].
-
-    CoCoNet (arXiv:2105.05720) on 8 DGX-2, where 16 V100 share 8 links of 100 Gb/s; here a node is two groups of 8
-    ranks. In the fused kernel a rank updates its part, 28 B a number, during the reduction.
-    """
-    rows = {(row["op"], int(row["elements"])): float(row["iter_ms"])
-            for row in _read("coconet_allreduce_adam_128gpu.csv") if row["nccl_algo"] == "Default"}  # fmt: skip
-    platform = load_platform("v100-sxm-8").with_link("inter", bandwidth=12.5e9, latency=2e-6).with_nodes(16)
-    out = []
-    for own, count in (key for key in rows if key[0] == "coconet_fused_RS_Adam_AG"):
-        with keep_quiet():
-            total = platform.collective("all_reduce", 4.0 * count, ranks=128).time
-        update = 28.0 * count / 9e11  # NVIDIA V100 datasheet
-        measured = rows[own, count] / rows["all_reduce_then_fusedadam", count]
-        out.append((count, measured, (total + update / 128) / (total + update)))
-    return out
-
-
 def time_exchanges() -> list[tuple[int, float, float]]:
     """Tutel, table 2: share of all_to_all in a layer of experts by number of A100, published and predicted [-].
 
@@ -372,12 +353,6 @@ def _print_parts() -> None:
         "layer": "{name}", "published": "{measured:.1fms} ms", "predicted": "{predicted:.1fms} ms",
         "error": "{error:+.1%}",
     })  # fmt: skip
-    updates = time_updates()
-    real, own = ([row[column] for row in updates] for column in (1, 2))
-    large = np.mean([abs(share / true - 1) for count, true, share in updates if count >= 2**24])
-    print(f"\nFused all_reduce and Adam: faster at {sum(np.less(real, 1))} of {len(real)} sizes, "
-          f"predicted {sum(np.less(own, 1))}; share of the separate time from 16 million numbers on: "
-          f"{large:.1%} off in mean")  # fmt: skip
 
 
 def _print_torchtitan() -> None:

@@ -1,6 +1,7 @@
 """Tables of benchmarks/ from saved measurements; nothing is measured and no clock read."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import accuracy, learning, left_out, peers, placement, speed
+from benchmarks import accuracy, calculon, learning, left_out, peers, placement, speed
 from benchmarks.accuracy import BARS, evaluate, format_accuracy
 from benchmarks.gpu_steps import join_runs, list_steps
 from perfkit.calibration.checks import Comparison
@@ -186,6 +187,58 @@ def test_peers_are_asked_what_perfkit_is(monkeypatch: Patch, capsys: Capture) ->
     assert rows[2]["answer_s"] == pytest.approx(best)
     monkeypatch.setattr(peers.subprocess, "run", lambda words: SimpleNamespace(returncode=1))
     assert peers.main([]) == 0 and "nothing is compared" in capsys.readouterr().out
+
+
+_STAND_IN = """
+from types import SimpleNamespace
+
+class System(SimpleNamespace):
+    def __init__(self, facts):
+        super().__init__(get_network=lambda tier: SimpleNamespace(size=8))
+
+class Llm:
+    Error = KeyError
+    Execution = SimpleNamespace(from_json=lambda ways: ways)
+
+    def __init__(self, app, log):
+        self.app, self.log = app, log
+
+    def Application(app):
+        return app
+
+    def compile(self, where, ways):
+        self.ways = ways
+
+    def run(self, where):
+        self.log.debug("%s", self.app)
+        if self.ways["activation_recompute"] == "none":
+            raise self.Error("does not fit")
+
+    def get_total_time(self):
+        given.append((self.app, self.ways))
+        return 2.0
+
+given = []
+"""
+
+
+def test_calculon_is_asked_in_a_checkout(tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "systems").mkdir()
+    (tmp_path / "systems" / "a100_80g.json").write_text("{}")
+    (tmp_path / "calculon.py").write_text(_STAND_IN)
+    monkeypatch.setattr(calculon.sys, "path", [*calculon.sys.path])
+    ask = calculon.load_calculon(tmp_path)
+    gpt = Transformer.preset("gpt3-175b", batch=64, dtype="bf16", mixed=True, fused=True)
+    own = Strategy(tp=8, pp=8, dp=2, schedule="interleaved", chunks=3, checkpoint="selective", sequence_parallel=True)
+    assert ask(gpt, own) == 2.0 and np.isnan(ask(gpt, replace(own, checkpoint="none")))
+    ((app, ways),) = calculon.import_module("calculon").given
+    assert app == {"hidden": 12288, "feedforward": 49152, "seq_size": 2048, "attn_heads": 96, "attn_size": 128,
+                   "num_blocks": 96}  # fmt: skip
+    assert [ways[key] for key in ("num_procs", "pipeline_interleaving", "pipeline_par_net", "tensor_par_comm_type",
+            "seq_par_ag_redo", "optimizer_sharding")] == [128, 3, 1, "rs_ag", True, False]  # fmt: skip
+    with pytest.raises(ValueError, match="name a checkout of Calculon"):
+        calculon.load_calculon(tmp_path / "systems")
+    calculon.sys.modules.pop("calculon")
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -170,6 +170,13 @@ def test_across_nodes_times_grow_smoothly_and_keep_to_the_links(operation, algor
     assert np.all(found.spread >= 0.15) and "was not measured" in found.notes[0]
 
 
+def test_a_ring_over_nodes_starts_with_all_its_steps() -> None:
+    twice, once = (price(name, 8.0, algorithm="ring").time for name in ("all_reduce", "reduce_scatter"))
+    assert twice == pytest.approx(2 * once, rel=1e-3)
+    # a ring that NCCL was told to take on 128 V100 of 8 nodes, 4 kB: arXiv:2105.05720, the authors' files
+    assert 2 * h.start_across("all_gather", ranks_per_node=16, nodes=8) == pytest.approx(302e-6, rel=0.1)
+
+
 def test_no_price_beats_its_links_unsaid() -> None:
     slow = replace(NETWORK, links={"intra": link(INTRA, 1e-6), "inter": link(1e9, 8e-6)})
     found = price("all_gather", 1e9, network=slow)

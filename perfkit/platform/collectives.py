@@ -337,7 +337,8 @@ def _price_ring(platform: Any, operation: str, nbytes: Array, nodes: int) -> Col
     links = {"ranks_per_node": local, "nodes": nodes, "beta_intra": inside, "beta_rail": rail}
     links["alpha_hop"] = step + far / steps * max(hop - step, 0.0)
     form: Callable[[Any], Any] = partial(hierarchy.ring_across_nodes, operation=operation, **links)
-    start, first = _find_start(platform, operation, local * nodes), form(0.0)
+    turns = steps / (local * nodes - 1)  # an all_reduce goes around twice, each time as a reduce_scatter does
+    start, first = turns * _find_start(platform, "reduce_scatter", local * nodes), form(0.0)
     between = _price_rail(platform, operation, nbytes / local, nodes)  # in messages as long as those of this ring
 
     def choose(n: Array) -> Array:

@@ -95,11 +95,9 @@ class Strategy:
         for key, known in (("schedule", SCHEDULES), ("checkpoint", RECOMPUTED)):
             for value in np.unique(getattr(self, key)).tolist():
                 check_choice(key, value, known)
-        for value in np.unique(self.zero).tolist():
-            check_positive("zero", value, integer=True, zero=True, maximum=3)
-        for key in ("shards", "first_layers", "last_layers"):
+        for key, most in (("zero", 3), ("shards", 2.0**20), ("first_layers", 2.0**20), ("last_layers", 2.0**20)):
             for value in np.unique(getattr(self, key)).tolist():
-                check_positive(key, value, integer=True, zero=True, maximum=2.0**20)
+                check_positive(key, value, integer=True, zero=True, maximum=most)
         for key in ("sequence_parallel", "ulysses", "two_level", "overlap", "tiled"):
             for value in np.unique(getattr(self, key)).tolist():
                 check_type(key, value, bool)
