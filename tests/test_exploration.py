@@ -57,8 +57,15 @@ def test_days_and_money_of_a_training(both: Exploration) -> None:
 def test_words_say_why_the_best_one_is_best(both: Exploration) -> None:
     text, best = both.explain(), both.table().row(0, named=True)
     assert "strategies fit; the best takes" in text and "instead of" in text and "mostly" in text
-    said = text.split("\n")[1]
+    _, said, sure, *others = text.split("\n")
     assert all((f" {part} " in said) == (best[part] > 0) for part in PARTS)
+    assert int(sure.split()[0]) == both.table().filter(pl.col("time") <= best["high"]).height - 1
+    more = explore(GPT, "a100-sxm-8x2", [8, 16], memory=160e9).table()["time"][0]
+    assert both.doubled == pytest.approx(more) and f"memory: {more / best['time'] - 1:+.1%}" in sure
+    line = next(own for own in others if own.startswith("  tp "))
+    row = both.table().filter(pl.col("tp") != best["tp"]).row(0, named=True)
+    named = {own.split()[0]: own.split()[1] for own in line[line.index("(") + 1 : line.index(")")].split(", ")}
+    assert named == {key: str(row[key]) for key in vars(both.best) if key != "tp" and row[key] != best[key]}
 
 
 #: Tables that no single way suits: a large one, one with many lookups, a small one.

@@ -45,6 +45,8 @@ class Exploration(Tabular):
         Strategies that were priced, including those that do not fit [-].
     plans : tuple of Plan
         Where the tables of a DLRM are stored, a plan for each row; empty for a Transformer.
+    doubled : float
+        Time of the fastest strategy if a rank had twice the memory [s].
 
     Examples
     --------
@@ -57,6 +59,7 @@ class Exploration(Tabular):
     frame: Table
     tried: int
     plans: tuple[Plan, ...] = ()
+    doubled: float = np.inf
 
     def table(self) -> Table:
         """A row for every strategy that fits, the fastest first.
@@ -64,10 +67,10 @@ class Exploration(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Fields of `Strategy`; ranks [-]; time, low and high end of its 80 % interval, and its parts, see
-            `perfkit.prediction.strategies.price_strategies` [s]; needs, the memory of the fullest rank [B];
-            tokens_per_s [1/s]. For a DLRM: ``tables``, how they are shared, instead of the fields; parts by what bounds
-            them; and samples_per_s.
+            Fields of `Strategy`; ranks [-]; low and high end of the 80 % interval of the time, and its parts, see
+            `perfkit.prediction.strategies.price_strategies` [s]; spread [-]; needs, the memory of the fullest rank [B];
+            time [s]; tokens_per_s [1/s]. For a DLRM: ``tables``, how they are shared, instead of the fields; parts by
+            what bounds them; and samples_per_s.
         """
         return self.frame
 
@@ -106,14 +109,22 @@ class Exploration(Tabular):
         return found.sort("cost", maintain_order=True)
 
     def explain(self) -> str:
-        """The best strategy in words: where its time goes, and what another value of each of its fields would cost."""
+        """The best strategy in words: where its time goes, how sure the choice is, and what would change it.
+
+        A line for each other value of a field is about the fastest strategy with this value, which may differ in other
+        fields too; these stand in brackets.
+        """
         best, texts = self.frame.row(0, named=True), [repr(self)]
         parts, names = (_BOUNDS, ("tables", "ranks")) if self.plans else (PARTS, _FIELDS)
         texts.append("  " + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in parts if best[part]))
+        near, gain = (self.frame["time"] <= best["high"]).sum() - 1, self.doubled / best["time"] - 1
+        texts.append(f"  {near} others are inside its interval: one may be faster; with twice the memory: {gain:+.1%}")
         for name in names:
             for other in self.frame.unique(name, keep="first", maintain_order=True).to_dicts()[1:]:
                 share, grown = other["time"] / best["time"] - 1, max(parts, key=lambda own: other[own] - best[own])
-                texts.append(f"  {name} {other[name]} instead of {best[name]}: {share:+.1%}, mostly {grown}")
+                also = ", ".join(f"{key} {other[key]}" for key in names if key != name and other[key] != best[key])
+                what = f"  {name} {other[name]} instead of {best[name]} ({also}): {share:+.1%}, mostly {grown}"
+                texts.append(what.replace(" ()", ""))
         return "\n".join(texts)
 
     def __repr__(self) -> str:
@@ -192,37 +203,34 @@ def explore(
         can = np.logical_and.reduce([*list_fits(model, listed).values(), np.isin(listed.ranks, counts)])
     if not can.any():
         raise ValueError(f"no strategy on {show(ranks)} ranks divides the model and its batch; take other ranks")
-    if isinstance(model, DLRM):
-        found = _price_plans(model, where, plans, execution)
-    else:
+    if not plans:
         tried = listed.select(can)
-        found = price_strategies(model, where, tried, execution)
-        found = {name: own for name, own in found.items() if name not in HELD}
-        heads = {key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in vars(tried).items()}
-        heads["ranks"] = tried.ranks.astype(np.int64)
+        said = vars(tried) | {"ranks": tried.ranks}
+        heads = {key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in said.items()}
+    price: Any = _price_plans if plans else price_strategies
+    found = price(model, where, plans or tried, execution)
     if not (fits := found["needs"] <= (capacity or np.inf)).any():
         least = format_bytes(found["needs"].min())
         raise ValueError(f"no strategy on {show(ranks)} ranks fits; the least takes {least}; take more ranks")
     order = np.flatnonzero(fits)[np.argsort(found["time"][fits], kind="stable")]
     low, high = find_interval(found["time"], found["spread"], 0.8)
-    columns = heads | {"time": found.pop("time"), "low": low, "high": high} | found
-    columns["samples_per_s" if plans else "tokens_per_s"] = (
-        model.batch * getattr(model, "sequence", 1) / columns["time"]
-    )
-    frame = polars.DataFrame({name: own[order] for name, own in columns.items()})
-    return Exploration(frame, len(fits), tuple(plans[place] for place in order if plans))
+    doubled = found["time"][found["needs"] <= 2 * (capacity or np.inf)].min()
+    time, rate = found.pop("time"), "samples_per_s" if plans else "tokens_per_s"
+    speed = {"time": time, rate: model.batch * getattr(model, "sequence", 1) / time}
+    columns = heads | {"low": low, "high": high} | found | speed  # the last ones are shown of a wide table
+    frame = polars.DataFrame({name: own[order] for name, own in columns.items() if plans or name not in HELD})
+    return Exploration(frame, len(fits), tuple(plans[place] for place in order if plans), float(doubled))
 
 
 def _price_plans(model: DLRM, where: Platform, plans: Sequence[Plan], execution: str | None) -> dict[str, Array]:
     """Time and its parts [s], spread [-] and memory [B] of a DLRM under each plan."""
-    rows = list[dict[str, float]]()
+    rows, none = list[dict[str, float]](), dict.fromkeys(_BOUNDS, 0.0)
     for plan in plans:
         with keep_quiet():
             one = predict(model, where, ranks=plan.ranks, plan=plan, execution=execution)
-        rows.append({"time": one.time, **dict.fromkeys(_BOUNDS, 0.0)})
+        rows.append({"time": one.time, **none, "spread": one.spread, "needs": one.memory().total})
         for (_, kind), (_, seconds) in one.parts.items():
             rows[-1][BOUND.get(kind, "memory")] += seconds
-        rows[-1] |= {"spread": one.spread, "needs": one.memory().total}
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 

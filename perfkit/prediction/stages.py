@@ -311,11 +311,10 @@ class _Maker:
         )  # fmt: skip
 
 
-def check_strategy(model: Any, strategy: Any) -> Strategy:
+def check_strategy(model: Any, s: Strategy) -> Strategy:
     """Check that a strategy is a single one, divides a Transformer, and runs on the event loop; else a ValueError."""
     check_type("workload", model, Transformer)
-    check_type("strategy", strategy, Strategy)
-    s: Strategy = strategy
+    check_type("strategy", s, Strategy)
     if any(np.ndim(value) for value in vars(s).values()):
         raise ValueError(f"strategy is {show(s)}; it must be a single one; predict each alone, or use pk.explore")
     for name, value in (("tiled", s.tiled), ("two_level", s.two_level)):
