@@ -389,7 +389,12 @@ def add_context(platform: Platform, default: str = "") -> Platform:
     if not generation:
         return platform
     source = "published steps, reference_data/published/gpu_steps.csv"
-    return add_published(platform, read_scales(), generation, source=source, date=DATE)
+    found = add_published(platform, read_scales(), generation, source=source, date=DATE)
+    kernels = dict(found.context.kernels)
+    for key, fit in kernels.items():
+        if key.endswith(".fused") and fit.kind == "fitted":
+            kernels[key] = replace(fit, source=f"perfkit, {_OWN}: three compiled steps")
+    return replace(found, context=replace(found.context, kernels=kernels))
 
 
 def finish(platform: Platform) -> Platform:

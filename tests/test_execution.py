@@ -208,3 +208,17 @@ def test_the_command_says_how_it_ran(tmp_path: Path, capsys: pytest.CaptureFixtu
     for execution in ("eager", "graphs"):
         assert main([*words, execution]) == 0 and f", {execution}, " in capsys.readouterr().out
         assert json.loads(out.read_text())["execution"] == execution
+
+
+def test_each_weight_costs_the_host_of_compiled_code_two_calls_in_each_pass() -> None:
+    """Guards and gradients take weights one by one, whatever is merged (formulas, table 6.1)."""
+    model = pk.Transformer.gpt2(batch=1, sequence=64, layers=2, dtype="bf16", mixed=True)
+    [graph] = model.graphs()
+    found = compile_graph(graph)
+    phases = [label[3] for label in found.labels]
+    bare = {phase: found.column("bare")[[one == phase for one in phases]].sum() for phase in ("forward", "backward")}
+    weights = 2 * 12 + 3  # twelve of each layer, words, and the last norm
+    assert bare == pytest.approx(dict.fromkeys(bare, 2.0 * weights))
+    eager, compiled = (pk.predict(model, "h100-sxm-8", execution=how) for how in ("eager", "compiled"))
+    assert compiled.lower_bound < eager.lower_bound
+    assert compiled.spread > eager.spread  # its host may take twice as long

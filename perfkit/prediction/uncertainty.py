@@ -24,20 +24,19 @@ CONTEXT = 0.08
 #: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1. For
 #: overheads fitted to other machines it is the least: hosts of one generation differ by this much.
 _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.15, "measured": 0.1}
+#: The least of it for hosts of compiled code, which no calibration measures [-]; docs/formulas.md, table 6.1.
+_COMPILED = 1.0
 #: How many times as much of a resource an elasticity is taken over [-].
 _STEP = 1.01
 
 
-def find_host_error(platform: Platform) -> float:
+def find_host_error(platform: Platform, execution: str = "") -> float:
     """How many times longer all host overheads together may be [-]: they have a common error."""
     errors, total = 0.0, sum(q.value for q in platform.host.values())
     for q in platform.host.values():
-        least = _UNCERTAIN[q.kind] * q.value
-        if q.stderr is None:
-            errors += least
-        else:
-            errors += max(q.stderr, least) if q.kind == "fitted" else q.stderr
-    return 1 + (errors / total if total else _UNCERTAIN["assumed"])
+        least = _UNCERTAIN[q.kind] * q.value if q.kind == "fitted" or q.stderr is None else 0.0
+        errors += max(q.stderr or 0.0, least)
+    return 1 + max(errors / total if total else _UNCERTAIN["assumed"], _COMPILED * (execution == "compiled"))
 
 
 def find_spread(costs: Costs, lane: Lane, waits: float, around: float) -> float:

@@ -19,6 +19,8 @@ _ALONE = frozenset("sort topk cumsum cumprod logcumsumexp index_put scatter_add"
 #: Number formats of products that a compiler pads to multiples of 16 B.
 _PADDED = ("tf32", "bf16", "fp16")
 _SUMS = frozenset("sum mean amax amin prod norm linalg_vector_norm".split())
+#: Calls without a kernel that each weight costs the host in a pass of compiled code [-]; docs/formulas.md, table 6.1.
+_HANDED = 2.0
 
 
 @dataclass(eq=False)
@@ -52,12 +54,10 @@ class _Fusion:
         self.rows: list[list[list[float]]] = [[] for _ in range(n)]
         for place, *row in graph.accesses.tolist():
             self.rows[int(place)].append(row)
-        self.reads: list[
-            dict[float, int]
-        ] = []  # by buffer, the operation that wrote what each operation reads; -1 for none
-        self.readers: dict[tuple[int, float], set[int]] = defaultdict(
-            set
-        )  # operations that read what an operation has written to a buffer
+        # by buffer, the operation that wrote what each operation reads; -1 for none
+        self.reads = list[dict[float, int]]()
+        # operations that read what an operation has written to a buffer
+        self.readers = defaultdict[tuple[int, float], set[int]](set)
         self.needs, self.users = list[set[int]](), [set[int]() for _ in range(n)]
         made = defaultdict[float, int](lambda: -1)
         for place, rows in enumerate(self.rows):
@@ -165,8 +165,8 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     graph : Graph
         The same work. Element-wise functions, norms, copies and sums are merged into kernels of variant ``fused``. The
         traffic of such a kernel is what it reads from outside and writes for others. Products, attention, convolutions,
-        lookups and collectives are unchanged. A compiled phase is one call of the framework. Gradients of single rows
-        are added without a sort.
+        lookups and collectives are unchanged. A compiled phase is one call of the framework, and two without a kernel
+        for each weight, which its kernels share evenly. Gradients of single rows are added without a sort.
 
     Notes
     -----
@@ -186,7 +186,7 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     if graph.sizes is not None:
         raise ValueError("sizes are open, and the kernels of a compiler depend on them; compile one configuration")
     fusion = _Fusion(graph, phases)
-    regions, called = fusion.order(), set[str]()
+    regions, called = fusion.order(), dict[str, list[int]]()
     labels, touched = list[Label](), list[tuple[float, ...]]()
     heads, sizes = (np.array([count(region.members) for region in regions], int) for count in (min, len))
     members, starts = np.array([m for region in regions for m in region.members], int), np.cumsum(sizes) - sizes
@@ -204,7 +204,11 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
         labels.append(fusion.label(region) if merged else graph.labels[first])
         if labels[row][3] in phases and labels[row][1] not in ("collective", "transfer"):
             features[row, _HOST] = min(features[row, _HOST[0]], 1.0), labels[row][3] not in called, 0.0
-            called.add(labels[row][3])
+            called.setdefault(labels[row][3], []).append(row)
+    updates = np.array([label[3] == "update" for label in graph.labels])[graph.accesses[:, 0].astype(int)]
+    read, written = (graph.accesses[rows, 1] for rows in (~updates, updates & (graph.accesses[:, 3] > 0)))
+    for rows in called.values():  # weights are what earlier operations read and the update writes
+        features[rows, _HOST[2]] = _HANDED * len(np.intersect1d(read, written)) / len(rows)
     dtypes = tuple(graph.dtypes[first] for first in heads) if graph.dtypes else ()
     pieces = np.array([
         16 / DTYPES[own] if kind in ("gemm", "bmm") and phase in phases and own in _PADDED else 0.0
