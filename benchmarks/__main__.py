@@ -78,7 +78,7 @@ def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[str, list[str]
         yield "gpu_networks", []
     except AbsentError as error:
         print(f"gpu_forms and gpu_networks are left out: {error}")
-    yield from ((name, []) for name in ("gpu_iterations", "mlperf_dlrm"))
+    yield from ((name, []) for name in ("gpu_products", "gpu_iterations", "mlperf_dlrm"))
     measured = find_reference("measured")
     for study in sorted(measured.glob("*.sharding-*.json")):
         yield "sharding_study", ["--saved", str(study), "--platform", study.name.split(".")[0]]

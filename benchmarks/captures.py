@@ -132,25 +132,33 @@ def make_step(
     return step
 
 
+#: Models that are captured under autocast to bf16 as well.
+_AUTOCAST = ("bert", "gpt2", "llama", "vit")
+
+
 def measure(name: str, device: str) -> dict[str, Any]:
     """Capture one model in this process, and price it."""
     from perfkit.recording.steps import capture
 
-    make, inputs = build(name)
+    (make, inputs), optimizer = build(name), "sgd" if name == "dlrm" else "adamw"
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = capture(make, inputs, optimizer="sgd" if name == "dlrm" else "adamw", name=name, device=device)
+        graph = capture(make, inputs, optimizer=optimizer, name=name, device=device)
         seconds, after = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found = predict(graph, "a100-sxm-8")
-    about: dict[str, Any] = {"model": name, "device": device}
-    about |= {"seconds": seconds, "memory": (after - before) / 1024, "operations": len(graph)}
+        about: dict[str, Any] = {"model": name, "device": device}
+        about |= {"seconds": seconds, "memory": (after - before) / 1024, "operations": len(graph)}
+        if device == "cuda" and name in _AUTOCAST:
+            narrow = capture(make, inputs, optimizer=optimizer, name=name, device=device, amp="bf16")
+            about["ratio"] = predict(narrow, "a100-sxm-8").time / found.time
     return about | {"unmodelled": sum(found.unmodelled.values()) / found.time, "time": found.time}
 
 
 _COLUMNS = {
     "model": "{model}", "device": "{device}", "CPU time [s]": "{seconds:.1f}", "memory [MB]": "{memory:.0f}",
     "operations": "{operations}", "unmodelled": "{unmodelled:.2%}", "a100-sxm-8": "{time:.1fms} ms",
+    "bf16 / fp32": "{ratio:.2f}",
 }  # fmt: skip
 
 

@@ -264,7 +264,7 @@ def test_all_benchmarks_calibrate_only_without_a_platform(given, tmp_path, monke
     own = "accuracy imbalance speed peers placement captures gpu_vision gpu_forms gpu_networks" if given else (
         "calibrate accuracy learning imbalance speed peers placement captures gpu_vision"
     )  # fmt: skip
-    saved = "gpu_iterations mlperf_dlrm sharding_study sharding_study left_out"
+    saved = "gpu_products gpu_iterations mlperf_dlrm sharding_study sharding_study left_out"
     assert asked == f"{own} {saved}".split()
     assert everything.main(words) == 0 and asked.count("calibrate") == (0 if given else 1)
     assert given or "remove it to calibrate again" in capsys.readouterr().out

@@ -132,11 +132,10 @@ def check_numbers(platform: Any) -> None:
     for name in ("ranks_per_node", "nodes", "rails"):
         check_positive(f"network.{name}", getattr(network, name), integer=True)
     check_positive("network.starts", network.starts)
-    for place, names, known in (
-        ("device.peaks", device.peaks, DTYPES), ("network.links", network.links, ("intra", "inter")),
-    ):  # fmt: skip
-        for name in names:
-            check_choice(place, name, known)
+    for name in device.peaks:
+        check_choice("device.peaks", name, DTYPES)
+    for name in network.links:
+        check_choice("network.links", name, ("intra", "inter"))
     if not device.memory or device.memory[-1].bandwidth is None or any(x.capacity is None for x in device.memory[:-1]):
         raise ValueError("device.memory has no bandwidth in its last level, or a cache without a capacity; state them")
     for group, key, fit in list_fits(platform):
@@ -211,9 +210,7 @@ def encode(value: Any) -> Any:
     if is_dataclass(value):
         needed = {item.name for item in fields(value) if item.default is item.default_factory is MISSING}
         entries = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
-        empty = {
-            k for k, v in entries.items() if v is None or v is False or v in ("", [], {}) or (k, v) == ("starts", 1)
-        }
+        empty = {k for k, v in entries.items() if v is False or v in (None, "", [], {}) or (k, v) == ("starts", 1)}
         return {k: v for k, v in entries.items() if k in needed or k not in empty}
     if isinstance(value, Mapping):
         return {str(key): encode(entry) for key, entry in value.items()}

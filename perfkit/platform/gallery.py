@@ -88,8 +88,8 @@ def platforms() -> Table:
         platform = load_platform(path)
         kinds, dates = zip(*((number.kind, number.date) for number in list_numbers(platform)), strict=True)
         fabric = ", ".join(link.name for _, link in sorted(platform.network.links.items(), reverse=True) if link.name)
-        found = (name, platform.device.name, platform.network.ranks, fabric)
-        rows.append((*found, ", ".join(sorted(set(kinds))), max(dates)))
+        evidence, device = ", ".join(sorted(set(kinds))), platform.device.name
+        rows.append((name, device, platform.network.ranks, fabric, evidence, max(dates)))
     return polars.DataFrame(rows, schema=["name", "device", "ranks", "fabric", "evidence", "date"], orient="row")
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,9 +36,8 @@ from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datashee
 #: Entry for every family that has none of its own.
 ANY = "any"
 _GIVEN = "stated by the caller of Platform.from_datasheet"
-#: Largest power of a card without a plug, which draws all of it from its slot [W]; the share of its peak that products
-#: in fp32 reach there, and their spread [-]; docs/formulas.md, table 2.4.
-SLOT, SLOT_SHARE, SLOT_SPREAD = 75.0, 0.38, 0.36
+#: Spread of products whose rate was measured on such a device, or is assumed [-]; docs/formulas.md, table 2.4.
+RATE_SPREADS = {"measured": 0.17, "assumed": 0.36}
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def from_datasheet(
     links = {"intra": Link(wire, typical.network.links["intra"].latency, kind)} if wire else {}
     lacking, name = DTYPES.keys() - sheet.device.peaks.keys(), f"{sheet.system}-{count}" if flops is None else name
     fits = {key: fit for key, fit in typical.kernels.items() if Key.parse(key).variant not in lacking}
-    fits |= _share_slot(fits) if sheet.power and sheet.power.value <= SLOT else {}
+    fits |= _set_products(fits, sheet)
     return replace(
         typical, name=name, device=sheet.device, network=Network(count, links=links),
         kernels={key: carry_fit(fit, typical.name, 0.0) for key, fit in fits.items()},
@@ -183,20 +183,22 @@ def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tu
     if not isinstance(flops, Mapping) or not flops or not isinstance(memory, tuple | list) or len(memory) != 2:
         given = f"flops is {show(flops)} and memory is {show(memory)}"
         raise ValueError(f"{given}; give both, such as flops={{'bf16': 4e14}} and memory=(96e9, 3e12)")
-    formats = [check_choice("flops", dtype, DTYPES) for dtype in flops]
-    peaks = {d: Quantity(check_positive(f"flops[{d!r}]", flops[d]), "FLOP/s", "datasheet", _GIVEN) for d in formats}
+    rates = {check_choice("flops", d, DTYPES): check_positive(f"flops[{d!r}]", flops[d]) for d in flops}
+    peaks = {d: Quantity(rate, "FLOP/s", "datasheet", _GIVEN) for d, rate in rates.items()}
     size, rate = (check_positive(f"memory[{i}]", value) for i, value in enumerate(memory))
     level = MemoryLevel("DRAM", Quantity(size, "B", "datasheet", _GIVEN), Quantity(rate, "B/s", "datasheet", _GIVEN))
     return Datasheet(name, Device(name, "cuda", peaks, (level,)), {}), 1
 
 
-def _share_slot(fits: Mapping[str, Fit]) -> dict[str, Fit]:
-    """Slower products in fp32, for cards without a plug: power limits their clock; convolutions need less power."""
-    source, products = "slower than its peak by power, as T4 and P4 (sitar-lab/NeuSight)", dict[str, Fit]()
-    for kind in ("gemm", "bmm"):
-        slow, spread = {**fits[kind], "compute_efficiency": SLOT_SHARE}, max(fits[kind].spread, SLOT_SPREAD)
-        products[f"{kind}.fp32"] = replace(fits[kind], parameters=slow, spread=spread, source=source, dtypes=("fp32",))
-    return {**products, "convolution.fp32": fits.get("convolution", fits["gemm"])}
+def _set_products(fits: Mapping[str, Fit], sheet: Datasheet) -> dict[str, Fit]:
+    """Products at the rates of the datasheet's device, at most its peaks; convolutions in fp32 as before."""
+    found = {"convolution.fp32": fits.get("convolution", fits["gemm"])} if "fp32" in sheet.products else {}
+    for kind, (dtype, rate) in product(("gemm", "bmm"), sheet.products.items()):
+        usual, key = fits[kind], Key(kind, variant="" if dtype in ("bf16", "fp16") else dtype)
+        own = {**usual, "compute_efficiency": min(rate.value / sheet.device.peaks[dtype].value, 1.0)}
+        spread = max(RATE_SPREADS[rate.kind], usual.spread if kind == "bmm" else 0.0)
+        found[str(key)] = replace(usual, parameters=own, spread=spread, source=rate.source, dtypes=(dtype,))
+    return found
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,9 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
     if len(law) > 1 and place == "inside":
         every = pl.concat(law)
         fit = fit_over_ranks(operation, *(every[name].to_numpy() for name in ("ranks", "nbytes", "seconds")))
-        dtypes = tuple(sorted(every["dtype"].unique()))
-        fits[str(Key(operation, None, rail))] = replace(fit, sources=_list_logs(every), dtypes=dtypes)
+        fits[f"{operation}.any"] = replace(
+            fit, sources=_list_logs(every), dtypes=tuple(sorted(every["dtype"].unique()))
+        )
     return fits
 
 
@@ -216,8 +217,7 @@ def fit_database(
     label, held = label or name_database(), set(database.list_tables(system)["table"])
     tables = {"collectives": "nccl", "gemm": "gemm", "attention": "context_attention", "elementwise": "scale_matrix"}
     asked = [check_choice("part", part, tables) for part in parts or tables if parts or tables[part] in held]
-    curves: dict[str, Fit] = {}
-    kernels: dict[str, Fit] = {}
+    curves, kernels = dict[str, Fit](), dict[str, Fit]()
     if "collectives" in asked:
         frame = database.read_collectives(system)
         library = f"NCCL {frame['library_version'][0]}, medians over repeats"

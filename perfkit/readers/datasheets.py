@@ -1,7 +1,7 @@
 """Published numbers of machines: datasheets of GPUs, and host overheads T1 to T5 of PyTorch training loops."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
@@ -35,14 +35,14 @@ class Datasheet:
         Peaks and memory levels [-].
     links : mapping of str to Quantity
         Bandwidth of ``NVLink``, ``fabric``, ``PCIe`` and ``NIC``, one way per rank, where stated [B/s].
-    power : Quantity, optional
-        Largest power of the device, where stated [W].
+    products : mapping of str to Quantity
+        Rate of large matrix products by number format, where it is known or assumed beside the peak [FLOP/s].
     """
 
     system: str
     device: Device
     links: Mapping[str, Quantity]
-    power: Quantity | None = None
+    products: Mapping[str, Quantity] = field(default_factory=dict)
 
     @property
     def wire(self) -> Quantity | None:
@@ -98,12 +98,13 @@ def read_datasheet(system: str) -> Datasheet:
     systems = group_rows("system", "datasheets.csv")
     rows = systems[check_choice("system", system, systems)]
     found = {(row["quantity"], row["dtype"]): _stated(row) for row in rows}
-    peaks = {dtype: quantity for (name, dtype), quantity in found.items() if name == "peak"}
+    peaks, products = ({dtype: quantity for (name, dtype), quantity in found.items() if name == kind}
+                       for kind in ("peak", "products"))  # fmt: skip
     levels = {name.removesuffix(" capacity"): size for (name, _), size in found.items() if name.endswith(" capacity")}
     memory = tuple(MemoryLevel(x, size, found.get((f"{x} bandwidth", ""))) for x, size in levels.items())
     links = {name: found[f"{name} bandwidth", ""] for name in _LINKS if (f"{name} bandwidth", "") in found}
     device = Device(rows[0]["device"], "cuda", peaks, memory, capability=found.get(("capability", "")))
-    return Datasheet(system, device, links, found.get(("power", "")))
+    return Datasheet(system, device, links, products)
 
 
 def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
@@ -160,8 +161,7 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     overheads = {}
     for key, values in sorted(found.items()):
         mean, errors, weights = np.array(values).T
-        if kind == "assumed":
-            errors = np.maximum(errors, _ELSEWHERE * mean)
+        errors = np.maximum(errors, (_ELSEWHERE if kind == "assumed" else 0.0) * mean)
         value, stderr = (float(f"{np.average(part, weights=weights):.3g}") for part in (mean, errors))
         overheads[key] = Quantity(value, "s", kind, _SOURCE, "2022-02-01", stderr)
     return overheads
