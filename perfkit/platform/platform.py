@@ -59,8 +59,7 @@ class Context(Typed):
     overlap : Fit, optional
         ``contention``: the share of its time that a running collective takes from kernels on the same core [-].
     caches : Fit, optional
-        Effective capacities ``l2`` and ``l3`` [B], ``pages`` of the translation buffer, and ``l3_share``, the share of
-        the last cache that is free in iterations [-].
+        Effective capacities ``l2`` and ``l3`` [B], ``pages`` that translate, and the free share ``l3_share`` [-].
     """
 
     kernels: Mapping[str, Fit] = field(default_factory=dict)
@@ -137,9 +136,9 @@ def from_datasheet(
     Returns
     -------
     platform : Platform
-        Shares of peak, bandwidth and link are the median of the measured devices of the gallery, with intervals as
-        wide as their differences; all of it is ``assumed``. No time is below FLOP over peak or bytes over bandwidth.
-        Host overheads are published values of another machine.
+        Shares of peak, bandwidth and link are the median of the measured devices, with intervals as wide as their
+        differences; products take a rate that others measured on the device, if there is one. All of it is ``assumed``.
+        No time is below FLOP over peak or bytes over bandwidth. Host overheads are published for another machine.
 
     Raises
     ------
