@@ -26,7 +26,7 @@ from perfkit.ground.units import Array
 from perfkit.measure.folders import Campaign
 from perfkit.measure.probes import Probe, list_probes
 from perfkit.measure.processes import launched_ranks
-from perfkit.measure.samples import dump
+from perfkit.measure.samples import dump, load
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import platforms
@@ -103,12 +103,25 @@ def calibrate(device: Recording, base: pk.Platform) -> pk.Platform:
 # The plan.
 
 
+def estimate(probe: Probe, base: pk.Platform) -> float:
+    """Time of a probe [s]: 0.15 s and six samples of 2 ms or a call; 8 s to build an iteration, 30 s to compile it."""
+    if probe.stage == "iterations":
+        whole = 30 * pk.predict(load(dict(probe.sizes)), base).time
+        return 8.0 + whole + 30.0 * (probe.variant == "compiled")
+    kernel = probe.stage == "kernels"
+    work = {"flops": probe.sizes.get("flops", 0.0), "nbytes": 12.0 * probe.sizes.get("elements", 0.0)}
+    one = base.kernel_time("gemm", work, dtype=probe.dtype) if kernel else None
+    once = base.collective_time("all_reduce", probe.sizes["nbytes"], ranks=probe.ranks) if one is None else one
+    return 0.15 + 6 * probe.calls * float(once)
+
+
 @pytest.mark.parametrize("name", GPUS)
 def test_a_node_takes_ten_minutes(name: str) -> None:
     base = pk.load_platform(name)
     plan = plan_probes(base)
-    assert sum(probe.seconds for probe in plan) < 600
-    assert all(1 <= probe.calls <= 50 and probe.seconds > 0 for probe in plan)
+    assert all(1 <= probe.calls <= 50 for probe in plan)
+    with keep_quiet():
+        assert sum(estimate(probe, base) for probe in plan) < 600
     most = base.device.memory[-1].capacity.value / 4
     tables = [p.sizes["table_rows"] * p.sizes["dim"] * 4 for p in plan if p.kind == "embedding_forward"]
     assert 0.3 * most < max(tables) <= most, "not only tables of a few million rows"
@@ -199,9 +212,17 @@ def find_errors(platform: pk.Platform, held: pl.DataFrame) -> dict[str, Array]:
     return {name: np.abs(values) for name, values in errors.items()}
 
 
+def find_geomean(errors: Array) -> float:
+    """Geometric mean of errors, each at least 0.01 %."""
+    return float(np.exp(np.log(np.maximum(errors, 1e-4)).mean()))
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_plan_predicts_what_it_did_not_time(system: str, shared_data: Path, tmp_path: Path) -> None:
-    """Within 1.3 times the errors that fitting every recorded time leaves, those held out included."""
+    """Within 1.3 times the errors that fitting every recorded time leaves, those held out included.
+
+    Thirteen sizes of messages were chosen out of nine counts on the H100 alone.
+    """
     device, base = read_shared(shared_data, system), pk.load_platform(SYSTEMS[system])
     planned = calibrate(device, base)
     planned.save(tmp_path / "planned.toml")
@@ -212,6 +233,7 @@ def test_a_plan_predicts_what_it_did_not_time(system: str, shared_data: Path, tm
     assert planned.kernels["gemm"].n < 110 and len(found["products"]) > 2850 and len(found["collectives"]) > 60
     for name, errors in found.items():
         assert errors.mean() <= 1.3 * least[name].mean(), name
+        assert find_geomean(errors) <= 1.3 * find_geomean(least[name]), name
         assert np.percentile(errors, 95) <= 1.3 * np.percentile(least[name], 95), name
 
 

@@ -165,8 +165,13 @@ def test_a_timeline_stays_small_shows_what_fills_a_slot_and_pales_where_a_stream
     rows = pl.DataFrame(
         {"start_s": start, "end_s": start + np.where(odd, 9e-4, 3e-4), "phase": np.array(["a", "b"])[odd]}
     )
-    drawn = values(plots.timeline_lanes(rows.with_columns(**{k: pl.lit(v) for k, v in about.items()})))
+    about_rows = {k: pl.lit(v) for k, v in about.items()}
+    drawn = values(plots.timeline_lanes(rows.with_columns(**about_rows)))
     assert len(drawn) < 2_000 and {row["phase"] for row in drawn} == {"b"}
+    whole = pl.DataFrame({"stream": ["stage"], "start_s": [0.5], "end_s": [9.0], "phase": ["a"], "rank": [0]})
+    drawn = values(plots.timeline_lanes(pl.concat([whole, rows.with_columns(**about_rows)], how="diagonal_relaxed")))
+    (bar,) = (row for row in drawn if row["lane"] == "rank 0 · stage")
+    assert (bar["start_s"], bar["end_s"]) == pytest.approx((0.5, 9.0), abs=0.02), "a bar longer than a slot"
     about |= {"phase": "forward", "name": "add", "module": "net"}
     chart = plots.timeline_lanes([{**about, "start_s": s, "end_s": s + (6e-4 if s == 0.007 else 1e-4)} for s in start])
     (bar,) = values(chart)

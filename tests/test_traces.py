@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import perfkit as pk
 from perfkit.__main__ import main
-from perfkit.calibration.activity import ROLES, account
+from perfkit.calibration.activity import ROLES, _classify, account
 from perfkit.ground.files import find_reference
 from perfkit.readers.trace import DEVICE
 
@@ -171,6 +171,7 @@ def test_a_step_of_a_cpu_is_told_in_its_modules(tmp_path: Path, capsys: pytest.C
     assert repr(trace) in capsys.readouterr().out and json.loads(data.read_text())["time_s"] == trace.time
     page = report.read_text(encoding="utf-8")
     assert page.count("<figure>") == 4 and "Ranks" in page and repr(trace) in page
+    assert trace.warnings and all(text in page for text in trace.warnings)
 
 
 def write_rank(folder: Path, rank: int, late: int, group: str = "") -> str:
@@ -206,12 +207,50 @@ def test_the_shortest_time_over_ranks_is_the_transfer(tmp_path: Path) -> None:
     assert apart.collectives()["transfer_s"].null_count() == 2  # other groups
 
 
+@pytest.mark.parametrize(("key", "value"), [
+    ("Sequence number", "7"), ("Sequence number", None), ("Group size", float("nan")), ("Input Dims", [[10**200] * 3]),
+    ("Input Strides", [1]), ("Input type", [[1]]), ("dtype", 10**400), ("In msg nelems", [1]),
+])  # fmt: skip
+def test_arguments_that_lie_are_errors_in_words(tmp_path: Path, key: str, value: Any) -> None:
+    rows = json.loads(Path(write_rank(tmp_path, 0, 0, "[0, 1]")).read_text())["traceEvents"]
+    dims = {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "float"]}
+    for row in rows:
+        row["args"] |= (dims if row["name"] == "aten::mm" else {}) | {key: value}
+    (tmp_path / "lie.json").write_text(json.dumps({"traceEvents": rows}))
+    trace = pk.read_trace(tmp_path / "lie.json")
+    for view in (trace.collectives, trace.modules, trace.explain, trace.graph):
+        try:
+            view()
+        except ValueError as error:
+            assert str(error).startswith("arguments of the trace cannot be used")
+
+
+def test_kernels_of_an_optimizer_in_their_name_are_lookups() -> None:
+    """Lookups whose gradient is fused with Adagrad."""
+    kinds = {"split_embedding_codegen_forward_unweighted_kernel": "embedding_forward",
+             "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function": "embedding_forward",
+             "split_embedding_codegen_grad_indice_weights_kernel": "embedding_backward",
+             "split_embedding_backward_codegen_rowwise_adagrad_kernel": "embedding_backward"}  # fmt: skip
+    assert {name: _classify(name) for name in kinds} == kinds
+
+
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     path, host = write_rank(tmp_path, 0, 0), tmp_path / "nodes.json"
     host.write_text('{"schema": "1.0.1", "nodes": []}')
+    apart = []
+    for rank, hour in ((0, 0), (1, 2)):
+        made = Path(write_rank(tmp_path, rank, 0))
+        text = made.read_text().replace(
+            '"traceEvents"', f'"baseTimeNanoseconds": {2**60 + 1 + hour * 3600 * 10**9}, "traceEvents"'
+        )
+        apart.append(made.rename(tmp_path / f"apart{rank}.json"))
+        apart[-1].write_text(text)
+    path = write_rank(tmp_path, 0, 0)
     cases: dict[str, Any] = {
         "name one Kineto trace": {"paths": []}, "for each execution trace the Kineto": {"paths": [path, host, host]},
         "read one trace for each rank": {"paths": [path, path]},
+        "2 h apart; read one trace": {"paths": apart},
+        "with 1 execution traces .without times.": {"paths": host},
         "does not have; leave basis": {"paths": path, "basis": "kernels"},
         "known are kernels": {"paths": path, "basis": "gpu"}, "No such file": {"paths": tmp_path / "none.json"},
     }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from perfkit.calibration.collectives import COLLECTIVE, spell_operation
+from perfkit.calibration.collectives import COLLECTIVE, checked, spell_operation
 from perfkit.ground.results import Table
 from perfkit.ground.units import escape
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
@@ -31,7 +31,7 @@ _CLASSES = (
     (re.compile(r"conv(olution|\dd|_)|winograd|[dw]grad|fprop|cudnn.*(infer|train)", re.I), "convolution"),
     (re.compile(r"(batch|layer|rms)_?norm|softmax|bn_(fw|bw)|nll_loss_nd|cross_entropy_loss", re.I), "rowwise"),
     (re.compile(r"flash|fmha|attention", re.I), "attention"),
-    (re.compile(r"(embedding|tbe).*(backward|grad)", re.I), "embedding_backward"),
+    (re.compile(r"(embedding|tbe).*(backward|(?<!ada)grad)", re.I), "embedding_backward"),
     (re.compile(r"embedding|(^|::)tbe", re.I), "embedding_forward"),
     (re.compile(r"gemm|cutlass|cublas|xmma|^Cijk_|nvjet", re.I), "gemm"),
     (re.compile(r"^Mem(cpy|set).*(HtoD|DtoH|PtoP|Host)", re.I), "transfer"),
@@ -123,6 +123,7 @@ def _find_places(file: TraceFile) -> Callable[[int], _Place]:
     return find
 
 
+@checked
 def list_work(file: TraceFile) -> Table:
     """List the kernels and copies of the device of a rank; without a device, the operators of its host.
 

@@ -29,17 +29,14 @@ from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.kernels import find_unaligned
 from perfkit.platform.platform import ANY, Platform
 from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
-from perfkit.prediction.cost import classify, find_traffic, price, size_operations
+from perfkit.prediction.cost import classify, price, size_operations
 from perfkit.prediction.result import predict
 from perfkit.readers.trace import find_iterations, read_kineto
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 
-#: Time of the calls of one sample; assumed times to prepare a probe, to build and trace an iteration, and to compile it
-#: [s]. They only estimate how long a plan takes (formulas, table 6.2).
-_SAMPLE, _PREPARE, _BUILD, _COMPILE = 2e-3, 0.15, 8.0, 30.0
-#: Most calls of one sample; samples of a probe, the warm-up included; its iterations; fewest sizes of a fit [-].
-_MOST, _SAMPLES, _ITERATIONS, _LEAST = 50, 6, 30, 4
+#: Time of the calls of one sample [s]; most calls of one sample, and fewest sizes of a fit [-]; formulas, table 6.2.
+_SAMPLE, _MOST, _LEAST = 2e-3, 50, 4
 _COLUMNS = "stage kind variant dtype ranks nodes cold m n k flops nbytes seconds".split()
 
 
@@ -49,29 +46,25 @@ def plan_probes(base: Platform) -> list[Probe]:
     Parameters
     ----------
     base : Platform
-        Its device and network determine the probes, its predictions their duration.
+        Its device and network determine the probes, its predictions how often each is called.
 
     Returns
     -------
     plan : list of Probe
-        Probes, with the calls of one sample [-] and the time of the whole probe [s].
+        Probes, with the calls of one sample [-].
     """
     plan, network = [], base.network
     cache, memory = (level.capacity.value if level.capacity else 1e9 for level in base.device.memory[-2:])
     size: dict[str, Any] = {"memory": memory, "cache": cache, "local": network.ranks_per_node, "nodes": network.nodes}
     with keep_quiet():
         for probe in list_probes([*base.device.peaks], **size):
-            if probe.stage == "iterations":
-                whole = _ITERATIONS * predict(load(dict(probe.sizes)), base).time
-                plan.append(probe._replace(seconds=_BUILD + whole + _COMPILE * (probe.variant == "compiled")))
-                continue
+            seconds = _SAMPLE  # iterations run one by one
             if probe.stage == "kernels":  # estimated as a product with the same FLOP and bytes
                 work = {"flops": probe.sizes["flops"], "nbytes": 12.0 * probe.sizes.get("elements", 0.0)}
                 seconds = float(base.kernel_time("gemm", work, dtype=probe.dtype))
-            else:  # an all_reduce takes longest
+            elif probe.stage == "collectives":  # an all_reduce takes longest
                 seconds = float(base.collective_time("all_reduce", probe.sizes["nbytes"], ranks=probe.ranks))
-            calls = int(np.clip(_SAMPLE / seconds, 1, _MOST))
-            plan.append(probe._replace(calls=calls, seconds=_PREPARE + _SAMPLES * calls * seconds))
+            plan.append(probe._replace(calls=int(np.clip(_SAMPLE / seconds, 1, _MOST))))
     return plan
 
 
@@ -130,14 +123,12 @@ def _time_host(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Host overheads in eager iterations, scaled to their pace without the profiler: name, mean and its error [s]."""
     frames = [pl.DataFrame(schema={"overhead": pl.String, "s": pl.Float64})]
     for row in (row for row in _list_traced(rows) if row["kind"] not in LARGE):
-        file, number, slowed = read_kineto(row["trace"]), pl.col("iteration"), row["profiled"]
-        marks = find_iterations(file.events)
-        if len(marks) > 1:  # the profiler starts in the first step
-            file = replace(file, events=file.events.filter(number > marks["iteration"].min()))
-            slowed = 1e-9 * float(np.mean(marks["dur"].to_numpy()[1:]))
+        file = read_kineto(row["trace"])
+        later = find_iterations(file.events)[1:]  # the profiler starts in the first step
+        file = replace(file, events=file.events.filter(pl.col("iteration").is_in(later["iteration"].implode())))
+        slowed = 1e-9 * float(np.mean(later["dur"].to_numpy()))
         frames.append(time_host(file).select("overhead", s=row["seconds"] / slowed * pl.col("mean_s")))
-    value, every = pl.col("s"), pl.concat(frames).group_by("overhead")
-    means = every.agg(value.mean(), error=value.std() / value.len().sqrt())
+    means = pl.concat(frames).group_by("overhead").agg(pl.mean("s"), error=pl.col("s").std() / pl.len().sqrt())
     return [list(row) for row in means.sort("overhead").rows()]
 
 
@@ -184,6 +175,9 @@ def fit_cluster(measurements: Mapping[str, Any], base: Named | None = None, *, n
     lost = Counter(f"{row['kind']} in {row['dtype']} ({row['failed']})" for row in rows if "failed" in row)
     story = {"id": source, "measured": day, "base": base.name, "as in the base": ", ".join(kept)}
     story["without a time"] = "; ".join(f"{count} of {label}" for label, count in lost.items())
+    runs = {(row["kind"], row["variant"]): row["seconds"] for row in rows if "profiled" in row}
+    both = [kind for kind, how in runs if how == "compiled" and (kind, "eager") in runs]
+    story["compiled over eager"] = ", ".join(f"{k} {runs[k, 'compiled'] / runs[k, 'eager']:.2f}" for k in both)
     return replace(platform, provenance=story)
 
 
@@ -289,7 +283,6 @@ def _fit_steps(recorded: Sequence[tuple[Graph, Array]], platform: Platform, sour
     columns: dict[str, list[Array]] = {}
     for graph, seconds in recorded:
         sizes = size_operations(graph, platform)
-        sizes |= find_traffic(sizes, platform)
         counts = graph.column("launches")
         work = np.stack([sizes["flops"], sizes["nbytes"], seconds]) / np.maximum(counts, 1.0)
         table = np.concatenate([work, [sizes["peak"], sizes["bandwidth"]]])

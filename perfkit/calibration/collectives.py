@@ -28,11 +28,10 @@ _OPERATIONS = (
     (re.compile(r"all_?to_?all|send_?recv|dispatch|combine", re.I), "all_to_all"),
     (re.compile(r"broadcast|bcast", re.I), "broadcast"),
 )
-#: Bytes of a number by PyTorch's name of its type; the first name that is part of it counts [B].
-_BYTES = {
-    "bfloat16": 2, "float8": 1, "float16": 2, "half": 2, "double": 8, "float64": 8, "long": 8, "int64": 8, "short": 2,
-    "int16": 2, "char": 1, "byte": 1, "int8": 1, "bool": 1, "float": 4, "int": 4,
-}  # fmt: skip
+#: Bytes of a number by PyTorch's name of its type, where that does not end with its bits [B].
+_BYTES = {"half": 2, "double": 8, "long": 8, "short": 2, "char": 1, "byte": 1, "bool": 1, "float": 4, "int": 4}
+#: Turns errors for arguments of another type, which only damaged or edited traces have, into a ValueError.
+checked = reading("arguments of the trace cannot be used", "pass the file that torch.profiler wrote", told=True)
 _SCHEMA: dict[str, Any] = {
     "rank": pl.Int64, "index": pl.Int64, "iteration": pl.Int64, "group": pl.String, "ranks": pl.Int64,
     "order": pl.Int64, "operation": pl.String, "nbytes": pl.Float64, "dtype": pl.String, "sent": pl.List(pl.Int64),
@@ -108,7 +107,8 @@ def _describe(file: TraceFile, kernel: str, index: int, exchange: int) -> dict[s
         sent = _measure(facts.get("Input Dims", [])[:1])
         received = sent * (ranks or 0) if operation == "all_gather" else sent
     elements = max(sent, received) if operation in ("all_gather", "reduce_scatter") else sent
-    width = next((nbytes for text, nbytes in _BYTES.items() if text in dtype.lower()), 0)
+    bits = re.search(r"(?:float|int)(\d{1,2})", dtype.lower())
+    width = int(bits[1]) // 8 if bits else next((n for text, n in _BYTES.items() if text in dtype.lower()), 0)
     return {
         "group": ", ".join(map(str, members)) or str(name or ""), "known": bool(members),
         "ranks": ranks, "operation": operation, "nbytes": float(elements * width) or None, "dtype": dtype,
@@ -116,6 +116,7 @@ def _describe(file: TraceFile, kernel: str, index: int, exchange: int) -> dict[s
     }  # fmt: skip
 
 
+@checked
 def list_collectives(files: Sequence[TraceFile], works: Sequence[Table], sizes: Mapping[str, float]) -> Table:
     """List the collectives of all ranks, matched by group and order.
 
@@ -172,12 +173,14 @@ def read_ranks(paths: str | Path | Sequence[str | Path]) -> list[TraceFile]:
     files = [read_kineto(path) for path in named if path not in executions]
     if not len(executions) <= len(files) > 0:
         advice = "name one Kineto trace for each rank, and for each execution trace the Kineto trace of its rank"
-        raise ValueError(f"paths are {show(paths)}; {advice}")
+        raise ValueError(f"paths are {show(paths)}, with {len(executions)} execution traces (without times); {advice}")
     for place, path in enumerate(executions):
         files[place] = add_execution(files[place], read_execution(path))
-    ranks = [file.rank for file in files]
-    if len({*ranks} - {None}) < len(files) > 1:
-        raise ValueError(f"ranks are {show(ranks)}; read one trace for each rank, all of one run")
+    ranks, begun = [file.rank for file in files], [file.events["ts"][0] for file in files]
+    # times since 1970, not since the start of a machine, are after 2006
+    hours = (max(begun) - min(begun)) / 3.6e12 if min(begun) > 2**60 else 0.0
+    if len({*ranks} - {None}) < len(files) > 1 or hours > 1:
+        raise ValueError(f"ranks are {show(ranks)}, {hours:,.0f} h apart; read one trace for each rank, all of one run")
     return sorted((replace(file, rank=file.rank or 0) for file in files), key=lambda file: file.rank or 0)
 
 

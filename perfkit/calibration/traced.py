@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from perfkit.calibration.activity import list_work
-from perfkit.calibration.collectives import list_collectives
+from perfkit.calibration.collectives import checked, list_collectives
 from perfkit.ground.units import Array
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.recording.recorder import Recorder
@@ -31,6 +31,7 @@ _MISFIT = object()
 _REFUSED = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
+@checked
 def record_step(file: TraceFile) -> tuple[Graph, Array]:
     """Make the graph of one step of a rank from its trace.
 

@@ -15,13 +15,15 @@ from perfkit.ground.units import check_choice, check_type, escape, format_table,
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction import accounts
-from perfkit.prediction.cost import find_traffic, size_operations
+from perfkit.prediction.cost import size_operations
 from perfkit.prediction.result import Prediction
 from perfkit.readers.trace import TraceFile, find_basis
 from perfkit.workloads.graph import PHASES, Graph
 
-#: How the time of an iteration is measured, see `perfkit.readers.trace.find_basis`.
-BASES = ("kernels", "host step", "device span", "host span")
+#: How the time of an iteration is measured, see `perfkit.readers.trace.find_basis`, in short and in words.
+BASES = {"kernels": "from kernel to kernel", "host step": "from mark to mark on the host",
+         "device span": "step unmarked, first to last work of the device",
+         "host span": "step unmarked, first to last event"}  # fmt: skip
 _CHARTS = ("idle", "breakdown", "timeline", "modules")
 #: Roles of recorded work; the other roles fill the time between.
 _WORKED = ("compute", "communication", "copies")
@@ -60,23 +62,17 @@ class Trace(Tabular):
 
     def steps(self) -> Table:
         """Steps of every rank: rank, step [-]; begin, time [ns], time_s [s]; kept, and the reason if not kept."""
-        return self._steps
+        return pl.concat([list_steps(file, self.basis) for file in self.files])
 
     def collectives(self) -> Table:
         """Every collective of every rank, see `perfkit.calibration.collectives.list_collectives`."""
-        return self._collectives
+        return list_collectives(self.files, self._works, self.sizes)
 
-    @cached_property
-    def _steps(self) -> Table:
-        return pl.concat([list_steps(file, self.basis) for file in self.files])
+    _steps, _collectives = cached_property(steps), cached_property(collectives)
 
     @cached_property
     def _works(self) -> list[Table]:
         return [list_work(file) for file in self.files]
-
-    @cached_property
-    def _collectives(self) -> Table:
-        return list_collectives(self.files, self._works, self.sizes)
 
     @cached_property
     def _accounts(self) -> Table:
@@ -253,7 +249,6 @@ class Trace(Tabular):
         (graph, seconds), where = record_step(self._find_file(rank)), load_platform(platform)
         with keep_quiet():
             sizes = size_operations(graph, where)
-        sizes |= find_traffic(sizes, where)
         limits = {"peak_share": sizes["flops"] / sizes["peak"], "bandwidth_share": sizes["nbytes"] / sizes["bandwidth"]}
         work = {"time_s": seconds, "flops": sizes["flops"], "nbytes": sizes["nbytes"], **limits}
         frame = graph.table().select("name", "kind", "phase", "module").with_columns(**work)
@@ -306,43 +301,52 @@ class Trace(Tabular):
             rows = rows.with_columns(phase=pl.format("rank {}", "rank"), kind=pl.col("kind").str.strip_suffix("_s"))
             return plots.breakdown_bars(rows, title="What every rank does")
         if kind == "timeline":
-            levels = {"stage": ("stage", None), "module": ("module", 1), "submodule": ("module", 2)}
-            scales = [self.timeline(*level).with_columns(stream=pl.lit(name)) for name, level in levels.items()]
-            scales = [frame.filter(rank=self.busiest) for frame in scales]
-            return plots.timeline_lanes(pl.concat([*scales, self.timeline()], how="diagonal"))
-        return plots.module_bars(self.modules()) if kind == "modules" else plots.breakdown_bars(self.breakdown())
+            named = ("stage", "stage", None), ("module", "module", 1), ("submodule", "module", 2)
+            scales = [self.timeline(level, depth).with_columns(stream=pl.lit(name)) for name, level, depth in named]
+            shown = [frame.filter(rank=self.busiest) for frame in scales[: 3 if len(self.modules()) > 1 else 1]]
+            return plots.timeline_lanes(pl.concat([*shown, self.timeline()], how="diagonal"))
+        if kind == "modules":
+            return plots.module_bars(self.modules())
+        return plots.breakdown_bars(self.breakdown(), title=f"Where the time of rank {self.busiest} goes")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the times less certain."""
+        alone = self._collectives["transfer_s"].null_count()
+        notes = [f"the times of {alone} collectives include waits: no other rank that was read took part"] * (alone > 0)
+        if observers := ", ".join(dict.fromkeys(name for file in self.files for name in file.observers)):
+            notes += [f"the profiler recorded {observers}, which slows the host: its times are upper bounds"]
+        return tuple(notes)
 
     def sections(self) -> Sections:
         """Parts of a report, see `perfkit.ground.results.Sections`."""
         yield "Ranks", self.idle()
-        yield from (("", self.chart(kind)) for kind in _CHARTS)
-        yield "Where the time goes", self.breakdown()
+        yield from (("", self.chart(kind)) for kind in _CHARTS[: 3 + (len(self.modules()) > 1)])
+        yield f"Where the time of rank {self.busiest} goes", self.breakdown()
+        yield "For whom the others waited", self.stragglers("rank").head(8 * (len(self.files) > 1))
         yield "Steps", self._steps.drop("begin", "time")
 
     def explain(self) -> str:
         """The trace in words: what was recorded, where the time goes, which steps were left out, and notes."""
         lines = [repr(self)]
         for phase, kind, count, seconds, share in self.breakdown().head(8).rows():
-            label = f"{phase} {kind}".strip().replace("_", " ") + (f" ({count} operations)" if count else "")
+            many = f"({count} operation{'s' * (count > 1)})" * (count > 0)
+            label = f"{phase} {kind} {many}".strip().replace("_", " ")
             lines.append(f"  {share:6.1%}  {format_time(seconds):>9}  {label}")
         if len(self.files) > 1:
             lines.append(format_table(write_cells(self.idle()), numbers=True))
         left = self._steps.filter(~pl.col("kept")).group_by("reason", maintain_order=True).agg(pl.col("step").unique())
         lines += [f"  left out: step {', '.join(map(str, found))}: {why}" for why, found in left.rows()]
-        if alone := self._collectives["transfer_s"].null_count():
-            lines.append(f"  note: the times of {alone} collectives include waits for ranks that were not read")
-        if observers := ", ".join(dict.fromkeys(name for file in self.files for name in file.observers)):
-            lines.append(f"  note: the profiler recorded {observers}, which slows the host: its times are upper bounds")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  note: {text}" for text in self.warnings)])
 
     def __repr__(self) -> str:
         names = [str(each.get("name", "")) for file in self.files for each in file.devices]
-        names += ["an unnamed device" if any("kernel" in file.events["cat"] for file in self.files) else "its host"]
+        names += ["an unnamed device" if any("kernel" in file.events["cat"] for file in self.files) else "a CPU"]
         count, steps = len(self.files), self._steps.filter("kept")["step"].n_unique()
-        said = f"{'unmarked, as ' * ('span' in self.basis)}{steps} step{'s' * (steps > 1)}"
+        said = f"{steps} step{'s' * (steps > 1)}, " * ("span" not in self.basis) + BASES[self.basis]
         top = [f"{row[-1]:.0%} {row[0]} {row[1]}".replace("  ", " ") for row in self.breakdown().head(2).rows()]
         where = f"{count} rank{'s' * (count > 1)} on {escape(names[0], 60)}: {format_time(self.time)}"
-        return f"trace of {where} ({self.basis}, {said}), {' and '.join(top)}"
+        return f"trace of {where} ({said}), {f'of rank {self.busiest}: ' * (count > 1)}{' and '.join(top)}"
 
 
 def read_trace(

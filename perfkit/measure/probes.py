@@ -42,7 +42,7 @@ class Probe(NamedTuple):
     Stage: ``kernels``, ``collectives`` or ``iterations``. Kind and variant: class of a kernel; operation; name, and
     ``eager`` or ``compiled``. Sizes: those of a `perfkit.measure.kernels.Case` with ``flops`` [FLOP]; ``nbytes`` in the
     nccl-tests convention [B]; the workload, see `perfkit.measure.samples.load`. Cold operands rotate, so that the last
-    cache does not hold them. Each sample has several calls [-]; the whole probe is expected to take `seconds` [s].
+    cache does not hold them. Each sample has several calls [-].
     """
 
     stage: str
@@ -54,7 +54,6 @@ class Probe(NamedTuple):
     nodes: int = 1
     cold: bool = True
     calls: int = 1
-    seconds: float = 0.0
 
 
 def _draw_kernels(formats: Sequence[str], memory: float, cache: float) -> Iterator[Probe]:
@@ -81,7 +80,7 @@ def _draw_collectives(local: int, nodes: int, largest: float) -> Iterator[Probe]
     for (ranks, count), operation in ((span, name) for span in sorted(spans - {(1, 1)}) for name in COLLECTIVES):
         # switches of the network add fp16 but not int8; both are timed to see the difference
         for dtype in ("fp16", "int8") if operation == "all_reduce" and ranks == local else ("fp16",):
-            for nbytes in (16.0 * np.geomspace(64, largest / 16, 15).round()).tolist():
+            for nbytes in (16.0 * np.geomspace(64, largest / 16, 13).round()).tolist():
                 yield Probe("collectives", operation, "", dtype, {"nbytes": nbytes}, ranks, count)
 
 

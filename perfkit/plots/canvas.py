@@ -47,7 +47,7 @@ def _theme() -> alt.theme.ThemeConfig:
         "background": "white",
         "font": "Inter, Helvetica Neue, Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif",
         "axis": {**text, **ink, "titlePadding": 8, "gridOpacity": 0.12, "labelFlush": False},
-        "legend": {**text, "labelLimit": 240, "symbolOpacity": 1, "symbolSize": 70},
+        "legend": {**text, "offset": 30, "labelLimit": 240, "symbolOpacity": 1, "symbolSize": 70},
         "header": {**text, "labelLimit": 240},
         "title": {**heading, "offset": 10},
         "view": {"stroke": None, "continuousWidth": 460, "continuousHeight": 300},

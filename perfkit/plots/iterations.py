@@ -14,7 +14,7 @@ from perfkit.plots.canvas import INK, Frame, LayerChart, draw, read_frame, read_
 #: Order of the phases of an iteration; other phases come last.
 _PHASES = ("forward", "backward", "exchange", "optimizer", "update")
 #: Most operation classes with their own colour, bars of modules, lanes of a timeline, and bars of a timeline.
-_KINDS, _MODULES, _LANES, _BARS = 7, 30, 24, 1_500
+_KINDS, _MODULES, _LANES, _BARS = 7, 30, 32, 1_900
 #: Columns of sweeps that are shares, from 0 to 1.
 _SHARES = ("efficiency", "kept", "exposed", "mfu")
 
@@ -219,7 +219,8 @@ def _aggregate(rows: Table) -> Table:
     most = _add_up(rows, "lane", slot, "phase", "region").sort("busy_s", descending=True, maintain_order=True)
     most = most.group_by("lane", "slot", maintain_order=True).first()
     begin = first + pl.col("slot") * width
-    return _join(most.with_columns(start_s=begin, end_s=begin + width), width / 2)
+    # a bar may be longer than its slot
+    return _join(most.with_columns(start_s=begin, end_s=pl.max_horizontal(begin + width, "end_s")), width / 2)
 
 
 def timeline_lanes(frame: Frame) -> alt.Chart:

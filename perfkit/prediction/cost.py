@@ -206,8 +206,9 @@ def _size_operations(
 
 
 def size_operations(graph: Graph, platform: Platform) -> dict[str, Array]:
-    """Sizes of the operations of one rank as the forms of kernels take them: bytes by cache, lookups, page walks."""
-    return _size_operations([graph], platform, graph.dtype, 1, *classify([graph], platform, graph.dtype))
+    """Sizes of the operations of one rank as the forms of kernels take them, and the traffic of their rooflines."""
+    sizes = _size_operations([graph], platform, graph.dtype, 1, *classify([graph], platform, graph.dtype))
+    return sizes | find_traffic(sizes, platform)
 
 
 def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", ranks: int = 1) -> list[Costs]:

@@ -117,8 +117,7 @@ def _read_node(item: Any) -> Node:
     numbers: list[Any] = [facts.get(key) for key in ("id", "rf_id", "tid")]
     if not all(type(number) is int for number in numbers):
         raise ValueError(f"node {show(item.get('id'))} has numbers {show(numbers)}; they must be whole numbers")
-    number, record, thread = numbers
-    return Node(number, record, thread, str(facts["name"]), *operands)
+    return Node._make([*numbers, str(facts["name"]), *operands])
 
 
 def spell_inputs(node: Node) -> dict[str, Any]:

@@ -167,7 +167,8 @@ def parse_document(
     try:
         found, _ = decoder.raw_decode(text, len(text) - len(text.lstrip()))
     except json.JSONDecodeError as fault:
-        raise ValueError(f"it is cut off, or is no JSON, at character {fault.pos}") from None
+        place = f"character {fault.pos}, {show(text[fault.pos : fault.pos + 30])}"
+        raise ValueError(f"it is cut off, or is no JSON, at {place}") from None
     if not isinstance(found, dict | list):
         raise ValueError("it is no JSON object")
     return found if isinstance(found, dict) else {"traceEvents": found}
@@ -255,8 +256,7 @@ def _link(frame: pl.DataFrame) -> pl.DataFrame:
     started = pairs.select("index", index_correlation="index_right", iteration="iteration_right")
     firsts = pairs.unique("index_right", keep="first", maintain_order=True)
     firsts = firsts.select(index="index_right", index_correlation="index", iteration="iteration_right")
-    frame = frame.with_columns(index_correlation=pl.lit(-1, pl.Int64))
-    frame = frame.update(pl.concat([started, firsts]), on="index")
+    frame = frame.with_columns(index_correlation=pl.lit(-1, pl.Int64)).update(pl.concat([started, firsts]), on="index")
     parents = _find_parents(frame.filter(host).select("index", "pid", "tid", "ts", "dur"), len(frame))
     return frame.with_columns(parent=pl.Series(parents, dtype=pl.Int64))
 

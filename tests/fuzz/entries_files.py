@@ -190,7 +190,9 @@ def trace(rng: Rng) -> Any:
         return bomb("json.gz")
     old, events, dims = rng.random() < 0.3, [], {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "c10::Half"]}
     operator, runtime, kernel = ("Operator", "Runtime", "Kernel") if old else ("cpu_op", "cuda_runtime", "kernel")
+    dims |= {"Sequence number": 3, "Fwd thread id": 0, "Input Strides": [[8, 1], [2, 1]], "Concrete Inputs": ["", ""]}
     comm = {"Collective name": "allreduce", "In msg nelems": 99, "dtype": "Float", "Process Group Ranks": "[0, 1]"}
+    comm |= {"Out msg nelems": 99, "Group size": 2, "In split size": [50, 49], "Process Group Name": "0"}
     for step in (0, 1):
         rows: list[tuple[Any, ...]] = [
             (operator, f"ProfilerStep#{step}", 0, 90, {}), ("python_function", "nn.Module: Linear_0", 1, 40, {}),
@@ -283,9 +285,9 @@ def apply(plan: pk.Plan) -> pk.Plan:
 
 
 def read_steps(rng: Rng, path: Path) -> None:
-    """Read a trace and look at it from three sides of eight."""
-    found = pk.read_trace(path)
-    for view in choose(rng, (("steps", "breakdown"), ("timeline", "modules"), ("idle", "collectives"), ("host",))):
+    """Read a trace and look at it from three sides of ten."""
+    found, sides = pk.read_trace(path), "steps breakdown,timeline modules,idle collectives,host stragglers,graph"
+    for view in choose(rng, sides.split(",")).split():
         repr(getattr(found, view)())
     if not 0 <= found.time < np.inf or not found.explain().startswith("trace of"):
         raise Nonsense(f"{found!r}")
