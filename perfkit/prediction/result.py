@@ -357,7 +357,8 @@ def predict(
     durations, notes = time_collectives(kinds, where, whole)
     times = [time_rank(k, c.seconds, own, where, whole) for k, c, own in zip(kinds, costs, durations, strict=True)]
     times = [join_hosts(own, whole) for own in times] if strategy else times
-    overlap, error = where.context.overlap, uncertainty.find_host_error(where, kinds[0].graph.execution)
+    how = "" if strategy else kinds[0].graph.execution  # strategies are charged no weights of compiled code
+    overlap, error = where.context.overlap, uncertainty.find_host_error(where, how)
     # no overlap on a core where it was not measured; on a GPU what was fitted to other families does not hold
     shared = overlap["contention"] if overlap and (whole or not device) else float(not device)
     timeline = simulate(times, device=device, contention=shared)
