@@ -18,8 +18,9 @@ import numpy as np
 
 import perfkit as pk
 from benchmarks import WRITE, Row, command, judge, lay_out, read_csv, widen, write_csv
-from perfkit.calibration.published import Scales, Step, fit_scales, predict_steps, split_step
+from perfkit.calibration.published import Scales, Step, add_published, fit_scales, predict_steps, split_step
 from perfkit.ground.files import find_reference, write_text
+from perfkit.platform.estimates import keep_quiet
 from perfkit.readers.datasheets import read_datasheet
 
 #: Node of the gallery for a device, by the first part of its name.
@@ -41,7 +42,7 @@ PCIE = {"compute_efficiency": 0.760814, "memory_efficiency": 0.59574, "sharpness
 #: Scale of kernels that PyTorch's compiler makes, from three compiled steps of perfkit's own H100; docs/formulas.md,
 #: table 4.3. None of the steps that are judged here was used for it.
 _OWN: Scales = {("memory.fused", "h100"): (0.52, 0.19, 3)}
-#: Steps on four data-parallel GPUs; they are in no group and listed one by one.
+#: Steps on four GPUs that share a batch; they are in no group and are listed one by one, before those of split models.
 _STATED = "neusight_dp4"
 #: Largest mean error [%] by what is judged and how.
 BARS = {
@@ -176,6 +177,22 @@ def state_steps(rows: Sequence[Row], scales: Scales) -> list[dict[str, Any]]:
     return [{**row, **widen(time, spread, float(row["seconds"]))} for row, time, spread in priced]
 
 
+def state_split_steps(like: Row, scales: Scales) -> list[dict[str, Any]]:
+    """Predict steps of one micro-batch over tensor or pipeline ranks, without their update; `like` says the rest."""
+    found = []
+    for row in read_csv(find_reference("published", "gpu_split_steps.csv")):
+        ranks, batch = int(row["ranks"]), int(row["micro_batch"])
+        model = build_workload({**like, "ranks": "1", "micro_batch": row["micro_batch"]}, 1)
+        about = {"source": "published steps", "date": "2026-11-25"}
+        where = find_platform(row["device"], ranks, "", "")
+        where = add_published(where, scales, row["device"].partition("-")[0], **about)
+        with keep_quiet():
+            step = pk.predict(model, where, strategy=pk.Strategy(**{row["way"]: ranks}, micro_batch=batch))
+        update = sum(seconds for (phase, _), (_, seconds) in step.parts.items() if phase == "update")
+        found.append({**row, **widen(step.time - update, step.spread, float(row["seconds"]))})
+    return found
+
+
 def tabulate_scales(scales: Scales) -> str:
     """The fitted scales as the text of a table."""
     return write_csv([
@@ -196,7 +213,7 @@ def read_scales() -> Scales:
 _FIGURES = {"steps": "{steps}", "judged": "{judged}", "n": "{n:.0f}"}
 _FIGURES |= {name: f"{{{name}:.1f}}" for name in ("geomean", "mean", "p95", "bias", "inside")} | {"bar": "{bar:g}"}
 _STEPS = {
-    "device": "{device}", "model": "{model}", "ranks": "{ranks}", "batch of a rank": "{micro_batch}",
+    "device": "{device}", "model": "{model}", "ranks": "{ranks} {way}", "micro-batch": "{micro_batch}",
     "measured": "{measured:time}", "predicted (80 %)": "{predicted:time} ({low:time} to {high:time})",
     "error": "{error:+.1%}",
 }  # fmt: skip
@@ -210,8 +227,8 @@ def main(given: Any) -> int:
     figures = [row for how in dict.fromkeys(how for _, how in BARS) for row in judge_steps(steps, how)]
     print(lay_out(figures, _FIGURES), end="\n\n")
     scales = {**fit_scales([step for step in steps if is_fitted(step)], GENERATIONS), **_OWN}
-    stated = state_steps([row for row in rows if row["source"] == _STATED], scales)
-    print(lay_out(stated, _STEPS))
+    stated = state_steps(apart := [row for row in rows if row["source"] == _STATED], scales)
+    print(lay_out([{"way": "dp", **row} for row in stated] + state_split_steps(apart[0], scales), _STEPS))
     if given.write:
         write_text(find_reference("published") / "gpu_scales.csv", tabulate_scales(scales))
     return int(any(row["bar"] and row["mean"] > row["bar"] for row in figures))

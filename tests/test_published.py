@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu_context import BARS, GENERATIONS, build_workload, list_steps, read_rows, read_scales, state_steps
+from benchmarks.gpu_context import (
+    BARS,
+    GENERATIONS,
+    build_workload,
+    list_steps,
+    read_rows,
+    read_scales,
+    state_split_steps,
+    state_steps,
+)
 from perfkit.calibration.published import Step, add_published, fit_scales, predict_steps
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import keep_quiet
@@ -146,6 +155,9 @@ def test_steps_on_four_gpus_lie_in_their_intervals() -> None:
     stated = state_steps([row for row in read_rows() if row["source"] == "neusight_dp4"], read_scales())
     assert len(stated) == 3 and all(row["low"] < row["measured"] < row["high"] for row in stated)
     assert max(abs(row["error"]) for row in stated) < 0.2
+    split = state_split_steps(next(row for row in read_rows() if row["source"] == "neusight_dp4"), read_scales())
+    assert len(split) == 6 and sum(row["low"] < row["measured"] < row["high"] for row in split) >= 5
+    assert max(abs(row["error"]) for row in split) < 0.2
 
 
 def test_the_bars_of_published_steps_hold_in_the_committed_table() -> None:
