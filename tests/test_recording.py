@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import linear_sum_assignment
 
 from perfkit.prediction.result import predict
 from perfkit.recording.nets import Net
@@ -353,12 +354,63 @@ def test_a_product_for_groups_of_rows_counts_as_one_product_for_each_group(dtype
     assert len(found) == 3
 
 
+def _is_finite(weight: Any) -> Any:
+    y = weight * 2
+    bad = torch.isnan(y)
+    bad |= torch.isinf(y)
+    return y.sum() if torch.isfinite(y).all() and not bad.any() else y.sum() * 3
+
+
+def _match(weight: Any) -> Any:
+    rows, columns = linear_sum_assignment(weight.detach().cpu())
+    return weight[torch.as_tensor(rows), torch.as_tensor(columns)].sum()
+
+
+def _fill(weight: Any) -> Any:
+    chosen = F.one_hot(weight.argmax(-1), 8)
+    return (weight.masked_fill(torch.ones(4, 8).triu().bool(), 0.0) * chosen).sum()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("follow", "note", "kernels"), [
+    (_is_finite, "they count as finite", ["mul", "isnan", "isinf", "bitwise_or_", "abs", "ne", "eq", "mul", "all"]),
+    (_match, "such as costs to match by, count as zeros", ["to", "index"]),
+    (_fill, "", ["argmax", "scatter_", "ones", "triu", "_to_copy", "clone", "masked_fill_", "mul"]),
+])  # fmt: skip
+def test_what_the_host_asks_of_computed_numbers_is_assumed(follow: Any, note: str, kernels: list[str]) -> None:
+    """DETR asks whether activations are finite, and lets SciPy match boxes by their costs; on a GPU filling copies."""
+    weight = torch.randn(4, 8, requires_grad=True)
+    step = lambda: follow(weight).backward()  # noqa: E731
+    graph = capture(lambda: step, device="cuda")
+    assert [label[0] for label in graph.labels][: len(kernels)] == kernels
+    assert len(graph.notes) == bool(note) and all(note in each for each in graph.notes)
+    step()
+    with OperationTimer() as timer:
+        step()
+    names = [label[0] for label in capture(lambda: step).labels]
+    assert names == [name for name in timer.names if name != "lift_fresh"], "on a CPU as it runs"
+
+
+def test_small_numbers_that_are_passed_decide_sizes() -> None:
+    images = torch.tensor([[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]])
+    net = nn.Linear(2, 2)
+
+    def step() -> None:
+        net(images[(images != 0).any(1)]).sum().backward()  # pictures that are only padding are left out
+
+    assert capture(lambda: step)[1 + 2].features["m"] == 2
+
+
 def _decide(weight: Any) -> Any:
     return weight.sum() if weight.sum() > 3 else weight.sum() * 2  # a branch
 
 
 def _select(weight: Any) -> Any:
     return weight[weight > 0].sum()  # a mask
+
+
+def _compare(weight: Any) -> Any:
+    return weight.sum() if weight.detach().numpy().mean() > 3 else weight.sum() * 2  # an array
 
 
 def _report(weight: Any) -> Any:
@@ -481,7 +533,7 @@ def _list_replaced() -> list[Any]:
         torch._C._distributed_c10d.Reducer._rebuild_buckets, torch._C._distributed_c10d.Work.wait,
         distributed._sync_module_states, sys.excepthook, warnings.filters, list(warnings.filters),
         torch.get_default_dtype(), torch.get_rng_state().tolist(), torch.is_grad_enabled(),
-        torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT, _get_current_dispatch_mode(),
+        torch._subclasses.FakeTensorMode.may_turn_const, _get_current_dispatch_mode(),
     ]  # fmt: skip
 
 

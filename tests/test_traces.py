@@ -189,6 +189,25 @@ def write_rank(folder: Path, rank: int, late: int, group: str = "") -> str:
     return str(path)
 
 
+def test_casts_of_autocast_are_no_part_of_the_operation_that_they_are_for(tmp_path: Path) -> None:
+    """Autocast casts the arguments of an operator and calls it again; both are named alike in a trace."""
+    shapes = {"Input Dims": [[8, 16, 9, 9]], "Input type": ["float"], "Input Strides": [[1296, 81, 9, 1]]}
+    rows = [("user_annotation", "ProfilerStep#1", 0, 100, {}), ("cpu_op", "aten::conv2d", 1, 60, {})]
+    rows += [("cpu_op", "aten::to", 2, 20, {}), ("cpu_op", "aten::_to_copy", 3, 18, {**shapes})]
+    rows += [("cpu_op", "aten::conv2d", 30, 30, {}), ("cpu_op", "aten::convolution", 31, 28, {})]
+    for number, (launched, name) in enumerate(((10, "cast"), (40, "fprop")), start=1):
+        rows.append(("cuda_runtime", "cudaLaunchKernel", launched, 2, {"correlation": number}))
+        rows.append(("kernel", name, launched + 4, 9, {"correlation": number, "stream": 7}))
+    events = [{"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args}
+              for cat, name, ts, dur, args in rows]  # fmt: skip
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    trace = pk.read_trace(path)
+    kinds = trace.breakdown().filter(phase="forward")["kind"].to_list()
+    assert sorted(kinds) == ["convolution", "copy"]
+    assert [label[0] for label in trace.graph().labels] == ["_to_copy", "aten::conv2d"]
+
+
 def test_the_shortest_time_over_ranks_is_the_transfer(tmp_path: Path) -> None:
     paths = [write_rank(tmp_path, rank, late) for rank, late in enumerate((0, 30))]
     trace = pk.read_trace(paths, sizes={"nccl*AllReduce*": 1e6})

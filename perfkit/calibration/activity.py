@@ -99,6 +99,8 @@ def _find_places(file: TraceFile) -> Callable[[int], _Place]:
     """Make a function that finds the place of an event; backward nodes take the module of their forward operator."""
     events, made = file.events, dict[int, int]()
     cats, names, parents, threads = (events[name].to_list() for name in ("cat", "name", "parent", "tid"))
+    # autocast casts the arguments of an operator and calls it again: the inner one is the operator
+    wraps = {above for name, above in zip(names, parents, strict=True) if above >= 0 and names[above] == name}
     first = events.filter(pl.col("stream") < 0).unique("tid", keep="first").select("tid", "name").rows()
     engines = {thread for thread, name in first if _PHASES[2][0].search(name)}
     for index, args in file.args.items():  # the last operator before a node has its number
@@ -117,7 +119,7 @@ def _find_places(file: TraceFile) -> Callable[[int], _Place]:
         module = f"{around.module}.{part}".strip(".") if part else around.module
         if phase == "backward" and (number := file.args.get(index, {}).get("Sequence number", -1)) in made:
             module = find(made[number]).module
-        owned = (index, known) if operator and not around.known else around[2:4]
+        owned = (index, known) if operator and not around.known and index not in wraps else around[2:4]
         return _Place(phase or around.phase, module, *owned, index if exchange else around.exchange)
 
     return find

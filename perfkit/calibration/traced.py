@@ -96,10 +96,6 @@ class _Step:
             above = self.launches[row["index"]] if row["operation"] < 0 else row["operation"]
             while above >= 0 and (cats[above] != "cpu_op" or "evaluate_function" in self.names[above]):
                 above = parents[above]
-            inner = self.launches[row["index"]]
-            while inner not in (-1, above) and (cats[inner], self.names[inner]) != ("cpu_op", self.names[above]):
-                inner = parents[inner]
-            above = max(above, inner)  # autocast casts the arguments and calls the operation again
             key = row["index"] if above < 0 or row["index"] in found else above
             self.calls.setdefault(key, []).append({**row, **found.get(key, {})})
         busy = {self.outer[self.find_host(key)] for key in self.calls}

@@ -7,7 +7,7 @@ part of PyTorch                              what for
 ===========================================  ==============================================================
 torch._subclasses.fake_tensor                tensors without values; deep copies ask for `data_ptr`
 _meta_registrations._meta_grouped_mm_common  grouped products in formats other than bf16
-fake_tensor.CONSTANT_NUMEL_LIMIT             real whole numbers stay known through operations
+FakeTensorMode.may_turn_const                how large a tensor may be whose values stay known
 nn.Module._apply                             conversions swap parameters; fake parameters cannot be swapped
 nn.init._no_grad_trunc_normal_               it draws until all numbers are in range
 UninitializedParameter, UninitializedBuffer  tensors of lazy modules before their first input
@@ -71,8 +71,9 @@ _VALUES = (
     fake_tensor.UnsupportedFakeTensorException,
     fake_tensor.UnsupportedOperatorException,
 )
-#: Largest tensor whose values are computed from known values [-].
-MOST_KNOWN = 1 << 24
+#: Largest tensors whose values are known, of whole numbers and of others [-]. Sizes and branches hardly depend on large
+#: tensors of others, such as masks that are added to scores.
+MOST_KNOWN, MOST_DRAWN = 1 << 24, 1 << 20
 _LAZY: tuple[Any, ...] = (UninitializedParameter, UninitializedBuffer)
 #: Held during a capture, whose patches affect the whole process.
 _ALONE = threading.RLock()
@@ -108,7 +109,7 @@ def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
 class Unknown(float):
     """A number that was not computed: a step may add it up and print it, but not decide by it."""
 
-    def _decide(self, *_: Any) -> NoReturn:
+    def _decide(self, *_: Any, **__: Any) -> NoReturn:
         refuse(_NEEDED)
 
     def _combine(self, *_: Any) -> "Unknown":
@@ -118,6 +119,19 @@ class Unknown(float):
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _combine
     __neg__ = __abs__ = __pow__ = __rpow__ = _combine
     __hash__ = float.__hash__
+
+
+class UnknownArray(np.ndarray[Any, Any]):
+    """Numbers that were not computed: compiled code may match or sort them, but a step may not decide by them."""
+
+    __array_ufunc__ = __array_function__ = __bool__ = __float__ = __int__ = Unknown._decide
+    __getitem__ = __iter__ = item = tolist = Unknown._decide
+
+
+def is_small(tensor: Tensor) -> bool:
+    """Whether a tensor is dense, and small enough to know its values."""
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.layout is torch.strided and tensor.numel() <= (MOST_KNOWN if whole else MOST_DRAWN)
 
 
 def find_caller(name: str) -> bool:
@@ -135,7 +149,7 @@ def find_alive(*types: type) -> list[Any]:
     """All living objects of these types, except lazy parameters and modules whose constructor still runs."""
     objects = gc.get_objects()
     wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, types)}
-    alive = [o for o in objects if type(o) in wanted and not is_lazy(o)]
+    alive = (o for o in objects if type(o) in wanted and not is_lazy(o))
     return [o for o in alive if not isinstance(o, nn.Module) or "_modules" in vars(o)]
 
 
@@ -148,11 +162,10 @@ def _list_mappings(tree: Any) -> Iterator[dict[Any, Any]]:
             yield from _list_mappings(each)
 
 
-@contextmanager
-def compute() -> Iterator[None]:
-    """Compute on real tensors, and record nothing."""
+def compute(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function on real tensors, and record nothing."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        yield
+        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -169,10 +182,8 @@ def _keep_settings() -> Iterator[None]:
         (own._get_float32_matmul_precision, own._set_float32_matmul_precision),
         (own._get_cudnn_allow_tf32, own._set_cudnn_allow_tf32),
     ]  # fmt: skip
-    for place in _FORMATS:
-        read_format = partial(own._get_fp32_precision_getter, *place)
-        set_format = partial(own._set_fp32_precision_setter, *place)
-        settings.append((read_format, set_format))
+    read, write = own._get_fp32_precision_getter, own._set_fp32_precision_setter
+    settings += [(partial(read, *place), partial(write, *place)) for place in _FORMATS]
     before = [_read(get) for get, _ in settings]
     try:
         yield
@@ -243,27 +254,12 @@ def _take_any_format(rule: Callable[..., Tensor], a: Tensor, b: Tensor, *more: A
     return rule(a.to(torch.bfloat16), b.to(torch.bfloat16), *more, **named).to(a.dtype)
 
 
-def _hold_nothing(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a lazy tensor be a real, empty one, as a fake tensor cannot be of its class."""
-
-    def new(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-        with compute():
-            return make(*args, **kwargs)
-
-    return new
-
-
 def load_batches(loader: Any) -> Iterator[Any]:
     """Real batches of a data loader, made in this process without its workers."""
     alone = copy.copy(loader)
     vars(alone).update(num_workers=0, timeout=0, pin_memory=False)
-    with compute():
-        batches = alone._get_iterator()
-    while True:
-        with compute():
-            batch = next(batches, None)
-        if batch is None:
-            return
+    batches = compute(alone._get_iterator)
+    while (batch := compute(next, batches, None)) is not None:
         yield batch
 
 
@@ -282,10 +278,11 @@ def _list_patches(recorder: Any) -> list[Any]:
     lists = {"_foreach_supported_types": types, "_get_foreach_kernels_supported_devices": lambda: names}
     patches: list[tuple[Any, dict[str, Any]]] = [
         (FakeTensor, {"data_ptr": lambda _: 0}),
-        (FakeTensorMode, {"__deepcopy__": lambda mode, _: mode}),  # its weak references cannot be copied
-        (fake_tensor, {"CONSTANT_NUMEL_LIMIT": MOST_KNOWN}),
+        # weak references cannot be copied
+        (FakeTensorMode, {"__deepcopy__": lambda mode, _: mode, "may_turn_const": lambda _, made: is_small(made)}),
         (_meta_registrations, {"_meta_grouped_mm_common": partial(_take_any_format, _meta_grouped_mm_common)}),
-        *((each, {"__new__": staticmethod(_hold_nothing(each.__new__))}) for each in _LAZY),
+        *((each, {"__new__": lambda *args, device=None, make=each.__new__, **kwargs: compute(make, *args, **kwargs)})
+          for each in _LAZY),  # real and empty, as a fake tensor cannot be of these classes
         (nn.Module, {"_apply": _convert}), (torch.UntypedStorage, {"resize_": resize}),
         (nn.init, {"_no_grad_trunc_normal_": lambda tensor, *_, **__: tensor}),
         (_foreach_utils, lists), (optimizer, lists), (sys, {"excepthook": sys.excepthook}),
@@ -295,11 +292,6 @@ def _list_patches(recorder: Any) -> list[Any]:
         devices = "_get_capturable_supported_devices"
         patches += [(each, {devices: lambda **_: ["cpu"]}) for each in [*sys.modules.values()]
                     if devices in getattr(each, "__dict__", ())]  # fmt: skip
-    return patches
-
-
-def _list_rank_patches(recorder: Any) -> list[Any]:
-    """Patches of torch.distributed, as those of `_list_patches`."""
     private: Any = torch._C._distributed_c10d
     wait, agree, make = private.Work.wait, private.Reducer._rebuild_buckets, DeviceMesh.__init__
 
@@ -313,12 +305,11 @@ def _list_rank_patches(recorder: Any) -> list[Any]:
 
     def mesh(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         known = [getattr(each, "constant", each) for each in (*args, *kwargs.values())]  # numbers of ranks
-        with _disable_current_modes():
-            make(self, "cpu", *known[: len(args)], **dict(zip(kwargs, known[len(args) :], strict=True)))
+        compute(make, self, "cpu", *known[: len(args)], **dict(zip(kwargs, known[len(args) :], strict=True)))
 
     asked = ("_verify_param_shape_across_processes", "_sync_module_states")  # of other ranks
     return [
-        (DeviceMesh, {"__init__": mesh}), (private.Work, {"wait": note}),
+        *patches, (DeviceMesh, {"__init__": mesh}), (private.Work, {"wait": note}),
         (private.Reducer, {"_rebuild_buckets": agreed}),
         (distributed, dict.fromkeys(asked, lambda *_, **__: None)),
     ]  # fmt: skip
@@ -376,7 +367,7 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
     with _ALONE, ExitStack() as stack:
         stack.enter_context(_keep_settings())
         stack.enter_context(_keep_objects())
-        for owner, values in [*_list_patches(recorder), *_list_rank_patches(recorder)]:
+        for owner, values in _list_patches(recorder):
             stack.enter_context(patch.multiple(owner, create=True, **values))
         if ranks > 1 or dist.is_initialized():
             stack.enter_context(_fake_ranks(ranks, rank))

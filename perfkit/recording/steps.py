@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
 from perfkit.ground.units import check_choice, check_positive, show
+from perfkit.recording import sandbox
 from perfkit.recording.modules import DTYPES, OPTIMIZERS
 from perfkit.recording.precision import pretend_gpu
 from perfkit.recording.recorder import Recorder
@@ -34,6 +34,8 @@ _VALUES = {getattr(Tensor, name) for name in "item tolist numpy __array__ __floa
 READY = "batches of a data loader count as ready when asked for; pass loading=pk.time_loader(loader) to predict"
 #: Assumption for tensors that are pinned.
 PINNED = "the time that the host takes to pin memory is not counted"
+#: Assumption for a step that hands an array to other packages.
+ZEROS = "arrays of computed numbers, such as costs to match by, count as zeros; work of the host on them is left out"
 #: Assumption for a step of which a part is compiled.
 COMPILED = "forward and backward pass are taken to be compiled as a whole; kernels are merged by the compiler's rules"
 
@@ -64,6 +66,8 @@ class _Calls(TorchFunctionMode):
         if func is Tensor.pin_memory:
             recorder.values.notes[PINNED] = None
             return args[0]
+        if func is torch._C._nn.one_hot:
+            return self._spread(*args, **kwargs)
         if func is Tensor.backward:
             recorder.phase, recorder.leading = "backward", True
         operations, views = len(recorder.labels), recorder.viewed
@@ -82,6 +86,13 @@ class _Calls(TorchFunctionMode):
         if away != isinstance(args[0], FakeTensor) and (away or named or func is Tensor.cpu):
             self.recorder.transfer("to_device" if away else "to_host", args[0])
 
+    def _spread(self, classes: Tensor, num_classes: int = -1) -> Tensor:
+        """Rows with a one at these classes, by the operations of real tensors; fake ones would compare."""
+        if not self.recorder.accelerator:
+            classes.aminmax()
+        count = int(classes.max()) + 1 if num_classes < 0 else num_classes
+        return torch.zeros((*classes.shape, count), dtype=torch.long).scatter_(-1, classes.unsqueeze(-1), 1)
+
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The known values of a tensor, or else a number on which no decision may depend."""
         for gather in ("full_tensor", "trigger_wait"):  # of shards, and of results of collectives
@@ -89,15 +100,17 @@ class _Calls(TorchFunctionMode):
                 args = (getattr(args[0], gather)(), *args[1:])
         known = None if args[0].requires_grad else self.recorder.values.pretend(args[0]).constant
         if known is not None:
-            with _disable_current_modes():
-                return func(known, *args[1:], **kwargs)
+            return sandbox.compute(func, known, *args[1:], **kwargs)
         if find_caller("grad_scaler.py"):
             self.recorder.transfer("to_host", args[0])
             return 0.0  # nothing overflowed, as in most iterations
-        if func is not Tensor.item or not args[0].is_floating_point():
+        if func not in (Tensor.item, Tensor.numpy, Tensor.__array__) or not args[0].is_floating_point():
             raise DataDependentOutputException(func)
-        self.recorder.transfer("to_host", args[0])
-        return Unknown(1.0)
+        if func is Tensor.item:
+            self.recorder.transfer("to_host", args[0])
+            return Unknown(1.0)
+        self.recorder.values.notes[ZEROS] = None
+        return sandbox.compute(torch.zeros, args[0].shape).numpy().view(sandbox.UnknownArray)
 
 
 def _find_model(given: Any) -> Any:
@@ -107,8 +120,7 @@ def _find_model(given: Any) -> Any:
     if not (isinstance(given, str | Path) or hasattr(given, "architectures")):
         raise ValueError(f"make_step is {show(given)}; it must be a model, what builds it, or a configuration")
     if isinstance(given, str | Path) and not Path(given).exists():
-        fault = f"make_step is {show(given)}, which is no file or folder"
-        raise ValueError(f"{fault}; nothing is downloaded; give a config.json")
+        raise ValueError(f"make_step is {show(given)}, no file or folder; nothing is downloaded; give a config.json")
     try:
         package: Any = import_module("transformers")
     except ImportError as error:
@@ -201,9 +213,10 @@ def capture(
 
     Notes
     -----
-    Some values are known when the step asks for them: small tensors that are filled, counted or drawn, real whole
+    Some values are known when the step asks for them: small tensors that are passed, filled or drawn, real whole
     numbers, and everything that follows from these alone. If the step asks how many rows were chosen by computed
-    scores, as in a mixture of experts, every alternative counts as chosen equally often.
+    scores, as in a mixture of experts, every alternative counts as chosen equally often. Computed numbers count as
+    finite if the step asks. An array of computed numbers that other packages match or sort holds zeros.
 
     Examples
     --------
@@ -271,8 +284,8 @@ def _follow(recorder: Recorder) -> Iterator[None]:
             alive = find_alive(nn.Module)
             inner = {id(child) for each in alive for child in each.children()}
             for root in (each for each in alive if id(each) not in inner):
-                names = {id(each): name.removeprefix("module.") for name, each in root.named_modules()}
-                paths.update({k: re.sub(r"(^|\.)_orig_mod\b", "", name).lstrip(".") for k, name in names.items()})
+                for name, each in root.named_modules():
+                    paths[id(each)] = re.sub(r"(^|\.)_orig_mod\b", "", name.removeprefix("module.")).lstrip(".")
         recorder.modules.append(paths.setdefault(id(module), ""))
         recorder.mark()
         entered.append(module)

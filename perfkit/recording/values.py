@@ -7,23 +7,23 @@ value gets an answer.
 
 import weakref
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.utils._python_dispatch import _disable_current_modes
 
 from perfkit.models.distributions import Uniform, unique_rows
-from perfkit.recording.sandbox import MOST_KNOWN
+from perfkit.recording.sandbox import MOST_DRAWN, MOST_KNOWN, compute, is_small
 from perfkit.workloads.vocabulary import walk_tensors
 
-#: Largest tensor that is really filled, counted or drawn [-].
-_MOST_DRAWN = 1 << 20
 #: Operations whose results still depend on a choice among alternatives, such as experts.
 _FOLLOWING = frozenset("eq gt ge scatter scatter_ index select clone _to_copy sum any amax".split())
 #: Data types of masks; the number of entries that a mask picks is not known.
 _MASKS = (torch.bool, torch.uint8)
+#: Assumption for a step that asks whether numbers are finite.
+FINITE = "the step asks whether computed numbers are finite; they count as finite"
 #: Assumption for a step that asks how many rows belong to an alternative.
 BALANCED = "computed scores choose rows, such as those of experts; each alternative counts as chosen equally often"
 
@@ -93,18 +93,14 @@ class Values:
         if not _is_known(tree):
             return self.fake.from_tensor(tree)
         storage = tree.untyped_storage()
-        with _disable_current_modes():
-            if storage._cdata not in self._copies:  # an operation may change the copy, but not the original
-                self._copies[storage._cdata] = storage, storage.clone()
-            known = torch.empty(0, dtype=tree.dtype)
-            known.set_(self._copies[storage._cdata][1], tree.storage_offset(), tree.shape, tree.stride())
-        return _keep(self.fake, known)
+        if storage._cdata not in self._copies:  # an operation may change the copy, but not the original
+            self._copies[storage._cdata] = storage, compute(storage.clone)
+        place = self._copies[storage._cdata][1], tree.storage_offset(), tree.shape, tree.stride()
+        return _keep(self.fake, compute(lambda: torch.empty(0, dtype=tree.dtype).set_(*place)))
 
     def work_out(self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
         """The result of an operation: by PyTorch's rule for fake tensors, except where that rule does not suffice."""
         name, known = schema.name, all(map(_is_known, given))
-        if name == "lift_fresh":  # made by torch.tensor
-            return args[0] if is_whole(args[0]) else func(*args)
         if not known:
             written = [schema.complete(args, kwargs)[i] for i in schema.written]
             self._forget([*walk_tensors(written), *(t for t in given if t.requires_grad)])
@@ -123,8 +119,7 @@ class Values:
         if name == "_grouped_mm" and isinstance(args[2], Tensor) and not _is_known(args[2]):
             self.notes[BALANCED] = None
         if name == "_ctc_loss" and (lengths := self.pretend(args[3]).constant) is not None:
-            with _disable_current_modes():
-                states = 2 * int(lengths.max()) + 1
+            states = compute(lambda: 2 * int(lengths.max()) + 1)
             return args[0].new_empty(args[0].shape[1]), args[0].new_empty((args[0].shape[1], args[0].shape[0], states))
         if name == "_ctc_loss_backward":
             return torch.empty_like(args[1])
@@ -135,12 +130,17 @@ class Values:
         out = self._look_up(func, schema, args, kwargs, given)
         if name == "native_group_norm_backward" and out[0] is not None:  # PyTorch's rule returns fp32
             out = (out[0].to(args[1].dtype), *out[1:])
+        finite = args[1] is args[0] if name == "eq" else name == "ne" and args[1:] == (inf,)  # as `isfinite` asks
+        if not known and (finite or name in ("isinf", "isnan", "isposinf", "isneginf")):
+            self.notes[FINITE] = None
+            size = out.shape if out.numel() <= MOST_KNOWN else ()  # a large one is one number that is repeated
+            out.constant = compute(lambda: torch.full(size, finite).expand(out.shape))
+            self.fake.fake_tensor_converter.add_constant_storage_mapping(out)
         if name in ("topk", "argmax") or (name in _FOLLOWING and not known):
             self._follow(name, schema.complete(args, kwargs), given, out)
-        if given or name.startswith("empty") or not isinstance(out, FakeTensor) or out.numel() > _MOST_DRAWN:
+        if given or name.startswith("empty") or not isinstance(out, FakeTensor) or out.numel() > MOST_DRAWN:
             return out
-        with _disable_current_modes():
-            real = func(*args, **kwargs)
+        real = compute(func, *args, **kwargs)
         return _keep(self.fake, real) if real.device.type == "cpu" else out
 
     def _look_up(self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
@@ -208,9 +208,7 @@ class Values:
         self.notes[BALANCED] = None
         if share < 1:
             return self._make((round(share * mask.numel()), mask.dim()), (mask.dim(), 1), torch.long, mask.device)
-        with _disable_current_modes():
-            real = torch.ones(mask.shape).nonzero()
-        return _keep(self.fake, real)
+        return _keep(self.fake, compute(lambda: torch.ones(mask.shape).nonzero()))
 
     def _split(self, index: Any) -> Sequence[Any]:
         """Indices of the places where a mask is true; other indices as they are."""
@@ -236,12 +234,13 @@ def _describe(tree: Any) -> Any:
 
 
 def _is_known(tensor: Tensor) -> bool:
-    """Whether the values of a tensor are known. Those of trained ones are not: they change with every iteration."""
+    """Whether the values of a tensor are known. Those of weights are not: they change with every iteration."""
     if tensor.requires_grad:
         return False
     if isinstance(tensor, FakeTensor):
         return tensor.constant is not None
-    return (is_whole(tensor) or tensor.numel() == 1) and tensor.numel() <= MOST_KNOWN
+    # all of its storage is copied, so it must not be a piece of a large one
+    return is_small(tensor) and not isinstance(tensor, nn.Parameter) and tensor.untyped_storage().nbytes() <= 1 << 27
 
 
 def _make_rows(like: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:

@@ -274,6 +274,9 @@ TABLE: tuple[Entry, ...] = (
           lambda a, o: _looked_up(a[1]._nnz(), a[1]._nnz(), prod(a[0].shape[1:]), a[1]._nnz())),
     Entry("mm addmm", "gemm", _layout, _product),
     Entry("mv dot vdot addmv", "gemm", "nn", _vectors),  # a product with one column
+    # an LSTM: inputs and states times weights; its forward pass has four results, its backward pass seven
+    Entry("mkldnn_rnn_layer*", "gemm", "nt", lambda a, o: size_product(
+          len(a[0]) * a[0].shape[1], len(a[1]), a[1].shape[1] + a[2].shape[1], passes=len(o) // 3)),
     Entry("bmm baddbmm", "bmm", _layout, _product),
     Entry("_grouped_mm", "bmm", lambda n, a: _layout(n, a[:2]), _groups),
     # scores are computed again: 2.5 times the forward (Dao 2023, arXiv:2307.08691, 4.1)
@@ -301,15 +304,15 @@ TABLE: tuple[Entry, ...] = (
     Entry("nll_loss*_forward", "rowwise", "nll_loss_forward", lambda a, o: _split(a[1], a[1].numel(), 0), (0,)),
     Entry("nll_loss*_backward", "rowwise", "nll_loss_backward", lambda a, o: _rows(a[1]), (1,)),
     Entry("binary_cross_entropy* *_loss", "elementwise", "", lambda a, o: {"elements": a[0].numel()}),
-    Entry("_safe_softmax", "rowwise", "_softmax", lambda a, o: _rows(a[0])),
-    Entry("_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
-          "_log_softmax_backward_data", "rowwise", "", lambda a, o: _rows(a[0])),
+    Entry("_softmax _safe_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
+          "_log_softmax_backward_data", "rowwise", lambda n, a: n.replace("_safe", ""), lambda a, o: _rows(a[0])),
     # in the backward pass the first argument is the gradient of the result, as large as the input
     Entry("native_layer_norm* _fused_rms_norm*", "rowwise", lambda n, a: n.replace("_fused_rms", "native_layer"),
           lambda a, o: _rows(a[0])),
     Entry("native_batch_norm* _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm* "
           "batch_norm_backward", "rowwise", lambda n, a: "native_batch_norm" + "_backward" * n.endswith("_backward"),
           lambda a, o: _split(a[0], a[0].shape[1])),  # a row is a channel
+    Entry("_weight_norm_interface*", "rowwise", "norm", lambda a, o: _rows(a[0])),
     Entry("native_group_norm*", "rowwise", "", lambda a, o: _split(a[0], prod(a[0].shape[:2]), 0)),
     Entry("sum mean var std var_mean amax amin max min argmax argmin any all prod norm logsumexp linalg_vector_norm "
           "_foreach_norm _amp_foreach_non_finite_check_and_unscale_ count_nonzero median aminmax", "rowwise",
@@ -321,7 +324,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("split_with_sizes_copy", "copy", "cat",
           lambda a, o: {"elements": a[0].numel(), "rows": prod(a[0].shape[: a[2]]) * len(a[1])}),
     Entry("clone contiguous", "copy", "clone", _moved),
-    Entry("index", "copy", "", _indexed),
+    Entry("index masked_select", "copy", "", _indexed),
     # a GPU sorts the indices to add without conflicts
     Entry("index_put index_put_ _index_put_impl_", "copy", "index_put", _indexed, launches=SORT),
     Entry("ones_like", "copy", "new_zeros", _elements),
@@ -337,7 +340,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("repeat roll flip constant_pad_nd reflection_pad* replication_pad* slice_backward select_backward "
           "slice_scatter select_scatter tril triu upsample* repeat_interleave unfold_backward diag_embed as_strided_* "
           "nonzero pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle *_copy", "copy", "", _moved),
-    Entry("_to_copy _fused_*_", "elementwise", "", _elements),  # a cast; one kernel for all weights
+    Entry("_fused_*_", "elementwise", "", _elements),  # one kernel for all weights
     Entry("_foreach_*_ _foreach_*", "elementwise", _function, _elements),  # one kernel for a list of tensors
     Entry("<pointwise> hardswish glu log_sigmoid_forward _prelu_kernel "
           "native_dropout* bernoulli* _fused_dropout masked_fill* where *_backward *_", "elementwise",
