@@ -184,6 +184,19 @@ def test_the_published_excerpt_becomes_a_platform(tmp_path: Path) -> None:
     assert new == pytest.approx(old, rel=0.1) and new != old
 
 
+def test_what_an_h100_timed_is_fitted_again(tmp_path: Path) -> None:
+    """Its small steps became slower when compiled; a driver that says its clock has it in the provenance."""
+    home = find_reference("measured", "h100-1.measurements.json")
+    story = pk.calibrate(measurements=home).provenance
+    assert (story["compiled over eager"], story["clock"]) == ("gpt2-0 1.34, resnet-0 1.63", "")
+    raw = json.loads(home.read_text())
+    raw["facts"]["clock"] = 1.98e9
+    raw["probes"] = [row for row in raw["probes"] if (row["kind"], row["variant"]) != ("gpt2-0", "eager")]
+    (tmp_path / "raw.json").write_text(json.dumps(raw))
+    story = pk.calibrate(measurements=tmp_path / "raw.json").provenance
+    assert (story["compiled over eager"], story["clock"]) == ("resnet-0 1.63", "1.98 GHz")
+
+
 def hold_out(device: Recording, plan: Sequence[Probe]) -> pl.DataFrame:
     """What a recording knows beyond its answers to a plan; half precision alone, medians over repeats."""
     answers = [
@@ -295,7 +308,7 @@ def test_probes_are_timed_by_events(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     *answers, failed = found["answers"]
     assert [answer["samples"] for answer in answers] == [[5e-4] * 5] * len(KERNELS)
     assert failed["failed"].startswith("RuntimeError") and {*cycles} == {1_600_000}
-    assert found["facts"] == {"name": "NVIDIA H100 80GB HBM3", "memory": 85e9, "cache": 2**14}
+    assert found["facts"] == {"name": "NVIDIA H100 80GB HBM3", "memory": 85e9, "cache": 2**14, "clock": 1.98e9}
     calls: list[int] = []
     time_queued([lambda: calls.append(1), lambda: calls.append(2)], 1)
     assert calls == [1, 2, 1, 2, 1, 2, 1], "each once to warm up, then in turns"

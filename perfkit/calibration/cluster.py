@@ -175,6 +175,7 @@ def fit_cluster(measurements: Mapping[str, Any], base: Named | None = None, *, n
     lost = Counter(f"{row['kind']} in {row['dtype']} ({row['failed']})" for row in rows if "failed" in row)
     story = {"id": source, "measured": day, "base": base.name, "as in the base": ", ".join(kept)}
     story["without a time"] = "; ".join(f"{count} of {label}" for label, count in lost.items())
+    story["clock"] = f"{clock / 1e9:.3g} GHz" if (clock := measurements["facts"].get("clock")) else ""
     runs = {(row["kind"], row["variant"]): row["seconds"] for row in rows if "profiled" in row}
     both = [kind for kind, how in runs if how == "compiled" and (kind, "eager") in runs]
     story["compiled over eager"] = ", ".join(f"{k} {runs[k, 'compiled'] / runs[k, 'eager']:.2f}" for k in both)

@@ -314,8 +314,8 @@ class Trace(Tabular):
         """What makes the times less certain."""
         alone = self._collectives["transfer_s"].null_count()
         notes = [f"the times of {alone} collectives include waits: no other rank that was read took part"] * (alone > 0)
-        if observers := ", ".join(dict.fromkeys(name for file in self.files for name in file.observers)):
-            notes += [f"the profiler recorded {observers}, which slows the host: its times are upper bounds"]
+        if observers := " and ".join(dict.fromkeys(name for file in self.files for name in file.observers)):
+            notes += [f"the profiler also recorded {observers}, which slows the host: its times are upper bounds"]
         return tuple(notes)
 
     def sections(self) -> Sections:

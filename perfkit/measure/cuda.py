@@ -133,9 +133,9 @@ def time_probes(*, probes: Sequence[Sequence[Any]], kept: str, folder: str, devi
     Returns
     -------
     found : dict
-        ``facts``: name, memory and cache of the device, as its driver reports them [B]. ``answers``, in the order of
-        the probes: ``samples`` [s] and the true ``sizes``; or ``seconds``, ``profiled`` [s] and ``trace``; or
-        ``failed`` with the reason. Only rank 0 takes part in all probes and has all answers.
+        ``facts``: name, memory and cache [B] and highest clock [Hz] of the device, as its driver says. ``answers``, in
+        the order of the probes: ``samples`` [s] and the true ``sizes``; or ``seconds``, ``profiled`` [s] and ``trace``;
+        or ``failed`` with the reason. Only rank 0 takes part in all probes and has all answers.
     """
     rank, ranks = find_ranks()
     local, known = int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), torch.cuda.get_device_properties(device)
@@ -153,5 +153,5 @@ def time_probes(*, probes: Sequence[Sequence[Any]], kept: str, folder: str, devi
         return _answer(probe, groups.get(members), device, Path(folder)) if rank in members else None
 
     found = campaign.run("probes", {f"{i}": partial(answer, Probe(*fields)) for i, fields in enumerate(probes)})
-    facts = {"name": known.name, "memory": known.total_memory, "cache": known.L2_cache_size}
-    return {"facts": facts, "answers": [*found.values()]}
+    sizes, clock = {"memory": known.total_memory, "cache": known.L2_cache_size}, getattr(known, "clock_rate", 0)
+    return {"facts": {"name": known.name, **sizes, "clock": 1e3 * clock}, "answers": [*found.values()]}
