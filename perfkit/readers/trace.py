@@ -319,9 +319,7 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
     slow = slow.group_by("iteration").agg(allocations=pl.len())
     frame = marks.join(work, on="iteration", how="left").join(slow, on="iteration", how="left").sort("ts")
     frame = frame.with_columns(pl.col("kernels", "allocations").fill_null(0))
-    single = (
-        device.filter(cat="kernel").filter(pl.len().over("iteration", "name") == 1).select("iteration", "name", "ts")
-    )
+    single = device.filter(cat="kernel").filter(pl.len().over("iteration", "name") == 1)
     pairs = single.join(frame.select("iteration", after=pl.col("iteration").shift(-1)), on="iteration")
     pairs = pairs.join(single, left_on=["after", "name"], right_on=["iteration", "name"])
     periods = pairs.group_by("iteration").agg(period=(pl.col("ts_right") - pl.col("ts")).median())
