@@ -133,6 +133,16 @@ def time_peers(peers: Mapping[str, Mapping[str, _Ask]], rounds: int = _ROUNDS) -
             for (name, what), rate in best.items()]  # fmt: skip
 
 
+def time_exploration(rounds: int = _ROUNDS) -> tuple[int, float]:
+    """Strategies of GPT-3 175B on 8 to 1,024 A100, no two alike, and how many are explored in a second."""
+    best, tried, (gpt, _) = 0.0, 0, _state(8, 8, 1)
+    for _ in range(rounds):
+        start = time.process_time()
+        tried = pk.explore(gpt, "a100-sxm-8x128", [2**n for n in range(3, 11)]).tried
+        best = max(best, tried / (time.process_time() - start))
+    return tried, best
+
+
 _COLUMNS = {
     "tool": "{name}", "questions": "{question}", "a second": "{per_second:,.0f}",
     "batch 8, sequence 512; or 8 ways, 8 stages, micro-batches of 1": "{answer_s:time}",
@@ -159,6 +169,9 @@ def main(given: Any) -> None:
             sys.path.remove(folder)
             logging.disable(logging.NOTSET)
     print(lay_out(rows, _COLUMNS, numbers=True))
+    tried, rate = time_exploration()
+    asked = f"{len(WAYS)} strategies are asked for again and again"
+    print(f"{asked}; of {tried:,} unlike ones pk.explore takes {rate:,.0f} a second")
     if calculon:
         try:
             print(f"\nPublished steps on A100, errors in %\n{compare_answers(calculon)}")

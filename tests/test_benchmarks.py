@@ -185,6 +185,7 @@ def test_peers_are_asked_what_perfkit_is(monkeypatch: Patch, capsys: Capture) ->
     ways = Strategy(tp=8, pp=8, dp=16, zero=1, sequence_parallel=True)
     best = explore(large, "a100-sxm-8x128", strategies=[ways], memory=1e12).table()["time"][0]
     assert rows[2]["answer_s"] == pytest.approx(best)
+    assert peers.time_exploration(rounds=1)[0] > 20_000
     monkeypatch.setattr(peers.subprocess, "run", lambda words: SimpleNamespace(returncode=1))
     assert peers.main([]) == 0 and "nothing is compared" in capsys.readouterr().out
 

@@ -118,15 +118,19 @@ def price_micro_batch(model: Transformer, platform: Platform, s: Strategy, execu
 def price_messages(
     platform: Platform, operation: str, nbytes: Array, count: Array, stride: Array, algorithm: str = ""
 ) -> Array:
-    """Time of collectives of `count` ranks that are `stride` apart [s]; an algorithm is used across nodes only."""
+    """Time of collectives of `count` ranks that are `stride` apart [s]; an algorithm is used across nodes only.
+
+    Messages of one size are priced once.
+    """
     local, time = platform.network.ranks_per_node, np.zeros(nbytes.shape)
     sent = count > 1
     for ranks, apart in {*zip(count[sent].astype(int).tolist(), stride[sent].astype(int).tolist(), strict=True)}:
         own, inside = (count == ranks) & (stride == apart), min(max(local // apart, 1), ranks)
+        sizes, place = np.unique(nbytes[own], return_inverse=True)
         if algorithm and local < ranks and inside == local:
-            time[own] = platform.price_collective(operation, nbytes[own], ranks, algorithm).time
+            time[own] = platform.price_collective(operation, sizes, ranks, algorithm).time[place]
         else:
-            time[own] = price_group(platform, operation, nbytes[own], ranks, -(-ranks // inside), inside).time
+            time[own] = price_group(platform, operation, sizes, ranks, -(-ranks // inside), inside).time[place]
     return time
 
 
