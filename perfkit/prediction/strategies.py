@@ -173,9 +173,8 @@ class _Iterations:
     def share_experts(self) -> Array:
         """Time of an all_to_all of the tokens of a layer among ranks that share experts [s]."""
         s, stride, routed = self.s, self.s.tp * self.s.cp, self.sizes.routed
-        flat = price_messages(self.platform, "all_to_all", routed, np.where(s.two_level, 1, s.ep), stride)
-        two = np.where(s.two_level, s.ep, 1)
-        return flat + price_messages(self.platform, "all_to_all", routed, two, stride, "two_level")
+        ways = ("", np.where(s.two_level, 1, s.ep)), ("two_level", np.where(s.two_level, s.ep, 1))
+        return np.asarray(sum(price_messages(self.platform, "all_to_all", routed, ep, stride, way) for way, ep in ways))
 
     def share_stages(self) -> dict[str, Array]:
         """Times of all micro-batches on the slowest stage, of the messages among and around its ranks, and bubble."""
