@@ -314,6 +314,15 @@ def test_probes_are_timed_by_events(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert calls == [1, 2, 1, 2, 1, 2, 1], "each once to warm up, then in turns"
 
 
+def test_without_a_gpu_nothing_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for base in (None, "h100-sxm-8"):
+        with pytest.raises(ValueError, match=r"has 0 GPUs that PyTorch .* can use; choose device cpu, or a machine"):
+            pk.calibrate(device="cuda", base=base, out=tmp_path / "mine.toml", progress=False)
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_an_iteration_is_timed_and_then_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")

@@ -201,7 +201,7 @@ def _count_ranks(device: str, ranks: int | None) -> int:
         return min(2, count_cores())
     import torch
 
-    return max(1, torch.cuda.device_count())
+    return check_processors(max(1, torch.cuda.device_count()), device)
 
 
 def calibrate(
