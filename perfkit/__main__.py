@@ -113,15 +113,12 @@ def _predict(given: _Given) -> _Answer:
         _refuse(given, "sequence parallel accumulate checkpoint", "a DLRM has none")
     workload = _build(given.model, **_pick(given, _WORKLOAD))
     with keep_quiet():  # the explanation has the warnings
-        found = pk.predict(
-            workload, given.platform, ranks=given.ranks, execution=given.execution, loading=given.loading or 0.0
-        )
+        found = pk.predict(workload, given.platform, **_pick(given, "ranks execution loading"))
     data = {
         "workload": workload.description, "platform": found.platform.name, "ranks": found.ranks, "time_s": found.time,
-        "execution": found.execution, "device_s": found.device_time,
-        "interval_s": found.interval(), "lower_bound_s": found.lower_bound, "serial_s": found.serial,
-        "bottleneck": found.bottleneck, "breakdown": found.breakdown().to_dicts(),
-        "unmodelled_s": dict(found.unmodelled), "warnings": found.warnings,
+        "execution": found.execution, "device_s": found.device_time, "interval_s": found.interval(),
+        "lower_bound_s": found.lower_bound, "serial_s": found.serial, "bottleneck": found.bottleneck,
+        "breakdown": found.breakdown().to_dicts(), "unmodelled_s": dict(found.unmodelled), "warnings": found.warnings,
     }  # fmt: skip
     return _Answer(found.explain(), data, results=[found])
 

@@ -55,8 +55,10 @@ def test_files_are_pooled_and_every_family_has_its_noise_floor(comparison: Compa
 
 def test_text_ends_with_one_line_for_each_family_and_one_for_all(comparison: Comparison) -> None:
     lines = comparison.summary_as_text().splitlines()
-    assert [line.split()[0] for line in lines] == ["dlrm", "transformer", "all"]
-    assert "mean 20.0 %" in lines[0] and "noise floor 6.0 %" in lines[0]
+    assert [line.split()[0] for line in lines] == ["errors,", "dlrm", "transformer", "all"]
+    heads = lines[0].replace("noise floor", "floor").replace("inside 80 %", "inside").split()
+    figures = dict(zip(heads[2:], lines[1].split()[1:], strict=True))
+    assert (float(figures["mean"]), float(figures["floor"])) == (20.0, 6.0)
     assert comparison.as_text().endswith("\n".join(lines))
 
 

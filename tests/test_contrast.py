@@ -136,6 +136,17 @@ def test_results_are_compared_part_by_part(name: str) -> None:
     assert "time of an iteration" in found.explain() and found.chart().to_dict()["description"]
 
 
+def test_warnings_say_which_side_they_belong_to() -> None:
+    found = PAIRS["predictions"]()
+    ours, theirs = (pk.predict(BERT, platform).warnings for platform in (A100, H100))
+    assert {*ours} - {*theirs} and {*theirs} - {*ours}
+    assert {*found.warnings} == {
+        *({*ours} & {*theirs}), *(f"a100-sxm-8: {text}" for text in {*ours} - {*theirs}),
+        *(f"h100-sxm-8: {text}" for text in {*theirs} - {*ours}),
+    }  # fmt: skip
+    assert "time of an iteration of bert-base, batch 16" in repr(found), "a report begins with what was predicted"
+
+
 @pytest.mark.parametrize(("given", "settings"), [
     ((BERT, BERT), {}), ((A100, BERT), {"platform": A100}), ((5, BERT), {"platform": A100}),
     (PLANS, {"platform": A100}), ((H100, DLRM), {}),

@@ -58,6 +58,9 @@ def test_a_step_that_waits_for_its_host_says_host_and_the_chart_shows_both_sides
     bars = found.chart().to_dict()
     drawn = bars["datasets"][bars["layer"][0]["data"]["name"]]
     assert len(drawn) == 2 * len(found.table()) and {row["now_s"] for row in drawn} == {r.time}
+    assert {row["side"] for row in drawn} == {"1/1.2 as much", "1.2 times as much"}, "how much more is said"
+    assert bars["title"]["subtitle"] == [found.summary] and "h100-sxm-8" in found.summary
+    assert "1.5 times as much" in r.sensitivity(0.5).chart().to_json()
 
 
 def test_a_scale_widens_what_it_changes_and_nothing_else() -> None:
@@ -89,6 +92,8 @@ def test_scaling_is_what_predicting_each_gives(work: Any, strong: bool) -> None:
     assert table["exposed"].to_list() == [r.communication()["exposed_share"].max() for r in runs]
     assert table["grew"].to_list() == [None, "collective", "collective"] or strong  # which other ranks cost
     assert scaled.chart(y="efficiency").to_dict()["layer"]
+    composed = [text for text in scaled.warnings if "all_reduce on 16 ranks" in text]
+    assert composed and all(text.startswith("16 ranks: ") for text in composed)
 
 
 def test_an_embedding_model_scales_as_it_is_and_names_what_grew() -> None:

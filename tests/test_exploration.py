@@ -45,6 +45,20 @@ def test_the_front_holds_what_nothing_beats_in_time_memory_and_ranks(both: Explo
     assert front[0] == rows[0] and {ranks for *_, ranks in front} == {8, 16} and len(front) < len(rows)
 
 
+def test_the_chart_and_the_report_show_the_front(both: Exploration) -> None:
+    spec, front = both.chart().to_dict(), both.front()
+    (rows,) = {
+        tuple(sorted((row["needs"], row["time"], row["ranks"]) for row in own)) for own in spec["datasets"].values()
+    }
+    assert [*rows] == sorted(front.select("needs", "time", "ranks").rows()) and "gpt3-6.7b" in spec["title"]
+    assert "Strategy(tp=" in str(spec["datasets"]) and {row[2] for row in rows} == {8, 16}
+    assert [part.name for _, part in both.sections() if isinstance(part, pk.Platform)] == ["a100-sxm-8x2 by datasheet"]
+    plans = explore(DLRM, "h100-sxm-8", 2)
+    assert {row["strategy"] for own in plans.chart().to_dict()["datasets"].values() for row in own} <= {
+        *plans.table()["tables"]
+    }
+
+
 def test_days_and_money_of_a_training(both: Exploration) -> None:
     costs, best = both.cost(2.0, tokens=1e11), both.table().row(0, named=True)
     fastest = costs.sort("time").row(0, named=True)

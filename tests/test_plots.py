@@ -151,7 +151,8 @@ def test_bars_keep_the_total_gather_the_rest_and_come_in_the_order_of_an_iterati
     assert sum(row["seconds"] for row in drawn) == pytest.approx(40 * 3 + 29 + 5)
     named = {*(f"layers.{i}" for i in range(29)), "11 other modules", "outside modules"}
     assert {row["module"] for row in drawn} == named
-    assert spec["title"]["subtitle"] == "2.57 min in all; thin line: the device is idle, 4 s in all"
+    assert spec["title"]["subtitle"] == ["2.57 min in all; thin line: the device is idle, 4 s in all"]
+    assert plots.module_bars(rows, about="net on toy").to_dict()["title"]["subtitle"][0] == "net on toy"
 
 
 def test_a_timeline_stays_small_shows_what_fills_a_slot_and_pales_where_a_stream_is_idle() -> None:
@@ -176,7 +177,18 @@ def test_a_timeline_stays_small_shows_what_fills_a_slot_and_pales_where_a_stream
     chart = plots.timeline_lanes([{**about, "start_s": s, "end_s": s + (6e-4 if s == 0.007 else 1e-4)} for s in start])
     (bar,) = values(chart)
     assert bar["busy"] == pytest.approx(0.1, rel=0.01) and (bar["operations"], bar["longest"]) == (10_000, "add · net")
-    assert chart.to_dict()["title"]["subtitle"].startswith("paler")
+    assert chart.to_dict()["title"]["subtitle"][0].startswith("paler")
+
+
+def test_the_ticks_of_a_sweep_are_its_few_values_and_large_counts_have_a_prefix() -> None:
+    rows = [{"batch": batch, "time": 1e-3 * batch} for batch in (8, 16, 2048)]
+    layer = plots.sweep_lines(rows, x="batch", title="bert on toy").to_dict()["layer"][0]
+    assert layer["encoding"]["x"]["axis"]["values"] == [8, 16, 2048]
+    written = vl_convert.vegalite_to_svg(plots.sweep_lines(rows, x="batch").to_json())
+    assert all(f">{text}<" in written for text in ("8", "16", "2.05k", "1 s"))
+    for low, high, least in ((24.0, 124.0, 4), (340.0, 450.0, 3), (1.0, 9.0, 5), (1e-5, 2e-3, 6), (1e3, 1e9, 6)):
+        ticks = plots.canvas.log_axis("x", "x", (low, high), "").to_dict()["axis"]["values"]
+        assert least <= len(ticks) <= 10 and all(low <= tick <= high for tick in ticks), (low, high)
 
 
 def roof_labels(peaks: dict[str, float], bandwidths: dict[str, float]) -> list[list[str]]:

@@ -53,7 +53,24 @@ def test_what_cannot_be_priced_says_why_beside_the_rest() -> None:
     ]
     assert found.table().filter(polars.col("error").is_null()).equals(priced)
     assert "heads is 12; it must divide hidden, 770" in found.table()["error"][1]
-    assert repr(found).startswith("Sweep(32 configurations over batch, ranks, hidden: ")
+    assert repr(found).startswith("Sweep(32 configurations of bert on h100-sxm-8 over batch, ranks, hidden: ")
+
+
+def test_warnings_of_a_sweep_say_which_platform_they_belong_to_and_its_report_shows_the_platforms() -> None:
+    names = ["a100-sxm-8", "h100-sxm-8"]
+    found = pk.sweep(pk.Transformer.bert, {"batch": [8, 16], "dtype": ["bf16"], "platform": names}, progress=False)
+    alone = {name: pk.predict(pk.Transformer.bert(batch=8, dtype="bf16"), name).warnings for name in names}
+    own = [
+        f"platform {name}: {text}"
+        for name in names
+        for text in alone[name]
+        if text not in alone[names[name == names[0]]]
+    ]
+    assert len(own) > 2 and {*own} <= {*found.warnings} and all(": " in text for text in found.warnings)
+    assert [part.name for _, part in found.sections() if isinstance(part, pk.Platform)] == names
+    assert "several platforms" in repr(found) and found.chart().to_dict()["title"] == "bert-base on several platforms"
+    many = pk.sweep(SMALL, {"batch": [2, 4], "ranks": [1, 2]}, "h100-sxm-8", events=True, progress=False).warnings
+    assert len(many) == len({*many}) and not any("platform h100" in text for text in many)
 
 
 class Lists(ThreadPoolExecutor):
@@ -75,7 +92,7 @@ def test_charts_have_a_line_for_each_of_the_others() -> None:
     found = pk.sweep(SMALL, {"batch": [2, 4], "platform": ["h100-sxm-8", "a100-sxm-8"]}, progress=False)
     chart = found.chart().to_dict()
     rows = [row for values in chart["datasets"].values() for row in values]
-    assert {row["series"] for row in rows} == {"platform h100-sxm-8", "platform a100-sxm-8"}
+    assert {row["series"] for row in rows} == {"h100-sxm-8", "a100-sxm-8"}
     assert found.chart("platform", "needs").to_dict()["layer"][-1]["encoding"]["x"]["field"] == "platform"
     one = pk.sweep(SMALL, {"dtype": ["bf16"], "batch": [2, 4]}, "h100-sxm-8", progress=False).chart().to_dict()
     assert all(layer["encoding"][look]["legend"] is None for layer in one["layer"][-1:] for look in ("color", "shape"))
@@ -119,8 +136,15 @@ def test_decision_figures() -> None:
     assert paid["cost"] == pytest.approx(2.5 * 4 * 1e9 / (16 * 512) * r.time / 3600) == 2.5 * paid["gpu_hours"]
     drawn = r.cost(0, power=700, tokens=1e9)
     assert drawn["energy_kwh"] == pytest.approx(0.7 * paid["gpu_hours"]) and "energy_kwh" not in paid
-    with pytest.raises(ValueError, match="power is -1"):
-        r.cost(0, power=-1, tokens=1e9)
+    assert r.cost(2.5, tokens=1e9, epochs=3) == {name: pytest.approx(3 * value) for name, value in paid.items()}
+    for wrong in ({"power": -1}, {"epochs": 0}):
+        with pytest.raises(ValueError, match=r"(power|epochs) is"):
+            r.cost(0, tokens=1e9, **wrong)
+    shown = dict(next(part for heading, part in r.sections() if heading == "Time and memory"))
+    assert (
+        shown["tokens a second"] == f"{r.throughput['tokens']:,.4g}"
+        and shown["share of the peak (MFU)"] == f"{r.mfu:.1%}"
+    )
     products = 4 * 12 * 768**2 + 50257 * 768  # weights that multiply tokens
     scores = 4 * 2 * 512 * 768  # products with keys and values, half of them in the future
     assert r.mfu == pytest.approx(3 * 16 * 512 * (2 * products + scores) / (r.time * 4 * 989.4e12), rel=1e-2)

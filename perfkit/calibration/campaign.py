@@ -25,6 +25,7 @@ from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check
 from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.platform import Platform
+from perfkit.platform.sources import assemble_sources
 from perfkit.prediction.result import predict
 from perfkit.workloads.graph import COLLECTIVES
 
@@ -207,7 +208,8 @@ def _count_ranks(device: str, ranks: int | None) -> int:
 def calibrate(
     *, device: str = "cpu", base: Named | None = None, ranks: int | None = None, quick: bool = False,
     models: str = "standard", out: str | Path | None = None, measurements: str | Path | None = None,
-    traces: str | Path | Sequence[str | Path] | None = None, progress: bool = True,
+    traces: str | Path | Sequence[str | Path] | None = None,
+    nccl_logs: str | Path | Sequence[str | Path] | None = None, progress: bool = True,
 ) -> Platform:  # fmt: skip
     """Calibrate this machine: measure, fit, and return the platform.
 
@@ -232,6 +234,8 @@ def calibrate(
         Raw measurements of an earlier calibration, to fit again without measuring.
     traces : str, Path or sequence of them, optional
         Traces of steps whose kernels are fitted into the base, see `perfkit.calibration.cluster.calibrate_traces`.
+    nccl_logs : str, Path or sequence of them, optional
+        Logs of nccl-tests, files or folders, that replace collectives of the base. Nothing is measured.
     progress : bool
         Whether to show a bar for each stage.
 
@@ -260,7 +264,7 @@ def calibrate(
             for row in raw.get("probes", ()):  # traces may have moved with their measurements
                 if (old := row.get("trace")) and not Path(old).exists():
                     row["trace"] = str(Path(measurements).with_suffix(".traces") / Path(old).name)
-    elif traces is None:
+    elif traces is None and nccl_logs is None:
         ranks = _count_ranks(device, ranks)
         if device == "cuda":
             campaign, raw = _measure_gpus(base, ranks, raw_file.with_suffix(".traces"), progress)
@@ -270,7 +274,9 @@ def calibrate(
         if target is not None:
             write_text(raw_file, json.dumps(raw))
     try:
-        if traces is not None:
+        if nccl_logs is not None:
+            platform = assemble_sources(base, name=name, nccl_logs=nccl_logs)
+        elif traces is not None:
             platform = calibrate_traces(traces, base, name)
         else:
             platform = fit_cluster(raw, base, name=name) if "probes" in raw else fit_platform(raw, name=name)

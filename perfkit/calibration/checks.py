@@ -268,23 +268,17 @@ class Comparison(Tabular):
             lines += [self.at_usual_pace().summary_as_text()]
         if pairs := [(run["exposed"], run["exposed_measured"]) for run in self.runs if "exposed_measured" in run]:
             predicted, measured = 100 * np.array(pairs).T
-            lines.append(
-                f"exposed communication of {len(pairs)} runs: {predicted.mean():.0f} % of the time predicted, "
-                f"{measured.mean():.0f} % measured; {np.abs(predicted - measured).mean():.0f} points apart on average"
-            )
+            said = f"{predicted.mean():.0f} % of the time predicted, {measured.mean():.0f} % measured"
+            apart = f"{np.abs(predicted - measured).mean():.0f} points apart on average"
+            lines.append(f"exposed communication of {len(pairs)} runs: {said}; {apart}")
         return "\n".join(lines)
 
     def summary_as_text(self) -> str:
-        """The errors by family with the noise floor, one line each."""
-        lines = []
-        for family, figures in self.figures.items():
-            row = {name: 100 * value for name, value in figures.items()}
-            lines.append(
-                f"{family:<12} {figures['n']:>3} runs  geomean {row['geomean']:.1f} %  mean {row['mean']:.1f} %  "
-                f"max {row['max']:.1f} %  bias {row['bias']:+.1f} %  noise floor {row['floor']:.1f} %  "
-                f"inside the 80 % interval {row['inside']:.0f} %"
-            )
-        return "\n".join(lines)
+        """The errors by family with the noise floor, as an aligned table."""
+        heads = ("errors, %", "runs", "geomean", "mean", "p95", "max", "bias", "noise floor", "inside 80 %")
+        found = self.figures.items()
+        rows = [(name, f"{own['n']}", *(f"{100 * own[key]:.1f}" for key in [*own][1:])) for name, own in found]
+        return format_table([heads, *rows], numbers=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON.
@@ -310,9 +304,7 @@ class Comparison(Tabular):
 
     def __repr__(self) -> str:
         found, worst = self.figures["all"], self.runs[int(np.argmax(np.abs(self.errors)))]
-        return (
-            f"{len(self.runs)} runs on {self.platform}: error {100 * found['geomean']:.1f} % geomean, "
-            f"{100 * found['mean']:.1f} % mean, {100 * found['max']:.0f} % at most "
-            f"({worst['name']}, {format_time(worst['measured_s'])}); "
-            f"noise floor {100 * found['floor']:.1f} %; {found['inside']:.0%} inside the 80 % interval"
-        )
+        geomean, mean, most, floor = (100 * found[name] for name in ("geomean", "mean", "max", "floor"))
+        errors = f"error {geomean:.1f} % geomean, {mean:.1f} % mean, {most:.0f} % at most ({worst['name']}, "
+        errors += f"{format_time(worst['measured_s'])}); noise floor {floor:.1f} %"
+        return f"{len(self.runs)} runs on {self.platform}: {errors}; {found['inside']:.0%} inside the 80 % interval"

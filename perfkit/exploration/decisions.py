@@ -1,19 +1,18 @@
 """Decisions: how far a job scales, which batch, ranks or link meet a condition, and how jobs share ranks."""
 
-import math
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 from perfkit.exploration.sweeps import Sweep, build
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_choice, check_positive, check_type, rank_largest, show
-from perfkit.platform.estimates import keep_quiet, warn_once
+from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.platform.estimates import keep_quiet, name_sides, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
+from perfkit.prediction.accounts import sum_kinds
 from perfkit.prediction.result import Prediction, predict
 
 #: Largest batch of a rank, and factors on a resource, in steps of 1 %, that `solve_for` tries [-].
@@ -80,26 +79,25 @@ def scaling(
 
     where, batch = load_platform(platform), _find_batch(workload)
     counts = [2**n for n in range(where.network.ranks.bit_length())] if ranks is None else list(ranks)
-    rows, before, notes = list[dict[str, Any]](), dict[str, float](), dict[str, None]()
+    rows, before, notes = list[dict[str, Any]](), dict[str, float](), dict[str, tuple[str, ...]]()
     for count in counts:
         size = batch if strong else batch * check_positive("ranks", count, integer=True) // counts[0]
         r = _predict(workload, size, where, count, execution)
-        (low, high), memory, shares = r.interval(), r.memory(), defaultdict[str, float](float)
-        for (_, kind), (_, seconds) in r.parts.items():
-            shares[kind] += seconds / r.time
-        growth = {kind: share - before.get(kind, 0.0) for kind, share in shares.items()}
-        grew = [*growth][rank_largest([*growth.values()])[0]] if before else None
+        (low, high), memory = r.interval(), r.memory()
+        shares = {kind: sum_kinds(r.parts, kind) / r.time for _, kind in r.parts}
+        grew = max(shares, key=lambda kind: round(shares[kind] - before.get(kind, 0.0), 9)) if before else None
         rows.append({
             "ranks": count, "batch": size, "time": r.time, "low": low, "high": high, "needs": memory.total,
             "samples_per_s": size / r.time, "bottleneck": r.bottleneck, "fits": memory.fits,
             "exposed": r.communication()["exposed_share"].max(), "grew": grew,
         })  # fmt: skip
-        before, notes = shares, notes | dict.fromkeys(r.warnings)
+        before, notes = shares, notes | {f"{count} rank{'s' * (count > 1)}": r.warnings}
     if not rows:
         raise ValueError(f"ranks is {show(ranks)}; give at least one number of ranks, such as [1, 8, 64]")
     each = pl.col("samples_per_s") / pl.col("ranks")
     frame = pl.DataFrame(rows).with_columns(efficiency=each / each.first(), kept=each / each.shift(1))
-    return Sweep(frame, ("ranks",), warn_once(tuple(notes), 3))
+    about = f"{build(workload, {}).name} on {where.name}"
+    return Sweep(frame, ("ranks",), about, (where,), warn_once(name_sides(notes), 3))
 
 
 def solve_for(
@@ -161,9 +159,8 @@ def solve_for(
         return _predict(workload, batch, where.with_scale(**{unknown: value}), count, execution)
 
     place = bisect_left(values, True, key=lambda value: bool(meets(attempt(value))))  # the first that meets it
-    every = place == 0 and unknown != "ranks"
-    if every or place == len(values):
-        tried = f"{'every' if every else 'no'} {unknown} from {min(values):.7g} to {max(values):.7g}"
+    if place == len(values) or (place == 0 and unknown != "ranks"):
+        tried = f"{'no' if place else 'every'} {unknown} from {min(values):.7g} to {max(values):.7g}"
         raise ValueError(f"{tried} meets the condition (by default: memory); change it, the workload or the platform")
     found = attempt(values[place])
     warn_once(found.warnings, 3)
@@ -204,24 +201,18 @@ def allocate(
     """
     import polars as pl
 
-    where, best = load_platform(platform), {0: tuple[tuple[Any, ...], ...]()}
+    where, best = load_platform(platform), {0: (0.0, tuple[tuple[Any, ...], ...]())}
     most = check_positive("ranks", ranks, integer=True, maximum=where.network.ranks)
     check_type("jobs", jobs, Mapping)
     for name, job in jobs.items():
-        batch, counts, wider = _find_batch(job), _count_ranks(where, most), dict[int, tuple[tuple[Any, ...], ...]]()
+        batch, counts, wider = _find_batch(job), _count_ranks(where, most), type(best)()
         runs = [_predict(job, batch, where, count, None) for count in counts if batch % count == 0]
-        for r, (used, chosen) in product(runs, best.items()):
-            gain = worth(r) if worth else runs[0].time / r.time
-            rows = (*chosen, (name, r.ranks, r.time, batch / r.time, gain))
-            if used + r.ranks <= most:
-                wider[used + r.ranks] = max(wider.get(used + r.ranks, rows), rows, key=_add_up)
+        for r, (used, (total, chosen)) in product(runs, best.items()):
+            gain, taken = worth(r) if worth else runs[0].time / r.time, used + r.ranks
+            if taken <= most and (taken not in wider or total + gain > wider[taken][0]):
+                wider[taken] = total + gain, (*chosen, (name, r.ranks, r.time, batch / r.time, gain))
         best = wider
     if not jobs or not best:
         raise ValueError(f"ranks is {ranks} for {len(jobs)} jobs; give jobs, and at least one rank for each")
     schema = ("job", "ranks", "time", "samples_per_s", "worth")
-    return pl.DataFrame(max(best.values(), key=_add_up), schema=schema, orient="row")
-
-
-def _add_up(rows: tuple[tuple[Any, ...], ...]) -> float:
-    """Sum of what the jobs of some rows are worth."""
-    return math.fsum(row[-1] for row in rows)
+    return pl.DataFrame(max(best.values())[1], schema=schema, orient="row")

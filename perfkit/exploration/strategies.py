@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.ground.results import Table, Tabular
+from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import Array, check_positive, check_type, format_bytes, format_time, show
 from perfkit.models.partitions import RECOMPUTED
 from perfkit.platform.estimates import find_interval, keep_quiet
@@ -43,6 +43,10 @@ class Exploration(Tabular):
         See `table`.
     tried : int
         Strategies that were priced, including those that do not fit [-].
+    summary : str
+        What was priced, and where.
+    platform : Platform
+        Where it runs.
     plans : tuple of Plan
         Where the tables of a DLRM are stored, a plan for each row; empty for a Transformer.
     doubled : float
@@ -58,6 +62,8 @@ class Exploration(Tabular):
 
     frame: Table
     tried: int
+    summary: str
+    platform: Platform
     plans: tuple[Plan, ...] = ()
     doubled: float = np.inf
 
@@ -86,6 +92,28 @@ class Exploration(Tabular):
             if not any(rows[other][0] <= needs and rows[other][1] <= ranks for other in kept):
                 kept.append(place)
         return self.frame[kept]
+
+    def chart(self) -> Picture:
+        """Draw the time of the strategies of `front` over the memory that they need, a line for each number of ranks.
+
+        Returns
+        -------
+        chart : altair.LayerChart
+            Ready to be shown or saved.
+        """
+        from perfkit import plots
+
+        rows = self.front().sort("ranks", "needs").to_dicts()
+        for row in rows:
+            row["strategy"] = row["tables"] if self.plans else f"{Strategy(**{name: row[name] for name in _FIELDS})}"
+        return plots.sweep_lines(rows, x="needs", series=["ranks"], title=f"Strategies for {self.summary}")
+
+    def sections(self) -> Sections:
+        """What a report shows, see `perfkit.ground.results.Sections`."""
+        yield "", self.chart()
+        front = self.front()
+        yield "Nothing is faster with less memory and ranks", front.select(x.name for x in front if x.n_unique() > 1)
+        yield "", self.platform
 
     def cost(self, price_per_gpu_hour: float, *, tokens: float) -> Table:
         """Time and cost of a whole training.
@@ -132,7 +160,7 @@ class Exploration(Tabular):
         time, low, high = (format_time(best[name]) for name in ("time", "low", "high"))
         best_takes = f"the best takes {time} ({low}–{high}) and {format_bytes(best['needs'])} a rank"
         chosen = f"tables {best['tables']} on {best['ranks']} ranks" if self.plans else f"{self.best}"
-        return f"{len(self.frame)} of {self.tried} strategies fit; {best_takes}: {chosen}"
+        return f"{self.summary}: {len(self.frame)} of {self.tried} strategies fit; {best_takes}: {chosen}"
 
 
 def explore(
@@ -219,7 +247,8 @@ def explore(
     speed = {"time": time, rate: model.batch * getattr(model, "sequence", 1) / time}
     columns = heads | {"low": low, "high": high} | found | speed  # the last ones are shown of a wide table
     frame = polars.DataFrame({name: own[order] for name, own in columns.items() if plans or name not in HELD})
-    return Exploration(frame, len(fits), tuple(plans[place] for place in order if plans), float(doubled))
+    about = f"{model.description} on {' or '.join(map(str, counts))} ranks of {where.name}"
+    return Exploration(frame, len(fits), about, where, tuple(plans[n] for n in order if plans), float(doubled))
 
 
 def _price_plans(model: DLRM, where: Platform, plans: Sequence[Plan], execution: str | None) -> dict[str, Array]:

@@ -14,8 +14,9 @@ import numpy as np
 
 from perfkit.ground.results import Picture, Sections, Table, Tabular, read_columns
 from perfkit.ground.units import check_choice, escape, format_time, show
-from perfkit.platform.estimates import find_interval, keep_quiet, warn_once
+from perfkit.platform.estimates import find_interval, keep_quiet, name_sides, warn_once
 from perfkit.platform.gallery import Named, load_platform
+from perfkit.platform.platform import Platform
 from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.memory import find_capacity
 from perfkit.prediction.result import predict
@@ -42,8 +43,12 @@ class Sweep(Tabular):
         See `table`.
     varied : tuple of str
         Columns that were varied [-].
+    summary : str
+        What was predicted, and where.
+    platforms : tuple of Platform
+        Where it runs.
     warnings : tuple of str
-        What limits the trust in the numbers.
+        What limits the trust in the numbers, and which configurations it belongs to.
 
     Examples
     --------
@@ -55,6 +60,8 @@ class Sweep(Tabular):
 
     frame: Table
     varied: tuple[str, ...]
+    summary: str
+    platforms: tuple[Platform, ...]
     warnings: tuple[str, ...] = ()
 
     def table(self) -> Table:
@@ -88,19 +95,19 @@ class Sweep(Tabular):
 
         several = [name for name in self.varied if len({*map(str, self.frame[name])}) > 1] or self.varied
         first = check_choice("x", several[0] if x is None else x, self.varied)
-        series = [name for name in several if name != first]
-        return plots.sweep_lines(self.frame, x=first, y=check_choice("y", y, self.frame.columns), series=series)
+        settings: dict[str, Any] = {"series": [name for name in several if name != first], "title": self.summary}
+        return plots.sweep_lines(self.frame, x=first, y=check_choice("y", y, self.frame.columns), **settings)
 
     def sections(self) -> Sections:
         """The parts of a report, see `perfkit.ground.results.Sections`."""
         yield "", self.chart()
-        units = {"time": "time_s", "low": "low_s", "high": "high_s", "needs": "needs_bytes"}
-        yield "Configurations", self.frame.rename(units | {"samples_per_s": "samples a second"})
+        yield "Configurations", self.frame
+        yield from (("", platform) for platform in self.platforms)
 
     def __repr__(self) -> str:
         times: Any = self.frame["time"].drop_nulls()
         span = f"{format_time(times.min())} to {format_time(times.max())}" if len(times) else "none has a time"
-        return f"Sweep({len(self.frame)} configurations over {', '.join(self.varied)}: {span})"
+        return f"Sweep({len(self.frame)} configurations of {self.summary} over {', '.join(self.varied)}: {span})"
 
 
 def sweep(
@@ -174,15 +181,22 @@ def sweep(
             bar.update(len(members))
     place = np.argsort(np.concatenate(groups))
     found = {name: np.concatenate([part[name] for part in parts])[place] for name in _FOUND}
-    if None not in found["error"]:
+    if not len(priced := np.flatnonzero(np.isfinite(found["time"]))):
         raise ValueError(f"no configuration of the grid can be predicted; the first: {found['error'][0]}")
     shown = {name: [getattr(value, "name", value) for value in values] for name, values in columns.items()}
-    notes = dict.fromkeys(text for texts in found.pop("warnings") for text in texts or ())
+    named = [name for name in shown if name not in {*_NUMBERS, *_LISTS} and len({*map(str, shown[name])}) > 1]
+    notes = dict[str, list[str]]()
+    for n, texts in enumerate(found.pop("warnings")):
+        if texts is not None:  # of the first configuration of each task
+            notes.setdefault(" ".join(f"{name} {shown[name][n]}" for name in named), []).extend(texts)
     types = {"bottleneck": pl.String, "error": pl.String, "fits": pl.Boolean}
     found |= {name: found[name].tolist() for name in types}
     series = [pl.Series(name, values, types.get(name), strict=False) for name, values in found.items()]
     frame = pl.DataFrame(shown, strict=False).with_columns(series).with_columns(pl.selectors.float().fill_nan(None))
-    return Sweep(frame, tuple(columns), warn_once(tuple(notes)[:_NOTES], 3))
+    name = build(workload, _take(columns, usual, int(priced[0]))[0]).name
+    wheres = [load_platform(each) for each in {id(each): each for each in columns.get("platform", [platform])}.values()]
+    about = f"{name} on {wheres[0].name if len(wheres) == 1 else 'several platforms'}"
+    return Sweep(frame, tuple(columns), about, tuple(wheres), warn_once(name_sides(notes)[:_NOTES], 3))
 
 
 def _count(columns: _Columns) -> int:
@@ -268,9 +282,7 @@ def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Colu
         found["low"], found["high"] = find_interval(found["time"], spread, 0.8)
         capacity, found["samples_per_s"] = find_capacity(one.platform), batch / found["time"]
         found["fits"] = None if capacity is None else found["needs"] <= capacity
-    out = {name: np.full(count, nothing) for name, nothing in _FOUND.items()}
-    for name, values in found.items():
-        out[name][:] = values
+    out = {name: np.full(count, found.get(name, nothing), type(nothing)) for name, nothing in _FOUND.items()}
     out["warnings"][0] = one.warnings if "time" in found else ()
     return out
 

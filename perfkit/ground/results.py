@@ -73,24 +73,37 @@ def write_cells(table: Any) -> list[Sequence[str]]:
     if not hasattr(table, "to_dicts"):
         return list(table)
     names = [name for name in table.columns if name != "unit"]
-    heads = [name.removesuffix("_s").removesuffix("_bytes").replace("_", " ") for name in names]
-    return [heads, *([write_cell(name, row[name], row.get("unit")) for name in names] for row in table.to_dicts())]
+    cells = ([write_cell(name, row[name], row.get("unit")) for name in names] for row in table.to_dicts())
+    return [[*map(name_column, names)], *cells]
+
+
+def name_column(column: str) -> str:
+    """Write the name of a column in words, without its unit.
+
+    Examples
+    --------
+    >>> name_column("samples_per_s"), name_column("exposed_s")
+    ('samples a second', 'exposed')
+    """
+    return column.replace("per_s", "a second").removesuffix("_s").removesuffix("_bytes").replace("_", " ")
 
 
 def write_cell(column: str, value: Any, unit: str | None) -> str:
     """Write a value in the unit of its row, or in the unit at the end of the column's name."""
-    ending = column.rpartition("_")[2]
+    ending = column.removesuffix("_per_s").rpartition("_")[2]
     if value is None or value != value or isinstance(value, bool):
         return "✗✓"[value] if isinstance(value, bool) else "–"
     if not isinstance(value, float):
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    if ending in ("share", "gap", "error"):
+    if ending in ("share", "gap", "error", "efficiency", "kept", "exposed"):
         return f"{value:{'+' * (ending == 'error')}.1%}"
-    if (unit or ending) in ("s", "seconds"):
+    unit = "-" if ending == "ratio" else unit
+    if (unit or ending) in ("s", "seconds", "time", "low", "high"):
         return format_time(value)
-    if (unit or ending) in ("B", "bytes", "nbytes"):
+    if (unit or ending) in ("B", "bytes", "nbytes", "needs"):
         return format_bytes(value)
-    return format_rate(value, unit) if unit and unit != "-" else f"{value:.4g}"
+    number = f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
+    return format_rate(value, unit) if unit and unit != "-" else number
 
 
 def read_columns(name: str, frame: Any) -> dict[str, list[Any]]:

@@ -108,10 +108,8 @@ def format_table(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     places = ["<", *(">" if numbers else "<") * (len(widths) - 1)]
-    return "\n".join(
-        "  ".join(f"{cell:{place}{width}}" for cell, place, width in zip(row, places, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    cells = (zip(row, places, widths, strict=True) for row in rows)
+    return "\n".join("  ".join(f"{cell:{place}{width}}" for cell, place, width in row).rstrip() for row in cells)
 
 
 def significant(value: float, stderr: float | None) -> str:

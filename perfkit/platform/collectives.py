@@ -126,9 +126,8 @@ def _match_nearest(platform: Any, operation: str, ranks: int, algorithm: str, fi
     text = f"{operation} was fitted on {', '.join(map(str, sorted(fits)))} ranks; {ranks} are "
     if not beyond:
         scaled = _scale(platform, fits[near], operation, ranks, near, algorithm)
-        return Match(
-            operation, ranks, ((scaled, ranks, 1.0),), algorithm, BEYOND * octaves, f"{text}scaled from {near}"
-        )
+        text += f"scaled from {near}"
+        return Match(operation, ranks, ((scaled, ranks, 1.0),), algorithm, BEYOND * octaves, text)
     far = min(beyond, key=lambda count: abs(count - ranks))
     weight = math.log(ranks / near) / math.log(far / near)
     parts = ((fits[near], near, 1.0 - weight), (fits[far], far, weight))

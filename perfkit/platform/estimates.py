@@ -1,8 +1,9 @@
 """Estimates: a time with its interval, parts and formula; and the closed forms that platforms are fitted with."""
 
 import math
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ KNOWN_FORMS: Mapping[str, tuple[str, str, str, str]] = {
     "caches": ("context", "l2 l3", "pages l3_share", ""),
 }  # fmt: skip
 _QUIET = ContextVar("quiet", default=False)
+#: A number that stands alone, with its unit.
+_NUMBER = re.compile(r"(?<![\w.'])\d[\d.,]*(?: [kMGTmµn]?[sB]\b)?")
 
 
 class ExtrapolationWarning(UserWarning):
@@ -241,6 +244,31 @@ def warn_once(messages: tuple[str, ...], stacklevel: int) -> tuple[str, ...]:
     if messages and not _QUIET.get():
         warnings.warn("; ".join(messages), ExtrapolationWarning, stacklevel=stacklevel)
     return messages
+
+
+def name_sides(found: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Join the warnings of several results, by name: each says which results it belongs to, unless it belongs to all.
+
+    If more than two warnings differ in numbers alone, the last one is given.
+
+    Examples
+    --------
+    >>> name_sides({"a": ["no fit", "takes 2 ms"], "b": ["no fit", "takes 3 ms"]})
+    ('no fit', 'a: takes 2 ms', 'b: takes 3 ms')
+    >>> name_sides({"2 ranks": ["takes 2 ms"], "4 ranks": ["takes 30 µs"], "8 ranks": ["takes 4 ms"], "16 ranks": []})
+    ('2 ranks, 4 ranks, 8 ranks: takes 4 ms (the last of 3 such warnings)',)
+    """
+    alike, notes = dict[str, dict[str, dict[str, None]]](), list[str]()
+    for name, text in ((name, text) for name, texts in found.items() for text in texts):
+        alike.setdefault(_NUMBER.sub("#", text), {}).setdefault(text, {})[name] = None
+    for each in alike.values():
+        if len(each) > 2:
+            names = dict.fromkeys(name for own in each.values() for name in own)
+            each = {f"{[*each][-1]} (the last of {len(each)} such warnings)": names}
+        for text, names in each.items():
+            listed = ", ".join([*names][:6]) + " and others" * (len(names) > 6)
+            notes.append(text if len(names) == len(found) else f"{listed}: {text}")
+    return tuple(notes)
 
 
 def rename(old: str, new: str, find: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:

@@ -394,7 +394,5 @@ class Platform(Typed):
 
     def __repr__(self) -> str:
         evidence = "/".join(sorted({number.kind for number in file.list_numbers(self)}))
-        return (
-            f"Platform({self.name!r}: {self.network.ranks} ranks of {self.device.name!r}, {len(self.kernels)} kernel "
-            f"and {len(self.collectives)} collective models, {evidence})"
-        )
+        models = f"{len(self.kernels)} kernel and {len(self.collectives)} collective models, {evidence}"
+        return f"Platform({self.name!r}: {self.network.ranks} ranks of {self.device.name!r}, {models})"

@@ -112,10 +112,8 @@ def use_svg() -> None:
 
 def read_rows(frame: Frame) -> list[Row]:
     """New dictionaries, one per row; numbers that JSON cannot hold become null."""
-    return [
-        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-        for row in read_records("frame", frame)
-    ]
+    rows = read_records("frame", frame)
+    return [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows]
 
 
 def read_frame(frame: Frame, **columns: Any) -> Table:
@@ -157,9 +155,9 @@ def tips(*names: str, **formats: str) -> list[alt.Tooltip]:
 
 
 def label_si(unit: str, value: str = "datum.value") -> str:
-    """A Vega expression that writes a value such as ``20 ms`` or ``1 GB``; pure numbers get no prefix."""
+    """A Vega expression that writes a value such as ``20 ms`` or ``1 GB``; of pure numbers, large ones get a prefix."""
     if not unit:
-        return f"format({value}, '~g')"
+        return f"format({value}, {value} < 1000 ? '.4~g' : '.3~s')"
     return f"replace(format({value}, '.3~s'), regexp('([a-zA-Zµ]?)$'), ' $1{unit}')"
 
 
@@ -173,13 +171,11 @@ def log_axis(name: str, title: str, domain: tuple[float, float], unit: str, chan
     """A logarithmic axis (`altair.X` or `altair.Y`) over a domain in a base unit, with SI prefixes."""
     low, high = domain
     decades, first, last = math.log10(high / low), math.floor(math.log10(low)), math.floor(math.log10(high))
-    # Labels must not overlap: equal steps within a decade, 1-2-5 over few decades, powers of ten over many.
-    steps, every = [1, 2, 5] if decades < 2.5 else [1, 3] if decades < 4 else [1], 1 + (decades >= 7) + (decades >= 11)
-    ticks = [float(f"{step}e{power}") for power in range(first, last + 1) if power % every == 0 for step in steps]
-    if decades < 1:
-        unit_step = 10.0 ** math.floor(math.log10((high - low) / 4))
-        step = next(step * unit_step for step in (1, 2, 5, 10) if step * unit_step >= (high - low) / 4)
-        ticks = [float(f"{step * i:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    # Labels must not overlap: more steps in a decade over few decades, powers of ten over many.
+    table = ((0.35, range(10, 100, 5)), (0.7, (10, 15, 20, 30, 40, 50, 60, 80)), (1.2, (10, 20, 30, 50, 70)))
+    steps = next((own for most, own in (*table, (2.5, (10, 20, 50)), (4, (10, 30))) if decades < most), (10,))
+    every = 1 + (decades >= 7) + (decades >= 11)
+    ticks = [float(f"{step}e{power - 1}") for power in range(first, last + 1) if power % every == 0 for step in steps]
     axis = alt.Axis(values=[tick for tick in ticks if low <= tick <= high], labelExpr=label_si(unit))
     scale = alt.Scale(type="log", domain=list(domain), nice=False)
     return channel(f"{name}:Q", title=title, scale=scale, axis=axis)

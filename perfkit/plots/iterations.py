@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from perfkit.ground.results import Table
+from perfkit.ground.results import Table, name_column
 from perfkit.ground.units import format_time
 from perfkit.plots import canvas
 from perfkit.plots.canvas import INK, Frame, LayerChart, draw, read_frame, read_rows, tips, unique
@@ -53,10 +53,8 @@ def predicted_vs_measured(runs: Frame, *, title: str = "Predicted and measured i
     shown = tips("name", "bottleneck", predicted_s=".3s", measured_s=".3s", error="+.1%")
     spans = {"y": ("low_s", "high_s"), "x": ("measured_q1_s", "measured_q3_s")}
     *ranges, points = canvas.draw_points(rows, x, y, looks, shown, spans, filled=False, strokeWidth=1.5)
-    points = points.encode(
-        fill=alt.Fill("family:N", scale=looks["color"]["scale"], title="Family"),
-        fillOpacity=alt.condition("datum.flagged", alt.value(0), alt.value(1)),
-    )
+    fill = alt.Fill("family:N", scale=looks["color"]["scale"], title="Family")
+    points = points.encode(fill=fill, fillOpacity=alt.condition("datum.flagged", alt.value(0), alt.value(1)))
     flagged = "; hollow: the two halves of the measurement disagreed" if any(row["flagged"] for row in rows) else ""
     errors, said = np.abs([row["error"] for row in rows]), "no runs"
     if rows:
@@ -67,7 +65,7 @@ def predicted_vs_measured(runs: Frame, *, title: str = "Predicted and measured i
     return LayerChart(layer=[band, diagonal, *ranges, points]).properties(width=420, height=420, title=heading)
 
 
-def breakdown_bars(frame: Frame, *, title: str = "Where the time goes") -> alt.Chart:
+def breakdown_bars(frame: Frame, *, title: str = "Where the time goes", about: str = "") -> alt.Chart:
     """Draw the parts of an iteration as stacked bars, one bar for each phase, or for each phase of each run.
 
     The operation classes with most time have their own colour, the others are drawn as ``other``.
@@ -76,8 +74,8 @@ def breakdown_bars(frame: Frame, *, title: str = "Where the time goes") -> alt.C
     ----------
     frame : frame or list of dict
         Rows ``phase``, ``kind`` (operation class), ``time_s`` [s] and, to compare several runs, ``run``.
-    title : str, optional
-        Heading.
+    title, about : str, optional
+        Heading, and a line below it.
 
     Returns
     -------
@@ -102,10 +100,10 @@ def breakdown_bars(frame: Frame, *, title: str = "Where the time goes") -> alt.C
     if len(runs := unique(bars["run"])) > 1:
         header = alt.Header(labelAngle=0, labelAlign="left", labelFontWeight="bold", labelLimit=200)
         chart = chart.encode(row=alt.Row("run:N", title=None, sort=runs, header=header, spacing=8))
-    return chart.properties(width=460, height=alt.Step(28), title=title)
+    return chart.properties(width=460, height=alt.Step(28), title=alt.Title(title, subtitle=[about] * bool(about)))
 
 
-def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] = ()) -> alt.LayerChart:
+def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] = (), title: str = "") -> LayerChart:
     """Draw one column of a sweep over another.
 
     Parameters
@@ -116,6 +114,8 @@ def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] 
         Columns. Numbers have a logarithmic axis, shares a linear one from 0 to 1, and names stand side by side.
     series : sequence of str, optional
         Columns that tell the lines apart: one line for each combination of their values.
+    title : str, optional
+        Heading.
 
     Returns
     -------
@@ -124,25 +124,27 @@ def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] 
     """
     rows = [row for row in read_rows(frame) if (row.get(y) or 0) > 0]
     for row in rows:
-        row["series"] = ", ".join(f"{name} {row[name]}" for name in series)
+        row["series"] = ", ".join(f"{name} {row[name]}" if len(series) > 1 else f"{row[name]}" for name in series)
     units = {"time": ("Time of an iteration", "s"), "needs": ("Memory of the fullest rank", "B")}
-    label, unit = units.get(y, (y.replace("_", " "), ""))
+    (name, of), (label, unit) = (units.get(key, (name_column(key), "")) for key in (x, y))
     ends = [row[end] for row in rows for end in ((y, "low", "high") if y == "time" else (y,)) if row.get(end)]
     tall = canvas.log_axis(y, label, canvas.log_domain(ends), unit, alt.Y)
     if y in _SHARES:
         tall = alt.Y(f"{y}:Q", title=label, scale=alt.Scale(domain=[0, max(1.0, *ends)]), axis=alt.Axis(format="%"))
-    across: Any = alt.X(f"{x}:N", sort=None, title=x)
+    across: Any = alt.X(f"{x}:N", sort=None, title=name)
     if all(isinstance(row[x], int | float) for row in rows):
-        across = canvas.log_axis(x, x, canvas.log_domain(row[x] for row in rows), "")
+        across = canvas.log_axis(x, name, canvas.log_domain(row[x] for row in rows), of)
+        if len(values := unique(row[x] for row in rows)) <= 10 and not of:
+            across["axis"]["values"] = values
     legend = alt.Undefined if series else None
     looks = canvas.mark_series("series", unique(row["series"] for row in rows), legend=legend, title=", ".join(series))
-    shown = tips(*dict.fromkeys((x, *series, "bottleneck")), **{y: ".3s"})
+    shown = tips(*(key for key in (x, *series, "strategy", "bottleneck") if any(key in r for r in rows)), **{y: ".3s"})
     lines = draw(rows).mark_line(strokeWidth=2).encode(x=across, y=tall, color=looks["color"])
     points = canvas.draw_points(rows, across, tall, looks, shown, {"y": ("low", "high")} if y == "time" else {})
-    return LayerChart(layer=[lines, *points]).properties(width=460, height=300)
+    return LayerChart(layer=[lines, *points]).properties(width=460, height=300, title=title)
 
 
-def module_bars(frame: Frame) -> alt.LayerChart:
+def module_bars(frame: Frame, *, about: str = "") -> alt.LayerChart:
     """Draw forward, backward and update time of every module, and how long the device is idle in it.
 
     The 30 modules with most time have their own bar, in the order of the frame. All others, and those with less than
@@ -152,6 +154,8 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     ----------
     frame : frame or list of dict
         Rows ``module``, ``forward_s``, ``backward_s``, ``update_s`` and ``idle_s`` [s].
+    about : str, optional
+        A line below the heading.
 
     Returns
     -------
@@ -179,8 +183,8 @@ def module_bars(frame: Frame) -> alt.LayerChart:
     line = draw(idle).mark_bar(color=INK, height={"band": 0.16})
     line = line.encode(x="idle_s:Q", y=y, tooltip=tips("module", idle_s=".3s"))
     total, waits = (format_time(float(bars[key].sum())) for key in ("time_s", "idle_s"))
-    subtitle = f"{total} in all; thin line: the device is idle, {waits} in all"
-    heading = alt.Title("Where the time goes, by module", subtitle=subtitle)
+    note = f"{total} in all; thin line: the device is idle, {waits} in all"
+    heading = alt.Title("Where the time goes, by module", subtitle=[*[about] * bool(about), note])
     return LayerChart(layer=[time, *[line] * bool(idle)]).properties(width=460, height=alt.Step(18), title=heading)
 
 
@@ -223,7 +227,7 @@ def _aggregate(rows: Table) -> Table:
     return _join(most.with_columns(start_s=begin, end_s=pl.max_horizontal(begin + width, "end_s")), width / 2)
 
 
-def timeline_lanes(frame: Frame) -> alt.Chart:
+def timeline_lanes(frame: Frame, *, about: str = "") -> alt.Chart:
     """Draw what every rank and stream does over time, coloured by phase; bars are paler where a stream is often idle.
 
     Parameters
@@ -231,6 +235,8 @@ def timeline_lanes(frame: Frame) -> alt.Chart:
     frame : frame or list of dict
         Rows ``rank``, ``stream``, ``phase``, ``start_s`` and ``end_s`` [s] and, where known, ``name`` and ``module``.
         Neighbours of one phase become one bar, so that iterations of any length stay readable.
+    about : str, optional
+        A line below the heading.
 
     Returns
     -------
@@ -256,7 +262,7 @@ def timeline_lanes(frame: Frame) -> alt.Chart:
     drawn = drawn.drop("busy_s", "longest_s")
     axis = "Time since the iteration began"
     axis += f"; {len(names) - _LANES} more lanes are not drawn" if len(names) > _LANES else ""
-    note = "paler: the stream is idle for a part of the bar" if (drawn["busy"] < 0.9).any() else alt.Undefined
+    notes = (about, "paler: the stream is idle for a part of the bar" * int((drawn["busy"] < 0.9).any()))
     x, y = canvas.amount_axis("start_s", axis, "s", ticks=8), alt.Y("lane:N", title=None, sort=names[:_LANES])
     shade = alt.Opacity("busy:Q", scale=alt.Scale(domain=[0, 1], range=[0.15, 1]), legend=None)
     shown = tips("lane", "phase", "longest", start_s=".4s", end_s=".4s", operations="d", busy=".0%")
@@ -264,5 +270,5 @@ def timeline_lanes(frame: Frame) -> alt.Chart:
     color = canvas.colour("phase", phases, title="Phase")
     bars = bars.encode(x=x, x2="end_s:Q", y=y, color=color, opacity=shade, tooltip=shown)
     zoom = alt.selection_interval(name="zoom", bind="scales", encodings=["x"])
-    heading = alt.Title("Timeline of one iteration", subtitle=note)
+    heading = alt.Title("Timeline of one iteration", subtitle=[*filter(None, notes)])
     return bars.add_params(zoom).properties(width=620, height=alt.Step(24), title=heading)

@@ -125,8 +125,7 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
         row["group"] = f"{row['ranks']} ranks" + (f", {row['way'].replace('_', '-')}" if row.get("way") else "")
         for time, name in (("time_s", "busbw"), ("q1_s", "busbw_high"), ("q3_s", "busbw_low")):
             row[time] = row.get(time) or row["time_s"]
-            rate = bus_bandwidth(row["nbytes"], row[time], ranks=row["ranks"], operation=row["operation"])
-            row[name] = float(rate)
+            row[name] = float(bus_bandwidth(row["nbytes"], row[time], ranks=row["ranks"], operation=row["operation"]))
     groups = sorted(unique(row["group"] for row in rows), key=lambda name: (int(name.split()[0]), name))
     single = min(len(groups), len({row["operation"] for row in rows})) < 2  # one colour is enough for each series
     for row in rows:
@@ -194,7 +193,7 @@ def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
     return LayerChart(layer=[rule, *dots]).properties(width=380, height=alt.Step(18), title=heading)
 
 
-def tornado_bars(frame: Frame, *, time: float, title: str = "What more of each resource brings") -> alt.LayerChart:
+def tornado_bars(frame: Frame, *, time: float, factor: float, about: str = "") -> alt.LayerChart:
     """Draw the time of an iteration with less and with more of every resource, around its time today.
 
     Parameters
@@ -203,15 +202,17 @@ def tornado_bars(frame: Frame, *, time: float, title: str = "What more of each r
         Rows ``resource``, ``less_s`` and ``more_s`` [s], the most important resource first.
     time : float
         Time of the iteration today [s].
-    title : str, optional
-        Heading.
+    factor : float
+        How many times more and less of a resource the rows have [-].
+    about : str, optional
+        A line below the heading.
 
     Returns
     -------
     chart : altair.LayerChart
         Two bars for every resource, one on each side.
     """
-    sides = {"less_s": "less of it", "more_s": "more of it"}
+    sides = {"less_s": f"1/{factor:g} as much", "more_s": f"{factor:g} times as much"}
     rows = [row | {"now_s": time, "side": side, "time_s": row[end]} for row in read_rows(frame)
             for end, side in sides.items()]  # fmt: skip
     x = canvas.amount_axis("time_s", "Time of an iteration", "s", scale=alt.Scale(zero=False, padding=8))
@@ -220,7 +221,8 @@ def tornado_bars(frame: Frame, *, time: float, title: str = "What more of each r
     bars = draw(rows).mark_bar(height={"band": 0.8})
     bars = bars.encode(x=x, x2="now_s:Q", y=y, color=canvas.colour("side", [*sides.values()]), tooltip=shown)
     line = draw([{"now_s": time}]).mark_rule(color=INK).encode(x=alt.X("now_s:Q"))
-    return LayerChart(layer=[bars, line]).properties(width=460, height=alt.Step(24), title=title)
+    heading = alt.Title("What more of each resource brings", subtitle=[about] * bool(about))
+    return LayerChart(layer=[bars, line]).properties(width=460, height=alt.Step(24), title=heading)
 
 
 def _panel(rows: list[Row], ending: str, limit: float | None, *, unit: str, title: str, mark: str) -> alt.LayerChart:
@@ -282,9 +284,7 @@ def plan_bars(
     kept = sorted(kept, key=lambda row: row["rank"])
     whole = f"; dashed: iteration, {format_time(time)}" if time else ""
     room = f"; a rank has {format_bytes(capacity)}" if capacity else ""
-    panels = [
-        _panel(kept, "_s", time, unit="s", title=f"Time{whole}", mark="slowest"),
-        _panel(kept, "_bytes", capacity, unit="B", title=f"Memory{room}", mark="fullest"),
-    ]
+    times = _panel(kept, "_s", time, unit="s", title=f"Time{whole}", mark="slowest")
+    held = _panel(kept, "_bytes", capacity, unit="B", title=f"Memory{room}", mark="fullest")
     heading = alt.Title("What every rank does and holds", subtitle=[line for line in (*notes, cut) if line])
-    return HConcatChart(hconcat=panels, title=heading).resolve_scale(color="independent")
+    return HConcatChart(hconcat=[times, held], title=heading).resolve_scale(color="independent")

@@ -117,11 +117,8 @@ def list_spans(operations: Table, level: str, depth: int | None = None) -> Table
     import polars
 
     keys, module = ("rank", "stream", "phase", "module"), cut_path(depth) if level == "module" else polars.lit("")
-    frame = (
-        operations.filter(stream="compute")
-        .drop_nulls("operation")
-        .with_columns(stream=polars.lit(level), module=module)
-    )
+    frame = operations.filter(stream="compute").drop_nulls("operation")
+    frame = frame.with_columns(stream=polars.lit(level), module=module)
     ends = {"operations": polars.len().cast(polars.Int64), "start_s": polars.first("start_s")}
     spans = frame.group_by(polars.struct(keys).rle_id().alias("span"), *keys, maintain_order=True)
     return spans.agg(**ends, end_s=polars.last("end_s")).drop("span")
@@ -367,7 +364,9 @@ def find_mfu(prediction: Any) -> float | None:
     return flops / (prediction.time * prediction.ranks * peak) or None
 
 
-def find_cost(prediction: Any, price_per_gpu_hour: float, power: float = 0.0, **amount: float) -> dict[str, float]:
+def find_cost(
+    prediction: Any, price_per_gpu_hour: float, power: float = 0.0, epochs: float = 1.0, **amount: float
+) -> dict[str, float]:
     """Hours, price and energy of a training run.
 
     Parameters
@@ -378,6 +377,8 @@ def find_cost(prediction: Any, price_per_gpu_hour: float, power: float = 0.0, **
         Price of one rank for an hour, in any currency [1/h].
     power : float, optional
         Power of one rank, with its share of the node and the cooling [W].
+    epochs : float, optional
+        How many times the amount is gone through [-].
     **amount : float
         One of ``samples``, ``tokens`` and ``iterations``: how many [-].
 
@@ -393,7 +394,7 @@ def find_cost(prediction: Any, price_per_gpu_hour: float, power: float = 0.0, **
     """
     unit, count = next(iter(amount.items())) if len(amount) == 1 else (", ".join(amount), 0.0)
     rate = prediction.throughput[check_choice("amount, as in samples=1e6,", unit, prediction.throughput)]
-    hours, price = check_positive(unit, count) / rate / 3600, check_positive("price", price_per_gpu_hour, zero=True)
-    taken = hours * prediction.ranks
+    hours = check_positive(unit, count) * check_positive("epochs", epochs) / rate / 3600
+    taken, price = hours * prediction.ranks, check_positive("price", price_per_gpu_hour, zero=True)
     energy = {"energy_kwh": taken * check_positive("power", power, zero=True) / 1000} if power else {}
     return {"hours": hours, "gpu_hours": taken, "cost": taken * price, **energy}

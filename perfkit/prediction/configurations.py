@@ -108,10 +108,8 @@ class _Structure:
         keys = np.column_stack([*has, graph.classes[1], formats, timed, traffic])
         _, first, number, often = np.unique(keys, axis=0, return_index=True, return_inverse=True, return_counts=True)
         self.first, self.often, self.features = first, often.astype(float), features[first]
-        kinds, example = (
-            np.zeros(1 + max(buffers.max(), graph.weights[:, 0].max(initial=0)), int),
-            self.size(graph)[:, 0],
-        )
+        kinds = np.zeros(1 + max(buffers.max(), graph.weights[:, 0].max(initial=0)), int)
+        example = self.size(graph)[:, 0]
         order = np.lexsort([example[touched], buffers])
         kinds[buffers[order]] = touched[order]  # the last one, the bytes of the whole buffer
         whole = np.bincount(kinds[np.unique(buffers)], minlength=len(example))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from perfkit.ground.hardware import DTYPES
-from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
 from perfkit.ground.units import check_positive, format_bytes, format_table, show
-from perfkit.platform.estimates import Estimate, keep_quiet, warn_once
+from perfkit.platform.estimates import Estimate, keep_quiet, name_sides, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import Workload
@@ -21,6 +21,8 @@ from perfkit.workloads.placement import Plan
 GEMMS = ((8192, 8192, 8192), (4096, 4096, 1024), (2048, 1024, 512), (16, 4096, 4096))
 #: Examples of collectives and message sizes [B].
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
+_ENDS = ("a_low", "a_high", "b_low", "b_high")
+_COLUMNS = dict.fromkeys(("group", "quantity", "unit"), str) | dict.fromkeys(("a", "b", "ratio", *_ENDS), float)
 SIZES = (64 * 2**10, 4 * 2**20, 256 * 2**20)
 
 
@@ -35,7 +37,7 @@ class PlatformComparison(Tabular):
     rows : tuple of dict
         Quantity by quantity, see `table` [-].
     warnings : tuple of str
-        What makes some of the numbers less certain [-].
+        What makes some of the numbers less certain, and on which side [-].
 
     Examples
     --------
@@ -61,9 +63,7 @@ class PlatformComparison(Tabular):
         """
         import polars
 
-        ends = ("a", "b", "ratio", "a_low", "a_high", "b_low", "b_high")
-        schema = dict.fromkeys(("group", "quantity", "unit"), polars.String) | dict.fromkeys(ends, polars.Float64)
-        return polars.DataFrame(list(self.rows), schema=schema, orient="row")
+        return polars.DataFrame(list(self.rows), schema=_COLUMNS, orient="row")
 
     def changes(self, errors: float = 3.0) -> Table:
         """Numbers that changed by more than their error, as between a platform and its calibration of a month later.
@@ -108,7 +108,7 @@ class PlatformComparison(Tabular):
         """
         from perfkit import plots
 
-        a, b = self._names
+        a, b = _name_sides(self.a, self.b)
         return plots.platform_ratios(self.rows, a=a, b=b)
 
     def explain(self) -> str:
@@ -123,11 +123,8 @@ class PlatformComparison(Tabular):
 
     def _write(self) -> list[Sequence[str]]:
         """Rows of text with every quantity of both, the heads first."""
-        lines: list[Sequence[str]] = [("quantity", *self._names, "ratio")]
-        for row in self.rows:
-            shown = [write_cell("", row[side], row["unit"]) for side in "ab"]
-            lines.append((row["quantity"], *shown, "" if row["ratio"] is None else f"{row['ratio']:.3g}"))
-        return lines
+        cells = write_cells(self.table().select("quantity", "unit", "a", "b", "ratio"))
+        return [("quantity", *_name_sides(self.a, self.b), "ratio"), *cells[1:]]
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
@@ -137,16 +134,7 @@ class PlatformComparison(Tabular):
     def __repr__(self) -> str:
         last, said = self.rows[-1], f"{len(self.rows)} quantities"
         said = f"{last['quantity']}, time x {last['ratio']:.3g}" if last["group"] == "iteration" else said
-        return f"PlatformComparison({' against '.join(self._names[::-1])}: {said})"
-
-    @property
-    def _names(self) -> list[str]:
-        """Names of the two: of platforms their names, of predictions the workload or platform in which they differ."""
-        if not hasattr(self.a, "workload"):
-            return [getattr(each, "name", side) for each, side in ((self.a, "a"), (self.b, "b"))]
-        what, where = zip(*((each.workload.description, each.platform.name) for each in (self.a, self.b)), strict=True)
-        names = [each for each in (what, where) if each[0] != each[1]] or [("a", "b")]
-        return [" on ".join(each) for each in zip(*names, strict=True)]
+        return f"PlatformComparison({' against '.join(_name_sides(self.a, self.b)[::-1])}: {said})"
 
 
 def compare(
@@ -207,13 +195,23 @@ def _predict_side(given: Any, workload: Any, platform: Named | None, ranks: int 
         return predict(what, platform, ranks=plan.ranks if plan else ranks, plan=plan)
 
 
+def _name_sides(a: Any, b: Any) -> list[str]:
+    """Names of the two: of platforms their names, of predictions the workload or platform in which they differ."""
+    if not hasattr(a, "workload"):
+        return [getattr(each, "name", side) for each, side in ((a, "a"), (b, "b"))]
+    what, where = zip(*((each.workload.description, each.platform.name) for each in (a, b)), strict=True)
+    names = [each for each in (what, where) if each[0] != each[1]] or [("a", "b")]
+    return [" on ".join(each) for each in zip(*names, strict=True)]
+
+
 def _list_parts(a: Any, b: Any) -> Iterator[tuple[str, str, str, list[Any]]]:
     """Parts of the time of two results, then the time."""
     for part in dict.fromkeys([*a.parts, *b.parts]):
         name = " ".join(filter(None, part)) if isinstance(part, tuple) else part
         found = [result.parts.get(part) for result in (a, b)]
         yield "parts", name, "s", [each[1] if isinstance(each, tuple) else each for each in found]
-    yield "iteration", "time of an iteration", "s", [a, b]
+    names = {getattr(getattr(each, "workload", None), "description", "") for each in (a, b)}
+    yield "iteration", f"time of an iteration{' of ' * any(names)}{''.join(names) * (len(names) < 2)}", "s", [a, b]
 
 
 def _put_together(pair: tuple[Any, Any], found: Sequence[tuple[str, str, str, list[Any]]]) -> PlatformComparison:
@@ -223,13 +221,11 @@ def _put_together(pair: tuple[Any, Any], found: Sequence[tuple[str, str, str, li
         one, other = (getattr(item, "value", getattr(item, "time", item)) for item in items)
         row = {"group": group, "quantity": quantity, "unit": unit, "a": one, "b": other}
         row["ratio"] = other / one if one and other is not None else None
-        for side, item in zip("ab", items, strict=True):
-            ends = item.interval() if hasattr(item, "interval") else (None, None)
-            row[f"{side}_low"], row[f"{side}_high"] = ends
-        rows.append(row)
-    notes = tuple(dict.fromkeys(text for *_, items in found for x in items for text in getattr(x, "warnings", ())))
-    warn_once(notes, 3)
-    return PlatformComparison(*pair, tuple(rows), notes)
+        ends = [item.interval() if hasattr(item, "interval") else (None, None) for item in items]
+        rows.append(row | dict(zip(_ENDS, (*ends[0], *ends[1]), strict=True)))
+    sides = zip(_name_sides(*pair), zip(*(items for *_, items in found), strict=True), strict=True)
+    notes = {name: [text for item in items for text in getattr(item, "warnings", ())] for name, items in sides}
+    return PlatformComparison(*pair, tuple(rows), warn_once(name_sides(notes), 3))
 
 
 def _list_quantities(

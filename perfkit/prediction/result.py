@@ -26,7 +26,7 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy
 
 #: Pictures of an iteration.
-CHARTS = ("breakdown", "timeline", "modules")
+CHARTS = {"breakdown": "breakdown_bars", "timeline": "timeline_lanes", "modules": "module_bars"}
 #: Warning where the host sets the pace.
 _ASSUMED = "the host sets the pace, and how fast it is was assumed from another machine"
 
@@ -201,9 +201,8 @@ class Prediction(Tabular):
             Most ranks to write; if there are more, some of every kind [-].
         """
         most, lanes = check_positive("ranks", ranks, integer=True), self._timeline.lanes
-        order = sorted(
-            (n, rank, index) for index, lane in enumerate(lanes) for n, rank in enumerate(lane.times.kind.ranks)
-        )
+        kinds = [lane.times.kind.ranks for lane in lanes]
+        order = sorted((n, rank, index) for index, alike in enumerate(kinds) for n, rank in enumerate(alike))
         events = accounts.list_events(lanes, dict(sorted(row[1:] for row in order[:most])))
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
@@ -255,9 +254,13 @@ class Prediction(Tabular):
         from perfkit import plots
 
         check_choice("kind", kind, CHARTS)
-        if kind == "modules":
-            return plots.module_bars(self.modules())
-        return plots.breakdown_bars(self.breakdown()) if kind == "breakdown" else plots.timeline_lanes(self.timeline())
+        draw: Callable[..., Picture] = getattr(plots, CHARTS[kind])
+        return draw(getattr(self, kind)(), about=self._about)
+
+    @property
+    def _about(self) -> str:
+        where = f"{self.ranks} of {self.platform.network.ranks} ranks of {self.platform.name}"
+        return f"{self.workload.description} on {where}"
 
     @property
     def _unhidden(self) -> str:
@@ -270,6 +273,8 @@ class Prediction(Tabular):
         times |= {self._unhidden: self.serial, "if the host were never late": self.device_time}
         rows = [(name, format_time(seconds)) for name, seconds in times.items()]
         rows += [("80% interval", f"{low}–{high}"), ("bottleneck", self.bottleneck), ("memory", repr(self.memory()))]
+        rows += [(f"{name} a second", f"{rate:,.4g}") for name, rate in self.throughput.items()]
+        rows += [("share of the peak (MFU)", f"{self.mfu:.1%}")] if self.mfu else []
         yield "Time and memory", [("quantity", "value"), *rows]
         yield from (("", self.chart(kind)) for kind in CHARTS)
         yield "Where the time goes", self.breakdown()
@@ -290,11 +295,11 @@ class Prediction(Tabular):
 
     def __repr__(self) -> str:
         time, low, high = map(format_time, (self.time, *self.interval(0.8)))
-        where, what = f"{self.ranks} of {self.platform.network.ranks} ranks of {self.platform.name}", self.workload
+        what = self.workload
         dtype = what.dtype + (" autocast" if getattr(what, "mixed", False) else "")
         kernels = "/".join(list_attention(self._timeline.lanes[0].graph, self.platform))
         attention = f"{kernels} attention" * bool(kernels)
-        words = (f"{what.description} on {where}", dtype, getattr(what, "optimizer", ""), self.execution, attention)
+        words = (self._about, dtype, getattr(what, "optimizer", ""), self.execution, attention)
         short = "" if self.fits is not False else f", {self.memory()}"
         return f"{', '.join(filter(None, words))}: {time} ({low}–{high}), {self.bottleneck}{short}"
 

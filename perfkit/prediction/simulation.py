@@ -83,9 +83,8 @@ class Lane:
         """Stream of an operation: compute, or communication, with the communicator where there are several."""
         if self.graph.labels[place][1] != "collective":
             return "compute"
-        return (
-            f"communication {int(self.graph.column('group')[place])}" if len(self.graph.groups) > 1 else "communication"
-        )
+        number = f" {int(self.graph.column('group')[place])}" if len(self.graph.groups) > 1 else ""
+        return f"communication{number}"
 
 
 def measure_overlap(flights: Array, starts: Array, ends: Array) -> Array:

@@ -112,10 +112,8 @@ def list_notes(
     notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
     size, timed = graph.footprint + sum(table.nbytes for table in graph.tables), platform.largest_timed
     if platform.device.never_left_cache and size > timed:
-        notes.append(
-            f"a rank works on {format_bytes(size)}; the largest working set timed on {platform.name} was "
-            f"{format_bytes(timed)} and never left the caches, so that main memory may be slower than predicted"
-        )
+        known = f"the largest working set timed on {platform.name} was {format_bytes(timed)} and never left the caches"
+        notes += [f"a rank works on {format_bytes(size)}; {known}, so that main memory may be slower than predicted"]
     return tuple(notes), unmodelled
 
 
@@ -131,11 +129,14 @@ class Sensitivity(Tabular):
         Time of an iteration on the platform as it is [s].
     summary : str
         What was predicted, in one line.
+    factor : float
+        How many times more and less of a resource the table and the chart show [-].
     """
 
     frame: Table
     time: float
     summary: str
+    factor: float
 
     def table(self) -> Table:
         """A row for every resource, the most important one first.
@@ -158,11 +159,11 @@ class Sensitivity(Tabular):
         """
         from perfkit import plots
 
-        return plots.tornado_bars(self.frame, time=self.time, title=self.summary)
+        return plots.tornado_bars(self.frame, time=self.time, factor=self.factor, about=self.summary)
 
     def __repr__(self) -> str:
         name, share = self.frame.row(0)[:2]
-        return f"Sensitivity({self.summary}: 1 % more {name} changes the time by {share:+.2f} %)"
+        return f"Sensitivity({self.summary}, {format_time(self.time)}; 1 % more {name} changes it by {share:+.2f} %)"
 
 
 def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
@@ -180,19 +181,15 @@ def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
     sensitivity : Sensitivity
         Table and tornado chart of the resources that the platform knows.
     """
-    import polars
+    import polars as pl
 
     factor, rows = 1 + check_positive("swing", swing), []
-    for name in list_resources(prediction.platform):
+    again, where, scales = prediction._again, prediction.platform, (_STEP, 1 / factor, factor)
+    for name in list_resources(where):
         with keep_quiet():
-            slightly, less, more = (
-                prediction._again(prediction.platform.with_scale(**{name: scale})).time
-                for scale in (_STEP, 1 / factor, factor)
-            )
+            slightly, less, more = (again(where.with_scale(**{name: scale})).time for scale in scales)
         share = math.log(slightly / prediction.time) / math.log(_STEP)
         rows.append((name, share, prediction.time - slightly, less, more))
     columns = ("resource", "elasticity", "gain_s", "less_s", "more_s")
-    frame = polars.DataFrame(rows, schema=columns, orient="row")
-    frame = frame.sort(polars.col("elasticity").round(9), maintain_order=True)
-    what, where = prediction.workload.description, f"{prediction.ranks} ranks of {prediction.platform.name}"
-    return Sensitivity(frame, prediction.time, f"{what} on {where}, {format_time(prediction.time)}")
+    frame = pl.DataFrame(rows, columns, orient="row").sort(pl.col("elasticity").round(9), maintain_order=True)
+    return Sensitivity(frame, prediction.time, prediction._about, factor)

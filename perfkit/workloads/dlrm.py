@@ -71,10 +71,8 @@ def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[Em
             fault = f"{name} has {len(values)} entries; the model has {count} tables"
             raise ValueError(f"{fault}; give one number, or one for each table")
         columns.append(values)
-    return tuple(
-        EmbeddingTable(rows, width, pooling, exponent, itemsize, f"table {i}")
-        for i, (rows, pooling, exponent) in enumerate(zip(*columns, strict=True))
-    )
+    found = enumerate(zip(*columns, strict=True))
+    return tuple(EmbeddingTable(size, width, mean, skew, itemsize, f"table {i}") for i, (size, mean, skew) in found)
 
 
 @dataclass(frozen=True, init=False)

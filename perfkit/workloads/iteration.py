@@ -260,9 +260,8 @@ def _reduce(graph: Graph) -> Graph:
         ("all_reduce", "collective", "all_reduce", *label[3:]) if label[0] == PIECE else label
         for label, keep in zip(labels, kept, strict=True) if keep
     ]  # fmt: skip
-    return replace(
-        graph, labels=tuple(found), features=features[kept], accesses=accesses[order], waits=new[np.array(waits)]
-    )
+    moved = {"features": features[kept], "accesses": accesses[order], "waits": new[np.array(waits)]}
+    return replace(graph, labels=tuple(found), **moved)
 
 
 def _list_waits(labels: Sequence[Label]) -> np.ndarray:

@@ -65,9 +65,8 @@ def count_configurations(value: Any) -> int:
     parts = value if isinstance(value, tuple) else vars(value).values() if is_dataclass(value) else ()
     found = {count_configurations(part) for part in parts if not isinstance(part, str | int | float)} - {0}
     if len(found) > 1:
-        raise ValueError(
-            f"sizes are of {' and '.join(map(str, sorted(found)))} configurations; give equally many of each"
-        )
+        counts = " and ".join(map(str, sorted(found)))
+        raise ValueError(f"sizes are of {counts} configurations; give equally many of each")
     return found.pop() if found else 0
 
 

@@ -185,11 +185,8 @@ class TableSet(Tabular):
         return len(self.tables)
 
     def __repr__(self) -> str:
-        lookups = sum(table.pooling for table in self.tables)
-        return (
-            f"TableSet({self.name!r}: {len(self.tables)} tables, {format_bytes(self.nbytes)}, "
-            f"{lookups:,.0f} lookups a sample)"
-        )
+        lookups = f"{sum(table.pooling for table in self.tables):,.0f} lookups a sample"
+        return f"TableSet({self.name!r}: {len(self.tables)} tables, {format_bytes(self.nbytes)}, {lookups})"
 
 
 def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
