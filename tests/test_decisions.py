@@ -59,7 +59,7 @@ def test_a_step_that_waits_for_its_host_says_host_and_the_chart_shows_both_sides
     drawn = bars["datasets"][bars["layer"][0]["data"]["name"]]
     assert len(drawn) == 2 * len(found.table()) and {row["now_s"] for row in drawn} == {r.time}
     assert {row["side"] for row in drawn} == {"1/1.2 as much", "1.2 times as much"}, "how much more is said"
-    assert bars["title"]["subtitle"] == [found.summary] and "h100-sxm-8" in found.summary
+    assert bars["title"]["subtitle"] == found.summary and "h100-sxm-8" in found.summary
     assert "1.5 times as much" in r.sensitivity(0.5).chart().to_json()
 
 

@@ -142,7 +142,7 @@ def test_decision_figures() -> None:
             r.cost(0, tokens=1e9, **wrong)
     shown = dict(next(part for heading, part in r.sections() if heading == "Time and memory"))
     assert (
-        shown["tokens a second"] == f"{r.throughput['tokens']:,.4g}"
+        shown["tokens a second"] == f"{r.throughput['tokens']:,.0f}"
         and shown["share of the peak (MFU)"] == f"{r.mfu:.1%}"
     )
     products = 4 * 12 * 768**2 + 50257 * 768  # weights that multiply tokens

@@ -100,7 +100,7 @@ def breakdown_bars(frame: Frame, *, title: str = "Where the time goes", about: s
     if len(runs := unique(bars["run"])) > 1:
         header = alt.Header(labelAngle=0, labelAlign="left", labelFontWeight="bold", labelLimit=200)
         chart = chart.encode(row=alt.Row("run:N", title=None, sort=runs, header=header, spacing=8))
-    return chart.properties(width=460, height=alt.Step(28), title=alt.Title(title, subtitle=[about] * bool(about)))
+    return chart.properties(width=460, height=alt.Step(28), title=alt.Title(title, subtitle=about or alt.Undefined))
 
 
 def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] = (), title: str = "") -> LayerChart:
@@ -270,5 +270,5 @@ def timeline_lanes(frame: Frame, *, about: str = "") -> alt.Chart:
     color = canvas.colour("phase", phases, title="Phase")
     bars = bars.encode(x=x, x2="end_s:Q", y=y, color=color, opacity=shade, tooltip=shown)
     zoom = alt.selection_interval(name="zoom", bind="scales", encodings=["x"])
-    heading = alt.Title("Timeline of one iteration", subtitle=[*filter(None, notes)])
+    heading = alt.Title("Timeline of one iteration", subtitle=[*filter(None, notes)] or alt.Undefined)
     return bars.add_params(zoom).properties(width=620, height=alt.Step(24), title=heading)

@@ -221,7 +221,7 @@ def tornado_bars(frame: Frame, *, time: float, factor: float, about: str = "") -
     bars = draw(rows).mark_bar(height={"band": 0.8})
     bars = bars.encode(x=x, x2="now_s:Q", y=y, color=canvas.colour("side", [*sides.values()]), tooltip=shown)
     line = draw([{"now_s": time}]).mark_rule(color=INK).encode(x=alt.X("now_s:Q"))
-    heading = alt.Title("What more of each resource brings", subtitle=[about] * bool(about))
+    heading = alt.Title("What more of each resource brings", subtitle=about or alt.Undefined)
     return LayerChart(layer=[bars, line]).properties(width=460, height=alt.Step(24), title=heading)
 
 

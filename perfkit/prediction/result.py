@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfkit.ground.files import write_text
-from perfkit.ground.results import Picture, Sections, Table, Tabular
+from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
 from perfkit.ground.units import check_choice, check_positive, check_type, format_time, rank_largest
 from perfkit.platform.estimates import check_time, find_interval, warn_once
 from perfkit.platform.gallery import load_platform
@@ -273,7 +273,7 @@ class Prediction(Tabular):
         times |= {self._unhidden: self.serial, "if the host were never late": self.device_time}
         rows = [(name, format_time(seconds)) for name, seconds in times.items()]
         rows += [("80% interval", f"{low}–{high}"), ("bottleneck", self.bottleneck), ("memory", repr(self.memory()))]
-        rows += [(f"{name} a second", f"{rate:,.4g}") for name, rate in self.throughput.items()]
+        rows += [(f"{name} a second", write_cell("", rate, None)) for name, rate in self.throughput.items()]
         rows += [("share of the peak (MFU)", f"{self.mfu:.1%}")] if self.mfu else []
         yield "Time and memory", [("quantity", "value"), *rows]
         yield from (("", self.chart(kind)) for kind in CHARTS)
