@@ -218,7 +218,8 @@ def add_published(platform: Platform, scales: Scales, generation: str, *, source
         about: dict[str, Any] = {"units": dict.fromkeys(parameters, "-"), "source": source, "date": date, "n": count}
         about["dtypes"] = _FORMATS if name == "product" else ()
         if not count:
-            note = f"{name.replace('.', ' ')} of {generation} was in no published step: taken from other generations"
+            what, where = name.replace(".", " "), generation.replace("others", "such a device")
+            note = f"scale of {what}: no published step on {where} shows it; taken from other generations of GPUs"
             about |= {"kind": "assumed", "notes": (note,)}
             least = 0.0 if name == "product" else _BORROWED  # isolated products were measured
             error, spread = max(error, least), max(spread, least)
