@@ -83,7 +83,7 @@ def test_tf32_reaches_less_of_its_peak_than_half_precision() -> None:
     assert tf32["compute_efficiency"] == pytest.approx(half["compute_efficiency"] / 1.2)
     assert fp32["compute_efficiency"] == half["compute_efficiency"] and tf32.spread == fp32.spread > half.spread
     own, a100 = (find_kernel(load_platform("a100-sxm-8").kernels, "gemm", dtype=name)[1] for name in ("fp32", "bf16"))  # type: ignore[index]
-    assert own.kind == "fitted" and own["compute_efficiency"] < a100["compute_efficiency"]
+    assert own.kind == "fitted" and own["compute_efficiency"] > a100["compute_efficiency"]  # power limits tensor cores
 
 
 def test_products_with_odd_rows_on_tensor_cores_take_longer_and_say_why() -> None:
