@@ -40,7 +40,7 @@ _SELECTIVE = {"product": 0.5, "memory": 1.0, "memory.fused": 1.0, "host": 1.0}
 #: Products in fp32 on the PCIe card of A100, whose power limits its clock: the fit to sitar-lab/NeuSight's sizes [-].
 PCIE = {"compute_efficiency": 0.760814, "memory_efficiency": 0.59574, "sharpness": 2.01633}
 #: Scale of fused kernels: between those of PyTorch's compiler, in three steps of perfkit's own H100, and those fused by
-#: hand; docs/formulas.md, table 4.3. None of the steps that are judged here was used for it.
+#: hand; docs/formulas.md, table 4.3. No judged step was fitted, but that NVIDIA's recipes need no more had been seen.
 _OWN: Scales = {("memory.fused", "h100"): (0.22, 0.30, 3)}
 #: Steps on four GPUs that share a batch; they are in no group and are listed one by one, before those of split models.
 _STATED = "neusight_dp4"

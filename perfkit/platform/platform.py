@@ -59,7 +59,7 @@ class Context(Typed):
     overlap : Fit, optional
         ``contention``: the share of its time that a running collective takes from kernels on the same core [-].
     caches : Fit, optional
-        Effective capacities ``l2`` and ``l3`` [B], ``pages`` that translate, and the free share ``l3_share`` [-].
+        Effective ``l2`` and ``l3`` [B], ``pages`` of the translation buffer, and the free share ``l3_share`` [-].
     """
 
     kernels: Mapping[str, Fit] = field(default_factory=dict)
@@ -190,7 +190,7 @@ def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tu
 
 
 def _set_products(fits: Mapping[str, Fit], sheet: Datasheet) -> dict[str, Fit]:
-    """Products at the rates of the datasheet's device, at most its peaks; convolutions in fp32 as before."""
+    """Products at the rates that a datasheet's rows give, at most at the peak; convolutions in fp32 keep the usual."""
     found = {"convolution.fp32": fits.get("convolution", fits["gemm"])} if "fp32" in sheet.products else {}
     for kind, (dtype, rate) in product(("gemm", "bmm"), sheet.products.items()):
         usual, key = fits[kind], Key(kind, variant="" if dtype in ("bf16", "fp16") else dtype)

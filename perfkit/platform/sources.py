@@ -94,9 +94,8 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
     if len(law) > 1 and place == "inside":
         every = pl.concat(law)
         fit = fit_over_ranks(operation, *(every[name].to_numpy() for name in ("ranks", "nbytes", "seconds")))
-        fits[f"{operation}.any"] = replace(
-            fit, sources=_list_logs(every), dtypes=tuple(sorted(every["dtype"].unique()))
-        )
+        dtypes = tuple(sorted(every["dtype"].unique()))
+        fits[f"{operation}.any"] = replace(fit, sources=_list_logs(every), dtypes=dtypes)
     return fits
 
 

@@ -161,7 +161,8 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     overheads = {}
     for key, values in sorted(found.items()):
         mean, errors, weights = np.array(values).T
-        errors = np.maximum(errors, (_ELSEWHERE if kind == "assumed" else 0.0) * mean)
+        if kind == "assumed":
+            errors = np.maximum(errors, _ELSEWHERE * mean)
         value, stderr = (float(f"{np.average(part, weights=weights):.3g}") for part in (mean, errors))
         overheads[key] = Quantity(value, "s", kind, _SOURCE, "2022-02-01", stderr)
     return overheads
