@@ -21,12 +21,13 @@ from benchmarks import OUT, PLATFORM, Row, command, lay_out, save_rows
 from benchmarks.checks import predict_again
 from perfkit.calibration.campaign import check, measure_collectives, measure_kernels
 from perfkit.calibration.checks import Comparison, summarize_errors
-from perfkit.calibration.fit import judge_kernels
+from perfkit.calibration.fit import size_cases
 from perfkit.ground.files import write_text
 from perfkit.ground.units import check_positive
 from perfkit.measure.folders import Campaign
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.samples import draw_check
+from perfkit.models.kernels import additive
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 
@@ -108,6 +109,23 @@ def measure(
             raise ValueError(f"{str(file)!r} was measured on another machine or with other versions; move it away")
         files.append(file)
     return files
+
+
+def judge_kernels(platform: Platform, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Relative errors of isolated kernels that were not fitted, by class [-].
+
+    Products and convolutions under 2 MFLOP, and classes without a fit, are left out.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["kind"] not in ("gemm", "convolution") or row["sizes"]["flops"] >= 2e6:
+            groups[f"{row['kind']}.{row['variant']}"].append(row)
+    errors = {}
+    for key in (key for key in groups if key in platform.kernels):
+        sizes = size_cases(groups[key], platform.cache_capacities, platform.page_entries)
+        predicted = additive(sizes, **platform.kernels[key])
+        errors[key] = predicted / np.array([row["median"] for row in groups[key]]) - 1
+    return errors
 
 
 def judge_part(part: Mapping[str, Any], platform: Platform) -> Errors:

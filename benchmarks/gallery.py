@@ -20,7 +20,7 @@ import polars as pl
 from benchmarks import AbsentError, command, find_shared_data, gallery_v100
 from benchmarks.gpu_context import GENERATION, read_scales
 from benchmarks.gpu_forms import DATASHEETS, read_sweeps
-from perfkit.calibration.published import add_published
+from benchmarks.gpu_scales import add_published
 from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, write_text

@@ -18,12 +18,12 @@ import polars as pl
 
 from benchmarks import find_shared_data, read_numbers
 from benchmarks.eager import EagerDLRM
+from benchmarks.overheads import read_overheads
 from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.hardware import Device, MemoryLevel, Network, Quantity
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
-from perfkit.readers.datasheets import read_overheads
 from perfkit.workloads.dlrm import DLRM
 
 DATE = "2022-02-01"

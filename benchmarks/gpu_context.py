@@ -18,7 +18,7 @@ import numpy as np
 
 import perfkit as pk
 from benchmarks import WRITE, Row, command, judge, lay_out, read_csv, widen, write_csv
-from perfkit.calibration.published import Scales, Step, add_published, fit_scales, predict_steps, split_step
+from benchmarks.gpu_scales import Scales, Step, add_published, fit_scales, predict_steps, split_step
 from perfkit.ground.files import find_reference, write_text
 from perfkit.platform.estimates import keep_quiet
 from perfkit.readers.datasheets import read_datasheet
@@ -203,7 +203,7 @@ def tabulate_scales(scales: Scales) -> str:
 
 
 def read_scales() -> Scales:
-    """The committed scales, in the form of `perfkit.calibration.published.fit_scales`."""
+    """The committed scales, in the form of `benchmarks.gpu_scales.fit_scales`."""
     return {
         (row["class"], row["generation"]): (float(row["logarithm"]), float(row["stderr"]), int(row["configurations"]))
         for row in read_csv(find_reference("published", "gpu_scales.csv"))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import command, find_shared_data, gpu_context, judge, lay_out, read_csv, widen
-from perfkit.calibration.published import add_published, fit_scales
+from benchmarks.gpu_scales import add_published, fit_scales
 from perfkit.calibration.runs import tune
 from perfkit.models.partitions import CHUNKED, SCHEDULES
 from perfkit.platform.estimates import keep_quiet

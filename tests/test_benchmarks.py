@@ -12,10 +12,9 @@ import pytest
 
 from benchmarks import __main__ as everything
 from benchmarks import accuracy, calculon, learning, left_out, peers, placement, speed
-from benchmarks.accuracy import BARS, evaluate, format_accuracy
+from benchmarks.accuracy import BARS, evaluate, format_accuracy, judge_kernels
 from benchmarks.gpu_steps import join_runs, list_steps
 from perfkit.calibration.checks import Comparison
-from perfkit.calibration.fit import judge_kernels
 from perfkit.exploration.strategies import explore
 from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases

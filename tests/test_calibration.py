@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.accuracy import judge_kernels
 from perfkit.calibration.context import add_context, bound_spread, expect_spread
-from perfkit.calibration.fit import fit_platform, judge_kernels, size_cases
+from perfkit.calibration.fit import fit_platform, size_cases
 from perfkit.fitting import Fit
 from perfkit.measure.kernels import Case, draw_cases
 from perfkit.measure.samples import dump

@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks import gallery_v100, gpu_iterations, read_csv, read_published
 from benchmarks.eager import EagerDLRM
+from benchmarks.overheads import read_overheads
 from perfkit.ground.files import find_reference
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.cost import price, price_host
-from perfkit.readers.datasheets import read_overheads
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 

@@ -17,7 +17,7 @@ from perfkit.ground.units import Array, check_positive, show
 from perfkit.models.caches import PAGE, miss_share
 from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.embedding import size_lookup
-from perfkit.models.kernels import TERMS, additive, term_names
+from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.platform import Context, Platform
 
 #: Numbers of pages in a translation buffer to try [-].
@@ -91,20 +91,15 @@ def size_cases(rows: Sequence[Row], capacities: tuple[float, float], entries: fl
     return sizes
 
 
-def _group(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group rows by class."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(f"{row['kind']}.{row['variant']}", []).append(row)
-    return groups
-
-
 def _fit_kernels(
     measured: Iterable[Row], held: Mapping[str, float], prior: Mapping[str, float] | None = None
 ) -> dict[str, Fit]:
     """Fit all classes of kernels; a class with a single size counts as not measured."""
+    groups: dict[str, list[Row]] = {}
+    for row in measured:
+        groups.setdefault(f"{row['kind']}.{row['variant']}", []).append(row)
     fits = {}
-    for key, rows in ((key, rows) for key, rows in _group(measured).items() if len(rows) > 1):
+    for key, rows in ((key, rows) for key, rows in groups.items() if len(rows) > 1):
         sizes = size_cases(rows, (held["l2"], held["l3"]), held.get("pages", np.inf))
         swept = {name: n for name, n in sizes.items() if name in ("flops", "elements", "lookups") and n.max() > 0}
         ranges = {name: (float(n.min()), float(n.max())) for name, n in swept.items()}
@@ -136,32 +131,6 @@ def _fit_classes(rows: Sequence[Row], held: Mapping[str, float]) -> dict[str, Fi
     costs = {name: [fit.get(name, 0.0) for fit in alone] for name in ("beyond_l2", "beyond_l3")}
     prior = {name: float(np.median(values)) for name, values in costs.items() if values}
     return _fit_kernels(rows, held, prior)
-
-
-def judge_kernels(platform: Platform, rows: Sequence[Row]) -> dict[str, Array]:
-    """Compute relative errors for isolated kernels that were not fitted.
-
-    Parameters
-    ----------
-    platform : Platform
-        With kernel fits.
-    rows : sequence of mapping
-        Measured kernels of other sizes.
-
-    Returns
-    -------
-    errors : dict of str to array
-        predicted / measured - 1 by ``kind.variant`` [-]; without GEMMs and convolutions under 2 MFLOP, and without
-        classes that have no fit.
-    """
-    errors = {}
-    for key, own in _group(rows).items():
-        kept = [row for row in own if row["kind"] not in ("gemm", "convolution") or row["sizes"]["flops"] >= 2e6]
-        if kept and key in platform.kernels:
-            sizes = size_cases(kept, platform.cache_capacities, platform.page_entries)
-            predicted = additive(sizes, **platform.kernels[key])
-            errors[key] = np.asarray(predicted / np.array([row["median"] for row in kept]) - 1)
-    return errors
 
 
 # -- collectives -----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.overheads import read_overheads
 from perfkit.calibration.runs import fit_logs
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array
@@ -24,7 +25,6 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.platform import Context, Platform
 from perfkit.prediction.cost import list_attention, price, price_host
 from perfkit.prediction.result import predict
-from perfkit.readers.datasheets import read_overheads
 from perfkit.workloads.execution import execute
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.transformer import Transformer
