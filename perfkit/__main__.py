@@ -15,6 +15,7 @@ from perfkit.calibration.commands import run_command
 from perfkit.ground.files import write_text
 from perfkit.ground.results import check_target, write_cells
 from perfkit.ground.units import check_choice, escape, format_bytes, format_table
+from perfkit.workloads import dlrm, transformer
 
 _Given = argparse.Namespace
 
@@ -97,8 +98,6 @@ def _assemble(given: _Given) -> _Answer:
 
 def _build(name: str, **options: Any) -> Any:
     """Make the workload of a preset."""
-    from perfkit.workloads import dlrm, transformer
-
     check_choice("model", name, [*dlrm.PRESETS, *transformer.PRESETS])
     if name in transformer.PRESETS:
         return pk.Transformer.preset(name, **options)
@@ -107,9 +106,8 @@ def _build(name: str, **options: Any) -> Any:
 
 def _predict(given: _Given) -> _Answer:
     from perfkit.platform.estimates import keep_quiet
-    from perfkit.workloads.dlrm import PRESETS
 
-    if given.model in PRESETS:
+    if given.model in dlrm.PRESETS:
         _refuse(given, "sequence parallel accumulate checkpoint", "a DLRM has none")
     workload = _build(given.model, **_pick(given, _WORKLOAD))
     with keep_quiet():  # the explanation has the warnings
@@ -152,14 +150,12 @@ def _shard(given: _Given) -> _Answer:
 
 def _read_tables(given: _Given) -> Any:
     """Make the DLRM, or read the tables, to place."""
-    from perfkit.workloads.dlrm import PRESETS
-
     if given.model and given.tables:
         raise ValueError("model and tables are both given; a model has its own tables; leave one out")
     if given.tables:
         return replace(pk.read_tables(given.tables, batch=given.batch, dim=given.dim), **_pick(given, "embedding"))
     _refuse(given, "dim", "a model knows the width of its tables")
-    return pk.DLRM(check_choice("model", given.model, PRESETS), **_pick(given, "batch embedding"))
+    return pk.DLRM(check_choice("model", given.model, dlrm.PRESETS), **_pick(given, "batch embedding"))
 
 
 def _measure_plans(given: _Given) -> _Answer:
@@ -219,8 +215,6 @@ def _list_rows(rows: Sequence[dict[str, Any]]) -> _Answer:
 
 
 def _models(given: _Given) -> _Answer:
-    from perfkit.workloads import dlrm, transformer
-
     found = [_build(name) for name in (*dlrm.PRESETS, *transformer.PRESETS)]
     return _list_rows([{"model": model.name, "family": model.family, "default": model.description} for model in found])
 

@@ -2,10 +2,8 @@
 
 import json
 import math
-import re
 import warnings
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -116,8 +114,8 @@ BROKEN = [
     ("[network]\nranks_per_node = 8\nnodes = 1\nrails = 1", "[[network]]", r"network is \[.*; it must be a table"),
     ("ranks_per_node = 8\n", "ranks_per_node = 0\n", "network.ranks_per_node is 0; it must be a whole number above 0"),
     ('kind = "cuda"', 'kind = "tpu"', "device.kind is 'tpu'; known are cpu, cuda"),
-    (HEAD, "", "format is missing; this perfkit reads formats 1 and 2"),
-    (HEAD, "format = 3\n", "format is 3; this perfkit reads formats 1 and 2"),
+    (HEAD, "", "format is missing; this perfkit reads format 2"),
+    (HEAD, "format = 3\n", "format is 3; this perfkit reads format 2"),
     (HEAD, "format = \n", r"h100.toml: Invalid value \(at line 1, column 10\)"),
     (HEAD, "x = " + "[" * 5000 + "\n", "h100.toml: RecursionError"),
     (FIT, FIT.replace("alpha", "alfa"), "collective all_reduce.2: alfa is not a parameter"),
@@ -186,47 +184,6 @@ def test_numbers_that_no_machine_has_are_refused_wherever_they_come_from(message
     raw.__dict__.update(vars(H100) | change)
     with pytest.raises(PlatformError, match=f"h100.toml: .*{message}"):
         Platform.from_toml(format_toml({"format": 2, **encode(raw)}), origin="h100.toml")
-
-
-OLD = """format = 1
-name = "old"
-device = { name = "X", kind = "cuda", peaks = {}, memory = [{ name = "HBM", bandwidth = { value = 1e12, unit = "B/s",
-    kind = "assumed", source = "s" } }] }
-network = { ranks_per_node = 2 }
-kernels = { gemm = FIT }
-collectives = { "all_reduce.2" = CURVE }
-context = { gemm = MORE, "gemm.nt" = MORE, "collective.all_reduce" = MORE, "iteration" = WHOLE,
-    "iteration.dlrm" = WHOLE, "iteration.parallel" = WHOLE, "iteration.dlrm.parallel" = WHOLE, "caches" = CACHES }
-"""
-
-
-def test_files_of_format_1_are_still_read() -> None:
-    def table(form: str, source: str, notes: tuple[str, ...] = (), **values: float) -> str:
-        units = ", ".join(f'{name} = "-"' for name in values)
-        numbers = ", ".join(f"{name} = {value}" for name, value in values.items())
-        text = f'form = "{form}", source = "{source}", kind = "fitted", notes = {json.dumps(notes)}'
-        return f"{{ {text}, parameters = {{ {numbers} }}, units = {{ {units} }} }}"
-
-    notes = ("poor fit: 30 %", "transferred from there: a link")
-    roofline = {"launch": 1e-6, "compute_efficiency": 0.5, "memory_efficiency": 0.5, "sharpness": 2.0}
-    fits = {
-        "FIT": table("roofline", "db, gemm bf16 x", notes, **roofline),
-        "CURVE": table("alpha_beta", "nccl-tests, a.log, fp16/int8", alpha=1e-5, beta=1e-11),
-        "MORE": table("in_context", "s", scale=1.1), "WHOLE": table("iteration", "s", scale=1.2),
-        "CACHES": table("caches", "s", l2=1e6, l3=1e7),
-    }  # fmt: skip
-    text = re.sub("|".join(fits), lambda match: fits[match[0]], OLD).replace(",\n   ", ",")
-    platform = Platform.from_toml(text)
-    gemm, curve = platform.kernels["gemm"], platform.collectives["all_reduce.2"]
-    assert (gemm.dtypes, gemm.notes, gemm.transferred) == (("bf16",), ("poor fit: 30 %",), ("there: a link",))
-    assert curve.dtypes == ("fp16", "int8")
-    context = platform.context
-    assert [[*part] for part in (context.kernels, context.iterations, context.parallel)] == [
-        ["gemm", "gemm.nt"], ["any", "dlrm"], ["any", "dlrm"],
-    ]  # fmt: skip
-    assert "fit the measurements again" in platform.provenance["collectives"], "of collectives in iterations"
-    assert context.caches and not context.paces and not context.overlap
-    assert Platform.from_toml(platform.to_toml()) == platform
 
 
 # Finding platforms.
@@ -461,18 +418,3 @@ def test_measurements_are_met(name: str, version: str, shared_data: Path) -> Non
     asked = data.select(pl.col("op").replace("alltoall", "all_to_all"), *keys[1:]).iter_rows()
     times = [float(platform.collective_time(name, nbytes, ranks=ranks)) for name, ranks, nbytes in asked]
     check_errors(np.array(times), data["latency_us"], 5, 8, 24)  # DESIGN
-
-
-def test_former_names_of_methods_still_work_and_warn() -> None:
-    one = load_platform("h100-sxm-8")
-    calls = {
-        "table()": one.table,
-        "bandwidth()": partial(one.bandwidth, 1e9),
-        "find_kernel()": partial(one.find_kernel, "gemm", dtype="bf16"),
-    }
-    answers = []
-    for old, call in calls.items():
-        with pytest.warns(DeprecationWarning, match=re.escape(f"Platform.{old} will go; use platform.")):
-            answers.append(call())
-    assert answers[0].equals(one.numbers()) and answers[1] == one.device.bandwidth(1e9)
-    assert answers[2] == ("gemm", one.kernels["gemm"])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfkit.measure import samples
-from perfkit.models.caches import Uniform, Zipf
+from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.kernels import KERNEL_TERMS
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.cost import price

@@ -56,17 +56,12 @@ def find_reference(*parts: str) -> Path:
 
 
 @lru_cache(maxsize=4)
-def read_rows(*parts: str) -> tuple[dict[str, str], ...]:
-    """Read a CSV file of the reference data, see `find_reference`: one mapping per row."""
-    with find_reference(*parts).open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
-
-
 def group_rows(column: str, *parts: str) -> dict[str, list[dict[str, str]]]:
-    """Read a CSV file of the reference data: its rows grouped by the values of a column."""
+    """Read a CSV file of the reference data, see `find_reference`: its rows grouped by the values of a column."""
     groups: dict[str, list[dict[str, str]]] = {}
-    for row in read_rows(*parts):
-        groups.setdefault(row[column], []).append(row)
+    with find_reference(*parts).open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            groups.setdefault(row[column], []).append(row)
     return groups
 
 

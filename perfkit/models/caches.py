@@ -9,11 +9,9 @@ import numpy.typing as npt
 from perfkit.ground.units import Array, Values
 from perfkit.models.distributions import Buckets, Distribution, distinct_rows, join_buckets, unique_rows
 from perfkit.models.distributions import Uniform as Uniform
-from perfkit.models.distributions import Zipf as Zipf
 
 #: Bytes of a page of memory [B].
 PAGE = 4096.0
-
 
 #: Takes the touched rows of each table and their growth; returns the bytes or pages they cover, and their growth.
 _Cover = Callable[[Array, Array], tuple[Array, Array]]

@@ -269,13 +269,3 @@ def name_sides(found: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
             listed = ", ".join([*names][:6]) + " and others" * (len(names) > 6)
             notes.append(text if len(names) == len(found) else f"{listed}: {text}")
     return tuple(notes)
-
-
-def rename(old: str, new: str, find: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
-    """A method of a platform under its former name, which warns."""
-
-    def call(self: Any, *args: Any, **named: Any) -> Any:
-        warnings.warn(f"Platform.{old} will go; use platform.{new}", DeprecationWarning, stacklevel=2)
-        return find(self)(*args, **named)
-
-    return call

@@ -1,4 +1,4 @@
-"""Platform files in TOML: every number with its origin, checked against limits; format 1 is still read."""
+"""Platform files in TOML: every number with its origin, checked against limits."""
 
 import html
 import math
@@ -22,13 +22,11 @@ from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.kernels import list_terms
 from perfkit.platform.estimates import KNOWN_FORMS
 
-#: Version of the file format that this perfkit writes; it reads format 1 too.
+#: Version of the file format.
 FORMAT = 2
 EXAMPLE = "reference_data/platforms/h100-sxm-8.toml"
 #: Largest platform file that is read [B]: those of the gallery have up to 0.13 MB, and TOML is read at 2 MB/s.
 LARGEST_FILE = 2**20
-_OLD = "the extra time of collectives in iterations was fitted by perfkit 0.1; fit the measurements again"
-_TRANSFERRED = "transferred from "  # start of some notes in format 1
 #: Largest time, scale or standard error of a parameter [s or -].
 LARGEST = 1e6
 _TINY = 5e-324  # the smallest number above 0
@@ -289,13 +287,13 @@ def save(platform: Any, path: str | Path) -> Path:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Read the tables of a platform file of format 1 or 2, as tables of format 2."""
+    """Read the tables of a platform file."""
     data = tomllib.loads(text)
     version = data.pop("format", None)
-    if type(version) is not int or version not in (1, FORMAT):
+    if type(version) is not int or version != FORMAT:
         found = "missing" if version is None else show(version)
-        raise ValueError(f"format is {found}; this perfkit reads formats 1 and {FORMAT}")
-    return _convert(data) if version == 1 else data
+        raise ValueError(f"format is {found}; this perfkit reads format {FORMAT}; fit the measurements again")
+    return data
 
 
 def _list_tables(data: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -313,28 +311,3 @@ def check_origins(data: Mapping[str, Any]) -> None:
         needed = {"kind": fit, "source": fit, **{f"units.{name}": fit.get("units", ()) for name in fit["parameters"]}}
         for name in (name for name, table in needed.items() if name.rpartition(".")[2] not in table):
             raise ValueError(f"{place}.{name} is missing; it must be there")
-
-
-def _convert(data: dict[str, Any]) -> dict[str, Any]:
-    """Turn tables of format 1 into those of format 2, where fields hold what texts and dotted keys held before."""
-    for place, fit in _list_tables(data):
-        notes = fit.pop("notes", [])
-        fit["transferred"] = [note.removeprefix(_TRANSFERRED) for note in notes if note.startswith(_TRANSFERRED)]
-        fit["notes"] = [note for note in notes if not note.startswith(_TRANSFERRED)]
-        if place.startswith(("kernels.gemm", "kernels.bmm", "kernels.attention", "collectives.")):
-            fit["dtypes"] = [name for name in DTYPES if re.search(rf"\b(nv)?{name}\b", fit.get("source", ""))]
-    context: dict[str, Any] = {}
-    for key, fit in data.pop("context", {}).items():
-        first, *rest = key.split(".")
-        words = [word for word in rest if word != "parallel"] or ["any"]
-        if first == "collective":
-            data.setdefault("provenance", {})["collectives"] = _OLD
-        elif key in ("overlap", "caches"):
-            context[key] = fit
-        elif first == "iteration":
-            context.setdefault("parallel" if "parallel" in rest else "iterations", {})[words[0]] = fit
-        elif first == "pace":
-            context.setdefault("paces", {})[".".join(rest) or "any"] = fit
-        else:
-            context.setdefault("kernels", {})[key] = fit
-    return {**data, "context": context}

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Self
@@ -27,9 +27,9 @@ from perfkit.ground.units import (
 )
 from perfkit.platform import file
 from perfkit.platform.collectives import price_collective
-from perfkit.platform.estimates import Estimate, rename, warn_once
+from perfkit.platform.estimates import Estimate, warn_once
 from perfkit.platform.file import PlatformError
-from perfkit.platform.kernels import estimate_gemm, estimate_lookups, find_kernel, time_kernels
+from perfkit.platform.kernels import estimate_gemm, estimate_lookups, time_kernels
 from perfkit.platform.whatif import carry_fit, with_datasheet, with_host, with_link, with_nodes, with_scale
 from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
 
@@ -359,9 +359,6 @@ class Platform(Typed):
     with_scale = with_scale
     from_datasheet = classmethod(from_datasheet)
     to_toml, save, numbers, _repr_html_ = file.write, file.save, file.tabulate_numbers, file.render_numbers
-    table = rename("table()", "numbers()", lambda p: p.numbers)
-    bandwidth = rename("bandwidth()", "device.bandwidth()", lambda p: p.device.bandwidth)
-    find_kernel = rename("find_kernel()", "kernels", lambda p: partial(find_kernel, p.kernels))
     sections = file.list_sections
 
     @classmethod

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import altair as alt
 import numpy as np
+import polars
 
 from perfkit.ground.results import Table, read_records
 
@@ -118,8 +119,6 @@ def read_rows(frame: Frame) -> list[Row]:
 
 def read_frame(frame: Frame, **columns: Any) -> Table:
     """Some columns of a frame; each is given with its default, which also sets the type."""
-    import polars
-
     types = {str: polars.String, int: polars.Int64, float: polars.Float64}
     rows = [tuple(type(usual)(row.get(name) or usual) for name, usual in columns.items()) for row in read_rows(frame)]
     return polars.DataFrame(rows, {name: types[type(usual)] for name, usual in columns.items()}, orient="row")

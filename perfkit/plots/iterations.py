@@ -5,6 +5,7 @@ from typing import Any
 
 import altair as alt
 import numpy as np
+import polars as pl
 
 from perfkit.ground.results import Table, name_column
 from perfkit.ground.units import format_time
@@ -82,8 +83,6 @@ def breakdown_bars(frame: Frame, *, title: str = "Where the time goes", about: s
     chart : altair.Chart
         Horizontal bars.
     """
-    import polars as pl
-
     rows, seconds = read_frame(frame, run="", phase="", kind="", time_s=0.0), pl.sum("time_s")
     ranked = rows.group_by("kind", maintain_order=True).agg(seconds)
     kinds = ranked.sort("time_s", descending=True, maintain_order=True)["kind"].to_list()
@@ -162,8 +161,6 @@ def module_bars(frame: Frame, *, about: str = "") -> alt.LayerChart:
     chart : altair.LayerChart
         One bar for each module.
     """
-    import polars as pl
-
     phases = ("forward", "backward", "update")
     times = dict.fromkeys([*(f"{phase}_s" for phase in phases), "idle_s"], 0.0)
     rows = read_frame(frame, module="", **times).with_columns(time_s=pl.sum_horizontal(list(times)[:3]))
@@ -190,8 +187,6 @@ def module_bars(frame: Frame, *, about: str = "") -> alt.LayerChart:
 
 def _join(rows: Table, gap: float) -> Table:
     """Join neighbours of one lane and phase that are at most `gap` [s] apart into one bar."""
-    import polars as pl
-
     rows = rows.sort("lane", "start_s", maintain_order=True)
     apart = pl.col("start_s") - pl.col("end_s").cum_max().shift(1).over("lane") > gap
     bar = (apart.fill_null(True) | (pl.struct("lane", "phase", "region").rle_id().diff() != 0)).cum_sum().alias("bar")
@@ -200,8 +195,6 @@ def _join(rows: Table, gap: float) -> Table:
 
 def _add_up(rows: Table, *keys: Any) -> Table:
     """One row for each value of the keys, with sums, both ends in time, and the name of the longest operation."""
-    import polars as pl
-
     longest = pl.col("longest", "longest_s").get(pl.col("longest_s").arg_max())
     sums = (pl.min("start_s"), pl.max("end_s"), pl.sum("busy_s", "operations"), longest)
     return rows.group_by(*keys, maintain_order=True).agg(*sums)
@@ -209,8 +202,6 @@ def _add_up(rows: Table, *keys: Any) -> Table:
 
 def _aggregate(rows: Table) -> Table:
     """At most about `_BARS` bars that look like a bar for each operation; gaps below 1/1000 of the width are closed."""
-    import polars as pl
-
     first, last = (float(value or 0.0) for value in rows.select(pl.min("start_s"), pl.max("end_s")).row(0))
     span = last - first
     bars = _join(rows, span / 1000)
@@ -243,8 +234,6 @@ def timeline_lanes(frame: Frame, *, about: str = "") -> alt.Chart:
     chart : altair.Chart
         One lane for each rank and stream. Where charts are interactive, the time axis can be zoomed.
     """
-    import polars as pl
-
     rows = read_frame(frame, rank=0, stream="", phase="", start_s=0.0, end_s=0.0, name="", module="")
     seconds, label = pl.col("end_s") - pl.col("start_s"), pl.format("rank {} · {}", "rank", "stream")
     longest = pl.concat_list("name", "module").list.eval(pl.element().filter(pl.element() != "")).list.join(" · ")

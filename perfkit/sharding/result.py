@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import polars
 
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import Array, check_choice, format_bytes, format_time
@@ -119,8 +120,6 @@ class PlanPrice(Tabular):
             rank, seconds of lookup, pack, update, backward and host [s], bytes of messages and of memory by use [B],
             and the share of the memory in use [-].
         """
-        import polars
-
         data: dict[str, Any] = {"rank": list(range(len(self.costs)))}
         for place, name in enumerate(COLUMNS[:-2]):  # without those that all ranks share
             data[name + ("_s" if name in SECONDS else "_bytes")] = self.costs[:, place]
@@ -167,8 +166,6 @@ class PlanPrice(Tabular):
         chart : altair.HConcatChart
             Ready to be shown or saved.
         """
-        import polars
-
         from perfkit import plots
 
         frame, scale = self.table(), self._problem.correction
@@ -289,8 +286,6 @@ class ShardingResult(Tabular):
             table, kind, ranks, rows [-], dim [-], pooling [-], shards [-], seconds [s] and bytes of memory [B], both
             summed over ranks.
         """
-        import polars
-
         price, tables = self.prediction, self.prediction._problem.costs.workload.tables
         total, placements = price._shards.by_table(self.plan.ranks), self.plan.placements
         return polars.DataFrame({
@@ -334,8 +329,6 @@ class ShardingResult(Tabular):
         frame : polars.DataFrame
             method, time_s [s], gap to the bound [-], and ratio to the time of the search's plan [-].
         """
-        import polars
-
         rows: list[dict[str, Any]] = []
         for name, price in {"search": self.prediction, **self.baselines}.items():
             time = price.time if price else None
@@ -351,8 +344,6 @@ class ShardingResult(Tabular):
         frame : polars.DataFrame
             rank, tables [-], lookup_s, backward_s, update_s [s], memory_bytes [B] and their share of the memory [-].
         """
-        import polars
-
         frame, placements = self.prediction.table(), self.plan.placements
         held = [sum(rank in place.ranks for place in placements) for rank in range(self.plan.ranks)]
         columns = {"tables": polars.Series(held), "memory_bytes": polars.Series(self.prediction.memory)}
