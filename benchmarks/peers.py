@@ -19,23 +19,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
-import numpy as np
 import polars as pl
 
 import perfkit as pk
 from benchmarks import AbsentError, command, lay_out
 from benchmarks.calculon import compare_answers, load_calculon
-from perfkit.prediction.strategies import price_strategies
+from benchmarks.scale import BATCH, RANKS, WAYS, ask_strategies, state_strategy, time_strategies
 
 #: Arguments of pip; llm-analysis needs its dependency transformers only for downloads.
 _PACKAGES = (["mlsysim==0.3.0", "fire==0.5.0"], ["--no-deps", "llm-analysis==0.2.2"])
 #: Batches and sequences [tokens] of GPT-2 (12 layers of 768, 12 heads) in half precision on one A100 with 80 GB.
 _SIZES = list(product(range(1, 101), range(128, 1024, 16)))
-#: Tensor-parallel ranks, stages, and sequences of a micro-batch of GPT-3 175B on 1,024 A100: a batch of 1,536 sequences
-#: of 2,048 tokens, 1F1B, sequence-parallel, optimizer states sharded over replicas.
-WAYS = [(tp, pp, micro) for tp in (1, 2, 4, 8) for pp in (4, 8, 12, 16, 24, 32, 48, 96) for micro in (1, 2, 3, 4, 6)
-         if 1024 % (tp * pp) == 0 and 1536 % (1024 // (tp * pp) * micro) == 0]  # fmt: skip
-_RANKS, _BATCH = 1024, 1536
 #: The questions of each kind, and the one whose answer is shown.
 _ASKED: Mapping[str, tuple[Sequence[Any], Any]]
 _ASKED = {"configurations": (_SIZES, (8, 512)), "strategies": (WAYS, (8, 8, 1))}
@@ -48,20 +42,6 @@ def _ask_perfkit(questions: Sequence[tuple[int, int]]) -> Sequence[float]:
     grid = dict(zip(("batch", "sequence"), map(list, zip(*questions, strict=True)), strict=True))
     grid["dtype"] = ["bf16"] * len(questions)
     return pk.sweep(pk.Transformer.gpt2, pl.DataFrame(grid), "a100-sxm-8", progress=False).frame["time"].to_list()
-
-
-def _state(tp: Any, pp: Any, micro: Any) -> tuple[pk.Transformer, pk.Strategy]:
-    """GPT-3 175B, and a strategy of `WAYS` or an array of them."""
-    gpt = pk.Transformer.preset("gpt3-175b", batch=_BATCH, dtype="bf16", mixed=True, fused=True)
-    dp = _RANKS // (tp * pp)
-    return gpt, pk.Strategy(tp=tp, pp=pp, dp=dp, micro_batch=micro, zero=1, sequence_parallel=tp > 1)
-
-
-def ask_strategies(questions: Sequence[tuple[int, int, int]]) -> Sequence[float]:
-    """Times of an iteration [s]; pricing also finds parts, spread and memory."""
-    gpt, ways = _state(*np.array(questions, dtype=float).T)
-    found = price_strategies(gpt, pk.load_platform("a100-sxm-8x128"), ways.select(slice(None)))  # each field an array
-    return list(found["time"])
 
 
 def _each(ask: Callable[..., float]) -> _Ask:
@@ -78,9 +58,9 @@ def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
     found, one = analysis.LLMAnalysis(small, gpu), {"gradient_accumulation_steps": 1, "total_num_tokens": 1}
 
     def share(tp: int, pp: int, micro: int) -> float:
-        replicas = _RANKS // (tp * pp)
+        replicas = RANKS // (tp * pp)
         ways = config.ParallelismConfig(tp_size=tp, pp_size=pp, dp_size=replicas, sp_size=tp)
-        steps = {"gradient_accumulation_steps": _BATCH // (replicas * micro), "seq_len": 2048, "total_num_tokens": 1}
+        steps = {"gradient_accumulation_steps": BATCH // (replicas * micro), "seq_len": 2048, "total_num_tokens": 1}
         asked = analysis.LLMAnalysis(large, gpu, parallelism_config=ways)
         with suppress(AssertionError):  # it does not fit
             return float(asked.training(batch_size_per_gpu=micro, **steps)["latency_per_iter"])
@@ -95,9 +75,9 @@ def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
     solver, fleet = peer.solvers.DistributedModel(), peer.Systems.Clusters.Training_1K_A100
 
     def solve(tp: int, pp: int, micro: int) -> float:
-        steps = _BATCH * tp * pp // (_RANKS * micro)
+        steps = BATCH * tp * pp // (RANKS * micro)
         ways = {"tp_size": tp, "pp_size": pp, "microbatch_count": steps, "zero_stage": 1, "seq_len": 2048}
-        return float(solver.solve(models.GPT3, fleet, batch_size=_BATCH, **ways).step_latency_total.to("s").magnitude)
+        return float(solver.solve(models.GPT3, fleet, batch_size=BATCH, **ways).step_latency_total.to("s").magnitude)
 
     def step(batch: int, length: int) -> float:
         about = {"batch_size": batch, "seq_len": length, "is_training": True}
@@ -108,7 +88,7 @@ def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
 
 def _list_calculon(ask: Callable[..., float]) -> Iterator[tuple[str, Mapping[str, _Ask]]]:
     """The same for Calculon; what is made of a question for it is not timed."""
-    stated: dict[Any, Any] = {own: _state(*own) for own in WAYS}
+    stated: dict[Any, Any] = {own: state_strategy(*own) for own in WAYS}
     for batch, length in _SIZES:
         stated[batch, length] = pk.Transformer.gpt2(batch=batch, sequence=length), pk.Strategy(micro_batch=batch)
 
@@ -131,16 +111,6 @@ def time_peers(peers: Mapping[str, Mapping[str, _Ask]], rounds: int = _ROUNDS) -
         best[name, what] = max(best.get((name, what), 0.0), count / (time.process_time() - start))
     return [{"name": name, "question": what, "per_second": rate, "answer_s": peers[name][what]([_ASKED[what][1]])[0]}
             for (name, what), rate in best.items()]  # fmt: skip
-
-
-def time_exploration(rounds: int = _ROUNDS) -> tuple[int, float]:
-    """Strategies of GPT-3 175B on 8 to 1,024 A100, no two alike, and how many are explored in a second."""
-    best, tried, (gpt, _) = 0.0, 0, _state(8, 8, 1)
-    for _ in range(rounds):
-        start = time.process_time()
-        tried = pk.explore(gpt, "a100-sxm-8x128", [2**n for n in range(3, 11)]).tried
-        best = max(best, tried / (time.process_time() - start))
-    return tried, best
 
 
 _COLUMNS = {
@@ -169,9 +139,8 @@ def main(given: Any) -> None:
             sys.path.remove(folder)
             logging.disable(logging.NOTSET)
     print(lay_out(rows, _COLUMNS, numbers=True))
-    tried, rate = time_exploration()
-    asked = f"{len(WAYS)} strategies are asked for again and again"
-    print(f"{asked}; of {tried:,} unlike ones pk.explore takes {rate:,.0f} a second")
+    [*_, unlike] = time_strategies()
+    print(f"{len(WAYS)} strategies are asked for again and again; of unlike ones {unlike['per_second']:,.0f} a second")
     if calculon:
         try:
             print(f"\nPublished steps on A100, errors in %\n{compare_answers(calculon)}")

@@ -7,11 +7,13 @@ of Megatron-core, and arXiv:2205.05198, table 5. Scales are fitted to reference_
 steps of the source that is judged.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, cycle, islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy as np
 from benchmarks import command, find_shared_data, gpu_context, judge, lay_out, read_csv, widen
 from benchmarks.gpu_scales import add_published, fit_scales
 from perfkit.calibration.runs import tune
+from perfkit.exploration.strategies import explore
 from perfkit.models.partitions import CHUNKED, SCHEDULES
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
@@ -52,6 +55,12 @@ _EXPERTS = {
     "qwen3-30b-a3b": (48, 2048, 32, 4, 768, 151936, 128, 8, 128),
     "qwen3-235b-a22b": (94, 4096, 64, 4, 1536, 151936, 128, 8, 128),
 }  # fmt: skip
+
+RANKS, BATCH = 1024, 1536
+#: Tensor-parallel ranks, stages, and sequences of a micro-batch of GPT-3 175B on 1,024 A100: a batch of 1,536 sequences
+#: of 2,048 tokens, 1F1B, sequence-parallel, optimizer states sharded over replicas.
+WAYS = [(tp, pp, micro) for tp in (1, 2, 4, 8) for pp in (4, 8, 12, 16, 24, 32, 48, 96) for micro in (1, 2, 3, 4, 6)
+         if 1024 % (tp * pp) == 0 and 1536 % (1024 // (tp * pp) * micro) == 0]  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -422,6 +431,45 @@ def _print_agreement() -> None:
           f"bias {errors.mean():+.1%}, 95 % within {np.quantile(abs(errors), 0.95):.1%}")  # fmt: skip
 
 
+def state_strategy(tp: Any, pp: Any, micro: Any) -> tuple[Transformer, Strategy]:
+    """GPT-3 175B, and a strategy of `WAYS` or an array of them."""
+    gpt = Transformer.preset("gpt3-175b", batch=BATCH, dtype="bf16", mixed=True, fused=True)
+    return gpt, Strategy(tp=tp, pp=pp, dp=RANKS // (tp * pp), micro_batch=micro, zero=1, sequence_parallel=tp > 1)
+
+
+def ask_strategies(questions: Sequence[tuple[int, int, int]]) -> Sequence[float]:
+    """Times of an iteration [s]; pricing also finds parts, spread and memory."""
+    gpt, ways = state_strategy(*np.array(questions, dtype=float).T)
+    found = price_strategies(gpt, load_platform("a100-sxm-8x128"), ways.select(slice(None)))  # each field an array
+    return list(found["time"])
+
+
+def time_strategies(rounds: int = 5) -> list[dict[str, Any]]:
+    """Strategies of GPT-3 175B in a second of processor time, the best of all rounds.
+
+    The same ones again and again are only priced. Unlike ones are listed, priced and ranked.
+    """
+    gpt, _ = state_strategy(1, 1, 1)
+    many, all_ranks = list(islice(cycle(WAYS), 100_000)), [2**n for n in range(3, 11)]
+    asks: dict[str, Callable[[], int]] = {
+        f"{len(WAYS)} again and again": lambda: len(ask_strategies(many)),
+        "unlike, on 1,024 GPUs": lambda: explore(gpt, "a100-sxm-8x128", RANKS).tried,
+        "unlike, on 8 to 1,024 GPUs": lambda: explore(gpt, "a100-sxm-8x128", all_ranks).tried,
+    }
+    best, counts = dict.fromkeys(asks, math.inf), dict.fromkeys(asks, 0)
+    for _, (what, ask) in product(range(rounds), asks.items()):  # a busy moment hits all of them
+        start = time.process_time()
+        counts[what] = ask()
+        best[what] = min(best[what], time.process_time() - start)
+    return [{"what": what, "count": counts[what], "seconds": own, "per_second": counts[what] / own}
+            for what, own in best.items()]  # fmt: skip
+
+
+def _print_speed() -> None:
+    columns = {"strategies of GPT-3 175B": "{what}", "n": "{count:,}", "all": "{seconds:time}"}
+    print(f"\n{lay_out(time_strategies(), {**columns, 'a second': '{per_second:,.0f}'})}")
+
+
 @command({})
 def main(given: Any) -> None:
     """Published steps of ranks that share layers and stages, beside predictions."""
@@ -433,3 +481,4 @@ def main(given: Any) -> None:
     _print_torchtitan()
     _print_agreement()
     _print_tuned()
+    _print_speed()

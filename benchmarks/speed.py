@@ -22,7 +22,7 @@ import numpy as np
 
 import perfkit as pk
 from benchmarks import PLATFORM, command, find_shared_data, lay_out
-from benchmarks.peers import WAYS, ask_strategies
+from benchmarks.scale import WAYS, ask_strategies
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import check_positive
 from perfkit.measure.samples import draw_check
@@ -133,9 +133,11 @@ def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
         jobs.append(Job(f"sweep of {name} on h100-sxm-8", repeat(call), 10_000, most, slow=True))
     gpt = pk.Transformer.preset("gpt3-175b", batch=1536, dtype="bf16", mixed=True, fused=True)
     price = partial(ask_strategies, list(islice(cycle(WAYS), 100_000)))
+    explore = partial(pk.explore, gpt, "a100-sxm-8x128", [2**n for n in range(3, 11)])
     jobs += [
         Job("strategies of GPT-3 175B on 1,024 A100", repeat(price), 100_000, 1e-5, slow=True),
         Job("explore the same", repeat(partial(pk.explore, gpt, "a100-sxm-8x128", 1024)), bar=2.0, slow=True),
+        Job("explore it on 8 to 1,024", repeat(explore), explore().tried, 1e-5, slow=True),
     ]
     search = partial(
         pk.shard, pk.TableSet(pk.draw_tables(856), embedding="fused"), pk.load_platform("h100-sxm-8").with_nodes(8),

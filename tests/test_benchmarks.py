@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import accuracy, calculon, learning, left_out, peers, placement, speed
+from benchmarks import accuracy, calculon, learning, left_out, peers, placement, scale, speed
 from benchmarks.accuracy import BARS, evaluate, format_accuracy, judge_kernels
 from benchmarks.gpu_steps import join_runs, list_steps
 from perfkit.calibration.checks import Comparison
@@ -184,7 +184,8 @@ def test_peers_are_asked_what_perfkit_is(monkeypatch: Patch, capsys: Capture) ->
     ways = Strategy(tp=8, pp=8, dp=16, zero=1, sequence_parallel=True)
     best = explore(large, "a100-sxm-8x128", strategies=[ways], memory=1e12).table()["time"][0]
     assert rows[2]["answer_s"] == pytest.approx(best)
-    assert peers.time_exploration(rounds=1)[0] > 20_000
+    timed = scale.time_strategies(rounds=1)
+    assert [row["count"] for row in timed] == [100_000, 4808, 28_904] and all(row["per_second"] > 0 for row in timed)
     monkeypatch.setattr(peers.subprocess, "run", lambda words: SimpleNamespace(returncode=1))
     assert peers.main([]) == 0 and "nothing is compared" in capsys.readouterr().out
 

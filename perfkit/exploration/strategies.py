@@ -290,15 +290,15 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
     sizes = [2 ** np.arange(own.bit_length()) for own in most]
     held = 2 ** np.arange(min(model.experts or 1, max(counts)).bit_length())
     axes = [*sizes, range(len(_SCHEDULES)), RECOMPUTED, (0, 1, 3), counts, held, (False, True)]
-    grid = map(np.ravel, np.meshgrid(*map(np.array, axes), indexing="ij"))
+    grid = np.meshgrid(*map(np.array, axes), indexing="ij", sparse=True)
     tp, pp, cp, micro, way, again, zero, ranks, ep, ulysses = grid
     names, chunks = (np.array(own)[way] for own in zip(*_SCHEDULES, strict=True))
     each, dp = -(-model.layers // pp), np.maximum(ranks // (tp * pp * cp), 1)
     parts = np.where(chunks == 0, each, chunks)
     own = (tp * pp * cp * dp == ranks) & ((way == 0) | (pp > 1) & (parts > 1) & (each % parts == 0))
-    own &= np.where(dp * cp > 1, (zero == 1) | (zero == 3) & (pp == 1), zero == 0)
-    own &= (dp % ep == 0) & (~ulysses | (cp > 1))
-    own &= (again != "selective") | (model.attention in UNFUSED)
+    own = own & np.where(dp * cp > 1, (zero == 1) | (zero == 3) & (pp == 1), zero == 0)
+    own = own & (dp % ep == 0) & (~ulysses | (cp > 1)) & (micro > 0)
+    own = own & ((again != "selective") | (model.attention in UNFUSED))
     ways = {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "micro_batch": micro, "chunks": parts, "zero": zero}
     ways |= {"schedule": names, "checkpoint": again, "sequence_parallel": tp > 1, "ulysses": ulysses}
-    return Strategy(**{key: value[own] for key, value in ways.items()})
+    return Strategy(**{key: np.broadcast_to(value, own.shape)[own] for key, value in ways.items()})

@@ -1,6 +1,7 @@
 """One micro-batch of a strategy on one rank: its operations, the sizes of its messages, and the times of both."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -80,11 +81,11 @@ def price_micro_batch(model: Transformer, platform: Platform, s: Strategy, execu
     [cost] = price([replace(graph, repeats=often)], platform, dtype=graph.dtype)
     seconds = cost.seconds
     names, kinds, variants, phases, modules = (np.array(column) for column in zip(*graph.labels, strict=True))
-    exchange, added = np.zeros(seconds.shape), names == "add_"
-    ranks = np.append(1, s.tp)
-    for row in graph.collectives:
-        nbytes = np.broadcast_to(graph.column("nbytes")[row], len(ranks))
-        exchange[row] = price_messages(platform, names[row], nbytes, ranks, np.ones_like(ranks))
+    exchange, added, ranks = np.zeros(seconds.shape), names == "add_", np.append(1, s.tp)
+    for operation in np.unique(names[graph.collectives]):
+        own = graph.collectives[names[graph.collectives] == operation]
+        nbytes = np.broadcast_to(graph.column("nbytes"), (len(graph), len(ranks)))[own]
+        exchange[own] = price_messages(platform, operation, nbytes, ranks, 1)
     host = np.add(*price_host(replace(graph, columns={}), platform))
     out = {}
     for name in REGIONS:
@@ -116,21 +117,22 @@ def price_micro_batch(model: Transformer, platform: Platform, s: Strategy, execu
 
 
 def price_messages(
-    platform: Platform, operation: str, nbytes: Array, count: Array, stride: Array, algorithm: str = ""
+    platform: Platform, operation: str, nbytes: Array, count: Array, stride: Any, algorithm: str = ""
 ) -> Array:
     """Time of collectives of `count` ranks that are `stride` apart [s]; an algorithm is used across nodes only.
 
     Messages of one size are priced once.
     """
     local, time = platform.network.ranks_per_node, np.zeros(nbytes.shape)
-    sent = count > 1
-    for ranks, apart in {*zip(count[sent].astype(int).tolist(), stride[sent].astype(int).tolist(), strict=True)}:
-        own, inside = (count == ranks) & (stride == apart), min(max(local // apart, 1), ranks)
+    ranks, near = (np.broadcast_to(own, nbytes.shape).astype(int) for own in (count, np.maximum(local // stride, 1)))
+    sorts = np.where(ranks > 1, ranks * (local + 1) + np.minimum(near, ranks), 0)  # by ranks, in all and on a node
+    for sort in [*filter(None, np.unique(sorts).tolist())]:
+        own, (many, inside) = sorts == sort, divmod(sort, local + 1)
         sizes, place = np.unique(nbytes[own], return_inverse=True)
-        if algorithm and local < ranks and inside == local:
-            time[own] = platform.price_collective(operation, sizes, ranks, algorithm).time[place]
+        if algorithm and local < many and inside == local:
+            time[own] = platform.price_collective(operation, sizes, many, algorithm).time[place]
         else:
-            time[own] = price_group(platform, operation, sizes, ranks, -(-ranks // inside), inside).time[place]
+            time[own] = price_group(platform, operation, sizes, many, -(-many // inside), inside).time[place]
     return time
 
 

@@ -97,20 +97,21 @@ class _Iterations:
             several = np.where(self.micro > 1, 1.0, 0.0)
             parts[f"{region}.backward"] += several * parts[f"{region}.added"] / held
             parts[f"{region}.host.backward"] += several * parts[f"{region}.host.added"]
+        self.weights = self.gather("weights")[0]
 
     def add_up(self) -> dict[str, Array]:
         """Times and their parts [s], spread [-] and memory [B]."""
-        terms, weights = self.share_stages(), self.gather("weights")[0]
+        terms, weights = self.share_stages(), self.weights
         inside = sum(terms[name] for name in ("work", "tensor", "context", "experts", "host"))
         kernels = (terms["work"] + terms["host"]) / inside
-        terms["replicas"] = self.share_replicas(weights, inside / terms["work"], kernels)
-        terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(weights), 1)
+        terms["replicas"] = self.share_replicas(inside / terms["work"], kernels)
+        terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(), 1)
         time: Any = sum(terms.values())
         rest: Any = sum(terms[name] for name in ("tensor", "context", "experts", "stages", "replicas")) / time
         own, around = self.parts["spread"] * (1 - rest), self.whole.spread if self.whole else CONTEXT
         known = join_errors(own[np.newaxis], np.zeros(1, dtype=bool), rest, around)
         spread = np.hypot(known, terms["host"] / time * np.log(find_host_error(self.platform)))
-        held = _measure_memory(self, weights)
+        held = _measure_memory(self)
         return {"time": time, **terms, "spread": spread, "needs": sum(held.values()) + WORKSPACE, **held}
 
     def gather(self, *names: str) -> tuple[Array, Array]:
@@ -127,9 +128,9 @@ class _Iterations:
         ends = np.where(one_by_one, first + last, apart)
         return self.layers * one + np.maximum(ends, 0.0), total
 
-    def average(self, weights: Array) -> Array:
+    def average(self) -> Array:
         """Mean number of ranks that share a weight; experts have fewer."""
-        share = self.layers * self.sizes.experts / weights
+        share = self.layers * self.sizes.experts / self.weights
         return 1.0 / ((1.0 - share) / self.s.owners + share / self.sizes.sharers)
 
     def hide(self, time: Array, compute: Array, pieces: Any, hidden: Any, kernels: Any = 1.0) -> Array:
@@ -142,7 +143,7 @@ class _Iterations:
     def add_hosts(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
         """Time that hosts add to the passes of devices [s]: pass by pass where these wait for messages, else in all."""
         often = [each / self.micro for each in self.count_rounds()]
-        copied = self.copy(often[0], *often) * self.gather("weights")[0]
+        copied = self.copy(often[0], *often) * self.weights
         called = 2.0 * sum(often) * (self.layers + 2.0) * np.where(self.s.dp * self.s.cp > 1, self.parts["call"], 0.0)
         filled, grown = 1.0 + copied / sum(devices), 1.0 + called / sum(hosts)
         passes = [(filled * device, grown * host) for device, host in zip(devices, hosts, strict=True)]
@@ -165,7 +166,7 @@ class _Iterations:
 
     def copy(self, packed: Array, reduced: Array, gathered: Array, again: Array) -> Array:
         """Time of copies around messages for a number of each [s]; those of whole gradients are packed and unpacked."""
-        inner = self.layers * self.parts["layers.weights"] / self.gather("weights")[0]  # ends stay whole
+        inner = self.layers * self.parts["layers.weights"] / self.weights  # ends stay whole
         copies = self.sizes.reduced * reduced + np.where(self.s.zero > 0, 0.0, packed)
         copies = copies + self.sizes.gathered * (gathered + inner * again)
         return np.asarray(np.where(self.s.dp * self.s.cp > 1, copies, 0.0) * self.parts["packing"])
@@ -187,8 +188,8 @@ class _Iterations:
         ring = passed = np.zeros(len(work))
         #: Time of the device and of the host in each pass of the stage with both ends, and of a stage between them.
         devices, hosts = [list[Array](), list[Array]()], [list[Array](), list[Array]()]
-        for phase, moves in (("forward", 2.0), ("backward", moves_back)):
-            exposed, launched = _share_sequences(self, phase)
+        phases = zip(("forward", "backward"), (2.0, moves_back), *_share_sequences(self), strict=True)
+        for phase, moves, exposed, launched in phases:
             again = (phase == "backward") & (s.checkpoint != "none")  # attention is computed again with its messages
             passed = again * passed + self.layers * exposed
             one = p[f"layers.{phase}"] + left * p[f"layers.tensor.{phase}"]
@@ -223,20 +224,23 @@ class _Iterations:
         each = {"work": work, "tensor": tensor, "context": ring, "experts": moved, "host": late, "stages": open_ends}
         return {name: self.micro * own for name, own in each.items()} | {"bubble": bubble}
 
-    def share_replicas(self, weights: Array, stretch: Array, kernels: Array) -> Array:
+    def share_replicas(self, stretch: Array, kernels: Array) -> Array:
         """Exposed messages of gradients and weights among replicas, with the copies around them [s].
 
         A pass takes `stretch` times as long as its kernels alone; `kernels` is their share of it, with the host.
         """
-        s, sizes, ranks, layer = self.s, self.sizes, self.s.owners, self.parts["layers.weights"]
+        s, sizes, ranks, weights = self.s, self.sizes, self.s.owners, self.weights
+        layer = self.parts["layers.weights"]
         put_off = (s.schedule == "zero_bubble") & (s.pp > 1)  # weight gradients, which only their own pass hides
         forward, backward = (stretch * self.gather(name)[0] for name in ("forward", "backward"))
         backward = np.where(put_off, stretch * self.layers * self.parts["delayed"], backward)
-        scatter, add = (_send(self, name, sizes.summed, weights, ranks) for name in ("reduce_scatter", "all_reduce"))
-        groups = s.dp * s.cp // ranks  # with hybrid sharding, the sums of each group are added up over groups
-        across = _send(self, "all_reduce", sizes.summed, weights, groups, ranks, np.where(s.zero > 0, ranks, 1))
-        reduce = np.where(s.zero > 0, scatter, add) + across
-        gather, regather = (_send(self, "all_gather", sizes.itemsize, weights, ranks, ends=own) for own in (1.0, 0.0))
+        shared = np.where(s.zero > 0, ranks, 1)
+        # with hybrid sharding, the sums of each group are added up over groups
+        ways = (("reduce_scatter", shared), ("all_reduce", ranks // shared),
+                ("all_reduce", s.dp * s.cp // ranks, ranks, shared))  # fmt: skip
+        reduce = sum(sum(_send(self, name, sizes.summed, *how)) for name, *how in ways)
+        inner, whole, routed = _send(self, "all_gather", sizes.itemsize, shared)
+        gather, regather = inner + whole + routed, inner + routed
         # breadth-first: the gradients of a chunk hide behind all passes of the next one, those of the last do not
         window = (np.where(s.schedule == "breadth_first", self.micro * (s.chunks - 1), 0.0) + 1) / s.chunks
         passes, around = self.count_passes()
@@ -268,22 +272,22 @@ class _Iterations:
         # the slowdown of the last passes of other stages; nothing is sent before the first piece is complete
         beside = np.maximum(1.0 - passes / pieces, 0.0)
         window = window * backward / (1.0 - self.contention)
-        time += slows * self.contention * beside * kernels * np.minimum(reduce, window)
-        return np.asarray(time)
+        return np.asarray(time + slows * self.contention * beside * kernels * np.minimum(reduce, window))
 
 
-def _share_sequences(own: _Iterations, phase: str) -> tuple[Array, Array]:
-    """Exposed messages of a layer among ranks that share sequences [s], and their calls of the host [-].
+def _share_sequences(own: _Iterations) -> tuple[Array, Array]:
+    """Exposed messages of a layer among ranks that share sequences [s], and their calls of the host [-], by phase.
 
     Keys and values go around a ring, beside attention, and then their gradients too; or tokens are exchanged for
     heads.
     """
-    s, p, sizes = own.s, own.parts, own.sizes
-    nbytes = (2.0 if phase == "forward" else 4.0) * sizes.keys
-    step = price_messages(own.platform, "send_recv", nbytes, np.minimum(s.cp, 2), s.tp)
-    passed = (s.cp - 1) * np.maximum(step - p[f"attention.{phase}"] / s.cp, 0.0)
-    swapped = price_messages(own.platform, "all_to_all", sizes.swapped, np.where(s.ulysses, s.cp, 1), s.tp)
-    parts = (s.cp - 1) * (1.0 + p[f"attention.host.{phase}"] / p["call"])  # each with its kernel
+    s, p, keys = own.s, own.parts, own.sizes.keys
+    step = price_messages(own.platform, "send_recv", np.stack([2.0 * keys, 4.0 * keys]), np.minimum(s.cp, 2), s.tp)
+    swapped = price_messages(own.platform, "all_to_all", own.sizes.swapped, np.where(s.ulysses, s.cp, 1), s.tp)
+    beside, hosts = (np.stack([p[f"attention.{kind}{phase}"] for phase in ("forward", "backward")])
+                     for kind in ("", "host."))  # fmt: skip
+    passed = (s.cp - 1) * np.maximum(step - beside / s.cp, 0.0)
+    parts = (s.cp - 1) * (1.0 + hosts / p["call"])  # each with its kernel
     return np.where(s.ulysses, 4.0 * swapped, passed), np.where(s.ulysses, 4.0 * (s.cp > 1), parts)
 
 
@@ -297,25 +301,20 @@ def _find_slack(own: _Iterations) -> Array:
     return np.where((first > last) & np.isin(s.schedule, ("1f1b", "zero_bubble")), others * backward, 0.0)
 
 
-def _send(
-    own: _Iterations, operation: str, itemsize: float, weights: Array, ranks: Array, apart: Any = 1, part: Any = 1,
-    ends: float = 1.0,
-) -> Array:  # fmt: skip
-    """Time of the messages of all weights, layer by layer, and of the ends [s]; fewer ranks share experts."""
+def _send(own: _Iterations, operation: str, itemsize: float, ranks: Array, apart: Any = 1, part: Any = 1) -> Array:
+    """Times of messages of weights [s]: layer by layer, of the ends, and of experts, which fewer ranks share."""
     s, layer, experts = own.s, own.parts["layers.weights"], own.sizes.experts
-    out = np.zeros(len(weights))
-    for count, size in ((own.layers, layer - experts), (ends, weights - own.layers * layer)):
-        out += count * price_messages(own.platform, operation, itemsize * size / part, ranks, s.tp * apart)
-    if own.model.experts:
-        few, far = np.maximum(ranks // s.ep, 1), s.tp * s.ep * apart
-        out += own.layers * price_messages(own.platform, operation, itemsize * experts / part, few, far)
-    return out
+    few = np.maximum(ranks // s.ep, 1) if own.model.experts else np.ones_like(ranks)
+    sizes = np.stack([layer - experts, own.weights - own.layers * layer, experts])
+    distances = s.tp * apart * np.stack([np.ones_like(few), np.ones_like(few), s.ep + 0 * few])
+    times = price_messages(own.platform, operation, itemsize * sizes / part, np.stack([ranks, ranks, few]), distances)
+    return times * np.stack([own.layers, np.ones(len(layer)), own.layers])
 
 
-def _measure_memory(own: _Iterations, weights: Array) -> dict[str, Array]:
+def _measure_memory(own: _Iterations) -> dict[str, Array]:
     """Memory of the fullest rank without workspaces [B]; docs/formulas.md, table 9.3, says what PyTorch holds."""
     s, m, sizes, layer = own.s, own.model, own.sizes, own.parts["layers.weights"]
-    tokens, ranks = s.micro_batch * m.sequence / s.cp, own.average(weights)
+    tokens, ranks, weights = s.micro_batch * m.sequence / s.cp, own.average(), own.weights
     inputs = sizes.itemsize * tokens * m.hidden  # of a product whose tokens ranks gather
     keep = partial(
         partitions.activation_bytes, s.micro_batch, m.sequence / s.cp, m.hidden, heads=m.heads,
