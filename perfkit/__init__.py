@@ -9,10 +9,12 @@ Examples
 True
 """
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the public names, which are imported when they are first used
     from perfkit import fitting, models, plots, workloads
     from perfkit.calibration.campaign import calibrate, check
     from perfkit.calibration.checks import Comparison
@@ -44,25 +46,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-#: Module: the names it gives to the facade.
-_HOMES = {
-    "perfkit": "fitting models plots workloads", "perfkit.calibration.campaign": "calibrate check",
-    "perfkit.calibration.checks": "Comparison", "perfkit.calibration.runs": "Tuning tune",
-    "perfkit.calibration.traces": "Trace read_trace",
-    "perfkit.exploration.decisions": "allocate scaling solve_for",
-    "perfkit.exploration.strategies": "Exploration explore", "perfkit.exploration.sweeps": "Sweep sweep",
-    "perfkit.fitting": "Fit", "perfkit.ground": "units", "perfkit.ground.hardware": "Device Network",
-    "perfkit.measure.timing": "time_loader", "perfkit.platform.estimates": "Estimate ExtrapolationWarning",
-    "perfkit.platform.gallery": "load_platform platforms", "perfkit.platform.platform": "Platform",
-    "perfkit.prediction.contrast": "PlatformComparison compare", "perfkit.prediction.result": "Prediction predict",
-    "perfkit.readers.table_configs": "read_tables", "perfkit.recording.steps": "capture",
-    "perfkit.reports.page": "report", "perfkit.sharding.planner": "InfeasibleError price_plan shard",
-    "perfkit.sharding.result": "PlanPrice ShardingResult", "perfkit.workloads.dlrm": "DLRM",
-    "perfkit.workloads.graph": "Graph", "perfkit.workloads.placement": "Placement Plan",
-    "perfkit.workloads.strategy": "Strategy", "perfkit.workloads.tables": "EmbeddingTable TableSet draw_tables",
-    "perfkit.workloads.transformer": "Transformer",
+#: Module of each public name, read from the imports above.
+_HOME = {
+    name.name: str(node.module)
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and str(node.module).startswith("perfkit") for name in node.names
 }  # fmt: skip
-_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = list(_HOME)
 
 

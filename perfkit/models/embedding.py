@@ -169,7 +169,7 @@ def exact_backward_bytes(
     Parameters
     ----------
     unique : float, array or expression
-        Distinct rows U, see `perfkit.models.caches.unique_rows` [-].
+        Distinct rows U, see `perfkit.models.distributions.unique_rows` [-].
     bags : int, array or expression
         Bags B [-].
     lookups : float, array or expression

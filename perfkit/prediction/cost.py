@@ -25,6 +25,8 @@ from perfkit.workloads.vocabulary import pick_attention
 
 #: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table 2.2.
 _AGAIN = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
+#: Sizes of embedding rows.
+_ROWS = ("row_bytes", "unique_bytes", "page_walks", "rows_l2", "rows_l3")
 _UPDATES = {"embedding_update", "embedding_backward.fused"}  # these read rows and write them
 DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are not near
 #: Sizes of kernels that are not timed by terms.
@@ -65,24 +67,32 @@ class Costs:
     assumed: np.ndarray
 
 
-def _size_rows(
-    graph: Graph, capacities: tuple[float, float], entries: float, granularity: float, itemsize: float
-) -> dict[str, Array]:
-    """Embedding rows by operation: bytes touched, distinct bytes, bytes from beyond each cache, and page walks."""
-    names, lookups = ("row_bytes", "unique_bytes", "page_walks", "rows_l2", "rows_l3"), graph.column("lookups")
+def _size_rows(graph: Graph, **how: Any) -> dict[str, Array]:
+    """Embedding rows by operation, see `_size_lookups`; zero for operations that look nothing up."""
+    lookups = graph.column("lookups")
     touched = np.flatnonzero(lookups.any(axis=tuple(range(1, lookups.ndim))))
     if not len(touched):
-        return dict.fromkeys(names, np.zeros((len(graph), *[1] * (lookups.ndim - 1))))
-    out = {name: np.zeros(lookups.shape) for name in names}
-    itemsize = graph.tables[0].itemsize if graph.tables else itemsize
-    counts, dim = lookups[touched], graph.column("dim")[touched]
-    out["row_bytes"][touched] = counts * row_traffic(dim, itemsize, granularity)
-    distant = miss_share(graph.traffic / PAGE, capacity=entries)  # rows of a gradient that was zeroed just before
+        return dict.fromkeys(_ROWS, np.zeros((len(graph), *[1] * (lookups.ndim - 1))))
+    how |= {"itemsize": graph.tables[0].itemsize} if graph.tables else {}
+    found, out = _size_lookups(graph, touched, **how), {name: np.zeros(lookups.shape) for name in _ROWS}
+    for name in _ROWS:
+        out[name][touched] = found[name]
+    return out
+
+
+def _size_lookups(
+    graph: Graph, touched: np.ndarray, *, capacities: Any, entries: float, granularity: float, itemsize: float
+) -> dict[str, Array]:
+    """Rows of the operations that touch some: bytes, distinct bytes, page walks, and bytes from beyond each cache."""
+    counts, dim = graph.column("lookups")[touched], graph.column("dim")[touched]
     kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
+    out = {name: np.zeros(counts.shape) for name in _ROWS}
+    out["row_bytes"] = counts * row_traffic(dim, itemsize, granularity)
+    distant = miss_share(graph.traffic[touched] / PAGE, capacity=entries)  # rows of a gradient that was just zeroed
     words = variants == "dense_rows"  # another operation looked them up; assumed to be uniform
     if words.any() and entries < math.inf:
         even = [Uniform(int(rows)) for rows in graph.column("rows")[touched[words]]]
-        out["page_walks"][touched[words]] = distant[touched[words]] * distinct_rows(even, counts[words])
+        out["page_walks"][words] = distant[words] * distinct_rows(even, counts[words])
     forward = kinds == "embedding_forward"
     if not forward.any():
         return out
@@ -98,15 +108,15 @@ def _size_rows(
     own = {key: v.reshape(*v.shape[:-1], *given.shape).swapaxes(-1, -given.ndim) for key, v in vars(found).items()}
     places = {table: place for place, table in enumerate(number[forward])}
     place = np.array([places.get(table, 0) for table in number])  # of the table that each operation works on
-    out["unique_bytes"][touched[~words]] = own["unique_bytes"][place[~words]]
+    unique, again = own["unique_bytes"][place], variants == "dense"
+    out["unique_bytes"][~words] = unique[~words]
     looked, update = (variants == "fused") if fused else forward, kinds == "embedding_update"
-    for level, misses, again in zip(("rows_l2", "rows_l3"), own["misses"], own["update_misses"], strict=True):
-        out[level][touched[looked]] = misses[place[looked]] * out["row_bytes"][touched[looked]]
-        out[level][touched[update]] = (again * own["unique_bytes"])[place[update]]
-    out["page_walks"][touched[forward]] = own["walks"]
-    out["page_walks"][touched[update]] = own["update_walks"][place[update]]
-    found_again = variants == "dense"
-    out["page_walks"][touched[found_again]] = (own["unique"][place] * distant[touched])[found_again]
+    for level, share, updated in zip(("rows_l2", "rows_l3"), own["misses"], own["update_misses"], strict=True):
+        out[level][looked] = (share[place] * out["row_bytes"])[looked]
+        out[level][update] = (updated[place] * unique)[update]
+    out["page_walks"][forward] = own["walks"]
+    out["page_walks"][update] = own["update_walks"][place][update]
+    out["page_walks"][again] = (own["unique"][place] * distant)[again]
     return out
 
 
@@ -191,7 +201,8 @@ def _size_operations(
     more = [1] * bool(graphs[0].columns or graphs[0].repeats is not None)  # an axis of configurations
     sizes = {name: values[number].reshape(-1, *more) for name, values in models.numbers.items()}
     caches, granularity = platform.share_caches(ranks), 64.0 if platform.device.kind == "cpu" else 32.0
-    rows = [_size_rows(graph, caches, platform.page_entries, granularity, DTYPES[dtype]) for graph in graphs]
+    how = {"entries": platform.page_entries, "granularity": granularity, "itemsize": DTYPES[dtype]}
+    rows = [_size_rows(graph, capacities=caches, **how) for graph in graphs]
     join: Any = np.concatenate if len(graphs) > 1 else itemgetter(0)  # which copies nothing
     sizes |= {name: join([graph.column(name) for graph in graphs]) for name in FEATURES}
     sizes |= {name: join([part[name] for part in rows]) for name in rows[0]}
