@@ -52,14 +52,14 @@ def kernels(*dtypes: str) -> list[Row]:
     return [row | {"dtype": dtype} for row in rows for dtype in dtypes] if dtypes else rows
 
 
-def collectives(*operations: str, ways: tuple[tuple[int, str], ...], fitted: tuple[int, ...]) -> list[list[Row]]:
+def collectives(*operations: str, algorithms: tuple[tuple[int, str], ...], fitted: tuple[int, ...]) -> list[list[Row]]:
     """Measured points of ranks and algorithms, and fitted curves of ranks."""
     points, curves = list[Row](), list[Row]()
     for operation in operations:
         for size in (2.0**power for power in range(9, 28)):
             row = {"operation": operation, "nbytes": size, "time_s": 1.5e-4 + size / 1.2e9}
             quartiles = {"q1_s": row["time_s"] * 0.97, "q3_s": row["time_s"] * 1.3}
-            points += [{**row, **quartiles, "ranks": ranks, "way": way} for ranks, way in ways]
+            points += [{**row, **quartiles, "ranks": ranks, "algorithm": name} for ranks, name in algorithms]
             curves += [{**row, "ranks": ranks} for ranks in fitted]
     return [points, curves]
 
@@ -72,8 +72,8 @@ RATIOS = [
 ]  # fmt: skip
 LEVELS = {"L1": 3e11, "L2": 1e11, "L3": 8e10, "DRAM": 1.2e10}
 PEAKS = {"bf16": 989.5e12, "fp16": 989.5e12, "fp8": 1979e12}
-WAYS: Row = {"ways": ((2, ""), (8, ""), (8, "in_network")), "fitted": (2, 8)}
-BOTH = collectives("all_reduce", "all_to_all", **WAYS)
+ALGORITHMS: Row = {"algorithms": ((2, ""), (8, ""), (8, "in_network")), "fitted": (2, 8)}
+BOTH = collectives("all_reduce", "all_to_all", **ALGORITHMS)
 RUNS = [run(("DLRM", "BERT")[i % 2], 0.003 * 1.2**i, 0.1 - 0.01 * i, flagged=i == 3) for i in range(25)]
 CHARTS = {
     "predicted_vs_measured": lambda: plots.predicted_vs_measured(RUNS),
@@ -82,8 +82,8 @@ CHARTS = {
     "timeline": lambda: plots.timeline_lanes(timeline()),
     "roofline": lambda: plots.roofline_chart(kernels(), {"fp32": 1e11}, LEVELS),
     "roofline of a GPU": lambda: plots.roofline_chart(kernels("bf16", "fp8"), PEAKS, {"HBM3": 3.35e12}),
-    "collectives": lambda: plots.collective_curves(*collectives("all_reduce", ways=((2, ""),), fitted=(2,))),
-    "collectives by way": lambda: plots.collective_curves(*BOTH),
+    "collectives": lambda: plots.collective_curves(*collectives("all_reduce", algorithms=((2, ""),), fitted=(2,))),
+    "collectives by algorithm": lambda: plots.collective_curves(*BOTH),
     "collectives, fits alone": lambda: plots.collective_curves([], BOTH[1]),
     "ratios": lambda: plots.platform_ratios(RATIOS, a="a100-sxm-8", b="h100-sxm-8"),
 }
@@ -207,11 +207,11 @@ def test_roofs_meet_at_the_ridge_and_share_a_label_where_they_are_close() -> Non
         plots.roofline_chart(kernels(), {}, {"DRAM": 1e10})
 
 
-def test_ranks_and_ways_of_several_operations_are_dashes_and_shapes() -> None:
+def test_ranks_and_algorithms_of_several_operations_are_dashes_and_shapes() -> None:
     encoding = plots.collective_curves(*BOTH).to_dict()["hconcat"][0]["layer"][0]["encoding"]
     assert encoding["color"]["scale"]["domain"] == ["all_reduce", "all_to_all"]
     assert encoding["strokeDash"]["scale"]["domain"] == ["2 ranks", "8 ranks", "8 ranks, in-network"]
-    alone = plots.collective_curves(*collectives("all_reduce", **WAYS))
+    alone = plots.collective_curves(*collectives("all_reduce", **ALGORITHMS))
     encoding = alone.to_dict()["hconcat"][0]["layer"][0]["encoding"]
     assert len(encoding["color"]["scale"]["domain"]) == 3 and "strokeDash" not in encoding
     row = {"operation": "all_reduce", "ranks": 8, "nbytes": 8e9, "time_s": 0.0312268}

@@ -258,12 +258,7 @@ def calibrate(
     raw_file = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
     name, raw = target.stem if target else None, dict[str, Any]()
     if measurements is not None:
-        with reading(measurements, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
-            raw = json.loads(Path(measurements).read_text(encoding="utf-8"))
-            check_type("the content", raw, dict)
-            for row in raw.get("probes", ()):  # traces may have moved with their measurements
-                if (old := row.get("trace")) and not Path(old).exists():
-                    row["trace"] = str(Path(measurements).with_suffix(".traces") / Path(old).name)
+        raw = _read_measurements(Path(measurements))
     elif traces is None and nccl_logs is None:
         ranks = _count_ranks(device, ranks)
         if device == "cuda":
@@ -294,6 +289,17 @@ def calibrate(
     if campaign:
         campaign.close()  # the next call measures anew
     return platform
+
+
+def _read_measurements(path: Path) -> dict[str, Any]:
+    """Raw measurements of an earlier calibration; their traces may have moved with them."""
+    with reading(path, "name the .measurements.json that calibrate wrote", most=LARGEST_TEXT):
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        check_type("the content", raw, dict)
+        for row in raw.get("probes", ()):
+            if (old := row.get("trace")) and not Path(old).exists():
+                row["trace"] = str(path.with_suffix(".traces") / Path(old).name)
+    return raw
 
 
 def _measure_gpus(base: Named | None, ranks: int, folder: Path, progress: bool) -> tuple[Campaign, dict[str, Any]]:

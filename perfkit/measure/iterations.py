@@ -66,6 +66,16 @@ def _build(workload: dict[str, Any], owners: Sequence[int] | None, device: str, 
     return build_step(load(workload), plan=plan, rank=rank, ranks=ranks, device=device, seed=seed)[0]
 
 
+def _plan_turns(once: Sequence[float], seconds: float, seed: int) -> list[tuple[int, int]]:
+    """Plan the turns of steps from the time of one iteration of each [s]: the step and its number of iterations."""
+    if len(once) == 1:
+        count, each = max(LEAST, min(MOST, int(seconds / once[0]))), max(1, min(50, round(_BLOCK / once[0])))
+        return [(0, min(each, count - start)) for start in range(0, count, each)]
+    counts = [int(np.clip(round(seconds / _ROUNDS / one), 2, 200)) for one in once]
+    shuffled = np.random.default_rng([6, seed])
+    return [(i, counts[i]) for _ in range(_ROUNDS) for i in shuffled.permutation(len(once)).tolist()]
+
+
 def time_in_turns(
     steps: Sequence[Callable[[], Any]], *, seconds: float, device: str = "cpu", seed: int = 0,
     after: Callable[[int], Any] = lambda count: None,
@@ -93,20 +103,10 @@ def time_in_turns(
         iteration in which this thread did not compute [s].
     """
     once = [max(min([clock([step], device) for _ in range(4)][2:]), 1e-5) for step in steps]
-    if len(steps) == 1:
-        wanted = [max(LEAST, min(MOST, int(seconds / once[0]))), max(1, min(50, round(_BLOCK / once[0])))]
-    else:
-        wanted = [int(np.clip(round(seconds / _ROUNDS / one), 2, 200)) for one in once]
-    agreed = torch.tensor(wanted, device=device)
-    if find_ranks()[1] > 1:  # all ranks run the same iterations: rank 0 decides how many
+    agreed = torch.tensor(once, dtype=torch.float64, device=device)
+    if find_ranks()[1] > 1:  # all ranks run the same turns: those that the times of rank 0 give
         dist.broadcast(agreed, 0)
-    counts: list[int] = agreed.tolist()
-    if len(steps) == 1:
-        count, each = counts
-        turns = [(0, min(each, count - start)) for start in range(0, count, each)]
-    else:
-        shuffled = np.random.default_rng([6, seed])
-        turns = [(i, counts[i]) for _ in range(_ROUNDS) for i in shuffled.permutation(len(steps)).tolist()]
+    turns = _plan_turns(agreed.tolist(), seconds, seed)
     grouped = max(count for _, count in turns) > 1
     found: list[dict[str, list[Any]]] = [{"blocks": [], "idle": [], "shares": []} for _ in steps]
     for number, count in turns:

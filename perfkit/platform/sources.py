@@ -290,16 +290,16 @@ def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
     """Links with the latency of a hop from fitted collectives, and the bandwidth between nodes from the rails."""
     links = dict(network.links)
     known = sorted(key for key in map(Key.parse, fits) if key.ranks and key.operation in ("all_gather", "all_reduce"))
-    for name, way in (("intra", ""), ("inter", "rail")):
-        keys = [key for key in known if key.algorithm == way]
+    for name, algorithm in (("intra", ""), ("inter", "rail")):
+        keys = [key for key in known if key.algorithm == algorithm]
         if not keys:
             continue
-        key = keys[-1] if way else max(keys[:3], key=lambda key: key.ranks or 0)
+        key = keys[-1] if algorithm else max(keys[:3], key=lambda key: key.ranks or 0)
         count, fit = key.ranks or 0, fits[str(key)]
         alpha, beta = (match := Match(key.operation, count, ((fit, count, 1.0),))).find_hop()
         why = f"{key.operation} on {count} ranks: {fit.source}"
         text = f"what the smallest size takes beyond its transfer, over its ring steps, {why}"
-        hop = HOP if way and match.smallest > LATE else Quantity(alpha, "s", "fitted", text, fit.date)
+        hop = HOP if algorithm and match.smallest > LATE else Quantity(alpha, "s", "fitted", text, fit.date)
         wire = Quantity(1.0 / beta, "B/s", "fitted", f"bus bandwidth, {why}", fit.date, basis="one way per rank")
         links[name] = replace(links[name], latency=hop) if name in links else Link(wire, hop)
     return links

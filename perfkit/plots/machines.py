@@ -107,9 +107,9 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
     ----------
     points : frame or list of dict
         Measured rows ``operation``, ``ranks``, ``nbytes`` [B], ``time_s`` and, where known, ``q1_s`` and ``q3_s`` [s]
-        and ``way`` (the algorithm, or ``rail``).
+        and ``algorithm``.
     curves : frame or list of dict
-        Fitted rows ``operation``, ``ranks``, ``nbytes`` [B], ``time_s`` [s] and, where known, ``way``.
+        Fitted rows ``operation``, ``ranks``, ``nbytes`` [B], ``time_s`` [s] and, where known, ``algorithm``.
     title : str, optional
         Heading.
 
@@ -122,7 +122,8 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
     measured, fitted = (read_rows(frame) for frame in (points, curves))
     rows, ranged = [*measured, *fitted], any(row.get("q1_s") for row in measured)
     for row in rows:
-        row["group"] = f"{row['ranks']} ranks" + (f", {row['way'].replace('_', '-')}" if row.get("way") else "")
+        named = (f"{row['ranks']} ranks", (row.get("algorithm") or "").replace("_", "-"))
+        row["group"] = ", ".join(filter(None, named))
         for time, name in (("time_s", "busbw"), ("q1_s", "busbw_high"), ("q3_s", "busbw_low")):
             row[time] = row.get(time) or row["time_s"]
             row[name] = float(bus_bandwidth(row["nbytes"], row[time], ranks=row["ranks"], operation=row["operation"]))

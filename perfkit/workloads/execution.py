@@ -211,13 +211,13 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
         features[rows, _HOST[2]] = _HANDED * len(np.intersect1d(read, written)) / len(rows)
     dtypes = tuple(graph.dtypes[first] for first in heads) if graph.dtypes else ()
     pieces = np.array([
-        16 / DTYPES[own] if kind in ("gemm", "bmm") and phase in phases and own in _PADDED else 0.0
+        16 / DTYPES[own] if kind in ("gemm", "bmm") and phase in phases and own in _PADDED else 1.0
         for (_, kind, _, phase, _), own in zip(labels, dtypes or [graph.dtype] * len(labels), strict=True)
     ])  # fmt: skip
     for name in "mnk":
-        for sides in (features[:, COLUMN[name]], *(values for key, values in columns.items() if key == name)):
-            piece = np.broadcast_to(pieces.reshape(-1, *[1] * (sides.ndim - 1)), sides.shape)
-            sides += np.where((piece > 0) & (sides > 1), -sides % np.maximum(piece, 1.0), 0.0)
+        for sides in (features[:, COLUMN[name]], *([columns[name]] if name in columns else ())):
+            piece = pieces.reshape(-1, *[1] * (sides.ndim - 1))
+            sides += np.where((piece > 1) & (sides > 1), -sides % piece, 0.0)
     waits = graph.waits
     if waits is not None:
         waits = np.stack([[(heads < place).sum() for place in waits[:, 0]], waits[:, 1]], axis=1)
