@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -20,7 +19,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.memory import find_capacity
 from perfkit.prediction.result import predict
-from perfkit.workloads.sizes import check_size, select_sizes
+from perfkit.workloads.sizes import alter, check_size, select_sizes
 
 #: Arguments that may be arrays over configurations: numbers, and lists of numbers.
 _NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "features")
@@ -250,9 +249,7 @@ def build(workload: Any, given: Mapping[str, Any]) -> Any:
         return workload(**given) if callable(workload) else replace(workload, **given) if given else workload
     except TypeError as error:
         if [*given] == ["batch"] and hasattr(workload, "batch"):  # a DLRM keeps no other argument under its name
-            part = copy(workload)
-            vars(part)["batch"] = check_size("batch", given["batch"])
-            return part
+            return alter(workload, {"batch": check_size("batch", given["batch"])})
         cure = "give a callable that builds one, such as functools.partial(pk.DLRM, dim=64)"
         raise ValueError(f"grid names {show([*given])}, which do not fit: {escape(error, 200)}; {cure}") from None
 

@@ -14,7 +14,7 @@ from perfkit.prediction.ranks import Workload, cast_ranks, time_collectives, tim
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, Graph
-from perfkit.workloads.sizes import count_configurations, select_sizes
+from perfkit.workloads.sizes import alter, count_configurations, select_sizes
 
 _TOGETHER = 2000  # configurations in one pass: few calls of numpy, and arrays that fit into the cache
 #: Bytes of a block whose release makes the memory manager of Linux keep memory that is freed later [B]. Without it half
@@ -73,8 +73,8 @@ def price_configurations(
     for members in np.split(order, np.flatnonzero(differs) + 1):
         structure: _Structure | None = None
         for chosen in np.split(members, range(_TOGETHER, len(members), _TOGETHER)):
-            part = select_sizes(workload, chosen)
-            vars(part).update({name: int(sizes[name][chosen[0]]) for name in alike if hasattr(part, name)})
+            same = {name: int(sizes[name][chosen[0]]) for name in alike if hasattr(workload, name)}
+            part = alter(select_sizes(workload, chosen), same)
             graphs = execute(part.graphs(ranks, accelerator=True), execution)
             if any(graph is not graphs[0] for graph in graphs):
                 raise ValueError("sizes are arrays and ranks differ; configurations are priced one after the other")

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +20,7 @@ from perfkit.prediction.result import predict
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY, Costs
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import SPLIT_BY_COLUMNS, Placement, Plan
+from perfkit.workloads.sizes import alter
 from perfkit.workloads.tables import TableSet
 from perfkit.workloads.tape import check_ranks
 
@@ -342,8 +342,7 @@ def set_up(
 
 def _count_calls(workload: DLRM, costs: Costs) -> dict[str, float]:
     """Host time around the messages of each kind of placement, beyond what is counted by table [s]."""
-    pair, found = copy(workload), dict[str, float]()
-    vars(pair)["tables"] = workload.tables[:1] * 2
+    pair, found = alter(workload, {"tables": workload.tables[:1] * 2}), dict[str, float]()
 
     def issue(first: int | Placement) -> float:
         """Host time of the first rank with one table; the other table is on the second."""

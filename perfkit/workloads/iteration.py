@@ -1,7 +1,6 @@
 """From a tape to the graph of an iteration: average gradients over ranks, update weights, repeat layers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -12,7 +11,7 @@ from perfkit.models.embedding import STATE
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.operations import Tensor, parse_lines
-from perfkit.workloads.sizes import Program, Size, count_configurations, map_sizes
+from perfkit.workloads.sizes import Program, Size, alter, count_configurations, map_sizes
 from perfkit.workloads.tape import PIECE, Tape
 
 #: Bytes at which DistributedDataParallel reduces the first bucket of gradients, and each later one [B].
@@ -50,8 +49,7 @@ def _fill(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> t
 
     A structure that was met before is recorded with open sizes, which takes longer, and filled from then on.
     """
-    structure = copy(model)
-    vars(structure).update({name: -1 - place for place, name in enumerate(names)})
+    structure = alter(model, {name: -1 - place for place, name in enumerate(names)})
     met = _list_meetings(record, structure, *given)
     if not met:
         met.append(True)
@@ -70,8 +68,8 @@ def _list_meetings(record: _Record, structure: Any, *given: Any) -> list[bool]:
 
 def _fill_together(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
     """Graphs of several configurations, with the values of all open sizes beside them."""
-    count, many, known = count_configurations(model), copy(model), dict[int, np.ndarray]()
-    vars(many).update({name: np.broadcast_to(getattr(model, name), count) for name in names})
+    count, known = count_configurations(model), dict[int, np.ndarray]()
+    many = alter(model, {name: np.broadcast_to(getattr(model, name), count) for name in names})
 
     def number(sizes: np.ndarray) -> int:
         """The same number for the same array."""

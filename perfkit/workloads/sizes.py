@@ -1,7 +1,7 @@
 """Sizes of a workload: numbers, arrays over configurations, or open until the structure of a graph is recorded."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import is_dataclass
 from typing import Any
@@ -27,6 +27,13 @@ def check_size(name: str, value: Any, maximum: float | None = None) -> Any:
     return sizes
 
 
+def alter(value: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy of a workload or graph with other values in some fields; its constructor does not check them again."""
+    part = copy(value)
+    vars(part).update(changes)
+    return part
+
+
 def map_sizes(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """A workload in which `change` replaces all values of one kind, also in its tuples and dataclasses."""
     if isinstance(value, kind):
@@ -35,9 +42,7 @@ def map_sizes(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
         return tuple(map_sizes(each, kind, change) for each in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    part = copy(value)
-    vars(part).update({name: map_sizes(each, kind, change) for name, each in vars(value).items()})
-    return part
+    return alter(value, {name: map_sizes(each, kind, change) for name, each in vars(value).items()})
 
 
 def select_sizes(value: Any, index: Any) -> Any:
