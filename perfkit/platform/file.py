@@ -1,6 +1,5 @@
 """Platform files in TOML: every number with its origin, checked against limits."""
 
-import html
 import math
 import re
 import sys
@@ -17,7 +16,7 @@ from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, reading, write_text
 from perfkit.ground.hardware import DTYPES, KINDS
-from perfkit.ground.results import Sections, Table, write_cells
+from perfkit.ground.results import Sections, Table
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.kernels import list_terms
 from perfkit.platform.estimates import KNOWN_FORMS
@@ -114,13 +113,6 @@ def list_sections(platform: Any) -> Sections:
     yield "Assumptions", numbers.filter(kind="assumed").drop("kind")
     yield "Provenance", [("what", "value"), *platform.provenance.items()]
     yield "Numbers", numbers
-
-
-def render_numbers(platform: Any) -> str:
-    """Every number of a platform as an HTML table, with all names escaped."""
-    rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in write_cells(tabulate_numbers(platform)))
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<table><caption>{html.escape(repr(platform))}</caption>{body}</table>"
 
 
 def check_numbers(platform: Any) -> None:

@@ -13,6 +13,7 @@ from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, reading
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.results import Shown
 from perfkit.ground.units import (
     Array,
     Typed,
@@ -201,7 +202,7 @@ def _set_products(fits: Mapping[str, Fit], sheet: Datasheet) -> dict[str, Fit]:
 
 
 @dataclass(frozen=True)
-class Platform(Typed):
+class Platform(Typed, Shown):
     """Everything perfkit knows about a machine or a cluster.
 
     Parameters
@@ -358,8 +359,7 @@ class Platform(Typed):
     with_nodes, with_datasheet, with_link, with_host = with_nodes, with_datasheet, with_link, with_host
     with_scale = with_scale
     from_datasheet = classmethod(from_datasheet)
-    to_toml, save, numbers, _repr_html_ = file.write, file.save, file.tabulate_numbers, file.render_numbers
-    sections = file.list_sections
+    to_toml, save, numbers, sections = file.write, file.save, file.tabulate_numbers, file.list_sections
 
     @classmethod
     def from_toml(cls, text: str, *, origin: str = "platform file") -> Self:
