@@ -50,8 +50,6 @@ def _doctor(given: _Given) -> _Answer:
 
 
 def _calibrate(given: _Given) -> _Answer:
-    if Path(given.out).suffix != ".toml" and not Path(given.out).is_dir():
-        raise ValueError(f"out is {given.out!r}; platform files are known by their ending; name it {given.out}.toml")
     based = given.base and given.device != "cuda" and not given.traces
     if given.from_nccl_logs or given.from_kernel_database or based:
         return _assemble(given)
@@ -78,7 +76,7 @@ def _assemble(given: _Given) -> _Answer:
     _refuse(given, "device ranks quick models", "it is for measuring this machine, --from-... measure nothing")
     if not given.from_nccl_logs:
         _refuse(given, "partial ranks_per_node", "it is for logs, which --from-nccl-logs names")
-    out = check_target("out", given.out)
+    out = check_target("out", given.out, ".toml")
     if not (given.from_nccl_logs or given.from_kernel_database):
         raise ValueError("base is given; name the data to fit: --from-nccl-logs, --from-kernel-database, or both")
     base = pk.load_platform(given.base) if given.base else find_base(given.from_kernel_database)
@@ -190,7 +188,7 @@ def _demo(given: _Given) -> _Answer:
     from perfkit.measure.samples import draw_check
 
     page = check_target("report", given.report or "perfkit-report.html")
-    out = check_target("out", given.out or "perfkit-platform.toml")
+    out = check_target("out", given.out or "perfkit-platform.toml", ".toml")
     print("First a prediction without any measurement: what would this take on a GPU of the gallery?")
     bert = pk.Transformer.bert("bert-large", batch=8, sequence=512, dtype="bf16")
     print(f"  {pk.predict(bert, 'h100-sxm-8')!r}")

@@ -50,9 +50,11 @@ def test_the_chart_and_the_report_show_the_front(both: Exploration) -> None:
     (rows,) = {
         tuple(sorted((row["needs"], row["time"], row["ranks"]) for row in own)) for own in spec["datasets"].values()
     }
-    assert [*rows] == sorted(front.select("needs", "time", "ranks").rows()) and "gpt3-6.7b" in spec["title"]
+    assert [*rows] == sorted(front.select("needs", "time", "ranks").rows()) and "gpt3-6.7b" in spec["title"]["subtitle"]
     assert "Strategy(tp=" in str(spec["datasets"]) and {row[2] for row in rows} == {8, 16}
     assert [part.name for _, part in both.sections() if isinstance(part, pk.Platform)] == ["a100-sxm-8x2 by datasheet"]
+    heads = next(part for _, part in both.sections() if hasattr(part, "columns")).columns
+    assert heads[:4] == ["time", "low", "high", "needs"] and "tp" in heads and "work" not in heads
     plans = explore(DLRM, "h100-sxm-8", 2)
     assert {row["strategy"] for own in plans.chart().to_dict()["datasets"].values() for row in own} <= {
         *plans.table()["tables"]

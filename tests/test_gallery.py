@@ -103,10 +103,14 @@ def test_a_device_of_three_numbers_has_a_roofline() -> None:
             found = predict(bert, platform)
         assert found.time >= found.lower_bound > flops / 1e14 > 0.6
     for given, message in (
-        ({}, "of no flops and memory, is 'mine'; known are"), ({"flops": {"bf16": 1e14}}, "memory is None; give both"),
+        ({}, "of no flops and memory, is 'mine'; known are"),
+        ({"flops": {"bf16": 1e14}}, "memory is None; give rates by format"),
         ({"flops": {"bf17": 1.0}, "memory": (1.0, 1.0)}, "did you mean 'bf16'"),
         ({"flops": {"bf16": 0}, "memory": (1.0, 1.0)}, "flops\\['bf16'\\] is 0"),
-        ({"flops": {"bf16": 1e14}, "memory": (1.0, 1.0), "ranks": 8}, "link is missing"),
+        ({"flops": {"bf16": 1e14}, "memory": (1e9, 1e9), "ranks": 8}, "link is missing"),
+        ({"flops": {"bf16": 400}, "memory": (96e9, 3e12)}, "flops\\['bf16'\\] is 400 FLOP/s, too little"),
+        ({"flops": {"bf16": 4e14}, "memory": (96, 3000)}, "memory\\[0\\] is 96 B, too little"),
+        ({"flops": {"bf16": 4e14}, "memory": (96e9, 3e12), "link": 450, "ranks": 8}, "link is 450 B/s, too little"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Platform.from_datasheet("mine", **given)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from perfkit.platform.file import LARGEST, LIMITS, PlatformError, encode, format
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_kernel
 from perfkit.platform.platform import Context, Platform
-from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 GALLERY = sorted(path.stem for path in find_reference("platforms").glob("*.toml"))
 HOSTILE = "<script>alert(1)</script>"
@@ -194,6 +194,12 @@ def test_platforms_are_found_by_name_path_and_value(tmp_path: Path) -> None:
     assert load_platform(path) == load_platform(str(path)) == H100
     replace(H100, name="changed").save(path)
     assert load_platform(path).name == "changed"
+    for name, message in (
+        ("mine", r"known by their ending; name it .*mine\.toml"),
+        ("no/mine.toml", "create it first"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            H100.save(tmp_path / name)
     path.write_bytes(b"\xff")
     with pytest.raises(PlatformError, match=r"mine\.toml cannot be read: .*utf-8"):
         Platform.load(path)
@@ -372,6 +378,7 @@ def test_lookups_grow_with_batch_and_skip_to_the_tables() -> None:
         H100.lookup([], batch=64)
     with pytest.raises(ValueError, match="batch is -1"):
         H100.lookup(tables, batch=-1)
+    assert H100.lookup(TableSet(tables[:1]), batch=64).time == H100.lookup(tables[:1], batch=64).time
 
 
 def test_kernels_take_arrays() -> None:

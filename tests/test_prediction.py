@@ -299,7 +299,14 @@ def test_predicting_needs_no_torch() -> None:
         "from perfkit.__main__ import main; main('predict --model dlrm-mlperf --platform a100-sxm-8'.split())\n"
         "r = pk.predict(pk.DLRM('dlrm-mlperf', batch=8192), 'h100-sxm-8', ranks=8)\n"
         "r.breakdown(), r.explain(), pk.predict(pk.Transformer.bert(batch=8), 'a100-sxm-8')\n"
-        "print([name for name in ('torch', 'statsmodels', 'scipy') if name in sys.modules])"
+        "known = [name for name in ('torch', 'statsmodels', 'scipy') if name in sys.modules]\n"
+        "sys.modules['torch'] = None\n"  # as where it is not installed
+        "for call in (lambda: pk.calibrate(nccl_logs='no', base='h100-sxm-8'), lambda: pk.capture):\n"
+        "    try: call()\n"
+        "    except (ValueError, ImportError) as error: print(error)\n"
+        "print(known)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "[]" and "dlrm-mlperf" in done.stdout, "also at the command line"
+    assert "'no' is no file; name a log" in done.stdout
+    assert "capture needs torch, which is not installed; run pip install torch" in done.stdout

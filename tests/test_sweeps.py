@@ -86,6 +86,17 @@ def test_an_executor_gives_the_same_rows() -> None:
     with Lists(2) as pool:
         shared = pk.sweep(SMALL, grid, "h100-sxm-8", executor=pool, progress=False)
     assert shared.table().equals(pk.sweep(SMALL, grid, "h100-sxm-8", progress=False).table())
+    with pytest.raises(ValueError, match=r"executor is 4; it must be one of concurrent\.futures"):
+        pk.sweep(SMALL, grid, "h100-sxm-8", executor=4)  # type: ignore[arg-type]
+
+
+def test_a_single_value_needs_no_list() -> None:
+    many, one = (
+        {"batch": [2, 4], "dtype": ["bf16"], "sequence": [64]},
+        {"batch": [2, 4], "dtype": "bf16", "sequence": 64},
+    )
+    tables = [pk.sweep(pk.Transformer.bert, grid, "h100-sxm-8", progress=False).table() for grid in (many, one)]
+    assert tables[0].equals(tables[1])
 
 
 def test_charts_have_a_line_for_each_of_the_others() -> None:
@@ -112,7 +123,7 @@ def test_closed_sums_are_the_event_loop() -> None:
 
 @pytest.mark.parametrize(("grid", "message"), [
     ({}, "grid is {}"), (5, "grid is 5; it must be a pandas or polars frame, or lists by name"),
-    ({"batch": 8}, "grid is {'batch': 8}; it must be"), ({"batch": []}, "give values of an argument"),
+    ({"batch": {}}, "give values of an argument"), ({"batch": []}, "give values of an argument"),
     ({"batches": [8]}, "argument is 'batches'; known are"), ({"layers": [0]}, "layers is 0"),
 ])  # fmt: skip
 def test_grids_that_make_no_sense_are_refused(grid: Any, message: str) -> None:

@@ -47,7 +47,7 @@ def test_a_set_counts_its_tables() -> None:
     assert (len(tables), tables.nbytes) == (2, 100 * 8 * 4 + 50 * 4 * 4)
     assert [t.name for t in tables] == ["", "clicks"]
     assert name_tables(tables.tables) == ["table 0", "clicks"]
-    assert repr(tables) == "TableSet('tables': 2 tables, 4 kB, 3 lookups a sample)"
+    assert repr(tables) == "TableSet('tables': 2 tables, 4 kB, 3 lookups a sample, batch 64)"
     frame = tables.table()
     assert frame["name"].to_list() == ["table 0", "clicks"]
     assert 0 < frame["unique_rows"][1] < 50 and frame["unique_rows"][0] == pytest.approx(100 * (1 - 0.99**64))

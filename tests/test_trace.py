@@ -13,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.calibration.activity import list_steps
+from perfkit.platform.estimates import keep_quiet
+from perfkit.prediction.result import predict
 from perfkit.readers.execution_trace import join_traces, read_execution
 from perfkit.readers.trace import DEVICE, find_basis, find_iterations, parse_document, read_kineto
+from perfkit.workloads.transformer import Transformer
 
 #: Events with a time, kernels and steps of unusual files.
 EDGES = {
@@ -171,6 +174,13 @@ def test_impossible_events_are_named(tmp_path: Path, events: list[Any], reason: 
     with pytest.raises(ValueError, match=reason) as raised:
         read_kineto(write(tmp_path / "lie.json", *events))
     assert str(raised.value).startswith(str(tmp_path)) and "\n" not in str(raised.value)
+
+
+def test_a_prediction_is_not_taken_for_a_recording(tmp_path: Path) -> None:
+    with keep_quiet():
+        path = predict(Transformer.bert(layers=1), "h100-sxm-8").save_trace(tmp_path / "step.json")
+    with pytest.raises(ValueError, match=r"step\.json cannot be read: it holds a prediction, as save_trace writes it"):
+        read_kineto(path)
 
 
 def test_broken_and_mixed_files_are_named(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ REFUSED: dict[str, Callable[[], Platform]] = {
         ALONE, network=replace(ALONE.network, links={})
     ).with_link("intra", bandwidth=1e9, latency=1e-6),
     "bandwidth is 0": lambda: NODE.with_link("intra", bandwidth=0),
+    "bandwidth is 450 B/s, too little for any device": lambda: NODE.with_link("intra", bandwidth=450),
     "knows no host overheads": lambda: replace(NODE, host={}).with_host(0.5),
     "scale is -1": lambda: NODE.with_host(-1),
 }

@@ -254,7 +254,7 @@ def calibrate(
     """
     check_choice("device", device, ("cpu", "cuda"))
     check_choice("models", models, MODELS)
-    target, campaign = check_target("out", out) if out is not None else None, None
+    target, campaign = check_target("out", out, ".toml") if out is not None else None, None
     raw_file = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
     name, raw = target.stem if target else None, dict[str, Any]()
     if measurements is not None:

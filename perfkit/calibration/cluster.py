@@ -14,7 +14,6 @@ import polars as pl
 from perfkit.calibration.activity import time_host
 from perfkit.calibration.collectives import read_ranks
 from perfkit.calibration.context import expect_spread
-from perfkit.calibration.traced import record_step
 from perfkit.calibration.traces import read_trace
 from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.files import reading
@@ -251,6 +250,8 @@ def _pair_times(row: Mapping[str, Any], platform: Platform) -> Iterator[tuple[st
     A class has an entry for its variant in its number format, for its variant, for its number format, and as a whole. A
     sparse update runs as several operations: its time is that of the whole update phase without the dense part.
     """
+    from perfkit.calibration.traced import record_step
+
     trace, workload = read_trace(row["trace"]), load(dict(row["sizes"]))
     busy, queued = trace.idle().select("busy_s", "queued_s").row(0)
     graph, seconds = record_step(trace.files[0])
@@ -331,6 +332,8 @@ def calibrate_traces(
     UserWarning
         If the traces are of another device than the base.
     """
+    from perfkit.calibration.traced import record_step
+
     files = read_ranks(traces)
     names = [str(each.get("name", "")) for file in files for each in file.devices[:1]]
     where = load_platform(base or find_similar(names[0] if names else ""))

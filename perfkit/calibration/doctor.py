@@ -166,7 +166,7 @@ def _gpus(root: Path) -> _Found:
 #: Name of each check, its function, and advice for a bad result.
 CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
     ("versions", _versions, "install perfkit again: pip install -e ."),
-    ("torch", lambda root: (True, version("torch")), "to measure: pip install -e '.[measure]'"),
+    ("torch", lambda root: (True, version("torch")), "to measure: pip install torch"),
     ("system", _system, "calibrate on Linux; macOS cannot pin processes, so expect wider intervals there"),
     ("cores", _cores, "raise the container's CPU limit; collectives need 2 cores and are left out on one"),
     ("memory", _memory, f"close programs until {format_bytes(MEMORY)} are free, or the machine will swap"),
@@ -202,7 +202,7 @@ def diagnose(*names: str, root: Path = Path("/")) -> list[Finding]:
         except Exception as error:  # any error of a check is a finding
             ok, detail = False, (str(error).strip() or type(error).__name__).splitlines()[-1]
             if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-                ok, detail = None, "torch is not installed; predicting needs none"
+                ok, detail, advice = None, "torch is not installed; predicting needs none", CHECKS[1][2]
         findings.append(Finding(name, ok, detail, "" if ok else advice))
     return findings
 

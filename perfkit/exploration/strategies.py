@@ -106,13 +106,16 @@ class Exploration(Tabular):
         rows = self.front().sort("ranks", "needs").to_dicts()
         for row in rows:
             row["strategy"] = row["tables"] if self.plans else f"{Strategy(**{name: row[name] for name in _FIELDS})}"
-        return plots.sweep_lines(rows, x="needs", series=["ranks"], title=f"Strategies for {self.summary}")
+        title, about = "Strategies that no other one beats", self.summary
+        return plots.sweep_lines(rows, x="needs", series=["ranks"], title=title, about=about)
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
         yield "", self.chart()
         front = self.front()
-        yield "Nothing is faster with less memory and ranks", front.select(x.name for x in front if x.n_unique() > 1)
+        shown = ("time", "low", "high", "needs", "tokens_per_s", "samples_per_s", "ranks", "tables", *_FIELDS)
+        varied = [name for name in shown if name in front.columns and (name in shown[:4] or front[name].n_unique() > 1)]
+        yield "Nothing is faster with less memory and ranks", front.select(varied)
         yield "", self.platform
 
     def cost(self, price_per_gpu_hour: float, *, tokens: float) -> Table:

@@ -120,7 +120,8 @@ def sweep(
     workload : Workload or callable
         A workload; or a callable that builds one from columns of the grid, such as ``pk.Transformer.bert``.
     grid : mapping or frame
-        Values by name, of which all combinations are taken; or a pandas or polars frame with a row per configuration.
+        Values by name, of which all combinations are taken (a single value needs no list); or a pandas or polars frame
+        with a row per configuration.
         Names are arguments of the callable, or ``platform``, ``ranks`` and ``execution``.
     platform : Platform, str or Path, optional
         Where it runs, if the grid has no platforms.
@@ -165,6 +166,10 @@ def sweep(
     with catch_warnings(action="ignore"):  # a notebook without widgets shows a bar of text
         from tqdm.auto import tqdm
 
+    if executor is not None and not hasattr(executor, "map"):
+        raise ValueError(f"executor is {show(executor)}; it must be one of concurrent.futures, such as a pool")
+    if isinstance(grid, Mapping):
+        grid = {name: [each] if isinstance(each, str | int | float | None) else each for name, each in grid.items()}
     columns = read_columns("grid", grid)
     if isinstance(grid, Mapping):
         columns = dict(zip(columns, map(list, zip(*product(*columns.values()), strict=True)), strict=False))

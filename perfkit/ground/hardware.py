@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfkit.ground.units import Array, Typed, Values, check_sizes
+from perfkit.ground.units import Array, Typed, Values, check_positive, check_sizes
 
 #: Bytes of one number by dtype [B]; tf32 is stored as fp32, two numbers of fp4 share a byte.
 DTYPES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "int8": 1, "fp8": 1, "fp4": 0.5}
@@ -166,3 +166,20 @@ class Network(Typed):
     def ranks(self) -> int:
         """Ranks of the whole network [-]."""
         return self.ranks_per_node * self.nodes
+
+
+def check_base(name: str, value: float, unit: str) -> float:
+    """Return a size or rate in a base unit, or raise an error for one that was given in GB or TFLOP/s.
+
+    Examples
+    --------
+    >>> check_base("link", 450, "B/s")
+    Traceback (most recent call last):
+    ...
+    ValueError: link is 450 B/s, too little for any device; write 450e9 for 450 GB/s, 4e14 for 400 TFLOP/s
+    """
+    number: float = check_positive(name, value)
+    if number < 1e6 and unit != "s":
+        cure = "write 450e9 for 450 GB/s, 4e14 for 400 TFLOP/s"
+        raise ValueError(f"{name} is {number:g} {unit}, too little for any device; {cure}")
+    return number

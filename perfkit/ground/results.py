@@ -123,7 +123,7 @@ def read_records(name: str, frame: Any) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def check_target(name: str, path: str | Path) -> Path:
+def check_target(name: str, path: str | Path, ending: str = "") -> Path:
     """Check before a long measurement that its file can be written, and return the path; `name` is the argument."""
     target = Path(path)
     folder = target.resolve().parent
@@ -131,6 +131,8 @@ def check_target(name: str, path: str | Path) -> Path:
         raise ValueError(f"{name} is {str(path)!r}; its folder does not exist; create it first")
     if target.is_dir():
         raise ValueError(f"{name} is {str(path)!r}; it is a folder; name a file in it")
+    if not target.name.endswith(ending):
+        raise ValueError(f"{name} is {str(path)!r}; such files are known by their ending; name it {path}{ending}")
     if not os.access(folder, os.W_OK):
         raise ValueError(f"{name} is {str(path)!r}; its folder cannot be written to; choose another")
     return target

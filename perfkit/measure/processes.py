@@ -128,7 +128,7 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
         If torch is not installed.
     """
     if find_spec("torch") is None:
-        raise ModuleNotFoundError("torch is not installed; run pip install 'perfkit[measure]'", name="torch")
+        raise ModuleNotFoundError("torch is not installed; run pip install torch", name="torch")
     settings = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": str(ranks), "PERFKIT_PARENT": str(os.getpid())}
     settings["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     if ranks > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:

@@ -16,7 +16,7 @@ from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, reading, write_text
 from perfkit.ground.hardware import DTYPES, KINDS
-from perfkit.ground.results import Sections, Table
+from perfkit.ground.results import Sections, Table, check_target
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.kernels import list_terms
 from perfkit.platform.estimates import KNOWN_FORMS
@@ -275,7 +275,7 @@ def save(platform: Any, path: str | Path) -> Path:
     OSError
         Where the file cannot be written.
     """
-    return write_text(path, write(platform))
+    return write_text(check_target("path", path, ".toml"), write(platform))
 
 
 def parse(text: str) -> dict[str, Any]:

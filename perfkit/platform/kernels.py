@@ -248,6 +248,7 @@ def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Est
         For a batch that is not a whole number above 0, or no table.
     """
     batch = check_positive("batch", batch, integer=True)
+    tables = getattr(tables, "tables", tables)
     if not isinstance(tables, Collection) or not tables or not all(hasattr(t, "distribution") for t in tables):
         raise ValueError(f"tables is {show(tables)}; pass at least one embedding table")
     access: dict[str, Any] = {"granularity": 32.0 if platform.device.kind == "cuda" else 64.0}  # sectors, cache lines

@@ -12,7 +12,7 @@ from typing import Any, Self
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, reading
-from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity, check_base
 from perfkit.ground.results import Shown
 from perfkit.ground.units import (
     Array,
@@ -158,7 +158,7 @@ def from_datasheet(
     count = check_positive("ranks", count if ranks is None else ranks, integer=True)
     wire = sheet.wire
     if link is not None:
-        wire = Quantity(check_positive("link", link), "B/s", "datasheet", _GIVEN, basis="one way per rank")
+        wire = Quantity(check_base("link", link, "B/s"), "B/s", "datasheet", _GIVEN, basis="one way per rank")
     if count > 1 and not wire:
         raise ValueError(f"link is missing; give its bandwidth for {count} ranks, one way per rank [B/s]")
     kind = next((kind for kind, rate in sheet.links.items() if rate == wire), "")
@@ -182,11 +182,12 @@ def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tu
         return read_datasheet(check_choice("name, of no flops and memory,", system, list_datasheets())), count
     if not isinstance(flops, Mapping) or not flops or not isinstance(memory, tuple | list) or len(memory) != 2:
         given = f"flops is {show(flops)} and memory is {show(memory)}"
-        raise ValueError(f"{given}; give both, such as flops={{'bf16': 4e14}} and memory=(96e9, 3e12)")
-    rates = {check_choice("flops", d, DTYPES): check_positive(f"flops[{d!r}]", flops[d]) for d in flops}
+        raise ValueError(f"{given}; give rates by format and two numbers: flops={{'bf16': 4e14}}, memory=(96e9, 3e12)")
+    rates = {check_choice("flops", d, DTYPES): check_base(f"flops[{d!r}]", flops[d], "FLOP/s") for d in flops}
     peaks = {d: Quantity(rate, "FLOP/s", "datasheet", _GIVEN) for d, rate in rates.items()}
-    size, rate = (check_positive(f"memory[{i}]", value) for i, value in enumerate(memory))
-    level = MemoryLevel("DRAM", Quantity(size, "B", "datasheet", _GIVEN), Quantity(rate, "B/s", "datasheet", _GIVEN))
+    sizes = zip(range(2), memory, ("B", "B/s"), strict=True)
+    size, rate = (Quantity(check_base(f"memory[{i}]", x, unit), unit, "datasheet", _GIVEN) for i, x, unit in sizes)
+    level = MemoryLevel("DRAM", size, rate)
     return Datasheet(name, Device(name, "cuda", peaks, (level,)), {}), 1
 
 
@@ -392,4 +393,5 @@ class Platform(Typed, Shown):
     def __repr__(self) -> str:
         evidence = "/".join(sorted({number.kind for number in file.list_numbers(self)}))
         models = f"{len(self.kernels)} kernel and {len(self.collectives)} collective models, {evidence}"
-        return f"Platform({self.name!r}: {self.network.ranks} ranks of {self.device.name!r}, {models})"
+        ranks = f"{self.network.ranks} {'ranks' if self.network.ranks > 1 else 'rank'}"
+        return f"Platform({self.name!r}: {ranks} of {self.device.name!r}, {models})"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key, evaluate_collective
-from perfkit.ground.hardware import DTYPES, Device, Link, Quantity
+from perfkit.ground.hardware import DTYPES, Device, Link, Quantity, check_base
 from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time
 from perfkit.models.collectives import ring_steps
 from perfkit.models.hierarchy import FAR
@@ -191,7 +191,7 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
     """
     check_choice("name", name, ("intra", "inter"))
     given = (("bandwidth", bandwidth, "B/s"), ("latency", latency, "s"))
-    new = {k: Quantity(check_positive(k, x), unit, "assumed", "what if") for k, x, unit in given if x is not None}
+    new = {k: Quantity(check_base(k, x, unit), unit, "assumed", "what if") for k, x, unit in given if x is not None}
     old, local = platform.network.links.get(name), platform.network.ranks_per_node
     fitted = [key for key in platform.collectives if find_link(key, local) == name]
     if old is None and fitted:

@@ -102,7 +102,9 @@ def breakdown_bars(frame: Frame, *, title: str = "Where the time goes", about: s
     return chart.properties(width=460, height=alt.Step(28), title=alt.Title(title, subtitle=about or alt.Undefined))
 
 
-def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] = (), title: str = "") -> LayerChart:
+def sweep_lines(
+    frame: Frame, *, x: str, y: str = "time", series: Sequence[str] = (), title: str = "", about: str = ""
+) -> LayerChart:
     """Draw one column of a sweep over another.
 
     Parameters
@@ -113,8 +115,8 @@ def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] 
         Columns. Numbers have a logarithmic axis, shares a linear one from 0 to 1, and names stand side by side.
     series : sequence of str, optional
         Columns that tell the lines apart: one line for each combination of their values.
-    title : str, optional
-        Heading.
+    title, about : str, optional
+        Heading, and a line below it.
 
     Returns
     -------
@@ -140,7 +142,8 @@ def sweep_lines(frame: Frame, *, x: str, y: str = "time", series: Sequence[str] 
     shown = tips(*(key for key in (x, *series, "strategy", "bottleneck") if any(key in r for r in rows)), **{y: ".3s"})
     lines = draw(rows).mark_line(strokeWidth=2).encode(x=across, y=tall, color=looks["color"])
     points = canvas.draw_points(rows, across, tall, looks, shown, {"y": ("low", "high")} if y == "time" else {})
-    return LayerChart(layer=[lines, *points]).properties(width=460, height=300, title=title)
+    heading = alt.Title(title, subtitle=about) if about else title
+    return LayerChart(layer=[lines, *points]).properties(width=460, height=300, title=heading)
 
 
 def module_bars(frame: Frame, *, about: str = "") -> alt.LayerChart:

@@ -392,7 +392,7 @@ def find_cost(
     ValueError
         For several amounts, or one that the workload does not have.
     """
-    unit, count = next(iter(amount.items())) if len(amount) == 1 else (", ".join(amount), 0.0)
+    unit, count = next(iter(amount.items())) if len(amount) == 1 else (", ".join(amount) or "missing", 0.0)
     rate = prediction.throughput[check_choice("amount, as in samples=1e6,", unit, prediction.throughput)]
     hours = check_positive(unit, count) * check_positive("epochs", epochs) / rate / 3600
     taken, price = hours * prediction.ranks, check_positive("price", price_per_gpu_hour, zero=True)

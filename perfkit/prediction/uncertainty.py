@@ -105,7 +105,8 @@ def list_notes(
     elif context and ranks > 1 and family not in context.parallel:
         notes.append(f"{platform.name} was never calibrated with {kind} iterations on several ranks")
     if graph.device and (graph.device == "cpu") != (platform.device.kind == "cpu"):
-        notes.append(f"captured with device={graph.device!r}; on {platform.name} other kernels run; capture for it")
+        need = f"on {platform.name} other kernels run; capture with device={platform.device.kind!r}"
+        notes.append(f"captured with device={graph.device!r}; {need}")
     if sum(unmodelled.values()) > 0.02 * total:
         notes.append(f"{', '.join(unmodelled)} have no model and are timed as memory traffic")
     notes += [note for note, seconds in stand_ins.items() if seconds > 0.05 * total]

@@ -74,9 +74,9 @@ def read_tables(
     Examples
     --------
     >>> read_tables("mlperf-dlrm-dcnv2")
-    TableSet('mlperf-dlrm-dcnv2': 26 tables, 105 GB, 214 lookups a sample)
+    TableSet('mlperf-dlrm-dcnv2': 26 tables, 105 GB, 214 lookups a sample, batch 65,536)
     >>> read_tables("dlrm-datasets-2021", dim=64, rows=1_000_000)
-    TableSet('dlrm-datasets-2021': 856 tables, 219 GB, 13,535 lookups a sample)
+    TableSet('dlrm-datasets-2021': 856 tables, 219 GB, 13,535 lookups a sample, batch 65,536)
     """
     check_choice("law", law, ("histogram", "zipf"))
     _check_itemsize(itemsize)

@@ -117,9 +117,11 @@ def read_kineto(path: str | Path) -> TraceFile:
 
     with reading(path, _ADVICE, most=LARGEST_TRACE), uncollected():
         facts = parse_document(read_text(path), str, take)
-        if "nodes" in facts or not kept:
-            held = "nodes of an execution trace" if "nodes" in facts else "no events"
-            raise ValueError(f"it holds {held}; a Kineto trace has events with times")
+        held = "nodes of an execution trace" if "nodes" in facts else "" if kept else "no events"
+        if "prediction" in (facts.get("otherData") or ()):
+            held = "a prediction, as save_trace writes it"
+        if held:
+            raise ValueError(f"it holds {held}; a Kineto trace has events with measured times")
         base = facts.get("baseTimeNanoseconds", 0)
         if type(base) is not int or not 0 <= base < _LATEST // 2:
             raise ValueError(f"baseTimeNanoseconds is {show(base)}; it must be nanoseconds since the epoch")

@@ -368,7 +368,8 @@ class ShardingResult(Tabular):
         """
         price, kinds = self.prediction, [p.kind for p in self.plan.placements]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        lines = [repr(self), f"  {counts}; no plan can take less than {format_time(self.bound)}"]
+        batch = price._problem.costs.workload.batch
+        lines = [repr(self), f"  batch {batch:,}; {counts}; no plan can take less than {format_time(self.bound)}"]
         for name, share in price.parts.items():
             lines.append(f"  {share / price.time:6.1%}  {format_time(share):>9}  {name}")
         memory = price.memory

@@ -119,7 +119,7 @@ class TableSet(Tabular):
     Examples
     --------
     >>> TableSet(draw_tables(100, seed=0), batch=65536)
-    TableSet('tables': 100 tables, 19.6 GB, 1,450 lookups a sample)
+    TableSet('tables': 100 tables, 19.6 GB, 1,450 lookups a sample, batch 65,536)
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -186,7 +186,8 @@ class TableSet(Tabular):
 
     def __repr__(self) -> str:
         lookups = f"{sum(table.pooling for table in self.tables):,.0f} lookups a sample"
-        return f"TableSet({self.name!r}: {len(self.tables)} tables, {format_bytes(self.nbytes)}, {lookups})"
+        count = f"{len(self.tables)} table{'s' * (len(self.tables) > 1)}"
+        return f"TableSet({self.name!r}: {count}, {format_bytes(self.nbytes)}, {lookups}, batch {self.batch:,})"
 
 
 def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
