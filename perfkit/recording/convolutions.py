@@ -52,12 +52,12 @@ class Residual(nn.Module):
 class Branches(nn.Module):
     """Several branches with the same input, whose channels are concatenated."""
 
-    def __init__(self, *ways: nn.Module) -> None:
+    def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
-        self.ways = nn.ModuleList(ways)
+        self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([way(x) for way in self.ways], 1)
+        return torch.cat([branch(x) for branch in self.branches], 1)
 
 
 def _resnet(net: _Net) -> Iterator[nn.Module]:
