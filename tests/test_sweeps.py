@@ -62,6 +62,7 @@ def test_warnings_of_a_sweep_say_which_platform_they_belong_to_and_its_report_sh
     alone = {name: pk.predict(pk.Transformer.bert(batch=8, dtype="bf16"), name).warnings for name in names}
     own = [
         f"platform {name}: {text}"
+        + " (batch 8)" * (" long" in text or " takes " in text)  # numbers are those of the first configuration
         for name in names
         for text in alone[name]
         if text not in alone[names[name == names[0]]]
@@ -69,6 +70,8 @@ def test_warnings_of_a_sweep_say_which_platform_they_belong_to_and_its_report_sh
     assert len(own) > 2 and {*own} <= {*found.warnings} and all(": " in text for text in found.warnings)
     assert [part.name for _, part in found.sections() if isinstance(part, pk.Platform)] == names
     assert "several platforms" in repr(found) and found.chart().to_dict()["title"] == "bert-base on several platforms"
+    slow = pk.sweep(pk.DLRM, {"batch": [64, 128], "pooling": [1, 2]}, "h100-sxm-8", progress=False).warnings
+    assert [text.partition(" (")[2] for text in slow if "device alone takes" in text] == ["batch 64, pooling 1)"]
     many = pk.sweep(SMALL, {"batch": [2, 4], "ranks": [1, 2]}, "h100-sxm-8", events=True, progress=False).warnings
     assert len(many) == len({*many}) and not any("platform h100" in text for text in many)
 

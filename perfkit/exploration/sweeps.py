@@ -1,5 +1,6 @@
 """Sweeps: predict an iteration for each configuration of a grid; those of one structure are priced as arrays."""
 
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -188,11 +189,14 @@ def sweep(
     if not len(priced := np.flatnonzero(np.isfinite(found["time"]))):
         raise ValueError(f"no configuration of the grid can be predicted; the first: {found['error'][0]}")
     shown = {name: [getattr(value, "name", value) for value in values] for name, values in columns.items()}
-    named = [name for name in shown if name not in {*_NUMBERS, *_LISTS} and len({*map(str, shown[name])}) > 1]
+    varied = [name for name in shown if len({*map(str, shown[name])}) > 1]
+    named, sized = ([name for name in varied if (name in {*_NUMBERS, *_LISTS}) == own] for own in (False, True))
     notes = dict[str, list[str]]()
     for n, texts in enumerate(found.pop("warnings")):
-        if texts is not None:  # of the first configuration of each task
-            notes.setdefault(" ".join(f"{name} {shown[name][n]}" for name in named), []).extend(texts)
+        if texts is not None:  # of the first configuration of each task, to which their numbers belong
+            at = ", ".join(f"{name} {show(shown[name][n])}" for name in sized)
+            own = [f"{text} ({at})" if at and re.search(r"(?<![\w-])\d", text) else text for text in texts]
+            notes.setdefault(" ".join(f"{name} {shown[name][n]}" for name in named), []).extend(own)
     types = {"bottleneck": pl.String, "error": pl.String, "fits": pl.Boolean}
     found |= {name: found[name].tolist() for name in types}
     series = [pl.Series(name, values, types.get(name), strict=False) for name, values in found.items()]
