@@ -31,7 +31,7 @@ GENERATIONS = ("v100", "a100", "h100", "blackwell", "ada", "others")
 GENERATION = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100", "l4": "ada", "l40s": "ada"}
 GENERATION |= dict.fromkeys(("b200", "b300", "gb200"), "blackwell")
 #: Sources whose steps are fitted, except steps in fp8.
-_FITTED = ("mpt", "vtrain", "flash_gpt", "dle_bert", "megatron")
+FITTED = ("mpt", "vtrain", "flash_gpt", "dle_bert", "megatron")
 _SIZES = ("layers", "hidden", "heads", "vocabulary", "kv_heads", "inner")
 #: Settings of Llama that differ from GPT.
 LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
@@ -127,7 +127,7 @@ def _find_format(step: Step) -> str:
 
 
 def is_fitted(step: Step) -> bool:
-    return step.source in _FITTED and _find_format(step) != "fp8"
+    return step.source in FITTED and _find_format(step) != "fp8"
 
 
 def _name_group(step: Step) -> str:

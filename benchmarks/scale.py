@@ -35,9 +35,9 @@ from perfkit.workloads.transformer import PRESETS, Transformer
 
 #: Largest mean error without any run of the source [%].
 BARS = {"vtrain": 12.0, "torchtitan": 15.0, "nvidia": 18.0, "megatron": 15.0, "seqsel": 8.0}
-_HALVES = "half of the models"
+HALVES = "half of the models"
 #: The same if the platform was tuned to at most 30 runs of other models of the source.
-TUNED = {("vtrain", _HALVES): 8.0, ("vtrain", "one left out"): 11.0, ("nvidia", _HALVES): 12.0}
+TUNED = {("vtrain", HALVES): 8.0, ("vtrain", "one left out"): 11.0, ("nvidia", HALVES): 12.0}
 _LLAMA = gpu_context.LLAMA
 _HALF: dict[str, Any] = {"dtype": "bf16", "mixed": True, "fused": True}
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "inner", "vocabulary")
@@ -219,15 +219,31 @@ def _list_steps() -> list[Any]:
     return [step for step in steps if gpu_context.is_fitted(step)]
 
 
+def price_rows(rows: Sequence[Row]) -> list[dict[str, float]]:
+    """Predict rows: parts [s], memory [B], and time with an 80 % interval beside the published one [s].
+
+    Rows of models that differ only in their batch are priced together.
+    """
+    groups, out = dict[Any, list[int]](), [dict[str, float]() for _ in rows]
+    for place, row in enumerate(rows):
+        alike = (row.device, max(row.strategy.ranks, 8), row.source, replace(row.model, batch=1), row.execution)
+        groups.setdefault(alike, []).append(place)
+    for (device, ranks, source, kind, execution), places in groups.items():
+        platform, batch = _find_platform(device, ranks, source), np.array([rows[n].model.batch for n in places])
+        many, model = Strategy.stack([rows[n].strategy for n in places]), replace(kind, batch=batch)
+        found = price_strategies(model, platform, many, execution)
+        if kind.dtype == "fp16" and not kind.mixed:  # weights in half precision, updated as copies in fp32
+            wide = price_strategies(replace(model, mixed=True), platform, many, execution)
+            found["time"] = found["time"] + wide["update"] - found["update"]
+        for n, place in enumerate(places):
+            one = {name: float(own[n]) for name, own in found.items()}
+            out[place] = one | widen(one["time"], one["spread"], rows[place].seconds)
+    return out
+
+
 def price_row(row: Row) -> dict[str, float]:
-    """Predict a row: parts [s], memory [B], and its time with an 80 % interval beside the published one [s]."""
-    platform = _find_platform(row.device, row.strategy.ranks, row.source)
-    many = Strategy.stack([row.strategy])
-    found = {name: float(own[0]) for name, own in price_strategies(row.model, platform, many, row.execution).items()}
-    if row.model.dtype == "fp16" and not row.model.mixed:  # weights in half precision, updated as copies in fp32
-        wide = price_strategies(replace(row.model, mixed=True), platform, many, row.execution)
-        found["time"] += float(wide["update"][0]) - found["update"]
-    return found | widen(found["time"], found["spread"], row.seconds)
+    """Predict one row, as `price_rows` does."""
+    return price_rows([row])[0]
 
 
 def count_kept(row: Row) -> float:
@@ -239,7 +255,7 @@ def count_kept(row: Row) -> float:
 
 def judge_rows(rows: Sequence[Row]) -> dict[str, Any]:
     """Errors of a source and the share inside the 80 % interval [%]; pairs of a group, and those in right order [-]."""
-    found = [price_row(row) for row in rows]
+    found = price_rows(rows)
     pairs = [(a, b) for (one, a), (other, b) in combinations(zip(rows, found, strict=True), 2)
              if one.group == other.group and abs(np.log(one.seconds / other.seconds)) > 0.05]  # fmt: skip
     ranked = sum((a["measured"] - b["measured"]) * (a["predicted"] - b["predicted"]) > 0 for a, b in pairs)
@@ -255,22 +271,22 @@ def list_runs(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [own | {"execution": row.execution, "seconds": row.seconds} for own, row in zip(about, rows, strict=True)]
 
 
-def judge_tuned(rows: Sequence[Row], how: str) -> dict[str, Any]:
-    """Errors of models that are left out when a platform is tuned to at most 30 runs of the others [%].
+def judge_tuned(rows: Sequence[Row], how: str, draws: int = 10, runs: int = 30) -> dict[str, Any]:
+    """Errors of models that are left out when a platform is tuned to at most so many runs of the others [%].
 
-    Half of the models are left out in ten draws, or one at a time. All rows are of one device, and the platform has
+    Half of the models are left out in so many draws, or one at a time. All rows are of one device, and the platform has
     scales of all other sources.
     """
-    runs, models = list_runs(rows), [f"{row.model.layers} {row.model.hidden} {row.model.name}" for row in rows]
+    listed, models = list_runs(rows), [f"{row.model.layers} {row.model.hidden} {row.model.name}" for row in rows]
     platform = _find_platform(rows[0].device, max(row.strategy.ranks for row in rows), rows[0].source)
     judged, said, names = list[dict[str, float]](), list[float](), sorted(set(models))
-    for seed in range(10 if how == _HALVES else len(names)):
+    for seed in range(draws if how == HALVES else len(names)):
         rng = np.random.default_rng(seed)
-        left_out = {names[seed]} if how != _HALVES else {*rng.permutation(names)[: (len(names) + seed % 2) // 2]}
-        known = [run for run, own in zip(runs, models, strict=True) if own not in left_out]
+        left_out = {names[seed]} if how != HALVES else {*rng.permutation(names)[: (len(names) + seed % 2) // 2]}
+        known = [run for run, own in zip(listed, models, strict=True) if own not in left_out]
         with keep_quiet():
-            tuning = tune(rows[0].model, platform, [known[n] for n in rng.permutation(len(known))[:30]])
-            found = tuning.price([run for run, own in zip(runs, models, strict=True) if own in left_out])
+            tuning = tune(rows[0].model, platform, [known[n] for n in rng.permutation(len(known))[:runs]])
+            found = tuning.price([run for run, own in zip(listed, models, strict=True) if own in left_out])
         judged += found.rename({"seconds": "measured"}).select("predicted", "measured", "low", "high").to_dicts()
         said.append(100 * tuning.error)
     about = {"steps": rows[0].source, "judged": how, "expected": float(np.mean(said))}
@@ -289,7 +305,7 @@ def _print_errors(title: str, rows: Sequence[Mapping[str, Any]], columns: Mappin
 
 def _print_tuned() -> None:
     vtrain, recipes = list(list_vtrain(alone=True)), list(list_recipes())
-    figures = [judge_tuned(*asked) for asked in ((vtrain, _HALVES), (vtrain, "one left out"), (recipes, _HALVES))]
+    figures = [judge_tuned(*asked) for asked in ((vtrain, HALVES), (vtrain, "one left out"), (recipes, HALVES))]
     columns = {"steps": "{steps}", "judged": "{judged}", **_FIGURES, "expected": "{expected:.1f}", "bar": "{bar:g}"}
     print(f"\nTuned to at most 30 runs of other models\n{lay_out(figures, columns)}")
 
@@ -365,7 +381,8 @@ def _print_parts() -> None:
 
 
 def _print_torchtitan() -> None:
-    steps = [(row, price_row(row)) for row in list_torchtitan(alone=True)]
+    listed = list(list_torchtitan(alone=True))
+    steps = [*zip(listed, price_rows(listed), strict=True)]
     print("\nThroughput of torchtitan over sequences of 32768 to 262144 (tables 2 and 6)")
     for name in ("llama3-8b", "llama3-405b"):
         own = [one for row, one in steps if row.model.name == name and row.model.sequence > 8192]
