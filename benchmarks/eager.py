@@ -12,6 +12,7 @@ from typing import Any
 from perfkit.workloads.dlrm import DLRM, hold_tables, record_layers
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
+from perfkit.workloads.layers import Shared
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tape import ITEMSIZE, Tape
@@ -53,7 +54,7 @@ class _EagerTape(Tape):
 
     def zero(self) -> list[Tensor]:
         """Zero the gradients of the dense weights."""
-        dense = [weight for weight in self.trained if weight not in self.local]
+        dense = [weight for weight in self.trained if weight not in self.groups]
         self.kept = {weight: self.tensor(*weight.shape) for weight in dense}
         self.phase, self.module = "backward", ""
         elements = sum(weight.numel for weight in dense)
@@ -113,7 +114,7 @@ class EagerDLRM:
         offsets = model.batch * len(model.tables) + 1
         for part in (inputs, *(tape.tensor(n, itemsize=4) for n in (lookups, offsets))):
             tape.transfer("to_device", part)
-        tape.loss(record_layers(tape, model, inputs, held))
+        tape.loss(record_layers(tape, Shared(), model, held, inputs))
         dense = tape.zero()
         tape.backward()
         tape.module, elements = "", sum(weight.numel for weight in dense)

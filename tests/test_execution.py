@@ -169,14 +169,6 @@ def test_graphs_of_a_device_leave_the_hosts_pace_behind() -> None:
         assert pk.predict(workload, "h100-sxm-8").device_time == pytest.approx(times[1], rel=1e-6)
 
 
-@pytest.mark.parametrize("build", [pk.DLRM, partial(pk.Transformer.bert, layers=1)])
-def test_the_old_switch_is_an_alias_and_says_so(build: Any) -> None:
-    with pytest.warns(FutureWarning, match=r"predict\(..., execution='compiled'\) takes its place"):
-        old = pk.predict(build(batch=64, compiled=True), "h100-sxm-8", ranks=2)
-    assert old.execution == "compiled"
-    assert old.time == pk.predict(build(batch=64), "h100-sxm-8", ranks=2, execution="compiled").time
-
-
 @pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 def test_exposed_communication_does_not_shrink_with_ranks() -> None:
     ranks = (2, 4, 8, 16, 32, 64)

@@ -56,9 +56,9 @@ def test_the_chart_and_the_report_show_the_front(both: Exploration) -> None:
     heads = next(part for _, part in both.sections() if hasattr(part, "columns")).columns
     assert heads[:4] == ["time", "low", "high", "needs"] and "tp" in heads and "work" not in heads
     plans = explore(DLRM, "h100-sxm-8", 2)
-    assert {row["strategy"] for own in plans.chart().to_dict()["datasets"].values() for row in own} <= {
-        *plans.table()["tables"]
-    }
+    shown = {row["strategy"] for own in plans.chart().to_dict()["datasets"].values() for row in own}
+    rows = plans.table().select("tables", "perceptrons", "ranks").rows()
+    assert shown <= {f"tables {own}, perceptrons {way}, ranks {ranks}" for own, way, ranks in rows}
 
 
 def test_days_and_money_of_a_training(both: Exploration) -> None:
@@ -75,7 +75,9 @@ def test_words_say_why_the_best_one_is_best(both: Exploration) -> None:
     assert "strategies fit; the best takes" in text and "instead of" in text and "mostly" in text
     _, said, sure, *others = text.split("\n")
     assert all((f" {part} " in said) == (best[part] > 0) for part in PARTS)
-    assert int(sure.split()[0]) == both.table().filter(pl.col("time") <= best["high"]).height - 1
+    near = both.table().filter(pl.col("time") <= best["high"]).height - 1
+    assert sure.startswith(f"  others inside its interval, which may be faster: {near}; with twice ") and near > 1
+    assert "which may be faster: 0; with" in replace(both, frame=both.table()[:1]).explain()
     more = explore(GPT, "a100-sxm-8x2", [8, 16], memory=160e9).table()["time"][0]
     assert both.doubled == pytest.approx(more) and f"memory: {more / best['time'] - 1:+.1%}" in sure
     line = next(own for own in others if own.startswith("  tp "))
@@ -121,6 +123,24 @@ def test_plans_that_do_not_fit_are_not_ranked() -> None:
     less = explore(DLRM, "h100-sxm-8x2", [4, 16], memory=5e8)
     assert 0 < len(less.table()) < less.tried and (less.table()["needs"] <= 5e8).all()
     assert "data_parallel" not in {*less.table()["tables"]}
+
+
+def test_perceptrons_are_shared_with_the_best_plans_of_tables() -> None:
+    """Large layers on slow links: shared in nodes; what is shared needs less memory, and fits where copies do not."""
+    about: dict[str, Any] = {"dim": 64, "pooling": 2, "features": 64, "batch": 4096, "embedding": "fused"}
+    large = pk.DLRM(rows=[1000] * 4, bottom=(4096, 4096), top=(4096, 4096, 4096), **about)
+    found = explore(large, "a100-sxm-8x2", 16)
+    frame, ways = found.table(), {"copied", "zero 1", "zero 3", "zero 3 shards 8", "tp 8", "tp 8 zero 3"}
+    assert {*frame["perceptrons"]} == ways and frame["perceptrons"][0] in ("tp 8", "zero 3 shards 8")
+    assert "perceptrons copied instead of" in found.explain() and len(frame) == found.tried
+    with keep_quiet():
+        one = predict(large, "a100-sxm-8x2", ranks=16, plan=found.best)
+    assert found.best.perceptrons and one.time == pytest.approx(frame["time"][0])
+    copied = frame.filter(pl.col("perceptrons") == "copied")["needs"].min()
+    less = explore(large, "a100-sxm-8x2", strategies=found.plans, memory=0.9 * copied).table()
+    assert 0 < len(less) < len(frame) and "copied" not in {*less["perceptrons"]}
+    again = explore(large, "a100-sxm-8x2", strategies=[found.best, replace(found.best, perceptrons=None)])
+    assert again.table()["tables"].to_list() == ["plan 0", "plan 1"] and again.best == found.best
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from perfkit.ground.results import Picture, Sections, Table, Tabular
-from perfkit.ground.units import Array, check_positive, check_type, format_bytes, format_time, show
+from perfkit.ground.units import check_positive, check_type, format_bytes, format_time, show
 from perfkit.models.partitions import RECOMPUTED
 from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
@@ -25,6 +27,8 @@ from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import Transformer
 
 _FIELDS = tuple(own.name for own in fields(Strategy))
+#: Columns that say how ranks share a DLRM.
+_SHARED = ("tables", "perceptrons", "ranks")
 #: Parts of the time of a DLRM: what bounds its classes of operations.
 _BOUNDS = tuple(dict.fromkeys((*BOUND.values(), "memory")))
 #: Schedules that are tried, with their chunks; 0 means chunks of one layer [-].
@@ -76,7 +80,7 @@ class Exploration(Tabular):
             Fields of `Strategy`; ranks [-]; low and high end of the 80 % interval of the time, and its parts, see
             `perfkit.prediction.strategies.price_strategies` [s]; spread [-]; needs, the memory of the fullest rank [B];
             time [s]; tokens_per_s [1/s]. For a DLRM: ``tables``, how they are shared, instead of the fields; parts by
-            what bounds them; and samples_per_s.
+            what bounds them; and samples_per_s. ``perceptrons`` says how all other weights are shared.
         """
         return self.frame
 
@@ -105,7 +109,8 @@ class Exploration(Tabular):
 
         rows = self.front().sort("ranks", "needs").to_dicts()
         for row in rows:
-            row["strategy"] = row["tables"] if self.plans else f"{Strategy(**{name: row[name] for name in _FIELDS})}"
+            own = {key: row[key] for key in (_SHARED if self.plans else _FIELDS)}
+            row["strategy"] = ", ".join(f"{key} {own[key]}" for key in own) if self.plans else f"{Strategy(**own)}"
         title, about = "Strategies that no other one beats", self.summary
         return plots.sweep_lines(rows, x="needs", series=["ranks"], title=title, about=about)
 
@@ -146,10 +151,10 @@ class Exploration(Tabular):
         fields too; these stand in brackets.
         """
         best, texts = self.frame.row(0, named=True), [repr(self)]
-        parts, names = (_BOUNDS, ("tables", "ranks")) if self.plans else (PARTS, _FIELDS)
+        parts, names = (_BOUNDS, _SHARED) if self.plans else (PARTS, _FIELDS)
         texts.append("  " + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in parts if best[part]))
         near, gain = (self.frame["time"] <= best["high"]).sum() - 1, self.doubled / best["time"] - 1
-        texts.append(f"  {near} others are inside its interval: one may be faster; with twice the memory: {gain:+.1%}")
+        texts.append(f"  others inside its interval, which may be faster: {near}; with twice the memory: {gain:+.1%}")
         for name in names:
             for other in self.frame.unique(name, keep="first", maintain_order=True).to_dicts()[1:]:
                 share, grown = other["time"] / best["time"] - 1, max(parts, key=lambda own: other[own] - best[own])
@@ -162,7 +167,7 @@ class Exploration(Tabular):
         best = self.frame.row(0, named=True)
         time, low, high = (format_time(best[name]) for name in ("time", "low", "high"))
         best_takes = f"the best takes {time} ({low}–{high}) and {format_bytes(best['needs'])} a rank"
-        chosen = f"tables {best['tables']} on {best['ranks']} ranks" if self.plans else f"{self.best}"
+        chosen = ", ".join(f"{key} {best[key]}" for key in _SHARED) if self.plans else f"{self.best}"
         return f"{self.summary}: {len(self.frame)} of {self.tried} strategies fit; {best_takes}: {chosen}"
 
 
@@ -185,7 +190,9 @@ def explore(
         What a rank may use; by default all memory of the device [B].
     strategies : sequence of Strategy or Plan, optional
         What to choose from; for a DLRM, plans. By default all powers of two of ranks that divide the model; for a DLRM,
-        all tables placed in one way of `perfkit.workloads.placement.KINDS`, and the best plan of `perfkit.shard`.
+        all tables placed in one way of `perfkit.workloads.placement.KINDS`, and the best plan of `perfkit.shard`. With
+        the two fastest of these, perceptrons are also sharded (ZeRO 1 and 3, over all ranks or inside nodes) and tensor
+        parallel inside nodes.
     execution : str, optional
         ``eager`` or ``compiled``.
 
@@ -202,8 +209,9 @@ def explore(
     Notes
     -----
     Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`; the order of events
-    is not simulated. Times of a DLRM are those of `perfkit.predict`: every rank has a copy of its perceptrons, and only
-    tables are shared. A table that cannot be cut in some way is stored whole on one rank.
+    is not simulated. Times of a DLRM are those of `perfkit.predict`. A table that cannot be cut in some way is stored
+    whole on one rank. Ranks do the same work on perceptrons wherever the tables are, so that the best plans of tables
+    with copies of perceptrons are nearly always the best ones with shared ones, too; see docs/accuracy.md.
 
     Examples
     --------
@@ -224,22 +232,24 @@ def explore(
     counts = [int(check_positive("ranks", count, integer=True, maximum=where.network.ranks)) for count in counts]
     capacity, plans = find_capacity(where) if memory is None else check_positive("memory", memory), list[Plan]()
     if isinstance(model, DLRM):
-        named = {plan: f"plan {n}" for n, plan in enumerate(strategies or ()) if plan.ranks in counts}
+        given = [(plan, f"plan {n}") for n, plan in enumerate(strategies or ()) if plan.ranks in counts]
+        rows = {plan: _price_plan(model, where, execution, plan, name) for plan, name in given}
         for count in () if strategies else counts:
-            named |= _list_plans(model, where, count, capacity)
-        can, plans = np.ones(len(named), dtype=bool), [*named]
-        heads = {"tables": np.array([*named.values()]), "ranks": np.array([plan.ranks for plan in plans])}
+            rows |= _price_plans(model, where, execution, count, capacity)
+        can, plans = np.ones(len(rows), dtype=bool), [*rows]
     else:
         listed = Strategy.stack(strategies) if strategies else _list_strategies(model, where, counts)
         can = np.logical_and.reduce([*list_fits(model, listed).values(), np.isin(listed.ranks, counts)])
     if not can.any():
         raise ValueError(f"no strategy on {show(ranks)} ranks divides the model and its batch; take other ranks")
-    if not plans:
+    if isinstance(model, DLRM):
+        found = {key: np.array([row[key] for row in rows.values()]) for key in rows[plans[0]]}
+        heads = {key: found.pop(key) for key in _SHARED}
+    else:
         tried = listed.select(can)
         said = vars(tried) | {"ranks": tried.ranks}
         heads = {key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in said.items()}
-    price: Any = _price_plans if plans else price_strategies
-    found = price(model, where, plans or tried, execution)
+        found = price_strategies(model, where, tried, execution)
     if not (fits := found["needs"] <= (capacity or np.inf)).any():
         least = format_bytes(found["needs"].min())
         raise ValueError(f"no strategy on {show(ranks)} ranks fits; the least takes {least}; take more ranks")
@@ -254,16 +264,32 @@ def explore(
     return Exploration(frame, len(fits), about, where, tuple(plans[n] for n in order if plans), float(doubled))
 
 
-def _price_plans(model: DLRM, where: Platform, plans: Sequence[Plan], execution: str | None) -> dict[str, Array]:
-    """Time and its parts [s], spread [-] and memory [B] of a DLRM under each plan."""
-    rows, none = list[dict[str, float]](), dict.fromkeys(_BOUNDS, 0.0)
-    for plan in plans:
-        with keep_quiet():
-            one = predict(model, where, ranks=plan.ranks, plan=plan, execution=execution)
-        rows.append({"time": one.time, **none, "spread": one.spread, "needs": one.memory().total})
-        for (_, kind), (_, seconds) in one.parts.items():
-            rows[-1][BOUND.get(kind, "memory")] += seconds
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+def _price_plan(model: DLRM, where: Platform, execution: str | None, plan: Plan, tables: str) -> dict[str, Any]:
+    """How a plan shares a DLRM, its time and parts of it [s], spread [-] and memory [B]."""
+    with keep_quiet():
+        one = predict(model, where, ranks=plan.ranks, plan=plan, execution=execution)
+    shared = " ".join(
+        f"{name} {value}" for name, value in plan.shared.items() if name != "dp" and value > (name == "tp")
+    )
+    row: dict[str, Any] = {"tables": tables, "perceptrons": shared or "copied", "ranks": plan.ranks, "time": one.time}
+    row |= {**dict.fromkeys(_BOUNDS, 0.0), "spread": one.spread, "needs": one.memory().total}
+    for (_, kind), (_, seconds) in one.parts.items():
+        row[BOUND.get(kind, "memory")] += seconds
+    return row
+
+
+def _price_plans(model: DLRM, where: Platform, execution: str | None, ranks: int, capacity: Any) -> dict[Plan, Any]:
+    """Prices of plans with copies of perceptrons, and of the two best of them with shared ones."""
+    price, local = partial(_price_plan, model, where, execution), min(where.network.ranks_per_node, ranks)
+    rows = {plan: price(plan, name) for plan, name in _list_plans(model, where, ranks, capacity).items()}
+    best = sorted(rows, key=lambda plan: (max(rows[plan]["needs"], capacity or np.inf), rows[plan]["time"]))[:2]
+    ways = [(1, 1, 0), (1, 3, 0), (local, 0, 0), (1, 3, local), (local, 3, 0)]
+    ways = ways[: 0 if local == 1 else 3 if local == ranks or ranks % local else 5]  # the last two are of several nodes
+    for plan, (tp, zero, shards) in product(best, ways):
+        with suppress(ValueError):  # ranks do not divide a width
+            way = replace(plan, perceptrons=Strategy(tp=tp, dp=ranks // tp, zero=zero, shards=shards))
+            rows[way] = price(way, rows[plan]["tables"])
+    return rows
 
 
 def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float | None) -> dict[Plan, str]:
@@ -275,8 +301,7 @@ def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float | None
     for kind in (copied, by_columns, by_rows, *inside) if ranks > 1 else ():
         size, owners = local if kind in inside else ranks, list[int | Placement](round_robin.owners)
         for number, table in enumerate(model.tables):
-            first = number * size % ranks
-            placement = Placement(kind, tuple(range(first, first + size)))
+            placement = Placement(kind, tuple(np.arange(size) + number * size % ranks))
             with suppress(ValueError):  # too few rows, or columns that do not divide
                 placement.cut(table)
                 owners[number] = placement

@@ -221,7 +221,7 @@ def dump(workload: DLRM | Transformer | Net) -> dict[str, Any]:
 
 
 def load(data: dict[str, Any]) -> DLRM | Transformer | Net:
-    """Read a workload from plain JSON; the oldest files have no overlap.
+    """Read a workload from plain JSON; the oldest files have no overlap, and old ones say that nothing was compiled.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def load(data: dict[str, Any]) -> DLRM | Transformer | Net:
     workload : DLRM, Transformer or Net
         The iteration.
     """
-    data = {"overlap": False, **data}
+    data = {key: value for key, value in {"overlap": False, **data}.items() if key != "compiled"}
     if data["family"] in NETS.values():
         return Net(**{key: value for key, value in data.items() if key != "family"})
     if data["family"] != "dlrm":

@@ -29,9 +29,9 @@ OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD
 
 #: Settings of a workload for which only one value is built here; other values can only be predicted.
 _BUILT = {
-    "embedding": "separate", "fused": False, "compiled": False, "checkpoint": False, "accumulate": 1,
+    "embedding": "separate", "fused": False, "checkpoint": False, "accumulate": 1,
     "parallel": "ddp", "kv_heads": 0, "head_width": 0, "inner": 0, "dropout": 0.0, "norm": "layer", "gated": False,
-    "rotary": False, "qk_norm": False, "tie": True, "bias": True}  # fmt: skip
+    "rotary": False, "qk_norm": False, "tie": True, "bias": True, "perceptrons": None}  # fmt: skip
 
 
 def _mlp(widths: Sequence[int], *, last_relu: bool) -> list[nn.Module]:
@@ -323,7 +323,7 @@ def build_step(
         For a setting that can be predicted but is not built here.
     """
     for name, built in _BUILT.items():
-        if (value := getattr(workload, name, built)) != built:
+        if (value := getattr(workload, name, getattr(plan, name, built))) != built:
             raise ValueError(f"{name} is {value!r}; only {built!r} is measured, other values are predicted")
     torch.manual_seed(seed + rank)
     rng, ranks = np.random.default_rng(seed + 1000 * rank), plan.ranks if plan else ranks

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,9 @@ import numpy as np
 from perfkit.workloads import layers
 from perfkit.workloads.graph import COLUMN, Graph
 from perfkit.workloads.iteration import make_graph, step
+from perfkit.workloads.layers import Shared
 from perfkit.workloads.operations import Tensor
+from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE, Tape, accumulate
 
 #: Kinds of attention that store the scores in memory.
@@ -194,6 +197,9 @@ class Units:
         Bytes of a number in a shard, and of a gradient while it is reduced [B].
     """
 
+    #: Number of the group of these ranks, and of the group that sums up reduced gradients; 0 if there is none [-].
+    group, replicas = 0, 0
+
     def __init__(
         self, tape: Tape, trained: list[Tensor], ranks: int, parallel: str, itemsize: int, summed: int
     ) -> None:
@@ -222,9 +228,8 @@ class Units:
         tape, weights = self.tape, self.weights[layer]
         before, tape.layer = tape.layer, layer
         for weight in (each for each in weights if each not in tape.shards):
-            tape.shards[weight] = tape.tensor(
-                -(-weight.shape[0] // self.ranks), *weight.shape[1:], itemsize=self.itemsize
-            )
+            shape = -(-weight.shape[0] // self.ranks), *weight.shape[1:]
+            tape.shards[weight], tape.groups[weight] = tape.tensor(*shape, itemsize=self.itemsize), -1
         parts = [tape.shards[weight] for weight in weights]
         count = sum(part.numel for part in parts)
         narrow, self.buffers[layer] = tape.tensor(count), (whole := tape.tensor(count * self.ranks))
@@ -233,7 +238,7 @@ class Units:
             tape.emit("_foreach_copy_", "copy", parts, [narrow], "copy_", elements=count, rows=1)
             parts = [narrow]
         tape.emit("all_gather_copy_in", "copy", parts, [own], "copy_", elements=count, rows=1)
-        tape.emit("all_gather", "collective", [own], [whole], nbytes=whole.nbytes)
+        tape.emit("all_gather", "collective", [own], [whole], nbytes=whole.nbytes, group=self.group)
         tape.layer = before
 
     def unpack(self, layer: int, ahead: int) -> None:
@@ -258,11 +263,35 @@ class Units:
         flat, own = (tape.tensor(count * size, itemsize=self.summed) for size in (self.ranks, 1))
         parts = [tape.gradients.pop(weight) for weight in weights]
         tape.emit("chunk_cat", "copy", parts, [flat], "cat", elements=flat.numel, rows=rows)
-        tape.emit("reduce_scatter", "collective", [flat], [own], nbytes=flat.nbytes)
+        tape.emit("reduce_scatter", "collective", [flat], [own], nbytes=flat.nbytes, group=self.group)
+        if self.replicas:
+            tape.emit("all_reduce", "collective", [own], [own], nbytes=own.nbytes, group=self.replicas)
         own = layers.cast(tape, own, self.itemsize)
         for shard in shards:
             tape.gradients[shard] = own.view(*shard.shape)
             accumulate(tape, shard)
+
+
+def share_perceptrons(tape: Tape, record: Callable[..., Any], s: Strategy | None, groups: dict[Any, int]) -> Shared:
+    """How an empty tape records the perceptrons of a DLRM that ranks share as `s` says; adds to the numbered groups."""
+
+    def number(*spaced: int) -> int:
+        return groups.setdefault(tuple(range(*spaced)), len(groups))
+
+    tp, ranks, owners = (s.tp, s.tp * s.dp, s.tp * int(s.owners)) if s else (1, 1, 1)
+    shared = Shared(tp, number(tp) if tp > 1 else 0, number(0, ranks, tp) if ranks > tp else -1)
+    if s is None or not s.zero or owners == tp:
+        return shared
+    probe, parallel = Tape(tape.itemsize, overlap=tape.overlap), "fsdp" if s.zero == 3 else "zero2"
+    record(probe, shared._replace(layers=count()))
+    for weight in probe.due:
+        weight.storage = tape.tensor(0).storage
+    units = Units(tape, [*probe.due], owners // tp, parallel, tape.wide, tape.wide)
+    units.group, units.replicas = number(0, owners, tp), number(0, ranks, owners) if owners < ranks else 0
+    units.weights.pop(-1, None)  # tables
+    for layer in (0, 1):  # at the start of an iteration
+        units.launch(layer, layer)
+    return shared._replace(layers=count(), open_unit=units.open)
 
 
 def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:

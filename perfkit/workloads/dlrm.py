@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from perfkit.ground.files import group_rows
 from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.workloads import layers
+from perfkit.workloads.blocks import share_perceptrons
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish, record_graphs
 from perfkit.workloads.operations import Tensor
@@ -18,33 +20,22 @@ from perfkit.workloads.sizes import check_size
 from perfkit.workloads.tables import EmbeddingTable, share_lookups
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
-
-def _list_sizes(model: str, column: str) -> tuple[int, ...]:
-    """Rows, or lookups per sample, of the 26 tables of an MLPerf model."""
-    return tuple(int(row[column]) for row in group_rows("model", "published", "dlrm_tables.csv")[model])
-
-
-_MLPERF: dict[str, Any] = {"dim": 128, "bottom": (512, 256, 128), "top": (1024, 1024, 512, 256, 1), "features": 13}
-#: Named configurations: ``dlrm-default`` and ``dlrm-ddp`` of arXiv:2404.12674, where lists of layers start with the
-#: input; ``dlrm-mlperf`` of MLPerf training v0.7 to v2.1 (mlcommons/training_results_v2.1), ``dlrm-dcnv2`` since v3.0.
-PRESETS: dict[str, dict[str, Any]] = {
-    "dlrm-default": {
-        "rows": (1_000_000,) * 8, "dim": 64, "pooling": 100, "bottom": (512, 64), "top": (1024, 1024, 1024, 1),
-        "features": 512,
-    },
-    "dlrm-ddp": {
-        "rows": (80_000,) * 8, "dim": 128, "pooling": 10, "bottom": (128, 128, 128), "top": (512, 512, 512, 256, 1),
-        "features": 128,
-    },
-    "dlrm-mlperf": {"rows": _list_sizes("mlperf-dlrm-v1", "rows"), "pooling": 1, **_MLPERF},
-    "dlrm-dcnv2": {
-        "rows": _list_sizes("mlperf-dlrm-dcnv2", "rows"), "pooling": _list_sizes("mlperf-dlrm-dcnv2", "pooling"),
-        **_MLPERF, "interaction": "cross", "optimizer": "adagrad", "embedding": "exact",
-    },
-}  # fmt: skip
 _CHOICES = {"interaction": ("dot", "cross"), "optimizer": ("sgd", "adagrad"),
             "embedding": ("separate", "fused", "exact")}  # fmt: skip
-_SWITCHES = ("sparse", "fused", "mixed", "overlap", "compiled")
+
+
+def _read_preset(row: dict[str, str]) -> dict[str, Any]:
+    """Sizes of a published DLRM, whose tables are all alike or listed in a file of their own."""
+    listed = group_rows("model", "published", "dlrm_tables.csv").get(row["tables"]) or [row] * int(row["tables"])
+    sizes: dict[str, Any] = {name: tuple(int(own[name]) for own in listed) for name in ("rows", "pooling")}
+    sizes |= {name: tuple(map(int, row[name].split())) for name in ("bottom", "top")}
+    sizes |= {"pooling": int(row["pooling"])} if row["pooling"] else {}  # one number, that of any other tables, too
+    return sizes | {name: int(row[name]) for name in ("dim", "features")} | {n: row[n] for n in _CHOICES if row[n]}
+
+
+#: Named configurations of the reference data.
+PRESETS = {name: _read_preset(row) for name, [row] in group_rows("model", "published", "dlrms.csv").items()}
+_SWITCHES = ("sparse", "fused", "mixed", "overlap")
 
 
 def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
@@ -126,8 +117,6 @@ class DLRM:
         Whether pooled rows and their gradients are exchanged while the bottom MLP works, and gradients of each MLP are
         reduced in buckets as they arrive (DistributedDataParallel). Otherwise each collective is waited for at once,
         as a blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
-    compiled : bool
-        The old name of ``predict(..., execution="compiled")``.
     table_dtype : str
         Data type of the tables, by default that of weights; pooled rows have the data type of activations.
 
@@ -161,7 +150,6 @@ class DLRM:
     interaction: str
     cross: tuple[int, int]
     overlap: bool
-    compiled: bool
     table_dtype: str
     family: str = field(default="dlrm", repr=False)
 
@@ -170,7 +158,7 @@ class DLRM:
         exponent: Any = 0.0, bottom: Any = None, top: Any = None, features: Any = None, sparse: bool = True,
         embedding: str | None = None, fused: bool = False, mixed: bool = False, dtype: str = "fp32",
         optimizer: str | None = None, interaction: str | None = None, cross: tuple[int, int] = (3, 512),
-        overlap: bool = False, compiled: bool = False, table_dtype: str = "",
+        overlap: bool = False, table_dtype: str = "",
     ) -> None:  # fmt: skip
         given = {key: value for key, value in locals().items() if key not in ("self", "preset")}
         known = PRESETS["dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)]
@@ -232,6 +220,9 @@ class DLRM:
         if plan.ranks != ranks or len(plan.owners) != len(self.tables):
             asked = f"the model has {len(self.tables)} tables and {ranks} ranks are asked for; make a plan for these"
             raise ValueError(f"plan places {len(plan.owners)} tables on {plan.ranks} ranks; {asked}")
+        tp = plan.shared.get("tp", 1)
+        for width in (own for own in (*self.bottom[:-1:2], *self.top[:-1:2]) if np.any(own % tp)):
+            raise ValueError(f"perceptrons has tp {tp}; take one that divides {width}, a width that ranks split")
         return plan
 
     def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
@@ -321,35 +312,39 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
         key = (held.sums, *((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables)) if ranks > 1 else ()
         if key not in known:
             tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
-            inputs = tape.tensor(model.batch // ranks, model.features, itemsize=tape.wide)
-            layers.binary_cross_entropy(tape, record_layers(tape, model, inputs, held))
-            groups = held.groups if ranks > 1 else ()
-            known[key] = finish(tape, model, ranks=ranks, lists=accelerator, groups=groups)
+            groups, record = (
+                {own: place for place, own in enumerate(held.groups)},
+                partial(record_layers, model=model, held=held),
+            )
+            shared = share_perceptrons(tape, record, plan.perceptrons, groups)
+            layers.binary_cross_entropy(tape, record(tape, shared))
+            known[key] = finish(tape, model, ranks=ranks, lists=accelerator, groups=tuple(groups) if ranks > 1 else ())
         graphs.append(known[key] if known[key].tables == tables else replace(known[key], tables=tables))
     return tuple(graphs)
 
 
-def record_layers(tape: Tape, model: DLRM, inputs: Tensor, held: Held) -> Tensor:
+def record_layers(tape: Tape, shared: layers.Shared, model: DLRM, held: Held, inputs: Tensor | None = None) -> Tensor:
     """Record the layers of one rank from its dense `inputs` and its tables; returns the logits."""
+    inputs = inputs or tape.tensor(model.batch // len(held.widths), model.features, itemsize=tape.wide)
     receive = _look_up(tape, model, held) if tape.overlap else []  # rows are exchanged while the bottom MLP works
-    tape.module, known = "bottom", len(tape.trained)
-    dense = layers.mlp(tape, inputs, model.bottom, last_relu=True)
-    bottom = tape.trained[known:]
+    tape.module, known = "bottom", tape.drawn
+    dense = layers.mlp(tape, inputs, model.bottom, shared, last_relu=True)
+    bottom = tape.trained[known : tape.drawn]
     receive = receive or _look_up(tape, model, held)
-    tape.trained.sort(key=lambda weight: weight in tape.tables)  # in the order of the modules
     tape.module = "interaction"
     vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
     if model.interaction == "cross":
-        joined = layers.cross(tape, vectors, *model.cross)
+        joined = layers.cross(tape, vectors, *model.cross, shared)
     else:
         vectors = vectors.view(inputs.shape[0], len(model.tables) + 1, model.tables[0].dim)
         joined = layers.dot(tape, vectors, dense)
     tape.module = "top"
-    logits = layers.mlp(tape, joined, model.top, last_relu=False)
-    if tape.overlap:
-        own = [weight for weight in tape.trained if weight not in tape.local]
-        copies = [weight for weight in own if weight in tape.tables]
-        tape.buckets = dict.fromkeys(own, 0) | dict.fromkeys(bottom, 1) | dict.fromkeys(copies, 2)
+    logits = layers.mlp(tape, joined, model.top, shared, last_relu=False)
+    place = dict.fromkeys(bottom, 1) | dict.fromkeys(tape.tables, 2)
+    tape.trained.sort(key=lambda weight: place.get(weight, 3))  # in the order of the modules
+    if tape.overlap:  # modules reduce gradients apart, and so do groups
+        reduced = {weight: group for weight in tape.trained if (group := tape.groups.get(weight, 0)) >= 0}
+        tape.buckets = {weight: place.get(weight, 0) + 3 * (group > 0) for weight, group in reduced.items()}
     return logits
 
 

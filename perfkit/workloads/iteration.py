@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.models.embedding import STATE
-from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph
 from perfkit.workloads.operations import Tensor, parse_lines
 from perfkit.workloads.sizes import Program, Size, alter, count_configurations, map_sizes
 from perfkit.workloads.tape import PIECE, Tape
@@ -33,14 +32,13 @@ PASSES: Mapping[str, str] = {
 }
 _NBYTES, _TABLE, _BARE = (COLUMN[name] for name in ("nbytes", "table", "bare"))
 #: Operations of sharded weights that wait for collectives, and these.
-_STEPS = ("split_with_sizes_copy", "all_gather", "reduce_scatter")
+_STEPS = ("split_with_sizes_copy", "all_gather", "reduce_scatter", "all_reduce")
 _Record = Callable[..., tuple[Graph, ...]]
 
 
 def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: Any) -> tuple[Graph, ...]:
     """Graphs of a model; a structure is recorded once for all values of the sizes of these names, and of arrays."""
-    found = (_fill_together if count_configurations(model) else _fill)(record, names, model, *given)
-    return tuple(execute(found, "compiled" if model.compiled else None))
+    return (_fill_together if count_configurations(model) else _fill)(record, names, model, *given)
 
 
 @lru_cache(maxsize=64)
@@ -90,14 +88,16 @@ def _record_open(record: _Record, structure: Any, *given: Any) -> tuple[Program,
 
 
 def average(tape: Tape) -> None:
-    """Average the dense gradients over ranks: copy them to one tensor, reduce it and divide it."""
-    own, tape.module = [weight for weight in tape.trained if weight not in tape.local], ""
-    count, elements = _count(tape, own)
-    flat = tape.tensor(elements, itemsize=tape.wide)
-    tape.emit("cat", "copy", [tape.gradients[weight] for weight in own], [flat], elements=elements, rows=count)
-    tape.emit("all_reduce", "collective", [flat], [flat], nbytes=flat.nbytes)
-    tape.emit("div_", "elementwise", [flat], [flat], elements=elements)
-    tape.gradients |= {w: Tensor(flat.storage, w.shape, tape.wide, layer=w.layer) for w in own}
+    """Average the dense gradients over ranks: copy those of a group to one tensor, reduce it and divide it."""
+    tape.module = ""
+    for group in sorted({tape.groups.get(weight, 0) for weight in tape.trained} - {-1}):
+        own = [weight for weight in tape.trained if tape.groups.get(weight, 0) == group]
+        count, elements = _count(tape, own)
+        flat = tape.tensor(elements, itemsize=tape.wide)
+        tape.emit("cat", "copy", [tape.gradients[weight] for weight in own], [flat], elements=elements, rows=count)
+        tape.emit("all_reduce", "collective", [flat], [flat], nbytes=flat.nbytes, group=group)
+        tape.emit("div_", "elementwise", [flat], [flat], elements=elements)
+        tape.gradients |= {w: Tensor(flat.storage, w.shape, tape.wide, layer=w.layer) for w in own}
 
 
 def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False) -> None:
@@ -120,7 +120,7 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
 def finish(tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tuple[int, ...], ...] = ()) -> Graph:
     """Record the backward pass and the update; gradients are averaged unless it reduces them. Returns the graph."""
     tape.backward()
-    if ranks > 1 and not (tape.overlap or tape.shards):
+    if ranks > 1 and not tape.overlap:
         average(tape)
     step(tape, model.optimizer, lists=lists, fused=model.fused)
     return make_graph(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
@@ -179,7 +179,7 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
         graph = _reduce(graph)
     waits: Any = None
     if tape.overlap:
-        after, sent = (_list_waits(graph.labels) if tape.shards else np.array(graph.waits)).T  # positions of operations
+        after, sent = _list_waits(graph).T  # positions of operations
         waits = np.stack([after, np.searchsorted(graph.collectives, sent)], axis=1)
     formats = ("fp8" if label[0] == "_scaled_mm" else "bf16" for label in graph.labels)  # only products are fp8
     vars(graph).update(waits=waits, dtypes=tuple(formats) if graph.dtype == "fp8" else ())
@@ -262,13 +262,16 @@ def _reduce(graph: Graph) -> Graph:
     return replace(graph, labels=tuple(found), **moved)
 
 
-def _list_waits(labels: Sequence[Label]) -> np.ndarray:
-    """Waits for the collectives of sharded weights: positions of an operation and of the collective.
+def _list_waits(graph: Graph) -> np.ndarray:
+    """Waits for collectives: positions of an operation and of the collective; to those noted add sharded weights'.
 
     Gathered weights are unpacked in the order in which they are gathered. Reduced gradients are waited for before the
-    next ones are packed, by the next micro-batch, and by the optimizer.
+    next ones are packed, by the next micro-batch, and by the optimizer; those summed up over groups by the last alone.
     """
+    labels, noted = graph.labels, np.array(graph.waits)
     found = [np.flatnonzero([label[0] == name for label in labels]) for name in _STEPS]
+    split, gather, scatter, add = (np.setdiff1d(places, noted[:, 1]) for places in found)
     ends = [n == "chunk_cat" or p == "update" or (n == _STEPS[0] and p == "forward") for n, _, _, p, _ in labels]
-    after = np.flatnonzero(ends)[np.searchsorted(np.flatnonzero(ends), found[2])]
-    return np.concatenate([found[:2], [after, found[2]]], axis=1).T
+    after = np.flatnonzero(ends)[np.searchsorted(np.flatnonzero(ends), scatter)]
+    update = np.full_like(add, np.argmax([label[3] == "update" for label in labels]))
+    return np.concatenate([noted, np.stack([np.r_[split, after, update], np.r_[gather, scatter, add]], axis=1)])

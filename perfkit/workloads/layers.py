@@ -1,8 +1,10 @@
 """Layers of recommendation and language models, recorded on a tape."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,12 +36,49 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     return tape.record(("linear" if bias else "project") + "_fp8" * fp8, *operands, out=out)
 
 
-def mlp(tape: Tape, x: Tensor, widths: Sequence[int], *, last_relu: bool) -> Tensor:
-    """Linear layers with rectifiers between them, and behind the last one if `last_relu`."""
-    for index, width in enumerate(widths):
-        x = linear(tape, x, tape.parameter(width, x.shape[-1]), tape.parameter(width))
-        if last_relu or index + 1 < len(widths):
-            x = tape.record("relu", x)
+class Shared(NamedTuple):
+    """How ranks share perceptrons; by default each has a copy.
+
+    Parameters
+    ----------
+    tensor : int
+        Ranks of a group that share products [-].
+    group, replicas : int
+        Number of this group, and of the group that averages the gradients of what it shares; -1 for none [-].
+    layers : iterator of int
+        Number of each layer whose weights are sharded, in the order of use; -1 for others [-].
+    open_unit : callable
+        Makes the weights of a layer ready for what is recorded inside.
+    """
+
+    tensor: int = 1
+    group: int = 0
+    replicas: int = 0
+    layers: Iterator[int] = repeat(-1)
+    open_unit: Callable[[int], Any] = nullcontext
+
+
+def mlp(tape: Tape, x: Tensor, widths: Sequence[int], shared: Shared, *, last_relu: bool) -> Tensor:
+    """Linear layers with rectifiers between them, and behind the last one if `last_relu`.
+
+    If ranks share products, a pair of layers is split by columns and then by rows: its ranks gather the samples of
+    their group ahead of it and sum up their parts behind it. A last layer without a partner is copied.
+    """
+    names, swap = ("all_gather", "reduce_scatter"), partial(exchange, tape, group=shared.group, whole=True)
+    for index, (width, tape.layer) in enumerate(zip(widths, shared.layers, strict=False)):
+        last, behind = index + 1 == len(widths), index % 2 == 1
+        parts = shared.tensor if behind or not last else 1
+        if parts > 1 and not behind:
+            x, width = cast(tape, x, tape.itemsize), width // parts
+            [x] = swap(x, parts * x.shape[0], x.shape[1:], parts * x.nbytes, operations=names)()
+        with shared.open_unit(tape.layer):
+            own = tape.parameter(width, x.shape[-1]), tape.parameter(width)
+            tape.groups |= {weight: tape.groups.get(weight, shared.replicas) for weight in own if parts > 1}
+            x = linear(tape, x, *own)
+        if parts > 1 and behind:
+            [x] = swap(x, x.shape[0] // parts, x.shape[1:], x.nbytes, operations=names[::-1])()
+        x = x if last and not last_relu else tape.record("relu", x)
+    tape.layer = -1
     return x
 
 
@@ -175,13 +214,14 @@ def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
     return cat(tape, [dense, triangle])
 
 
-def cross(tape: Tape, x: Tensor, layers: int, rank: int) -> Tensor:
+def cross(tape: Tape, x: Tensor, layers: int, rank: int, shared: Shared) -> Tensor:
     """Low-rank cross layers: the first input times a projection to `rank` columns and back, plus the last result."""
     first, n = x, x.shape[-1]
-    for _ in range(layers):
-        bias, narrow, wide = tape.parameter(n), tape.parameter(rank, n), tape.parameter(n, rank)
-        projected = linear(tape, linear(tape, x, narrow), wide)
-        x = tape.record("add", tape.record("multiply", first, tape.record("add", projected, bias)), x)
+    for _, tape.layer in zip(range(layers), shared.layers, strict=False):
+        with shared.open_unit(tape.layer):
+            bias, narrow, wide = tape.parameter(n), tape.parameter(rank, n), tape.parameter(n, rank)
+            projected = linear(tape, linear(tape, x, narrow), wide)
+            x = tape.record("add", tape.record("multiply", first, tape.record("add", projected, bias)), x)
     return x
 
 
@@ -216,7 +256,7 @@ def embedding_bags(
         tape.tables[weight] = table
         sizes = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": number, "elements": lookups * table.dim}
         if not copied:
-            tape.local.add(weight)
+            tape.groups[weight] = -1
         if sparse:
             tape.sparse[weight] = {**sizes, "rows": lookups}
         if fused and pooled:  # the kernel of the first table does this one too
@@ -263,18 +303,19 @@ def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
 
 def exchange(
     tape: Tape, send: Tensor | None, batch: int, widths: Sequence[int], nbytes: float, *,
-    operations: tuple[str, str] = ("all_to_all", "all_to_all"), group: int = 0,
+    operations: tuple[str, str] = ("all_to_all", "all_to_all"), group: int = 0, whole: bool = False,
 ) -> Callable[[], list[Tensor]]:  # fmt: skip
     """Launch an exchange of pooled rows; the returned function waits for a part of (batch, width) from each rank.
 
     `operations` are the collectives forward and backward. Rows that are sums of parts take ``reduce_scatter`` and
     ``all_gather``. The backward pass sends the gradients where the parts were waited for, and waits for them where the
-    exchange was launched.
+    exchange was launched. The gradients of parts are slices, which are copied first, unless they are `whole`.
     """
-    received = tape.tensor(batch * sum(widths), itemsize=tape.wide, grad=True)
+    itemsize, wanted = (send.itemsize, send.grad) if send else (tape.wide, True)
+    received = tape.tensor(batch * sum(widths), itemsize=itemsize, grad=wanted)
     sent = tape.emit(operations[0], "collective", [send] if send else [], [received], nbytes=nbytes, group=group)
-    back = [tape.tensor(*send.shape, itemsize=tape.wide)] if send else []
-    parts = [Tensor(received.storage, (batch, width), tape.wide, True) for width in widths if width]
+    back = [tape.tensor(*send.shape, itemsize=itemsize)] if send else []
+    parts = [Tensor(received.storage, (batch, width), itemsize, wanted) for width in widths if width]
     launched: list[int] = []
 
     def accept() -> None:
@@ -283,19 +324,21 @@ def exchange(
             tape.arrive(send, back[0])
 
     def backward() -> None:
-        gradients = [copy(tape, tape.gradient(part)) for part in reversed(parts)][::-1]
-        flat = tape.tensor(received.numel, itemsize=tape.wide)
-        tape.emit("cat", "copy", gradients, [flat], elements=flat.numel, rows=len(parts))
+        flat = tape.gradient(parts[0]) if whole else tape.tensor(received.numel, itemsize=itemsize)
+        if not whole:
+            gradients = [copy(tape, tape.gradient(part)) for part in reversed(parts)][::-1]
+            tape.emit("cat", "copy", gradients, [flat], elements=flat.numel, rows=len(parts))
         launched.append(tape.emit(operations[1], "collective", [flat], back, nbytes=nbytes, group=group))
         if not tape.overlap:
             accept()
 
     def receive() -> list[Tensor]:
         tape.waits.append((len(tape.labels), sent))
-        tape.node(backward)
+        if wanted:
+            tape.node(backward)
         return parts
 
-    if tape.overlap:
+    if tape.overlap and wanted:
         tape.node(accept)
     return receive
 

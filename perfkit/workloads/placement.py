@@ -12,6 +12,7 @@ import numpy as np
 
 from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, reading, write_text
 from perfkit.ground.units import check_choice, check_positive, check_type, decode, show
+from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tables import EmbeddingTable, name_tables
 
 _FORMAT = 1
@@ -126,11 +127,16 @@ class Plan:
         For each table its rank, if it is stored whole on one, or its `Placement`.
     names : tuple of str, optional
         Names of the tables, for files; plans that differ only in names are equal.
+    perceptrons : Strategy, optional
+        How the ranks share all other weights, by its `tp`, `dp`, `zero` and `shards`; by default each has a copy. The
+        ranks of a group of `tp` are neighbours. They share the products of pairs of layers, and gather the samples of
+        the group for these.
 
     Raises
     ------
     ValueError
-        For a rank outside ``0 … ranks - 1``, and for tables that are not on all ranks although their kind is.
+        For a rank outside ``0 … ranks - 1``, for tables that are not on all ranks although their kind is, and for
+        perceptrons that are shared in another way or by other ranks.
 
     Examples
     --------
@@ -144,6 +150,7 @@ class Plan:
     ranks: int
     owners: tuple[int | Placement, ...]
     names: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    perceptrons: Strategy | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", int(check_positive("ranks", self.ranks, integer=True)))
@@ -164,6 +171,14 @@ class Plan:
             if placed and owner.kind == "table_wise":
                 owners[table] = owner.ranks[0]
         object.__setattr__(self, "owners", tuple(owners))
+        check_type("perceptrons", s := self.perceptrons, Strategy | None)
+        if s and (any(map(np.ndim, vars(s).values())) or s != Strategy(**self.shared) or s.ranks != self.ranks):
+            raise ValueError(f"perceptrons is {s}; give tp, dp, zero and shards alone, with tp times dp = {self.ranks}")
+
+    @property
+    def shared(self) -> dict[str, int]:
+        """Fields of the strategy by which ranks share perceptrons; empty if each has a copy [-]."""
+        return {key: getattr(self.perceptrons, key) for key in ("tp", "dp", "zero", "shards") if self.perceptrons}
 
     @classmethod
     def round_robin(cls, tables: int, *, ranks: int) -> "Plan":
@@ -238,7 +253,8 @@ class Plan:
         for name, placement in zip(names, self.placements, strict=True):
             entry: dict[str, Any] = {"name": name, "kind": placement.kind, "ranks": placement.ranks}
             entries.append(json.dumps(entry | ({"columns": placement.columns} if placement.columns else {})))
-        head = f'{{"format": {_FORMAT}, "ranks": {self.ranks}, "tables": [\n'
+        shared = f'"perceptrons": {json.dumps(self.shared)}, ' if self.shared else ""
+        head = f'{{"format": {_FORMAT}, "ranks": {self.ranks}, {shared}"tables": [\n'
         return head + ",\n".join(entries) + "\n]}\n"
 
     @classmethod
@@ -263,7 +279,8 @@ class Plan:
             file: _File = decode(_File, data)
             owners = tuple(_place(entry, f"tables[{i}]") for i, entry in enumerate(file.tables))
             names = tuple(entry.name for entry in file.tables)
-            return cls(file.ranks, owners, names if all(names) else ())
+            shared = Strategy(**file.perceptrons) if file.perceptrons else None
+            return cls(file.ranks, owners, names if all(names) else (), shared)
 
     def save(self, path: str | Path) -> Path:
         """Write the plan to a file, completely or not at all.
@@ -371,6 +388,7 @@ class _File:
     format: int
     ranks: int
     tables: tuple[_Entry, ...]
+    perceptrons: Mapping[str, int] | None = None
 
 
 def _place(entry: _Entry, place: str) -> Placement:

@@ -1,6 +1,5 @@
 """A tape: records the operations that PyTorch would dispatch, forward and backward, without computing anything."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -20,7 +19,7 @@ PIECE = "piece of a bucket"
 
 
 def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
-    """Check the settings of a workload that are on or off, and warn of one that has moved.
+    """Check the settings of a workload that are on or off.
 
     Parameters
     ----------
@@ -41,9 +40,6 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
     if mixed and ITEMSIZE.get(dtype, 2) != 2:
         fault = f"mixed is True with dtype {dtype!r}; weights are fp32 already"
         raise ValueError(f"{fault}; take bf16 or fp16, or leave it")
-    if others.get("compiled"):
-        text = "compiled=True is an old name; predict(..., execution='compiled') takes its place"
-        warnings.warn(text, FutureWarning, stacklevel=4)
 
 
 def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int:
@@ -105,7 +101,7 @@ class Tape:
         self.drawn = 0  # how many were used since the first layer; a layer that is recorded again uses the same ones
         self.tables: dict[Tensor, EmbeddingTable] = {}
         self.shards: dict[Tensor, Tensor] = {}  # the part of a weight that this rank stores
-        self.local: set[Tensor] = set()  # their gradients are not averaged over ranks
+        self.groups: dict[Tensor, int] = {}  # group whose ranks average its gradient, if not all; -1 for none
         self.sparse: dict[Tensor, dict[str, Any]] = {}  # sizes of an update of single rows
         self.buckets: dict[Tensor, int] = {}  # number of the module in whose buckets the gradient is reduced
         self.narrowed: dict[Tensor, Tensor] = {}  # the copy that autocast makes for products
@@ -275,7 +271,8 @@ class Tape:
             return
         gradient, part = self.gradients[weight], self.tensor(*weight.shape, itemsize=weight.itemsize)
         self.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0)
-        self.emit(PIECE, "collective", [part], [part], table=self.buckets[weight], nbytes=part.nbytes)
+        group = self.groups.get(weight, 0)
+        self.emit(PIECE, "collective", [part], [part], table=self.buckets[weight], nbytes=part.nbytes, group=group)
         self.pieces.append((self.buckets[weight], gradient, part, weight.layer))
 
 

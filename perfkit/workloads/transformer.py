@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.ground.files import group_rows
 from perfkit.ground.units import check_choice, check_positive
 from perfkit.workloads.blocks import PARALLEL, UNFUSED, Cut, Units, record_forward
 from perfkit.workloads.graph import Graph
@@ -15,27 +16,10 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.sizes import check_size
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
-_COLUMNS = ("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "inner")
-#: Published configurations; keys hold the first two columns, values the others. BERT of arXiv:1810.04805; GPT-2; GPT-3
-#: of arXiv:2005.14165, table 2.1 (the smallest with heads that divide its width); MPT as in the benchmarks of
-#: llm-foundry; Llama 2 of arXiv:2307.09288 and Llama 3 of arXiv:2407.21783, table 3.
-_SHAPES: dict[tuple[int, int], dict[str, tuple[int, ...]]] = {
-    (30522, 512): {"bert-base": (12, 768, 12), "bert-large": (24, 1024, 16)},
-    (50257, 1024): {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20),
-                    "gpt2-xl": (48, 1600, 25)},
-    (50257, 2048): {"gpt3-1.3b": (24, 2048, 16), "gpt3-2.7b": (32, 2560, 32), "gpt3-6.7b": (32, 4096, 32),
-                    "gpt3-13b": (40, 5120, 40), "gpt3-175b": (96, 12288, 96)},
-    (50368, 2048): {"mpt-125m": (12, 768, 12), "mpt-350m": (24, 1024, 16), "mpt-760m": (24, 1536, 12),
-                    "mpt-1b": (24, 2048, 16), "mpt-3b": (32, 2560, 20), "mpt-7b": (32, 4096, 32),
-                    "mpt-13b": (40, 5120, 40), "mpt-30b": (48, 7168, 56), "mpt-70b": (80, 8192, 64)},
-    (32000, 4096): {"llama-2-7b": (32, 4096, 32, 32, 11008), "llama-2-13b": (40, 5120, 40, 40, 13824),
-                    "llama-2-70b": (80, 8192, 64, 8, 28672)},
-    (128256, 8192): {"llama-3-8b": (32, 4096, 32, 8, 14336), "llama-3-70b": (80, 8192, 64, 8, 28672),
-                     "llama-3-405b": (126, 16384, 128, 8, 53248)},
-}  # fmt: skip
-PRESETS: dict[str, dict[str, int]] = {
-    key: dict(zip(_COLUMNS, (*own, *rest), strict=False)) for own, held in _SHAPES.items() for key, rest in held.items()
-}  # fmt: skip
+_SIZES = ("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "inner")
+_ROWS = group_rows("model", "published", "transformers.csv")
+#: Published configurations: sizes by name [-].
+PRESETS = {name: {size: int(row[size]) for size in _SIZES if row[size]} for name, [row] in _ROWS.items()}
 _LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
@@ -43,7 +27,7 @@ _CHOICES = {
     "attention": (*UNFUSED, "fused", *ATTENTION), "dtype": (*ITEMSIZE, "fp8"), "optimizer": ("adamw", "sgd"),
     "parallel": PARALLEL, "norm": ("layer", "rms"), "reduce_dtype": ("", *ITEMSIZE),
 }  # fmt: skip
-_SWITCHES = ("fused", "mixed", "overlap", "compiled", "checkpoint", "gated", "rotary", "tie", "bias", "qk_norm")
+_SWITCHES = ("fused", "mixed", "overlap", "checkpoint", "gated", "rotary", "tie", "bias", "qk_norm")
 
 
 @dataclass(frozen=True)
@@ -93,8 +77,6 @@ class Transformer:
     overlap : bool
         Whether gradients are reduced in buckets during the backward pass (DistributedDataParallel), or in one piece
         after it.
-    compiled : bool
-        The old name of ``predict(..., execution="compiled")``.
     checkpoint : bool
         Whether layers keep only their input, and are computed again in the backward pass.
     accumulate : int
@@ -163,7 +145,6 @@ class Transformer:
     fused: bool = False
     mixed: bool = False
     overlap: bool = True
-    compiled: bool = False
     checkpoint: bool = False
     accumulate: int = 1
     parallel: str = "ddp"

@@ -54,7 +54,7 @@ DLRM = {
     "pooling": (1, 2.5, [3] * 2), "exponent": (0, 1.05, [0.5] * 2),
     "sparse": True, "embedding": ("separate", "fused", "exact"), "fused": True,
     "dtype": ("fp32", "fp32", "bf16", "fp16"), "optimizer": ("sgd", "sgd", "adagrad"), "cross": ((2, 8),),
-    "mixed": (*[False] * 9, True), "interaction": ("dot", "cross"), "overlap": True, "compiled": True,
+    "mixed": (*[False] * 9, True), "interaction": ("dot", "cross"), "overlap": True,
     "table_dtype": ("fp32", "bf16"),
 }  # fmt: skip
 TRANSFORMER = {
