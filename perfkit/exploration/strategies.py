@@ -118,7 +118,7 @@ class Exploration(Tabular):
         """What a report shows, see `perfkit.ground.results.Sections`."""
         yield "", self.chart()
         front = self.front()
-        shown = ("time", "low", "high", "needs", "tokens_per_s", "samples_per_s", "ranks", "tables", *_FIELDS)
+        shown = ("time", "low", "high", "needs", "tokens_per_s", "samples_per_s", *_SHARED, *_FIELDS)
         varied = [name for name in shown if name in front.columns and (name in shown[:4] or front[name].n_unique() > 1)]
         yield "Nothing is faster with less memory and ranks", front.select(varied)
         yield "", self.platform
