@@ -11,7 +11,7 @@ import polars as pl
 from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
 from perfkit.calibration.collectives import list_collectives, read_ranks
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
-from perfkit.ground.units import check_choice, check_type, escape, format_table, format_time, rank_largest, show
+from perfkit.ground.units import Array, check_choice, check_type, escape, format_table, format_time, rank_largest, show
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction import accounts
@@ -218,15 +218,16 @@ class Trace(Tabular):
         graph : Graph
             As `pk.capture` would record it, see `perfkit.calibration.traced.record_step`.
         """
+        return self._record(rank)[0]
+
+    def _record(self, rank: int | None) -> tuple[Graph, Array]:
+        """Operations of a recorded step, and their seconds."""
         from perfkit.calibration.traced import record_step
 
-        return record_step(self._find_file(rank))[0]
-
-    def _find_file(self, rank: int | None) -> TraceFile:
         files = {file.rank: file for file in self.files}
         if rank is not None and rank not in files:
             raise ValueError(f"rank is {show(rank)}; ranks that were read are {', '.join(map(str, files))}; choose one")
-        return files[self.busiest if rank is None else rank]
+        return record_step(files[self.busiest if rank is None else rank])
 
     def roofline(self, platform: Named, rank: int | None = None) -> Table:
         """How close each operation of a recorded step comes to the limits of a device.
@@ -244,9 +245,7 @@ class Trace(Tabular):
             Operations with known sizes, in order: name, kind, phase, module; time_s of the kernels [s], flops [FLOP],
             nbytes of traffic [B]; peak_share and bandwidth_share, the part of each limit that they reach [-].
         """
-        from perfkit.calibration.traced import record_step
-
-        (graph, seconds), where = record_step(self._find_file(rank)), load_platform(platform)
+        (graph, seconds), where = self._record(rank), load_platform(platform)
         with keep_quiet():
             sizes = size_operations(graph, where)
         limits = {"peak_share": sizes["flops"] / sizes["peak"], "bandwidth_share": sizes["nbytes"] / sizes["bandwidth"]}

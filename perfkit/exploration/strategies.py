@@ -111,8 +111,7 @@ class Exploration(Tabular):
         for row in rows:
             own = {key: row[key] for key in (_SHARED if self.plans else _FIELDS)}
             row["strategy"] = ", ".join(f"{key} {own[key]}" for key in own) if self.plans else f"{Strategy(**own)}"
-        title, about = "Strategies that no other one beats", self.summary
-        return plots.sweep_lines(rows, x="needs", series=["ranks"], title=title, about=about)
+        return plots.sweep_lines(rows, x="needs", series=["ranks"], title="The best strategies", about=self.summary)
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
