@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,30 @@ def test_execution_traces_join_those_of_their_rank(shared_data: Path, folder: st
     assert len(products) > 10
     for index, node in products.items():
         assert [dims for dims in file.args[index]["Input Dims"] if dims] == [s for s in node.inputs.shapes if s]
+    wrong = read_kineto(home / "kineto_rank0.json.gz")
+    with pytest.raises(ValueError, match=f"its device is {rank}, not 0; pass traces"):
+        join_traces(wrong, execution)
+    alone = replace(wrong, events=wrong.events.with_columns(pid=rank))  # every process sees one device
+    if folder.startswith("dlrm"):  # rank 0 and 5 have equal sizes, rank 3 has others
+        assert len(join_traces(alone, execution)) > 1600
+        alone = read_kineto(home / "kineto_rank3.json.gz")
+        alone = replace(alone, events=alone.events.with_columns(pid=rank))
+        with pytest.raises(ValueError, match="operands of 24 of 1671 operations have other sizes, the first"):
+            join_traces(alone, execution)
     other = read_kineto(shared_data / "traces" / "gaunernst_bert-small-uncased_h100.json.gz")
     with pytest.raises(ValueError, match="another step or rank"):
         join_traces(other, execution)
+
+
+def test_an_execution_trace_names_its_device(shared_data: Path) -> None:
+    """Published beside the trace of rank 0, but recorded on rank 1."""
+    home = shared_data / "traces"
+    file = read_kineto(home / "resnet_a100x2_rank0_ncclmeta_hta.json.gz")
+    execution = read_execution(home / "et_resnet_2gpu_schema_1.1.0.json.gz")
+    with pytest.raises(ValueError, match="its device is 1, not 0; pass traces"):
+        join_traces(file, execution)
+    right = replace(file, rank=1, events=file.events.with_columns(pid=1))
+    assert len(join_traces(right, execution)) == 14_388
 
 
 # -- what no trace holds -----------------------------------------------------------------------------------------------

@@ -8,37 +8,20 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from perfkit.calibration.collectives import COLLECTIVE, checked, spell_operation
+from perfkit.calibration.collectives import COLLECTIVE, checked, list_names, spell_operation
 from perfkit.ground.results import Table
 from perfkit.ground.units import escape
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.workloads.vocabulary import VIEWS, find_entry
 
-#: Names of nodes of the backward graph.
-_NODE = r"^autograd::engine|^torch::autograd|Backward\d*$"
 #: Phases by the names of annotations, operators and nodes of the backward graph; the innermost counts.
-_PHASES = (
-    (re.compile(r"DataLoader|^## (load|copy)_batch"), "data"),
-    (re.compile(r"^Optimizer\.|^## (optimizer|zero_grad)"), "update"),
-    (re.compile(f"{_NODE}|^## backward ##"), "backward"),
-)
+_PHASES = list_names("phase")
 #: Annotations that name no module.
 _NO_MODULE = re.compile(r"^(ProfilerStep|nccl:|c10d|Optimizer\.|enumerate\(|(## )?(forward|backward|optimizer)( ##)?$)")
 #: Operators that launch collectives.
 _EXCHANGE = re.compile(r"^(nccl:|record_param_comms$)")
 #: Classes of operators and kernels that `perfkit.workloads.vocabulary` does not have; the first match counts.
-_CLASSES = (
-    (re.compile(r"conv(olution|\dd|_)|winograd|[dw]grad|fprop|cudnn.*(infer|train)", re.I), "convolution"),
-    (re.compile(r"(batch|layer|rms)_?norm|softmax|bn_(fw|bw)|nll_loss_nd|cross_entropy_loss", re.I), "rowwise"),
-    (re.compile(r"flash|fmha|attention", re.I), "attention"),
-    (re.compile(r"(embedding|tbe).*(backward|(?<!ada)grad)", re.I), "embedding_backward"),
-    (re.compile(r"embedding|(^|::)tbe", re.I), "embedding_forward"),
-    (re.compile(r"gemm|cutlass|cublas|xmma|^Cijk_|nvjet", re.I), "gemm"),
-    (re.compile(r"^Mem(cpy|set).*(HtoD|DtoH|PtoP|Host)", re.I), "transfer"),
-    (re.compile(r"^Mem(cpy|set)|cat(arr|_)|copy|index|gather|scatter|permute|transpose|fill", re.I), "copy"),
-    (re.compile(r"reduce|triton_(red|per)|norm|sort|scan|cumsum", re.I), "rowwise"),
-    (re.compile(r"elementwise|triton_poi|multi_tensor_apply", re.I), "elementwise"),
-)  # fmt: skip
+_CLASSES = list_names("class")
 #: Calls in which the host waits for the device.
 BLOCKING = "Synchronize|^(cuda|hip)(Memcpy|Malloc|Free|HostAlloc)$"
 #: Roles in order: where several overlap in time, the first counts. The device is busy in the first four.
@@ -97,16 +80,15 @@ def _classify(name: str, last: bool = False) -> str:
 
 def _find_places(file: TraceFile) -> Callable[[int], _Place]:
     """Make a function that finds the place of an event; backward nodes take the module of their forward operator."""
-    events, made = file.events, dict[int, int]()
+    events = file.events
     cats, names, parents, threads = (events[name].to_list() for name in ("cat", "name", "parent", "tid"))
     # autocast casts the arguments of an operator and calls it again: the inner one is the operator
     wraps = {above for name, above in zip(names, parents, strict=True) if above >= 0 and names[above] == name}
     first = events.filter(pl.col("stream") < 0).unique("tid", keep="first").select("tid", "name").rows()
     engines = {thread for thread, name in first if _PHASES[2][0].search(name)}
-    for index, args in file.args.items():  # the last operator before a node has its number
-        number = args.get("Sequence number", -1)
-        if number >= 0 and not args.get("Fwd thread id") and _read_name(cats[index], names[index])[2]:
-            made[number] = index
+    made = {args["Sequence number"]: index for index, args in file.args.items()  # the last operator before a node
+            if args.get("Sequence number", -1) >= 0 and not args.get("Fwd thread id")
+            and _read_name(cats[index], names[index])[2]}  # fmt: skip
 
     @cache
     def find(index: int) -> _Place:
@@ -202,7 +184,6 @@ def time_host(file: TraceFile) -> Table:
     calls = host.filter((pl.col("cat") == "cpu_op") | loading)
     calls = calls.filter(ts >= end.cum_max().shift(1).fill_null(0).over(threads))  # the outermost calls
     calls = calls.sort(ts).with_columns(before=end.cum_max().shift(1).over("pid")).filter(~loading)
-    calls = calls.select("index", "name", *threads, "ts", "end", "before")
     launches = host.filter(pl.col("index_correlation") >= 0, ~pl.col("name").str.contains(BLOCKING))
     launches = launches.select(*threads, "ts", "end", begin="ts")
     launches = launches.join_asof(calls, on="ts", by=threads, check_sortedness=False).filter(ts < pl.col("end_right"))
@@ -249,9 +230,8 @@ def list_steps(file: TraceFile, basis: str) -> Table:
         .when(slow > _STALLED).then(pl.format("stalled: {} times the median", slow.round(1)))
         .otherwise(pl.lit(""))
     )  # fmt: skip
-    left = pl.col("reason") != ""
-    about = {"time_s": 1e-9 * pl.col("time"), "kept": ~left | left.all(), "rank": pl.lit(file.rank, pl.Int64)}
-    rows = rows.with_columns(reason=reason).with_columns(**about)
+    rows, left = rows.with_columns(reason=reason, rank=pl.lit(file.rank, pl.Int64)), pl.col("reason") != ""
+    rows = rows.with_columns(time_s=1e-9 * pl.col("time"), kept=~left | left.all())
     return rows.select("rank", "step", "begin", "time", "time_s", "kept", "reason")
 
 

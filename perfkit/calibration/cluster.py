@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 
 from perfkit.calibration.activity import time_host
-from perfkit.calibration.collectives import read_ranks
+from perfkit.calibration.collectives import fit_transfers
 from perfkit.calibration.context import expect_spread
-from perfkit.calibration.traces import read_trace
+from perfkit.calibration.traces import Trace, read_trace
 from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Quantity
@@ -36,6 +36,9 @@ from perfkit.workloads.graph import Graph
 
 #: Time of the calls of one sample [s]; most calls of one sample, and fewest sizes of a fit [-]; formulas, table 6.2.
 _SAMPLE, _MOST, _LEAST = 2e-3, 50, 4
+#: How many times slower the profiler alone makes a host, and from where on something else must have slowed it [-];
+#: formulas, table 6.2.
+_PROFILED, _SLOWED = 1.26, 2.0
 _COLUMNS = "stage kind variant dtype ranks nodes cold m n k flops nbytes seconds".split()
 
 
@@ -104,8 +107,7 @@ def measure_cluster(
     else:
         kept, task = str((campaign and campaign.file) or ""), "perfkit.measure.cuda:time_probes"
         job = {"task": task, "device": device, "probes": plan, "folder": str(folder.resolve()), "kept": kept}
-        ranks = base.network.ranks
-        found = join_ranks(job)[0] if launched_ranks() else run_processes(job, ranks=ranks, timeout=7200)[0]
+        found, *_ = join_ranks(job) if launched_ranks() else run_processes(job, ranks=base.network.ranks, timeout=7200)
     rows = [{**probe._asdict(), **(answer or {"failed": "not recorded"})}
             for probe, answer in zip(plan, found.pop("answers"), strict=True)]  # fmt: skip
     size = {"ranks_per_node": base.network.ranks_per_node, "nodes": base.network.nodes}
@@ -190,8 +192,9 @@ def _fit_kernels(frame: pl.DataFrame, device: Device, source: str, day: str) -> 
         parts = {str(kind): rows}
         parts |= {f"{kind}.{variant}": part for (variant,), part in own.group_by("variant", maintain_order=True)}
         for key, part in parts.items():
-            work = pl.col("flops"), pl.col("nbytes")
-            fit = fit_kernel(part, ("flops", "nbytes"), *work, device, str(dtype), source, day)
+            fit = fit_kernel(
+                part, ("flops", "nbytes"), pl.col("flops"), pl.col("nbytes"), device, str(dtype), source, day
+            )
             fits[key] = replace(fit, dtypes=(str(dtype),))
     return fits
 
@@ -223,11 +226,10 @@ def _add_context(platform: Platform, rows: Sequence[Mapping[str, Any]], source: 
             parts.setdefault(key, []).append(columns)
     learned = {key: _compare(np.concatenate(columns, axis=1), source, day) for key, columns in parts.items()}
     where = replace(platform, context=replace(platform.context, kernels={**kept, **learned}, iterations={}))
+    runs = [(load(dict(row["sizes"])), row["seconds"]) for row in rows]
     with keep_quiet():
-        logs = [math.log(row["seconds"] / predict(load(dict(row["sizes"])), where).time) for row in rows]
-    own: dict[str, list[float]] = {ANY: logs}
-    for row, log in zip(rows, logs, strict=True):
-        own.setdefault(load(dict(row["sizes"])).family, []).append(log)
+        logs = [(workload.family, math.log(seconds / predict(workload, where).time)) for workload, seconds in runs]
+    own = {name: [log for family, log in logs if name in (ANY, family)] for name in (ANY, *dict(logs))}
     about: dict[str, Any] = {"units": {"scale": "-"}, "source": source, "date": day}
     fits = {family: Fit("iteration", {"scale": 1.0}, spread=expect_spread(some), n=len(some), **about)
             for family, some in own.items()}  # fmt: skip
@@ -250,11 +252,9 @@ def _pair_times(row: Mapping[str, Any], platform: Platform) -> Iterator[tuple[st
     A class has an entry for its variant in its number format, for its variant, for its number format, and as a whole. A
     sparse update runs as several operations: its time is that of the whole update phase without the dense part.
     """
-    from perfkit.calibration.traced import record_step
-
     trace, workload = read_trace(row["trace"]), load(dict(row["sizes"]))
     busy, queued = trace.idle().select("busy_s", "queued_s").row(0)
-    graph, seconds = record_step(trace.files[0])
+    graph, seconds = trace.record()
     seconds = seconds * (1 + queued / busy)  # kernels start a little after the previous one ends
     updates = np.array([label[3] == "update" for label in graph.labels])
     sparse = isinstance(workload, DLRM) and workload.sparse
@@ -284,22 +284,17 @@ def _fit_steps(recorded: Sequence[tuple[Graph, Array]], platform: Platform, sour
     """
     columns: dict[str, list[Array]] = {}
     for graph, seconds in recorded:
-        sizes = size_operations(graph, platform)
-        counts = graph.column("launches")
+        sizes, counts = size_operations(graph, platform), graph.column("launches")
         work = np.stack([sizes["flops"], sizes["nbytes"], seconds]) / np.maximum(counts, 1.0)
-        table = np.concatenate([work, [sizes["peak"], sizes["bandwidth"]]])
+        table = np.stack([*work, sizes["peak"], sizes["bandwidth"]])
+        times = np.where(seconds > 0, counts, 0).astype(int)
         for (kind, variant), places in graph.kernels.items():
-            if kind in ("collective", "transfer"):
-                continue
-            chosen = np.repeat(places, np.where(seconds[places] > 0, counts[places], 0).astype(int))
-            for key in (kind, f"{kind}.{variant}"):
-                columns.setdefault(key, []).append(table[:, chosen])
-    fits = {}
-    for key, parts in columns.items():
-        flops, nbytes, times, peak, bandwidth = np.concatenate(parts, axis=1)
-        if len(times) >= _LEAST and np.any(flops + nbytes):
-            fits[key] = fit_roofline(flops, nbytes, times, peak=peak, bandwidth=bandwidth, source=source)
-    return fits
+            for key in (kind, f"{kind}.{variant}") if kind not in ("collective", "transfer") else ():
+                columns.setdefault(key, []).append(table[:, np.repeat(places, times[places])])
+    joined = {key: np.concatenate(parts, axis=1) for key, parts in columns.items()}
+    return {key: fit_roofline(flops, nbytes, each, peak=peak, bandwidth=bandwidth, source=source)
+            for key, (flops, nbytes, each, peak, bandwidth) in joined.items()
+            if len(each) >= _LEAST and np.any(flops + nbytes)}  # fmt: skip
 
 
 def calibrate_traces(
@@ -312,36 +307,58 @@ def calibrate_traces(
     traces : str, Path or sequence of them
         Kineto traces, one per rank, with sizes of operands; and execution traces of the same ranks.
     base : Platform, str or Path, optional
-        Platform of the same device, for all parts but the kernels; by default the gallery's node.
+        Platform of the same device, for all that the traces do not tell; by default the gallery's node.
     name : str, optional
         Name of the platform; by default that of the base.
 
     Returns
     -------
     platform : Platform
-        The base with kernels fitted to the steps. The host is that of the base: host overheads of one traced step do
-        not hold for other steps (formulas, table 6.2).
+        The base with kernels fitted to the steps; with collectives that were read on all ranks of their group, see
+        `perfkit.calibration.collectives.fit_transfers`; and with the host of ranks on which nothing but the profiler
+        ran. Its provenance names what the traces do not tell. Kernels were timed inside iterations, so they take no
+        further scale for that.
 
     Raises
     ------
     ValueError
-        For traces without sizes or a device, and for a base that is a CPU.
+        For traces that tell nothing or hold no device, and for a base that is a CPU.
 
     Warns
     -----
     UserWarning
         If the traces are of another device than the base.
     """
-    from perfkit.calibration.traced import record_step
-
-    files = read_ranks(traces)
-    names = [str(each.get("name", "")) for file in files for each in file.devices[:1]]
-    where = load_platform(base or find_similar(names[0] if names else ""))
-    if where.device.kind == "cpu":
-        raise ValueError(f"base is {where.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8")
-    compare_devices("traces are", names, where)
-    source = f"traces {', '.join(file.source for file in files[:3])}{', ...' * (len(files) > 3)}"
-    kernels = _fit_steps([record_step(file) for file in files], where, source)
+    trace = read_trace(traces)
+    names = [str(each.get("name", "")) for file in trace.files for each in file.devices[:1]]
+    old = load_platform(base or find_similar(names[0] if names else ""))
+    if old.device.kind == "cpu":
+        raise ValueError(f"base is {old.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8")
+    compare_devices("traces are", names, old)
+    source = f"traces {', '.join(file.source for file in trace.files[:3])}{', ...' * (len(trace.files) > 3)}"
+    where = old.with_nodes(max(old.network.nodes, -(-(trace.files[0].ranks or 1) // old.network.ranks_per_node)))
+    sized = [file for file in trace.files if any("Input Dims" in each for each in file.args.values())]
+    kernels = _fit_steps([trace.record(file.rank) for file in sized], where, source)
     known = {key: fit for key, fit in where.context.kernels.items() if key not in kernels}  # the others need no scale
     where = replace(where, context=replace(where.context, kernels=known))
-    return assemble(where, name=name, kernels=kernels, provenance={"traces": source, "base": where.name})
+    where, lost = fit_transfers(assemble(where, kernels=kernels), trace.collectives(), source)
+    where, host = _fit_host(where, trace, source)
+    lost += [f"kernels of {file.source}: sizes of operands are unknown" for file in trace.files if file not in sized]
+    if not kernels and where.collectives == old.collectives and where.host == old.host:
+        raise ValueError(f"{source}: nothing can be fitted ({'; '.join(lost)}; host {host}); record_shapes=True")
+    story = {"traces": source, "base": old.name, "host": host, "not in the traces": "; ".join(lost)}
+    return replace(where, name=name or old.name, provenance={**old.provenance, **story})
+
+
+def _fit_host(platform: Platform, trace: Trace, source: str) -> tuple[Platform, str]:
+    """Take the host over from ranks on which nothing but the profiler ran; what is said of it."""
+    free = trace.host().filter(pl.col("n") > 0, pl.col("overhead").is_in([*platform.host]), observers="")
+    if free.is_empty():
+        return platform, f"as in the base: {'; '.join(trace.warnings) or 'it made no calls'}"
+    rows = free.group_by("overhead", maintain_order=True).agg(pl.mean("mean_s") / _PROFILED, pl.sum("n")).rows()
+    times = sum(n * mean for _, mean, n in rows) / sum(n * platform.host[key].value for key, _, n in rows)
+    if times > _SLOWED:
+        return platform, f"as in the base: calls took {times:.1f} times as long, slowed by what no trace names"
+    host = {key: q for key, q in platform.host.items() if "." not in key}
+    host |= {key: Quantity(mean, "s", "measured", source, "", (_PROFILED - 1) * mean) for key, mean, _ in rows}
+    return replace(platform, host=host), f"measured, {times:.2f} times as long as in the base"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import polars as pl
@@ -67,7 +68,8 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
     if not any("Input Dims" in file.args.get(index, {}) for index in work["operation"]):
         raise ValueError(f"{file.source} holds no sizes of operands; record it with record_shapes=True")
     step = _Step(file, work, number)
-    with step.recorder.values.fake, step.recorder, torch.no_grad():
+    quiet = patch("torch._subclasses.fake_tensor.log.disabled", True)  # it logs each overload that refuses arguments
+    with quiet, step.recorder.values.fake, step.recorder, torch.no_grad():
         for key in sorted(step.calls, key=lambda key: (step.ts[step.find_host(key)], key)):
             step.record(key, step.calls[key])
     graph = step.recorder.graph(file.source, "", step.ranks)
@@ -115,12 +117,9 @@ class _Step:
         recorder.phase = phase = first["phase"] if first["phase"] in PHASES else "forward"
         recorder.modules = [first["module"]] * (phase != "update")
         if "nbytes" in first:
-            known, uneven = str(first["group"])[:1].isdigit(), [*(first["sent"] or ()), *(first["received"] or ())]
-            ranks = tuple(map(int, first["group"].split(", ")) if known else range(first["ranks"] or self.ranks))
+            ranks = tuple(first["members"] or range(first["ranks"] or self.ranks))
             self.groups += [ranks] if ranks not in self.groups else []
-            sizes = {"nbytes": first["nbytes"] or 0.0, "group": self.groups.index(ranks)}
-            if uneven:  # the rank with the most data limits an uneven exchange
-                sizes["nbytes"] *= len(ranks) * max(uneven) / max(sum(first["sent"] or ()), 1)
+            sizes = {"nbytes": first["even"] or 0.0, "group": self.groups.index(ranks)}
             recorder.emit((first["operation"], "collective", first["operation"]), first["module"], sizes, [], [])
             spent = np.full(1, np.nan)
         elif name.startswith("aten::"):

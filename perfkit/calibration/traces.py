@@ -218,10 +218,23 @@ class Trace(Tabular):
         graph : Graph
             As `pk.capture` would record it, see `perfkit.calibration.traced.record_step`.
         """
-        return self._record(rank)[0]
+        return self.record(rank)[0]
 
-    def _record(self, rank: int | None) -> tuple[Graph, Array]:
-        """Operations of a recorded step, and their seconds."""
+    def record(self, rank: int | None = None) -> tuple[Graph, Array]:
+        """The `graph` of a recorded step, and how long its operations took.
+
+        Parameters
+        ----------
+        rank : int, optional
+            Which rank; by default the `busiest` [-].
+
+        Returns
+        -------
+        graph : Graph
+            As `graph` returns it.
+        seconds : array
+            Device time of each operation, see `perfkit.calibration.traced.record_step` [s].
+        """
         from perfkit.calibration.traced import record_step
 
         files = {file.rank: file for file in self.files}
@@ -245,7 +258,7 @@ class Trace(Tabular):
             Operations with known sizes, in order: name, kind, phase, module; time_s of the kernels [s], flops [FLOP],
             nbytes of traffic [B]; peak_share and bandwidth_share, the part of each limit that they reach [-].
         """
-        (graph, seconds), where = self._record(rank), load_platform(platform)
+        (graph, seconds), where = self.record(rank), load_platform(platform)
         with keep_quiet():
             sizes = size_operations(graph, where)
         limits = {"peak_share": sizes["flops"] / sizes["peak"], "bandwidth_share": sizes["nbytes"] / sizes["bandwidth"]}

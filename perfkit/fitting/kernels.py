@@ -143,7 +143,7 @@ def fit_roofline(
     middle = float(np.exp(np.log(predicted).mean()))
     level = np.expm1(left_out * (predicted / middle) ** SPREAD_SLOPE)
     width, low, high = np.array([row[1:4] for row in _ROOFLINE.values()]).T
-    noise = max(find_spread(np.expm1(left_out))[0], 1e-9)
+    noise = max(find_spread(np.expm1(left_out))[0], 1e-4)  # equal times have none
     error = np.sqrt(np.diag(np.linalg.inv(rows.T @ rows / noise**2 + np.diag(width**-2.0))))
     stopped = np.minimum(found - np.log(low), np.log(high) - found) < 1e-3
     unknown, exact = (error > _KNOWN * width) & ~stopped, len(seconds) == len(_ROOFLINE)

@@ -22,14 +22,11 @@ FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 _TIMED = ("attention", "convolution", "embedding_forward")
 #: Small iterations, limited by the host; those that also run compiled; and larger ones, limited by the device.
 _SMALL, _COMPILED = ("dlrm-0", "gpt2-0", "bert-1", "resnet-0", "mobilenet-1", "xlnet-4"), ("gpt2-0", "resnet-0")
+_MIXED: dict[str, Any] = {"dtype": "bf16", "mixed": True}
 LARGE: dict[str, DLRM | Transformer | Net] = {
     "gpt2-large": Transformer.gpt2("gpt2-medium", layers=2, batch=4, sequence=1024, vocabulary=50304),
-    "gpt2-mixed": Transformer.gpt2(
-        "gpt2-medium", layers=4, batch=8, sequence=1024, vocabulary=50304, dtype="bf16", mixed=True
-    ),
-    "bert-mixed": Transformer.bert(
-        "bert-large", layers=4, batch=32, sequence=256, vocabulary=30528, dtype="bf16", mixed=True
-    ),
+    "gpt2-mixed": Transformer.gpt2("gpt2-medium", layers=4, batch=8, sequence=1024, vocabulary=50304, **_MIXED),
+    "bert-mixed": Transformer.bert("bert-large", layers=4, batch=32, sequence=256, vocabulary=30528, **_MIXED),
     "dlrm-large": DLRM(rows=[1_000_000] * 8, dim=64, pooling=32, exponent=0.5, batch=8192),
     "resnet-large": Net("resnet", 64, size=224, width=64, depth=3, classes=1000),
     "resnet-half": Net("resnet", 64, size=224, width=64, depth=3, classes=1000, dtype="bf16"),

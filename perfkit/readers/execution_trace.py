@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 
 from perfkit.ground.files import reading
 from perfkit.ground.units import show
-from perfkit.readers.trace import LARGEST_TRACE, TraceFile, parse_document, read_text
+from perfkit.readers.trace import DEVICE, LARGEST_TRACE, TraceFile, parse_document, read_text
 
 _ADVICE = "pass the file that torch.profiler.ExecutionTraceObserver wrote, whole"
 #: Type of a tensor, and in it the type of its numbers.
 _TENSOR = re.compile(r"Tensor\((\w[\w: ]*)\)")
 #: How many operations one recording of a thread may have and the other lack, before they count as different [-].
 _AHEAD = 32
+#: Share of operations with operands of other sizes, from which on an execution trace is of another rank or step [-];
+#: docs/formulas.md, table 6.2.
+_OTHER = 0.005
 
 
 class Operands(NamedTuple):
@@ -107,10 +110,8 @@ def _read_node(item: Any) -> Node:
         facts |= {each["name"]: each["value"] for each in item.get("attrs", ())}
     operands = []
     for side in ("inputs", "outputs"):
-        own, names = item, (side, f"{side[:-1]}_shapes", f"{side[:-1]}_types")
-        if nested:
-            own, names = item[side], ("values", "shapes", "types")
-        lists = [own[name] for name in names]
+        flat = (side, f"{side[:-1]}_shapes", f"{side[:-1]}_types")
+        lists = [item[side][name] for name in Operands._fields] if nested else [item[name] for name in flat]
         if not all(isinstance(each, list) for each in lists) or len({*map(len, lists)}) > 1:
             raise ValueError(f"node {show(item.get('id'))} has {side} whose values, shapes and types do not match")
         operands.append(Operands(*lists))
@@ -154,6 +155,10 @@ def join_traces(trace: TraceFile, execution: ExecutionTrace) -> dict[int, Node]:
     -----
     Events of new profilers hold the number of their record. Where both observers began together, it is one less than
     their ``Ev Idx``. Otherwise operations of the same name are paired in order, thread by thread.
+
+    Another rank of the same step runs the same operations. It is told by the number of its device, and by the sizes of
+    its operands. Where both are equal, because every process sees one device alone and all ranks compute the same, the
+    wrong rank cannot be told; then only splits of uneven collectives can be wrong.
     """
     host = trace.events.filter(trace.events["cat"].is_in(("cpu_op", "user_annotation")))
     names = dict(host.select("index", "name").iter_rows())
@@ -171,27 +176,44 @@ def join_traces(trace: TraceFile, execution: ExecutionTrace) -> dict[int, Node]:
             others.setdefault(node.thread, []).append(node)
         best = {}
         for nodes in others.values():
-            tried = sorted((_align(own, names, nodes) for own in threads), key=len)
-            best |= tried[-1] if tried else {}
-    if 2 * len(best) < min(len(records), len(names)):
-        raise ValueError(f"{execution.source} shares {len(best)} of {len(names)} operations with {trace.source}; "
-                         "it is of another step or rank; pass traces that were recorded together")  # fmt: skip
+            best |= sorted((_align(own, names, nodes) for own in threads), key=len)[-1] if threads else {}
+    shared = f"they share {len(best)} of {len(names)} operations" * (2 * len(best) < min(len(records), len(names)))
+    if reason := shared or _find_difference(trace, execution, best):
+        raise ValueError(f"{execution.source} is of another step or rank than {trace.source}: {reason}; pass traces "
+                         "that were recorded together, execution traces in the order of their ranks")  # fmt: skip
     return best
+
+
+def _find_difference(trace: TraceFile, execution: ExecutionTrace, joined: Mapping[int, Node]) -> str:
+    """What shows that an execution trace is of another rank, empty if nothing does."""
+    used = {*trace.events.filter(trace.events["cat"].is_in(DEVICE))["pid"].unique().cast(str)}
+    devices = {one for node in execution.nodes for one in re.findall(r"'cuda:(\d+)'", str(node.inputs.values))}
+    if used and devices and not used & devices:
+        return f"its device is {', '.join(sorted(devices))}, not {', '.join(sorted(used))}"
+    pairs = ((node, trace.args.get(index, {}).get("Input Dims") or ()) for index, node in joined.items())
+    other = [
+        node.name
+        for node, dims in pairs
+        if dims and isinstance(dims, list) and _list_sizes(dims) != _list_sizes(node.inputs.shapes)
+    ]
+    if len(other) > _OTHER * len(joined):
+        return f"operands of {len(other)} of {len(joined)} operations have other sizes, the first those of {other[0]}"
+    return ""
+
+
+def _list_sizes(dims: Any) -> list[Any]:
+    """Sizes of the tensors among some arguments."""
+    return [each for each in dims if isinstance(each, list) and each and type(each[0]) is int]
 
 
 def _align(events: Sequence[int], names: Mapping[int, str], nodes: Sequence[Node]) -> dict[int, Node]:
     """Pair operations of the same name in order; after a difference, go on at the nearest operation of both."""
-    found, i, j = {}, 0, 0
+    found, i, j = dict[int, Node](), 0, 0
     while i < len(events) and j < len(nodes):
+        steps = ((i + a, j + total - a) for total in range(_AHEAD) for a in range(total + 1))
+        inside = ((x, y) for x, y in steps if x < len(events) and y < len(nodes))
+        i, j = next(((x, y) for x, y in inside if names[events[x]] == nodes[y].name), (i, j))
         if names[events[i]] == nodes[j].name:
             found[events[i]] = nodes[j]
-            i, j = i + 1, j + 1
-            continue
-        steps = ((a, total - a) for total in range(1, _AHEAD) for a in range(total + 1))
-        again = (
-            (a, b) for a, b in steps
-            if i + a < len(events) and j + b < len(nodes) and names[events[i + a]] == nodes[j + b].name
-        )  # fmt: skip
-        a, b = next(again, (1, 1))
-        i, j = i + a, j + b
+        i, j = i + 1, j + 1
     return found

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from operator import itemgetter
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -32,7 +31,6 @@ _PLAIN = ("kernel", "Kernel", "cuda_runtime", "Runtime", "cuda_driver", "gpu_mem
 #: Columns of a frame of events: members of an event, then members of its arguments.
 _OWN = ("cat", "name", "ts", "dur", "pid", "tid")
 _NUMBERS = ("pid", "tid", "stream", "correlation")
-_GET, _NOTHING = itemgetter(*_OWN), dict.fromkeys(_OWN, "")
 _ADVICE = "pass the file that torch.profiler wrote with export_chrome_trace, whole"
 #: Largest time since the epoch [ns]: the year 2116.
 _LATEST = 2**62
@@ -105,11 +103,7 @@ def read_kineto(path: str | Path) -> TraceFile:
         args = each.get("args") or {}
         if type(args) is not dict:
             raise ValueError(f"event {show(each, 60)} has arguments of another type")
-        try:
-            own = _GET(each)
-        except KeyError:  # some lack a column
-            own = _GET(_NOTHING | each)
-        rows.append((*own, args.get("stream"), args.get("correlation")))
+        rows.append((*map(each.get, _OWN, ("",) * 6), args.get("stream"), args.get("correlation")))
         # arguments of kernels matter only for collectives, those of driver calls never
         sized = "Input type" in args or each.get("cat") not in _PLAIN or "Collective name" in args
         kept.append(args if sized else None)
@@ -117,8 +111,10 @@ def read_kineto(path: str | Path) -> TraceFile:
 
     with reading(path, _ADVICE, most=LARGEST_TRACE), uncollected():
         facts = parse_document(read_text(path), str, take)
-        held = "a prediction, as save_trace writes it" * ("prediction" in (facts.get("otherData") or ()))
-        if held := held or ("nodes of an execution trace" if "nodes" in facts else "" if kept else "no events"):
+        held = "nodes of an execution trace" if "nodes" in facts else "" if kept else "no events"
+        if "prediction" in (facts.get("otherData") or ()):
+            held = "a prediction, as save_trace writes it"
+        if held:
             raise ValueError(f"it holds {held}; a Kineto trace has events with measured times")
         base = facts.get("baseTimeNanoseconds", 0)
         if type(base) is not int or not 0 <= base < _LATEST // 2:
@@ -191,10 +187,8 @@ def uncollected() -> Iterator[None]:
 
 def _read_time(value: Any, name: str) -> int:
     """Whole nanoseconds of microseconds, which are a number or text with all digits."""
-    if type(value) is int and abs(value) < _LATEST // 1000:
-        return 1000 * value
     with suppress(ArithmeticError):
-        number = Decimal(value if type(value) is str and len(value) < 40 else "nan")
+        number = Decimal(value if type(value) is int or (type(value) is str and len(value) < 40) else "nan")
         if abs(number) < _LATEST // 1000:
             return round(number * 1000)
     raise ValueError(f"event {show(name, 60)} has a time of {show(value, 40)}; it must be microseconds")
@@ -219,16 +213,12 @@ def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
         pairs = zip(values, columns["name"], strict=True)
         columns[name] = 1000 * np.array(values) if whole else [_read_time(*each) for each in pairs]
     threads: dict[str, int] = {}
-    for name in _NUMBERS:  # most are whole numbers, and few texts differ
-        kinds, values = {*map(type, columns[name])}, columns[name]
-        if kinds <= {int, NoneType}:
-            columns[name] = pl.Series(values, dtype=pl.Int64, strict=False).fill_null(-1)
-            continue
-        if kinds <= {int, str, NoneType}:
-            known = {own: _read_number(own, threads) for own in dict.fromkeys(values)}
-            columns[name] = [known[own] for own in values]
-        else:
-            columns[name] = [_read_number(own, threads) for own in values]
+    for name in _NUMBERS:  # few differ
+        values = columns[name]
+        if not {*map(type, values)} <= {int, str, NoneType}:
+            values = [own if type(own) in (int, str) else None for own in values]
+        known = {own: _read_number(own, threads) for own in dict.fromkeys(values)}
+        columns[name] = [known[own] for own in values]
     types = {name: pl.String if name in ("cat", "name") else pl.Int64 for name in columns}
     lower = pl.col("cat").str.to_lowercase().replace(_CATEGORIES)
     frame = pl.DataFrame(columns, types).with_columns(lower).with_row_index("row").filter(pl.col("cat") != "trace")
