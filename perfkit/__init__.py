@@ -58,11 +58,9 @@ __all__ = list(_HOME)
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'perfkit' has no attribute {name!r}")
-    try:
-        known = vars(import_module(_HOME[name]))
-    except ModuleNotFoundError as error:  # torch is optional
-        text = f"{name} needs {error.name}, which is not installed; run pip install {error.name}"
-        raise ModuleNotFoundError(text, name=error.name) from error
+    if "recording" in _HOME[name]:
+        import_module("perfkit.recording").check_torch()
+    known = vars(import_module(_HOME[name]))
     value = known[name] if name in known else import_module(f"{_HOME[name]}.{name}")
     globals()[name] = value
     return value

@@ -118,7 +118,7 @@ def test_predict_takes_its_options(capsys: Capture) -> None:
     (MeasurementError("measuring process 1 was killed"), 2, "measuring process 1 was killed"),
     (KeyboardInterrupt(), 130, "interrupted; finished measurements are kept"), (KeyboardInterrupt(15), 143, ""),
     (OSError(28, "No space left on device", "P.toml"), 2, "No space left on device"),
-    (ModuleNotFoundError("no torch", name="torch"), 2, "torch is not installed; run pip install torch"),
+    (ModuleNotFoundError("torch is not installed; run pip install torch", name="torch"), 2, "run pip install torch$"),
     (ValueError("poor fit"), 2, "poor fit"), (KeyError("a bug"), None, "a bug"),
 ], ids=repr)  # fmt: skip
 def test_an_error_is_one_line_and_while_measuring_leaves_a_log(error, code, words, tmp_path, monkeypatch, capsys):

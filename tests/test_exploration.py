@@ -136,6 +136,8 @@ def test_perceptrons_are_shared_with_the_best_plans_of_tables() -> None:
     with keep_quiet():
         one = predict(large, "a100-sxm-8x2", ranks=16, plan=found.best)
     assert found.best.perceptrons and one.time == pytest.approx(frame["time"][0])
+    shown = next(part for heading, part in found.sections() if heading)
+    assert len({*shown["perceptrons"]}) > 1 and "ranks" not in shown.columns
     copied = frame.filter(pl.col("perceptrons") == "copied")["needs"].min()
     less = explore(large, "a100-sxm-8x2", strategies=found.plans, memory=0.9 * copied).table()
     assert 0 < len(less) < len(frame) and "copied" not in {*less["perceptrons"]}

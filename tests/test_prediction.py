@@ -309,4 +309,4 @@ def test_predicting_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "[]" and "dlrm-mlperf" in done.stdout, "also at the command line"
     assert "'no' is no file; name a log" in done.stdout
-    assert "capture needs torch, which is not installed; run pip install torch" in done.stdout
+    assert "torch is not installed; run pip install torch" in done.stdout

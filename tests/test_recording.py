@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
+from perfkit import recording
+from perfkit.measure.processes import run_processes
 from perfkit.prediction.result import predict
 from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
@@ -617,3 +619,10 @@ def test_real_models_are_hardly_unmodelled(name: str) -> None:
     for platform in ("h100-sxm-8", "zen5-2"):
         prediction = predict(graph, platform)
         assert sum(prediction.unmodelled.values()) < 0.02 * prediction.time, prediction.unmodelled
+
+
+def test_an_old_torch_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "version", lambda _: "2.6.0+cu124")
+    for call in (recording.check_torch, partial(run_processes, {"task": "ladder"})):
+        with pytest.raises(ImportError, match=r"torch is 2\.6\.0\+cu124; measuring and capture need 2\.9 or newer"):
+            call()

@@ -73,8 +73,6 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
         if isinstance(error, KeyboardInterrupt):
             code = 128 + (error.args or (2,))[0]
             text = "interrupted; finished measurements are kept, the same command continues"
-        elif isinstance(error, ModuleNotFoundError):
-            text = f"{error.name} is not installed; run pip install {error.name}"
         say(text)
         if log and printed:
             with suppress(OSError):  # the error above matters more

@@ -61,7 +61,7 @@ class _Run:
         for result, graph in zip(results, graphs, strict=True):
             if (count := len(result["operation_seconds"])) != len(graph):
                 found = f"iteration {row['name']} was measured with {count} operations and its graph has {len(graph)}"
-                why = "this torch runs other operations than perfkit knows; measure with torch 2.6 to 2.13"
+                why = "this torch runs other operations than perfkit knows; measure with torch 2.9 to 2.14"
                 raise ValueError(f"{found}; {why}")
         return cls(workload.family, graphs, results)
 

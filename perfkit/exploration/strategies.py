@@ -111,14 +111,13 @@ class Exploration(Tabular):
         for row in rows:
             own = {key: row[key] for key in (_SHARED if self.plans else _FIELDS)}
             row["strategy"] = ", ".join(f"{key} {own[key]}" for key in own) if self.plans else f"{Strategy(**own)}"
-        title, about = "Strategies that no other one beats", self.summary
-        return plots.sweep_lines(rows, x="needs", series=["ranks"], title=title, about=about)
+        return plots.sweep_lines(rows, x="needs", series=["ranks"], title="The best strategies", about=self.summary)
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
         yield "", self.chart()
         front = self.front()
-        shown = ("time", "low", "high", "needs", "tokens_per_s", "samples_per_s", "ranks", "tables", *_FIELDS)
+        shown = ("time", "low", "high", "needs", "tokens_per_s", "samples_per_s", *_SHARED, *_FIELDS)
         varied = [name for name in shown if name in front.columns and (name in shown[:4] or front[name].n_unique() > 1)]
         yield "Nothing is faster with less memory and ranks", front.select(varied)
         yield "", self.platform

@@ -176,10 +176,9 @@ def check_base(name: str, value: float, unit: str) -> float:
     >>> check_base("link", 450, "B/s")
     Traceback (most recent call last):
     ...
-    ValueError: link is 450 B/s, too little for any device; write 450e9 for 450 GB/s, 4e14 for 400 TFLOP/s
+    ValueError: link is 450 B/s, too little for any device; write 450e9 for 450 GB/s
     """
     number: float = check_positive(name, value)
     if number < 1e6 and unit != "s":
-        cure = "write 450e9 for 450 GB/s, 4e14 for 400 TFLOP/s"
-        raise ValueError(f"{name} is {number:g} {unit}, too little for any device; {cure}")
+        raise ValueError(f"{name} is {number:g} {unit}, too little for any device; write 450e9 for 450 G{unit}")
     return number

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from perfkit.measure.machine import count_cores, gather_facts, list_cores
+from perfkit.recording import check_torch
 
 #: Settings of measuring processes. Without them glibc returns large blocks to the system after every free, and each new
 #: output causes page faults at a tenth of the memory bandwidth. With one thread per rank, ranks do not share cores.
@@ -93,6 +93,7 @@ def check_processors(ranks: int, device: str = "cpu") -> int:
     most = count_cores()
     what = f"{most} cores that this process may use"
     if device == "cuda":
+        check_torch()
         import torch
 
         most = torch.cuda.device_count()
@@ -124,11 +125,10 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
     ------
     MeasurementError
         If a rank fails or takes too long, or ranks cannot reach each other; all processes are stopped.
-    ModuleNotFoundError
-        If torch is not installed.
+    ImportError
+        If torch is not installed or too old.
     """
-    if find_spec("torch") is None:
-        raise ModuleNotFoundError("torch is not installed; run pip install torch", name="torch")
+    check_torch()
     settings = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": str(ranks), "PERFKIT_PARENT": str(os.getpid())}
     settings["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     if ranks > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:

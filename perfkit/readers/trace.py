@@ -111,10 +111,8 @@ def read_kineto(path: str | Path) -> TraceFile:
 
     with reading(path, _ADVICE, most=LARGEST_TRACE), uncollected():
         facts = parse_document(read_text(path), str, take)
-        held = "nodes of an execution trace" if "nodes" in facts else "" if kept else "no events"
-        if "prediction" in (facts.get("otherData") or ()):
-            held = "a prediction, as save_trace writes it"
-        if held:
+        held = "a prediction, as save_trace writes it" * ("prediction" in (facts.get("otherData") or ()))
+        if held := held or ("nodes of an execution trace" if "nodes" in facts else "" if kept else "no events"):
             raise ValueError(f"it holds {held}; a Kineto trace has events with measured times")
         base = facts.get("baseTimeNanoseconds", 0)
         if type(base) is not int or not 0 <= base < _LATEST // 2:

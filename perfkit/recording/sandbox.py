@@ -1,6 +1,7 @@
 """A sandbox in which a training step runs without computing.
 
-It uses private parts of PyTorch and was checked only with PyTorch 2.13.0. With another version, look at these first:
+It uses private parts of PyTorch and was checked with 2.13.0 and 2.14.1; with 2.9.1 captures of `fully_shard` and
+of split tensors differ. With another version, look at these first:
 
 ===========================================  ==============================================================
 part of PyTorch                              what for
@@ -318,9 +319,11 @@ def _list_patches(recorder: Any) -> list[Any]:
 def _forget_meshes() -> None:
     """Empty a cache of PyTorch whose keys are meshes: an equal mesh of a capture has other process groups."""
     if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import debug
+        from torch.distributed.tensor import DTensor, debug
 
-        debug._clear_sharding_prop_cache()
+        known: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+        clear = getattr(debug, "_clear_sharding_prop_cache", None) or known.cache.cache_clear  # PyTorch 2.9
+        clear()
 
 
 @contextmanager

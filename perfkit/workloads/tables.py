@@ -185,9 +185,8 @@ class TableSet(Tabular):
         return len(self.tables)
 
     def __repr__(self) -> str:
-        lookups = f"{sum(table.pooling for table in self.tables):,.0f} lookups a sample"
-        count = f"{len(self.tables)} table{'s' * (len(self.tables) > 1)}"
-        return f"TableSet({self.name!r}: {count}, {format_bytes(self.nbytes)}, {lookups}, batch {self.batch:,})"
+        lookups = f"{sum(table.pooling for table in self.tables):,.0f} lookups a sample, batch {self.batch:,}"
+        return f"TableSet({self.name!r}: {len(self.tables)} tables, {format_bytes(self.nbytes)}, {lookups})"
 
 
 def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:

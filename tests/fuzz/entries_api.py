@@ -84,9 +84,16 @@ def owners(rng: Rng) -> Any:
     return pick(rng, [choose(rng, PLACED) if rng.random() < 0.8 else placement(rng) for _ in TABLES])
 
 
+def shared(rng: Rng) -> Any:
+    """A way to share perceptrons, mostly on two or four ranks."""
+    ways = [pk.Strategy(tp=tp, dp=dp, zero=zero) for tp in (1, 2) for dp in (1, 2, 4) for zero in (0, 1, 3)]
+    return choose(rng, [*ways, pk.Strategy(dp=4, zero=3, shards=2), None]) if rng.random() < 0.9 else strategy(rng)
+
+
 PLAN = {"owners": owners, "ranks": (2, 4)}
 PLANS = (
-    *[Call(pk.Plan, PLAN, {"names": ((), ("a", "b", "c"))})] * 6, *[Call(pk.Plan.from_owners, PLAN)] * 3,
+    *[Call(pk.Plan, PLAN, {"names": ((), ("a", "b", "c")), "perceptrons": shared})] * 6,
+    *[Call(pk.Plan.from_owners, PLAN)] * 3,
     Call(pk.Plan.round_robin, {"tables": 3, "ranks": (2, 4)}),
 )  # fmt: skip
 GIVEN = {"workload": lambda _: pk.TableSet(TABLES, batch=64), "platform": PLATFORMS}
