@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from perfkit.measure.folders import find_cache
 from perfkit.measure.machine import gather_facts, list_versions
 from perfkit.measure.processes import ENVIRONMENT, run_processes
 from perfkit.models.kernels import REFERENCES
+from perfkit.recording import check_torch
 
 PACKAGES = ("numpy", "scipy", "polars", "pandas", "statsmodels", "altair", "vl-convert-python", "tqdm", "tomli-w")
 #: Free memory that the larger configurations of a check need [B].
@@ -166,7 +166,7 @@ def _gpus(root: Path) -> _Found:
 #: Name of each check, its function, and advice for a bad result.
 CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
     ("versions", _versions, "install perfkit again: pip install -e ."),
-    ("torch", lambda root: (True, version("torch")), "to measure: pip install torch"),
+    ("torch", lambda root: (True, check_torch()), "to measure: pip install -U torch; predicting needs none"),
     ("system", _system, "calibrate on Linux; macOS cannot pin processes, so expect wider intervals there"),
     ("cores", _cores, "raise the container's CPU limit; collectives need 2 cores and are left out on one"),
     ("memory", _memory, f"close programs until {format_bytes(MEMORY)} are free, or the machine will swap"),
@@ -201,8 +201,8 @@ def diagnose(*names: str, root: Path = Path("/")) -> list[Finding]:
             ok, detail = look(root)
         except Exception as error:  # any error of a check is a finding
             ok, detail = False, (str(error).strip() or type(error).__name__).splitlines()[-1]
-            if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-                ok, detail, advice = None, "torch is not installed; predicting needs none", CHECKS[1][2]
+            if isinstance(error, ImportError):  # torch is missing or too old
+                ok, advice = None, CHECKS[1][2]
         findings.append(Finding(name, ok, detail, "" if ok else advice))
     return findings
 

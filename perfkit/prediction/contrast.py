@@ -189,9 +189,7 @@ def _predict_side(given: Any, workload: Any, platform: Named | None, ranks: int 
     plan = given if isinstance(given, Plan) else None
     what = given if plan is None else workload
     if not hasattr(what, "graphs") or platform is None:
-        wanted = (
-            "two platforms, predictions or priced plans; or, with platform=, two workloads or plans; sweep takes more"
-        )
+        wanted = "two platforms, predictions or priced plans; with platform=, two workloads or plans; sweep takes more"
         raise ValueError(f"a or b is {show(given)}, platform is {show(platform)}; compare {wanted}")
     with keep_quiet():
         return predict(what, platform, ranks=plan.ranks if plan else ranks, plan=plan)
