@@ -229,7 +229,7 @@ class _Maker:
         following = dict(pairwise(passes))
         for unit in [unit for own in units for unit in own] if s.zero == 1 else ():  # hidden by the first pass
             program.given[unit] = self.share(program, unit, "forward")
-        ahead = s.chunks > 1 and s.pp > 1
+        ahead = s.pp > 1 and (s.chunks > 1 or s.schedule == "gpipe")
         program.given[passes[0]] = self.move(program, passes[0], stage, gives=False)
         for step in steps:
             if ahead and step in following:

@@ -87,9 +87,8 @@ class _Iterations:
         #: Layers of the first stage, of the largest stage between the ends, and of the last stage [-].
         self.ends: Sequence[Array] = spread_layers(model.layers, s)
         self.layers = self.ends[1]
-        overlap = platform.context.overlap
         #: Share of the speed of kernels that collectives beside them take [-].
-        self.contention = overlap["contention"] if overlap else 0.0
+        self.contention = dict(platform.context.overlap or {}).get("contention", 0.0)
         #: What was fitted to whole iterations of several ranks.
         self.whole = platform.context.find_iteration(model.family, 2)
         held = np.where(s.scattered, s.owners, 1)
@@ -103,8 +102,7 @@ class _Iterations:
         """Times and their parts [s], spread [-] and memory [B]."""
         terms, weights = self.share_stages(), self.weights
         inside = sum(terms[name] for name in ("work", "tensor", "context", "experts", "host"))
-        kernels = (terms["work"] + terms["host"]) / inside
-        terms["replicas"] = self.share_replicas(inside / terms["work"], kernels)
+        terms["replicas"] = self.share_replicas(inside / terms["work"], (terms["work"] + terms["host"]) / inside)
         terms["update"] = self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(), 1)
         time: Any = sum(terms.values())
         rest: Any = sum(terms[name] for name in ("tensor", "context", "experts", "stages", "replicas")) / time
@@ -206,12 +204,15 @@ class _Iterations:
             ring = ring + passed
         moved = self.layers * (2.0 + moves_back) * moved
         shared = ring + moved
-        message = 2.0 * price_messages(self.platform, "send_recv", sizes.between, np.minimum(s.pp, 2), s.ranks // s.pp)
+        node = self.platform.network.ranks_per_node  # beyond it, some stages are on another node than the next
+        apart = np.maximum(s.ranks // s.pp, np.where(s.ranks > node, node, 1))
+        message = 2.0 * price_messages(self.platform, "send_recv", sizes.between, np.minimum(s.pp, 2), apart)
         late, later = (self.add_hosts(device, host) for device, host in zip(devices, hosts, strict=True))
         total = works + tensors + shared * s.pp + late + later * (s.pp - 1)
         between = sum(devices[1]) + later
         late = np.maximum(late, between - sum(devices[0]))  # where the host makes a stage between the ends the slowest
-        open_ends = np.where(np.isin(s.schedule, partitions.CHUNKED), 0.0, message)
+        longer = sum(np.maximum(message / 2.0 - one, 0.0) for one in devices[1])  # than the pass beside it
+        open_ends = np.select([np.isin(s.schedule, partitions.CHUNKED), s.schedule == "gpipe"], [0.0, longer], message)
         slowest = work + tensor + shared + late + open_ends
         passes, around = self.count_passes()
         total = total + message * (s.pp - 1) * passes - _find_slack(self)
@@ -296,9 +297,8 @@ def _find_slack(own: _Iterations) -> Array:
     s, p, one = own.s, own.parts, own.parts["layers.forward"] + own.parts["layers.backward"]
     first, last = (layers * one + p[f"{region}.forward"] + p[f"{region}.backward"]
                    for region, layers in (("embeddings", own.ends[0]), ("head", own.ends[2])))  # fmt: skip
-    backward = own.ends[0] * p["layers.backward"] + p["embeddings.backward"]
-    others = np.minimum(s.pp, own.micro) - 1.0
-    return np.where((first > last) & np.isin(s.schedule, ("1f1b", "zero_bubble")), others * backward, 0.0)
+    backward = (np.minimum(s.pp, own.micro) - 1.0) * (own.ends[0] * p["layers.backward"] + p["embeddings.backward"])
+    return np.where((first > last) & np.isin(s.schedule, ("1f1b", "zero_bubble")), backward, 0.0)
 
 
 def _send(own: _Iterations, operation: str, itemsize: float, ranks: Array, apart: Any = 1, part: Any = 1) -> Array:
