@@ -89,6 +89,8 @@ def test_an_executor_gives_the_same_rows() -> None:
     with Lists(2) as pool:
         shared = pk.sweep(SMALL, grid, "h100-sxm-8", executor=pool, progress=False)
     assert shared.table().equals(pk.sweep(SMALL, grid, "h100-sxm-8", progress=False).table())
+    with pytest.raises(ValueError, match=r"executor is 4; it must be one of concurrent\.futures"):
+        pk.sweep(SMALL, grid, "h100-sxm-8", executor=4)  # type: ignore[arg-type]
 
 
 def test_a_single_value_needs_no_list() -> None:

@@ -167,6 +167,8 @@ def sweep(
     with catch_warnings(action="ignore"):  # a notebook without widgets shows a bar of text
         from tqdm.auto import tqdm
 
+    if executor is not None and not hasattr(executor, "map"):
+        raise ValueError(f"executor is {show(executor)}; it must be one of concurrent.futures, such as a pool")
     if isinstance(grid, Mapping):
         grid = {name: [each] if isinstance(each, str | int | float | None) else each for name, each in grid.items()}
     columns = read_columns("grid", grid)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from perfkit.ground.files import group_rows
 from perfkit.ground.units import Array, Values
 from perfkit.models.roofline import round_up
 
@@ -41,10 +40,31 @@ TERMS: dict[str, Callable[[_Sizes], Values]] = {
     "sorted_lookups": lambda s: s["lookups"] * np.log2(np.maximum(s["lookups"], 2.0)),
 }
 
+_MEMORY = ("beyond_l2", "beyond_l3")
+
 #: Which terms each operation class has, by kind or by kind and variant.
 KERNEL_TERMS: dict[str, tuple[str, ...]] = {
-    kernel: tuple(row["terms"].split()) for kernel, (row,) in group_rows("kernel", "kernel_terms.csv").items()
-}
+    "gemm": ("launch", "tiled_flops", "flops", "outputs", "left", "right", *_MEMORY),
+    "bmm": ("launch", "products", "product_rows", "tiled_flops", "flops", "outputs", "left", "right", *_MEMORY),
+    "convolution": ("launch", "flops", "outputs", "left", "right", "nbytes", *_MEMORY),
+    "convolution.forward_grouped": ("launch", "flops", "blocked_flops", "outputs", "left", "nbytes", *_MEMORY),
+    "convolution.backward_grouped": ("launch", "flops", "blocked_flops", "outputs", "left", "nbytes", *_MEMORY),
+    "convolution.forward_depthwise": ("launch", "flops", "wide_flops", "nbytes", *_MEMORY),
+    "convolution.backward_depthwise": ("launch", "flops", "wide_flops", "nbytes", *_MEMORY),
+    "pooling": ("launch", "rows", "elements", "windows", "nbytes", *_MEMORY),
+    "attention": ("launch", "products", "product_rows", "flops", "left", *_MEMORY),
+    "elementwise": ("launch", "nbytes", *_MEMORY),
+    "rowwise": ("launch", "rows", "columns", "nbytes", *_MEMORY),
+    "copy": ("launch", "rows", "elements", "nbytes", *_MEMORY),
+    "embedding_forward": ("launch", "bags", "lookups", "row_bytes", "page_walks", *_MEMORY),
+    "embedding_update": ("launch", "lookups", "row_bytes", "page_walks", *_MEMORY),
+    "embedding_backward.sparse": ("launch", "bags", "lookups", "nbytes", *_MEMORY),
+    "embedding_backward.dense": (
+        "launch", "lookups", "sorted_lookups", "rows", "row_bytes", "unique_bytes", "page_walks", "nbytes", *_MEMORY,
+    ),
+    "embedding_backward.dense_rows": ("launch", "lookups", "row_bytes", "page_walks", "nbytes", *_MEMORY),
+    "transfer": ("launch", "nbytes"),
+}  # fmt: skip
 
 
 def term_names(kind: str, variant: str) -> tuple[str, ...]:

@@ -14,19 +14,32 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting import Fit
-from perfkit.ground.files import group_rows
 from perfkit.ground.results import Shown
 from perfkit.ground.units import Array, Values, check_positive, escape, format_bytes, format_rate, format_time
 from perfkit.models.kernels import REFERENCES, TERMS, additive
 from perfkit.models.roofline import roofline_time, round_up
 
-_NAMES = {"terms": " ".join(TERMS), "references": " ".join([*REFERENCES, *(f"{own}_weight" for own in REFERENCES)])}
+_SHARES = "launch compute_efficiency memory_efficiency sharpness"
+_RATES = "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)"
+_LAW = "t = (alpha^q + (beta n)^q)^(1/q), alpha = alpha0 + alpha1 steps, beta = beta0 + beta1 (p - 1) / p"
 #: Every form of a fit: its group of fits, required parameters, optional parameters, and the form as `Estimate.explain`
 #: writes it; n is the message, e an efficiency, q the sharpness.
-KNOWN_FORMS: Mapping[str, tuple[str, ...]] = {
-    form: tuple(row[name].format_map(_NAMES) for name in ("group", "parameters", "optional", "formula"))
-    for form, (row,) in group_rows("form", "fit_forms.csv").items()
-}
+KNOWN_FORMS: Mapping[str, tuple[str, str, str, str]] = {
+    "roofline": ("kernel", _SHARES, "", _RATES),
+    "tiled": ("kernel", f"{_SHARES} tile_m tile_n", "", "as roofline, with the flops of whole tiles"),
+    "additive": ("kernel", "", " ".join(TERMS), "t = sum of parameter times term (bytes, rows, operations, ...)"),
+    "pipelined": ("collective", "alpha beta", "sharpness", "t = (alpha^q + (beta n)^q)^(1/q)"),
+    "alpha_beta": ("collective", "alpha beta", "", "t = alpha + beta n"),
+    "two_regime": ("collective", "alpha1 beta1 alpha2 beta2", "", "t = min(alpha1 + beta1 n, alpha2 + beta2 n)"),
+    "two_branch": ("collective", "alpha1 beta1 alpha2 beta2", "sharpness",
+                   "t = min over i of (alpha_i^q + (beta_i n)^q)^(1/q)"),
+    "over_ranks": ("collective", "alpha0 alpha1 beta0 beta1", "sharpness", _LAW),
+    "in_context": ("context", "", "scale cold_scale launch page_walks", ""),
+    "iteration": ("context", "scale", "per_operation per_collective per_resume sharpness", ""),
+    "pace": ("context", " ".join((*REFERENCES, *(f"{name}_weight" for name in REFERENCES))), "", ""),
+    "overlap": ("context", "contention", "", ""),
+    "caches": ("context", "l2 l3", "pages l3_share", ""),
+}  # fmt: skip
 _QUIET = ContextVar("quiet", default=False)
 #: A number that stands alone, with its unit.
 _NUMBER = re.compile(r"(?<![\w.'])\d[\d.,]*(?: [kMGTmµn]?[sB]\b)?")
