@@ -18,6 +18,8 @@ from perfkit.ground.units import check_choice, escape, format_bytes, format_tabl
 from perfkit.workloads import dlrm, transformer
 
 _Given = argparse.Namespace
+#: What a calibration of GPUs left as it was, by the name in the provenance.
+_TOLD = ("as in the base", "host", "not in the traces", "without a time")
 
 
 class _Answer(NamedTuple):
@@ -66,7 +68,8 @@ def _calibrate(given: _Given) -> _Answer:
         return _Answer("", None)
     platform = pk.calibrate(out=given.out, **_pick(given, "device base ranks quick models measurements traces"))
     note = "" if given.measurements or given.traces else ", its raw measurements are in the same folder"
-    return _Answer(f"{platform!r}\nwritten to {given.out}{note}", platform.numbers().to_dicts())
+    told = [f"{key}: {platform.provenance[key]}" for key in _TOLD if platform.provenance.get(key)]
+    return _Answer("\n".join([repr(platform), *told, f"written to {given.out}{note}"]), platform.numbers().to_dicts())
 
 
 def _assemble(given: _Given) -> _Answer:

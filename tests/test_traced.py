@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 import perfkit as pk
+from perfkit.__main__ import main
 from perfkit.calibration.activity import BLOCKING, list_steps, time_host
 from perfkit.calibration.cluster import calibrate_traces
 from perfkit.calibration.collectives import fit_transfers, read_ranks
@@ -148,7 +149,7 @@ def test_operations_stand_below_the_roofline(shared_data: Path, capfd: pytest.Ca
     assert not capfd.readouterr().err, "PyTorch has nothing to complain about"
 
 
-def test_what_is_not_known_is_said(shared_data: Path, tmp_path: Path) -> None:
+def test_what_is_not_known_is_said(shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = shared_data / "traces"
     cases = {
         "resnet_a100x2_rank0_ncclmeta_hta.json.gz": "record_shapes=True",
@@ -168,6 +169,10 @@ def test_what_is_not_known_is_said(shared_data: Path, tmp_path: Path) -> None:
     platform = calibrate_traces(paths_of(home / "dlrm_v100x8_param", True), "v100-sxm-8")
     assert platform.collectives == pk.load_platform("v100-sxm-8").collectives
     assert "5 all_to_all, of which not all ranks were read" in platform.provenance["not in the traces"]
+    given = [str(path) for path in paths_of(home / "dlrm_v100x8_param", True)]
+    assert not main(["calibrate", "--traces", *given, "--base", "v100-sxm-8", "--out", str(tmp_path / "p.toml")])
+    told = capsys.readouterr().out
+    assert "host: as in the base: the profiler also recorded" in told and "5 all_to_all, of which" in told
 
 
 def find_errors(platform: pk.Platform, met: pl.DataFrame) -> tuple[Array, float]:
