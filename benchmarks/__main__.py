@@ -76,8 +76,9 @@ def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[str, list[str]
         find_shared_data()
         yield "gpu_forms", shorten("--systems", ",".join(PAIR))
         yield "gpu_networks", []
+        yield "traced", []
     except AbsentError as error:
-        print(f"gpu_forms and gpu_networks are left out: {error}")
+        print(f"gpu_forms, gpu_networks and traced are left out: {error}")
     yield from ((name, []) for name in ("gpu_products", "gpu_iterations", "mlperf_dlrm"))
     measured = find_reference("measured")
     for study in sorted(measured.glob("*.sharding-*.json")):

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import accuracy, calculon, learning, left_out, peers, placement, scale, speed
+from benchmarks import accuracy, calculon, learning, left_out, peers, placement, scale, speed, traced
 from benchmarks.accuracy import BARS, evaluate, format_accuracy, judge_kernels
 from benchmarks.gpu_steps import join_runs, list_steps
 from perfkit.calibration.checks import Comparison
@@ -262,7 +263,7 @@ def test_all_benchmarks_calibrate_only_without_a_platform(given, tmp_path, monke
     )
     words = ["--quick", *(["--platform", "mine.toml"] if given else [])]
     assert everything.main(words) == 0
-    own = "accuracy imbalance speed peers placement captures gpu_vision gpu_forms gpu_networks" if given else (
+    own = "accuracy imbalance speed peers placement captures gpu_vision gpu_forms gpu_networks traced" if given else (
         "calibrate accuracy learning imbalance speed peers placement captures gpu_vision"
     )  # fmt: skip
     saved = "gpu_products gpu_iterations mlperf_dlrm sharding_study sharding_study left_out"
@@ -295,3 +296,22 @@ def test_steps_of_gpus_are_joined_by_name_and_failures_left_out() -> None:
     measured = {"device": "g", "machine": {}, "versions": {}, "rows": [timed, again, {"name": names[1], "failed": "?"}]}
     (run,) = join_runs(predicted, measured).runs
     assert (run["name"], run["measured_s"], run["noise"], run["peak"]) == (names[0], 2.5, 0.5, 5.0)
+
+
+def test_traces_of_others_that_are_not_here_are_told_in_one_line(monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setenv("PERFKIT_SHARED_DATA", "nowhere")
+    assert traced.main([]) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("traced: ") and "name the folder" in told and "\n" not in told
+
+
+def test_collectives_of_traces_are_judged_call_by_call() -> None:
+    """Fitted to one of two equal calls the other is hit; both calls of the gallery are twice as long as predicted."""
+    base = load_platform("a100-sxm-8")
+    time = 2 * base.collective("all_reduce", 1e8, ranks=8).time
+    about = {"iteration": 1, "group": "0, 1, 2, 3, 4, 5, 6, 7", "operation": "all_reduce", "ranks": 8, "matched": 8}
+    rows = [{**about, "members": [*range(8)], "order": order, "even": 1e8, "transfer_s": time} for order in (0, 1)]
+    errors, inside = traced.find_errors(base, pl.DataFrame(rows))
+    assert errors == pytest.approx([0.5, 0.5]) and inside == 0
+    row = traced.judge_collectives("a100-sxm-8", [(pl.DataFrame(rows[:1]), pl.DataFrame(rows[1:]))])
+    assert (row["n"], row["gallery"]) == (1, pytest.approx(50)) and row["error"] < 30

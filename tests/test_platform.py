@@ -195,11 +195,12 @@ def test_platforms_are_found_by_name_path_and_value(tmp_path: Path) -> None:
     replace(H100, name="changed").save(path)
     assert load_platform(path).name == "changed"
     for name, message in (
-        ("mine", r"known by their ending; name it .*mine\.toml"),
-        ("no/mine.toml", "create it first"),
+        (tmp_path / "mine", r"known by their ending; name it .*mine\.toml"),
+        (tmp_path / "no" / "mine.toml", "create it first"),
+        (7, "path is 7; it must be the name of a file to write, a str or a Path"),
     ):
         with pytest.raises(ValueError, match=message):
-            H100.save(tmp_path / name)
+            H100.save(name)
     path.write_bytes(b"\xff")
     with pytest.raises(PlatformError, match=r"mine\.toml cannot be read: .*utf-8"):
         Platform.load(path)

@@ -1,12 +1,12 @@
 """The graph of a traced step: each operation runs again on tensors of the recorded sizes."""
 
 import ast
+import logging
 from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import polars as pl
@@ -68,14 +68,17 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
     if not any("Input Dims" in file.args.get(index, {}) for index in work["operation"]):
         raise ValueError(f"{file.source} holds no sizes of operands; record it with record_shapes=True")
     step = _Step(file, work, number)
-    quiet = patch("torch._subclasses.fake_tensor.log.disabled", True)  # it logs each overload that refuses arguments
-    with quiet, step.recorder.values.fake, step.recorder, torch.no_grad():
-        for key in sorted(step.calls, key=lambda key: (step.ts[step.find_host(key)], key)):
-            step.record(key, step.calls[key])
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it reports each overload that refuses arguments
+    before, log.disabled = log.disabled, True
+    try:
+        with step.recorder.values.fake, step.recorder, torch.no_grad():
+            for key in sorted(step.calls, key=lambda key: (step.ts[step.find_host(key)], key)):
+                step.record(key, step.calls[key])
+    finally:
+        log.disabled = before
     graph = step.recorder.graph(file.source, "", step.ranks)
     rows, features = np.array(step.rows, dtype=float).reshape(-1, 4), graph.features.copy()
-    for column, name in enumerate(("launches", "calls", "bare")):
-        features[:, FEATURES.index(name)] = rows[:, column]
+    features[:, [FEATURES.index(name) for name in ("launches", "calls", "bare")]] = rows[:, :3]
     groups = () if step.groups in ([], [tuple(range(step.ranks))]) else tuple(step.groups)
     return replace(graph, features=features, groups=groups), rows[:, 3]
 

@@ -126,6 +126,13 @@ def reading(
         raise error(text) from fault
 
 
+def check_path(name: str, path: object) -> Path:
+    """The file that an argument names; a ValueError with the name of the argument for other types."""
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"{name} is {show(path)}; it must be the name of a file to write, a str or a Path")
+    return Path(path)
+
+
 def write_text(path: str | Path, text: str) -> Path:
     """Write a file completely or not at all: an old file stays until the new one is complete.
 
@@ -148,9 +155,7 @@ def write_text(path: str | Path, text: str) -> Path:
     ValueError
         For a path of another type.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"path is {show(path)}; it must be the name of a file to write, a str or a Path")
-    path = Path(path)
+    path = check_path("path", path)
     draft = path.with_name(f".{os.urandom(8).hex()}.draft")  # a name that nobody can have taken or linked before
     try:
         with open(draft, "xb") as file:

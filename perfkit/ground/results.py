@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from perfkit.ground.files import check_path
 from perfkit.ground.units import format_bytes, format_rate, format_time, show
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def read_records(name: str, frame: Any) -> list[dict[str, Any]]:
 
 def check_target(name: str, path: str | Path, ending: str = "") -> Path:
     """Check before a long measurement that its file can be written, and return the path; `name` is the argument."""
-    target = Path(path)
+    target = check_path(name, path)
     folder = target.resolve().parent
     if not folder.is_dir():
         raise ValueError(f"{name} is {str(path)!r}; its folder does not exist; create it first")
