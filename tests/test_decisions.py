@@ -74,7 +74,9 @@ def test_a_scale_widens_what_it_changes_and_nothing_else() -> None:
     for scales, message in (({"inter": 2}, "resource is 'inter'; known are peak"), ({"peak": 0}, "peak is 0; it must")):
         with pytest.raises(ValueError, match=message):
             H100.with_scale(**scales)
-    assert set(list_resources(pk.load_platform("h100-sxm-8x8"))) == set(RESOURCES)
+    assert set(list_resources(pk.load_platform("h100-sxm-8x8").with_link("far", bandwidth=1e9, latency=0.01))) == set(
+        RESOURCES
+    )
 
 
 SMALL = partial(pk.Transformer.gpt2, layers=2, dtype="bf16")

@@ -31,7 +31,7 @@ FLOORS = [
     {"__main__"},
 ]
 #: At most: code lines, modules, rooms on a chain of imports, lines a module, code lines a function, methods a class.
-MOST_CODE, MOST_MODULES, MOST_ROOMS, MOST_LINES, MOST_BODY, MOST_METHODS = 16_461, 121, 9, 400, 50, 12
+MOST_CODE, MOST_MODULES, MOST_ROOMS, MOST_LINES, MOST_BODY, MOST_METHODS = 16_517, 121, 9, 400, 50, 12
 
 
 def dotted(path: Path) -> str:

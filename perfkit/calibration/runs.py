@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from perfkit.calibration.context import expect_spread
+from perfkit.ground.hardware import LINKS
 from perfkit.ground.results import Table, Tabular, read_records
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
 from perfkit.platform.collectives import MOVE, START
@@ -267,7 +268,7 @@ def _evaluate(groups: Sequence[_Group], platform: Platform, names: Sequence[str]
 
 def _find_widths(platform: Platform, dtype: str) -> dict[str, float]:
     """Standard deviation of the logarithm of each resource before the runs [-], from the fits of its kernels."""
-    known = {"intra": MOVE, "inter": MOVE, "latency": START, "host": math.log(find_host_error(platform))}
+    known = {"latency": START, "host": math.log(find_host_error(platform))} | dict.fromkeys(LINKS, MOVE)
     for name, kind in (("peak", "gemm"), ("memory", "elementwise")):
         fit = platform.context.find(kind, "")
         if fit is None or (fit.dtypes and dtype not in fit.dtypes):  # no step was fitted in this number format

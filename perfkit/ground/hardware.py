@@ -138,6 +138,10 @@ class Link(Typed):
     name: str = ""
 
 
+#: Links of a network: in a node, between nodes, between regions.
+LINKS = ("intra", "inter", "far")
+
+
 @dataclass(frozen=True)
 class Network(Typed):
     """How ranks are connected.
@@ -149,11 +153,13 @@ class Network(Typed):
     nodes : int, optional
         Nodes [-].
     links : mapping of str to Link, optional
-        ``intra`` and, between nodes, ``inter`` [-].
+        ``intra`` in a node, ``inter`` between nodes, and ``far`` between regions [-].
     rails : int, optional
         Network adapters of a node [-].
     starts : float, optional
         Start-ups of the library, in collectives composed over nodes, over the measured ones [-].
+    regions : int, optional
+        Regions of equally many nodes, which only the link ``far`` connects [-].
     """
 
     ranks_per_node: int
@@ -161,6 +167,7 @@ class Network(Typed):
     links: Mapping[str, Link] = field(default_factory=dict)
     rails: int = 1
     starts: float = 1.0
+    regions: int = 1
 
     @property
     def ranks(self) -> int:

@@ -165,6 +165,10 @@ def price_collective(
         raise _lacks(platform, operation, f"model for the collective {show(operation)}")
     if ranks == 1:
         return CollectiveTime(np.zeros(sizes.shape), formula="a single rank has nothing to exchange")
+    if ranks > (size := most // network.regions):
+        regions, alone = -(-ranks // size), replace(platform, network=replace(network, regions=1))
+        inside = price_collective(alone, operation, sizes, size, algorithm or None)
+        return inside.join_far(platform, operation, sizes, size, regions)
     if algorithm == "rail":
         return _price_rail(platform, operation, sizes, ranks)
     least = _find_least(platform, operation, sizes, ranks)

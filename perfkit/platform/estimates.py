@@ -16,9 +16,12 @@ import numpy as np
 from perfkit.fitting import Fit
 from perfkit.ground.results import Shown
 from perfkit.ground.units import Array, Values, check_positive, escape, format_bytes, format_rate, format_time
+from perfkit.models.collectives import ring_collective
 from perfkit.models.kernels import REFERENCES, TERMS, additive
 from perfkit.models.roofline import roofline_time, round_up
 
+#: Spread of messages between regions, whose links nobody measured [-].
+FAR_SPREAD = 0.3
 _SHARES = "launch compute_efficiency memory_efficiency sharpness"
 _RATES = "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)"
 _LAW = "t = (alpha^q + (beta n)^q)^(1/q), alpha = alpha0 + alpha1 steps, beta = beta0 + beta1 (p - 1) / p"
@@ -166,6 +169,21 @@ class CollectiveTime:
     formula: object = ""  # its text is written when it is shown
     spread: float | Array = 0.0
     notes: tuple[str, ...] = ()
+
+    def join_far(self, platform: Any, operation: str, nbytes: Array, local: int, regions: int) -> "CollectiveTime":
+        """Join this time, inside regions of `local` ranks each, with what the far link between them takes.
+
+        One rank of each region is on a ring with its share of the bytes, with ``all_to_all`` with all of them.
+        """
+        if not (link := platform.network.links.get("far")):
+            cure = "add it, such as .with_link('far', bandwidth=1e9, latency=0.01)"
+            raise ValueError(f"platform {platform.name!r} has {regions} regions and no link 'far' between them; {cure}")
+        alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
+        share = nbytes if operation in ("all_to_all", "send_recv") else nbytes / local
+        far = np.asarray(ring_collective(share, operation=operation, ranks=regions, alpha_hop=alpha, beta_link=beta))
+        terms = {"inside regions": self.time, "between regions": far}
+        formula = f"inside regions + ring over {regions} regions, alpha_far = {alpha:.4g} s"
+        return CollectiveTime(self.time + far, terms, formula, np.hypot(self.spread, FAR_SPREAD), self.notes)
 
 
 def _roofline(

@@ -15,7 +15,7 @@ import numpy as np
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, reading, write_text
-from perfkit.ground.hardware import DTYPES, KINDS
+from perfkit.ground.hardware import DTYPES, KINDS, LINKS
 from perfkit.ground.results import Sections, Table, check_target
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.kernels import list_terms
@@ -119,13 +119,15 @@ def check_numbers(platform: Any) -> None:
     """Refuse a platform with numbers outside the limits, whether a file or Python code made it."""
     device, network = platform.device, platform.network
     check_choice("device.kind", device.kind, ("cpu", "cuda"))
-    for name in ("ranks_per_node", "nodes", "rails"):
+    for name in ("ranks_per_node", "nodes", "rails", "regions"):
         check_positive(f"network.{name}", getattr(network, name), integer=True)
+    if network.nodes % network.regions:
+        raise ValueError(f"network.regions is {network.regions}; it must divide {network.nodes} nodes")
     check_positive("network.starts", network.starts)
     for name in device.peaks:
         check_choice("device.peaks", name, DTYPES)
     for name in network.links:
-        check_choice("network.links", name, ("intra", "inter"))
+        check_choice("network.links", name, LINKS)
     if not device.memory or device.memory[-1].bandwidth is None or any(x.capacity is None for x in device.memory[:-1]):
         raise ValueError("device.memory has no bandwidth in its last level, or a cache without a capacity; state them")
     for group, key, fit in list_fits(platform):
@@ -200,7 +202,8 @@ def encode(value: Any) -> Any:
     if is_dataclass(value):
         needed = {item.name for item in fields(value) if item.default is item.default_factory is MISSING}
         entries = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
-        empty = {k for k, v in entries.items() if v is False or v in (None, "", [], {}) or (k, v) == ("starts", 1)}
+        usual = (("starts", 1), ("regions", 1))
+        empty = {k for k, v in entries.items() if v is False or v in (None, "", [], {}) or (k, v) in usual}
         return {k: v for k, v in entries.items() if k in needed or k not in empty}
     if isinstance(value, Mapping):
         return {str(key): encode(entry) for key, entry in value.items()}

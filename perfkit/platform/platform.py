@@ -394,4 +394,5 @@ class Platform(Typed, Shown):
         evidence = "/".join(sorted({number.kind for number in file.list_numbers(self)}))
         models = f"{len(self.kernels)} kernel and {len(self.collectives)} collective models, {evidence}"
         ranks = f"{self.network.ranks} {'ranks' if self.network.ranks > 1 else 'rank'}"
+        ranks += f" in {self.network.regions} regions" * (self.network.regions > 1)
         return f"Platform({self.name!r}: {ranks} of {self.device.name!r}, {models})"

@@ -22,9 +22,8 @@ from perfkit.platform.collectives import LATE, Match
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import MODEL, load_platform
 from perfkit.platform.platform import Platform
-from perfkit.platform.whatif import HOP
 from perfkit.readers import kernel_database as database
-from perfkit.readers.datasheets import list_datasheets, read_datasheet
+from perfkit.readers.datasheets import HOP, list_datasheets, read_datasheet
 from perfkit.readers.nccl import list_devices, read_nccl_tests
 
 #: Spread above which a fit is called poor [-]; docs/formulas.md, table 1.4.

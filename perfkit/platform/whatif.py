@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key, evaluate_collective
-from perfkit.ground.hardware import DTYPES, Device, Link, Quantity, check_base
+from perfkit.ground.hardware import DTYPES, LINKS, Device, Link, Quantity, check_base
 from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time
 from perfkit.models.collectives import ring_steps
-from perfkit.models.hierarchy import FAR
 from perfkit.models.kernels import TERMS
 from perfkit.platform.file import PlatformError, find_file
-from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
+from perfkit.readers.datasheets import Datasheet, find_adapter, list_datasheets, read_datasheet
 
 #: Extra spread of kernels on another device [-]; docs/formulas.md, table 2.4.
 DEVICE_SPREAD = 0.15
@@ -26,10 +25,8 @@ SAME_LINK_SPREAD, START_SPREAD = 0.06, 0.3
 SPREAD_AT = (0.46 / START_SPREAD) ** 5
 #: Spread per logarithm of a change of bandwidth or latency [-]; docs/formulas.md, table 1.4.
 SCALE_SPREAD = 0.3
-#: Latency between nodes that no log gives.
-HOP = Quantity(FAR, "s", "assumed", "tuning table of NCCL for trees; 4.5 and 6.2 us between A100 nodes", "2026-11-22")
 #: Resources of a platform.
-RESOURCES = ("peak", "memory", "cache", "intra", "inter", "latency", "host")
+RESOURCES = ("peak", "memory", "cache", *LINKS, "latency", "host")
 #: The resource that a fitted time depends on, by the start of its name: of most forms, and of sums of terms.
 _STARTS = dict.fromkeys(("launch", "alpha", "per_collective", "per_resume"), "latency") | {"page_walks": "memory"}
 _TERMS = {**dict.fromkeys(TERMS, "peak"), **_STARTS, "beyond_l3": "memory"}
@@ -45,11 +42,11 @@ def resize_nodes(platform: P, nodes: int, local: int) -> P:
             kept[key] = fit
         elif ranks is None and (high := fit.ranges.get("ranks", (2.0, 2.0))[1]) <= before:
             kept[key] = replace(fit, ranges={**fit.ranges, "ranks": (2.0, float(local if local < before else high))})
-    network = replace(platform.network, ranks_per_node=local, nodes=nodes)
+    network = replace(platform.network, ranks_per_node=local, nodes=nodes, regions=1)
     return replace(platform, network=network, collectives=kept)
 
 
-def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None) -> P:
+def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None, regions: int | None = None) -> P:
     """Take more or fewer nodes of the same kind.
 
     Parameters
@@ -60,6 +57,8 @@ def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None) ->
         Nodes [-].
     ranks_per_node : int, optional
         Ranks of a node; unchanged if not given. Collectives of more ranks than either node has are left out [-].
+    regions : int, optional
+        Regions of equally many nodes, which the link ``far`` connects; unchanged if not given [-].
 
     Returns
     -------
@@ -70,7 +69,8 @@ def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None) ->
     Raises
     ------
     ValueError
-        For several nodes without a link between them, in the platform or in a datasheet.
+        For several nodes without a link between them, in the platform or in a datasheet; for regions that do not
+        divide the nodes.
 
     Examples
     --------
@@ -79,21 +79,24 @@ def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None) ->
     >>> cluster.network.ranks, cluster.network.links["inter"].bandwidth.value
     (32, 50000000000.0)
     """
-    nodes, before = check_positive("nodes", nodes, integer=True), platform.network.nodes
+    nodes, before, old = check_positive("nodes", nodes, integer=True), platform.network.nodes, platform.network.regions
+    if nodes % (regions := check_positive("regions", old if regions is None else regions, integer=True)):
+        raise ValueError(f"regions is {regions}; it must divide nodes, {nodes}; change one of them")
     if ranks_per_node not in (None, platform.network.ranks_per_node):
         local = check_positive("ranks_per_node", ranks_per_node, integer=True)
         name = re.sub(rf"-\d+?(x{before})?$", f"-{local}", platform.name)
         platform, before = derive(resize_nodes(platform, 1, local), name, f"{local} ranks a node"), 1
     links, change, suffix = platform.network.links, f"{nodes} nodes instead of {before}", ""
-    known = "inter" in links or any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
-    if nodes > 1 and not known:
-        links = {**links, "inter": _find_adapter(platform)}
+    if nodes > 1 and not ("inter" in links or any(Key.parse(key).algorithm == "rail" for key in platform.collectives)):
+        links = {**links, "inter": find_adapter(platform.name, platform.device)}
         change += ", linked by the network adapters of the datasheet"
         suffix = " by datasheet"  # a platform of the gallery with this name may know its links better
     gallery = re.fullmatch(rf"([^\s,]*-\d+?)(?:x{before})?", platform.name)
-    stem = gallery[1] if gallery else platform.name.removesuffix(f", {before} nodes")
+    stem = gallery[1] if gallery else re.sub(rf"(, {before} nodes|x{before})?( in {old} regions)?$", "", platform.name)
     count = "" if nodes == 1 else f"x{nodes}" if gallery else f", {nodes} nodes"
-    return derive(platform, stem + count + suffix, change, network=replace(platform.network, nodes=nodes, links=links))
+    where = f" in {regions} regions" * (regions > 1)
+    network = replace(platform.network, nodes=nodes, links=links, regions=regions)
+    return derive(platform, stem + count + where + suffix, change + where, network=network)
 
 
 def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
@@ -164,7 +167,7 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
     platform : Platform
         The platform.
     name : str
-        ``intra`` within a node, ``inter`` between nodes [-].
+        ``intra`` within a node, ``inter`` between nodes, ``far`` between regions [-].
     bandwidth : float, optional
         One way, per rank; unchanged if not given [B/s].
     latency : float, optional
@@ -189,7 +192,7 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
     >>> round(slow.collectives["all_gather.8"]["beta"] / node.collectives["all_gather.8"]["beta"], 6)
     2.0
     """
-    check_choice("name", name, ("intra", "inter"))
+    check_choice("name", name, LINKS)
     given = (("bandwidth", bandwidth, "B/s"), ("latency", latency, "s"))
     new = {k: Quantity(check_base(k, x, unit), unit, "assumed", "what if") for k, x, unit in given if x is not None}
     old, local = platform.network.links.get(name), platform.network.ranks_per_node
@@ -249,7 +252,7 @@ def with_host(platform: P, scale: float) -> P:
 def list_resources(platform: Any) -> list[str]:
     """List the resources of a platform, some of `RESOURCES`."""
     known = platform.host or any("per_operation" in fit for fit in platform.context.fits().values())
-    lacking = {"intra", "inter", "host"} - {*platform.network.links, "host" * bool(known)}
+    lacking = {*LINKS, "host"} - {*platform.network.links, "host" * bool(known)}
     return [name for name in RESOURCES if name not in lacking]
 
 
@@ -262,8 +265,9 @@ def with_scale(platform: P, **scales: float) -> P:
         The platform.
     **scales : float
         Factors on the speed [-]: ``peak`` of the processor and its caches; ``memory``, the bandwidth of the main
-        memory; ``intra`` and ``inter``, the bandwidth of links inside and between nodes; ``latency`` of kernels and
-        collectives, their start-ups; ``host``, its overheads. ``cache`` is a factor on the size of the caches.
+        memory; ``intra``, ``inter`` and ``far``, the bandwidth of links inside and between nodes and between regions;
+        ``latency`` of kernels and collectives, their start-ups; ``host``, its overheads. ``cache`` is a factor on the
+        size of the caches.
 
     Returns
     -------
@@ -336,15 +340,6 @@ def derive(platform: P, name: str, change: str, **parts: Any) -> P:
     return replace(platform, name=name, provenance=story, **parts)
 
 
-def _find_adapter(platform: Any) -> Link:
-    """Link between nodes from the datasheet of the device."""
-    for sheet in map(read_datasheet, list_datasheets()):
-        if sheet.device.name == platform.device.name and "NIC" in sheet.links:
-            return Link(sheet.links["NIC"], HOP, "adapters of the datasheet")
-    such = ".with_link('inter', bandwidth=50e9, latency=1e-6) for 400 Gb/s per rank"
-    raise ValueError(f"platform {platform.name!r} knows nothing between nodes; add a link first, such as {such}")
-
-
 def _resolve(platform: Any, other: Any) -> tuple[str, Device, dict[str, Link]]:
     """Name, device and links of the given platform, datasheet or device."""
     check_type("other", other, type(platform) | Datasheet | Device | str | Path)
@@ -361,7 +356,7 @@ def _resolve(platform: Any, other: Any) -> tuple[str, Device, dict[str, Link]]:
         return other.name, other.device, dict(other.network.links)
     rates = {"intra": other.wire, "inter": other.links.get("NIC")}
     ours = platform.network.links.items()
-    return other.system, other.device, {k: replace(x, bandwidth=rates[k]) for k, x in ours if rates[k]}
+    return other.system, other.device, {k: replace(x, bandwidth=rates[k]) for k, x in ours if rates.get(k)}
 
 
 def find_link(key: str, ranks_per_node: int) -> str:

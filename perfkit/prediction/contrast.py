@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from perfkit.ground.hardware import DTYPES
+from perfkit.ground.hardware import DTYPES, LINKS
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
 from perfkit.ground.units import check_positive, format_bytes, format_table, show
 from perfkit.platform.estimates import Estimate, keep_quiet, name_sides, warn_once
@@ -240,7 +240,7 @@ def _list_quantities(
     for what, unit in (("capacity", "B"), ("bandwidth", "B/s")):
         yield "memory", f"main memory {what}", unit, [getattr(p.device.memory[-1], what) for p in pair]
     yield "network", "ranks", "-", [float(platform.network.ranks) for platform in pair]
-    for name in ("intra", "inter"):
+    for name in LINKS:
         links = [platform.network.links.get(name) for platform in pair]
         yield "network", f"{name} link bandwidth", "B/s", [link and link.bandwidth for link in links]
     common = [dtype for dtype in DTYPES if all(dtype in platform.device.peaks for platform in pair)]

@@ -123,16 +123,20 @@ def price_messages(
 
     Messages of one size are priced once.
     """
-    local, time = platform.network.ranks_per_node, np.zeros(nbytes.shape)
-    ranks, near = (np.broadcast_to(own, nbytes.shape).astype(int) for own in (count, np.maximum(local // stride, 1)))
-    sorts = np.where(ranks > 1, ranks * (local + 1) + np.minimum(near, ranks), 0)  # by ranks, in all and on a node
-    for sort in [*filter(None, np.unique(sorts).tolist())]:
-        own, (many, inside) = sorts == sort, divmod(sort, local + 1)
+    network, time = platform.network, np.zeros(nbytes.shape)
+    local, region = network.ranks_per_node, network.ranks // network.regions
+    counts = (count, np.maximum(local // stride, 1), np.maximum(region // stride, 1))
+    ranks, near, same = (np.broadcast_to(own, nbytes.shape).astype(int) for own in counts)
+    spread = np.minimum(-(-ranks // same), network.regions)
+    sorts = (ranks * (local + 1) + np.minimum(near, ranks)) * (network.regions + 1) + spread
+    for sort in np.unique(sorts[ranks > 1]).tolist():
+        own, (rest, regions) = (sorts == sort) & (ranks > 1), divmod(sort, network.regions + 1)
+        many, inside = divmod(rest, local + 1)
         sizes, place = np.unique(nbytes[own], return_inverse=True)
         if algorithm and local < many and inside == local:
             time[own] = platform.price_collective(operation, sizes, many, algorithm).time[place]
         else:
-            time[own] = price_group(platform, operation, sizes, many, -(-many // inside), inside).time[place]
+            time[own] = price_group(platform, operation, sizes, many, -(-many // inside), inside, regions).time[place]
     return time
 
 

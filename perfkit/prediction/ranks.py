@@ -223,11 +223,17 @@ def _number(values: Iterable[object]) -> list[int]:
     return [found.setdefault(value, len(found)) for value in values]
 
 
-def price_group(where: Platform, operation: str, nbytes: Array, count: int, nodes: int, most: int) -> CollectiveTime:
+def price_group(
+    where: Platform, operation: str, nbytes: Array, count: int, nodes: int, most: int, regions: int = 1
+) -> CollectiveTime:
     """Price collectives of `count` ranks that are spread over some nodes, at `most` so many ranks on one node.
 
     A message between two ranks that was not measured is priced as an all_gather of the two.
     """
+    if regions > 1:
+        local, none = -(-count // regions), CollectiveTime(np.zeros(nbytes.shape))
+        inside = price_group(where, operation, nbytes, local, -(-nodes // regions), most) if local > 1 else none
+        return inside.join_far(where, operation, nbytes, local, regions)
     if operation == "send_recv":  # between two neighbours
         nodes, most = 3 - min(most, 2), min(most, 2)
         if not any(key.startswith(operation) for key in where.collectives):
@@ -251,6 +257,7 @@ def time_collectives(
     """
     durations = [np.zeros(len(kind.graph.collectives)) for kind in kinds]
     local, wanted = platform.network.ranks_per_node, dict[tuple[str, Ranks], list[tuple[Array, int, float]]]()
+    region = platform.network.ranks // platform.network.regions
     for kind, times in zip(kinds, durations, strict=True):
         used = kind.graph.features[kind.graph.collectives]
         columns = zip(kind.graph.collectives.tolist(), used[:, _NBYTES].tolist(), used[:, _GROUP].tolist(), strict=True)
@@ -261,7 +268,8 @@ def time_collectives(
     for (operation, group), members in wanted.items():
         nodes = Counter(rank // local for rank in group)
         sizes = np.array([nbytes for *_, nbytes in members])
-        found = price_group(platform, operation, sizes, len(group), len(nodes), max(nodes.values()))
+        regions = len({rank // region for rank in group})
+        found = price_group(platform, operation, sizes, len(group), len(nodes), max(nodes.values()), regions)
         notes |= dict.fromkeys(found.notes)
         for (times, index, _), seconds in zip(members, found.time.tolist(), strict=True):
             times[index] = seconds

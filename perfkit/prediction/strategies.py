@@ -87,6 +87,9 @@ class _Iterations:
         #: Layers of the first stage, of the largest stage between the ends, and of the last stage [-].
         self.ends: Sequence[Array] = spread_layers(model.layers, s)
         self.layers = self.ends[1]
+        network = platform.network
+        #: Regions with stages of their own [-].
+        self.regions = np.minimum(-(-s.ranks * network.regions // network.ranks), np.minimum(network.regions, s.pp))
         #: Share of the speed of kernels that collectives beside them take [-].
         self.contention = dict(platform.context.overlap or {}).get("contention", 0.0)
         #: What was fitted to whole iterations of several ranks.
@@ -177,7 +180,7 @@ class _Iterations:
 
     def share_stages(self) -> dict[str, Array]:
         """Times of all micro-batches on the slowest stage, of the messages among and around its ranks, and bubble."""
-        s, p, sizes = self.s, self.parts, self.sizes
+        s, p = self.s, self.parts
         work, works = self.gather("forward", "backward")
         tensor, tensors = (self.hide(own, beside, s.tp, s.tiled) for own, beside in zip(
             self.gather("tensor.forward", "tensor.backward"), (work, works), strict=True))  # fmt: skip
@@ -204,9 +207,7 @@ class _Iterations:
             ring = ring + passed
         moved = self.layers * (2.0 + moves_back) * moved
         shared = ring + moved
-        node = self.platform.network.ranks_per_node  # beyond it, some stages are on another node than the next
-        apart = np.maximum(s.ranks // s.pp, np.where(s.ranks > node, node, 1))
-        message = 2.0 * price_messages(self.platform, "send_recv", sizes.between, np.minimum(s.pp, 2), apart)
+        borders, message, far = _pass_on(self)
         late, later = (self.add_hosts(device, host) for device, host in zip(devices, hosts, strict=True))
         total = works + tensors + shared * s.pp + late + later * (s.pp - 1)
         between = sum(devices[1]) + later
@@ -214,10 +215,11 @@ class _Iterations:
         longer = sum(np.maximum(message / 2.0 - one, 0.0) for one in devices[1])  # than the pass beside it
         open_ends = np.select([np.isin(s.schedule, partitions.CHUNKED), s.schedule == "gpipe"], [0.0, longer], message)
         slowest = work + tensor + shared + late + open_ends
+        open_ends = open_ends + _wait_for_regions(self, far, open_ends, devices[1], slowest - between)
         passes, around = self.count_passes()
-        total = total + message * (s.pp - 1) * passes - _find_slack(self)
+        total = total + borders * passes - _find_slack(self)
         # a chunk starts when the first micro-batch has passed all stages; a stage works on others in the meantime
-        round_trip = around * between + (s.chunks - 1) * s.pp * message
+        round_trip = around * between + (s.chunks - 1) * (borders + message)
         bubble = np.where(s.pp > 1, np.maximum(round_trip, 0.0), 0.0) + partitions.bubble_time(
             total, slowest=slowest, stages=s.pp, chunks=passes, micro_batches=self.micro,
             delayed=np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0),
@@ -274,6 +276,41 @@ class _Iterations:
         beside = np.maximum(1.0 - passes / pieces, 0.0)
         window = window * backward / (1.0 - self.contention)
         return np.asarray(time + slows * self.contention * beside * kernels * np.minimum(reduce, window))
+
+
+def _pass_on(own: _Iterations) -> tuple[Array, Array, Array]:
+    """Messages of a micro-batch between stages, forth and back [s]: over all borders, and over one inside a region and
+    between two; the last one is 0 if stages are in one region.
+    """
+    s, network, distance = own.s, own.platform.network, own.s.ranks // own.s.pp
+    node, region = network.ranks_per_node, network.ranks // network.regions
+    # beyond a node, some stages are on another one than the next
+    apart = np.maximum(distance, np.where(np.minimum(s.ranks, region) > node, node, 1))
+    ways = (np.minimum(s.pp, 2), apart), (np.minimum(own.regions, 2), np.maximum(distance, region))
+    near, far = (2.0 * price_messages(own.platform, "send_recv", own.sizes.between, *way) for way in ways)
+    near = np.where((own.regions > 1) & (distance >= region), 0.0, near)  # each stage is a region of its own
+    return near * (s.pp - own.regions) + far * (own.regions - 1), near, far
+
+
+def _wait_for_regions(own: _Iterations, far: Array, near: Array, passes: Sequence[Array], shorter: Array) -> Array:
+    """Time by which messages between regions, `far`, make a micro-batch longer than others do [s].
+
+    `passes` are those of a stage between the ends, which are `shorter` than those of the slowest stage with `near`, the
+    messages that it already waits for [s].
+
+    With 1F1B and H1 a stage takes a message when its last pass has ended, and k stages before the end of the pipeline
+    only k + 1 micro-batches are on their way. Other schedules send while they compute: the longer of both counts, forth
+    and back one after the other, or both at once (interleaved, but for its first passes).
+    """
+    s, regions, link = own.s, own.regions, own.platform.network.links.get("far")
+    trips = np.maximum(0.5, (regions - 1) / (s.pp - s.pp / regions + 1))
+    waits = np.maximum(trips * far - np.where(s.pp > regions, shorter, 0.0), 0.0) * (regions > 1)
+    sent = s.chunks * (far / 2.0 - (link.latency.value if link else 0.0))  # many messages may be on their way
+    each = [np.maximum(sent - one, 0.0) for one in passes]
+    alone = np.minimum((2.0 * (s.pp - 1) + (s.chunks - 1) * s.pp) / (own.micro * s.chunks), 1.0)  # before both begin
+    ways = {"interleaved": alone * sum(each) + (1.0 - alone) * np.maximum(sent - sum(passes), 0.0)}
+    ways |= dict.fromkeys(("gpipe", "breadth_first"), np.maximum(sum(each) - near, 0.0))
+    return np.select([s.schedule == name for name in ways], list(ways.values()), waits)
 
 
 def _share_sequences(own: _Iterations) -> tuple[Array, Array]:

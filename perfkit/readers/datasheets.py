@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perfkit.ground.files import group_rows
-from perfkit.ground.hardware import Device, MemoryLevel, Quantity
+from perfkit.ground.hardware import Device, Link, MemoryLevel, Quantity
 from perfkit.ground.units import check_choice
+from perfkit.models.hierarchy import FAR
 
 #: Links between the ranks of a node, the fastest first, and out of it; ``fabric`` is the NVLink of other vendors.
 _LINKS = ("NVLink", "fabric", "PCIe", "NIC")
+#: Latency between nodes that no log gives.
+HOP = Quantity(FAR, "s", "assumed", "tuning table of NCCL for trees; 4.5 and 6.2 us between A100 nodes", "2026-11-22")
 
 
 @dataclass(frozen=True)
@@ -93,3 +96,12 @@ def read_datasheet(system: str) -> Datasheet:
     links = {name: found[f"{name} bandwidth", ""] for name in _LINKS if (f"{name} bandwidth", "") in found}
     device = Device(rows[0]["device"], "cuda", peaks, memory, capability=found.get(("capability", "")))
     return Datasheet(system, device, links, products)
+
+
+def find_adapter(platform: str, device: Device) -> Link:
+    """Find the link between nodes in the datasheet of the device of a platform."""
+    for sheet in map(read_datasheet, list_datasheets()):
+        if sheet.device.name == device.name and "NIC" in sheet.links:
+            return Link(sheet.links["NIC"], HOP, "adapters of the datasheet")
+    such = ".with_link('inter', bandwidth=50e9, latency=1e-6) for 400 Gb/s per rank"
+    raise ValueError(f"platform {platform!r} knows nothing between nodes; add a link first, such as {such}")

@@ -160,7 +160,7 @@ METHODS = (
     Call(method("kernel_time"), OF | {"kind": ("gemm", "elementwise"), "features": features}, {"dtype": "fp32"}),
     Call(method("with_nodes"), OF | {"nodes": (1, 2, 3)}), Call(method("with_host"), OF | {"scale": (0, 0.5, 1e9)}),
     Call(method("with_datasheet"), OF | {"other": ("h200-sxm", "a100-sxm-8", pk.load_platform("zen5-2"))}),
-    Call(method("with_link"), OF | {"name": ("intra", "inter")}, {"bandwidth": 1e9, "latency": 1e-6}),
+    Call(method("with_link"), OF | {"name": ("intra", "inter", "far")}, {"bandwidth": 1e9, "latency": 1e-6}),
     Call(pk.compare, {"a": platform, "b": PLATFORMS}, {"workload": (None, SMALL), "ranks": (None, 1)}),
     Call(method("save"), OF | {"path": ("a.toml", Path("b.toml"))}),
     Call(method("with_scale"), OF, {"peak": 2.0, "memory": 1.2, "inter": 4, "latency": 0.5, "host": 3, "cache": 2}),
