@@ -28,7 +28,8 @@ MODELS = {
     "DLRM-A": (10, 3968, 3968, 11, (4096, 2_080_000, 94, 15)), "DLRM-I": (22, 832, 896, 29, (512, 7_050_000, 92, 70)),
     "DLRM-F": (4, 560, 640, 4, (64, 732_000_000, 256, 20)),
 }  # fmt: skip
-PLATFORM, _COLUMNS = "a100-sxm-8x16", {
+PLATFORM = "a100-sxm-8x16"
+_COLUMNS = {
     "model": "{model}", "perceptrons": "{strategy}", "perfkit [ms]": "{time:.1f}", "MAD-Max [ms]": "{other:.1f}",
     "relative to copies": "{relative:.2f}", "of MAD-Max": "{relative_other:.2f}", "needs [GB]": "{needs:.1f}",
 }  # fmt: skip

@@ -192,9 +192,8 @@ def _fit_kernels(frame: pl.DataFrame, device: Device, source: str, day: str) -> 
         parts = {str(kind): rows}
         parts |= {f"{kind}.{variant}": part for (variant,), part in own.group_by("variant", maintain_order=True)}
         for key, part in parts.items():
-            fit = fit_kernel(
-                part, ("flops", "nbytes"), pl.col("flops"), pl.col("nbytes"), device, str(dtype), source, day
-            )
+            work = pl.col("flops"), pl.col("nbytes")
+            fit = fit_kernel(part, ("flops", "nbytes"), *work, device, str(dtype), source, day)
             fits[key] = replace(fit, dtypes=(str(dtype),))
     return fits
 
@@ -289,7 +288,9 @@ def _fit_steps(recorded: Sequence[tuple[Graph, Array]], platform: Platform, sour
         table = np.stack([*work, sizes["peak"], sizes["bandwidth"]])
         times = np.where(seconds > 0, counts, 0).astype(int)
         for (kind, variant), places in graph.kernels.items():
-            for key in (kind, f"{kind}.{variant}") if kind not in ("collective", "transfer") else ():
+            if kind in ("collective", "transfer"):
+                continue
+            for key in (kind, f"{kind}.{variant}"):
                 columns.setdefault(key, []).append(table[:, np.repeat(places, times[places])])
     joined = {key: np.concatenate(parts, axis=1) for key, parts in columns.items()}
     return {key: fit_roofline(flops, nbytes, each, peak=peak, bandwidth=bandwidth, source=source)
@@ -336,7 +337,8 @@ def calibrate_traces(
         raise ValueError(f"base is {old.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8")
     compare_devices("traces are", names, old)
     source = f"traces {', '.join(file.source for file in trace.files[:3])}{', ...' * (len(trace.files) > 3)}"
-    where = old.with_nodes(max(old.network.nodes, -(-(trace.files[0].ranks or 1) // old.network.ranks_per_node)))
+    nodes = math.ceil((trace.files[0].ranks or 1) / old.network.ranks_per_node)
+    where = old.with_nodes(max(old.network.nodes, nodes))
     sized = [file for file in trace.files if any("Input Dims" in each for each in file.args.values())]
     kernels = _fit_steps([trace.record(file.rank) for file in sized], where, source)
     known = {key: fit for key, fit in where.context.kernels.items() if key not in kernels}  # the others need no scale

@@ -267,9 +267,8 @@ def _price_plan(model: DLRM, where: Platform, execution: str | None, plan: Plan,
     """How a plan shares a DLRM, its time and parts of it [s], spread [-] and memory [B]."""
     with keep_quiet():
         one = predict(model, where, ranks=plan.ranks, plan=plan, execution=execution)
-    shared = " ".join(
-        f"{name} {value}" for name, value in plan.shared.items() if name != "dp" and value > (name == "tp")
-    )
+    said = {name: value for name, value in plan.shared.items() if name != "dp" and value > (name == "tp")}
+    shared = " ".join(f"{name} {value}" for name, value in said.items())
     row: dict[str, Any] = {"tables": tables, "perceptrons": shared or "copied", "ranks": plan.ranks, "time": one.time}
     row |= {**dict.fromkeys(_BOUNDS, 0.0), "spread": one.spread, "needs": one.memory().total}
     for (_, kind), (_, seconds) in one.parts.items():
@@ -282,8 +281,8 @@ def _price_plans(model: DLRM, where: Platform, execution: str | None, ranks: int
     price, local = partial(_price_plan, model, where, execution), min(where.network.ranks_per_node, ranks)
     rows = {plan: price(plan, name) for plan, name in _list_plans(model, where, ranks, capacity).items()}
     best = sorted(rows, key=lambda plan: (max(rows[plan]["needs"], capacity or np.inf), rows[plan]["time"]))[:2]
-    ways = [(1, 1, 0), (1, 3, 0), (local, 0, 0), (1, 3, local), (local, 3, 0)]
-    ways = ways[: 0 if local == 1 else 3 if local == ranks or ranks % local else 5]  # the last two are of several nodes
+    nodes = [(1, 3, local), (local, 3, 0)] if local < ranks and ranks % local == 0 else []
+    ways = [(1, 1, 0), (1, 3, 0), (local, 0, 0), *nodes] if local > 1 else []
     for plan, (tp, zero, shards) in product(best, ways):
         with suppress(ValueError):  # ranks do not divide a width
             way = replace(plan, perceptrons=Strategy(tp=tp, dp=ranks // tp, zero=zero, shards=shards))

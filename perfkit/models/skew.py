@@ -126,7 +126,7 @@ def fit_zipf(histogram: ReuseHistogram) -> ZipfFit:
     misfit = float(off_by @ weight @ off_by) / max(float(np.trace(weight @ spread)) - 1, 1.0)
     # Exponent and standard error from those of its square, also near 0.
     error = information**-0.5 * math.sqrt(max(1.0, misfit))
-    low, exponent, high = (math.sqrt(max(square + far * error, 0.0)) for far in (-2, 0, 2))
+    low, exponent, high = (math.sqrt(max(square + sigmas * error, 0.0)) for sigmas in (-2, 0, 2))
     return ZipfFit(exponent, max(exponent - low, high - exponent) / 2, misfit)
 
 

@@ -312,10 +312,8 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
         key = (held.sums, *((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables)) if ranks > 1 else ()
         if key not in known:
             tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
-            groups, record = (
-                {own: place for place, own in enumerate(held.groups)},
-                partial(record_layers, model=model, held=held),
-            )
+            groups = {own: place for place, own in enumerate(held.groups)}
+            record = partial(record_layers, model=model, held=held)
             shared = share_perceptrons(tape, record, plan.perceptrons, groups)
             layers.binary_cross_entropy(tape, record(tape, shared))
             known[key] = finish(tape, model, ranks=ranks, lists=accelerator, groups=tuple(groups) if ranks > 1 else ())
